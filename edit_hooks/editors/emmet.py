@@ -1,0 +1,76 @@
+"""EMMET: MEMIT with the new keys as equality constraints ("A Unified Framework for Model Editing").
+
+As MEMIT, usually on one layer, but the update is the one of least change among those that map the keys exactly:
+
+    C_s = lambda C + nu I,   A = C_s^-1 K (K^T C_s^-1 K + eps I)^-1,   W <- W + R A^T.
+
+With nu = 0 this is MEMIT with lambda' = lambda * eps. Published settings keep eps = 0.1 although the method has none,
+and one release adds it for batches only (``ridge_single: false``): then a single edit is written exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.base import EditorConfig, setting
+from edit_hooks.editors.memit import MEMIT, MEMITConfig
+from edit_hooks.errors import EditingError
+from edit_hooks.solve import SecondMoment
+
+
+@dataclass(kw_only=True)
+class EMMETConfig(MEMITConfig):
+    """MEMIT's settings and those of the equality constraint."""
+
+    moment_weight: float | None = setting("lambda, the weight of C; null: 1", default=None)
+    identity_weight: float = setting("nu, the weight of the identity beside C", default=0.0)
+    ridge: float = setting("eps, added to the diagonal of K^T C_s^-1 K; 0 writes exactly", default=0.1)
+    ridge_single: bool = setting("add eps for a single edit too", default=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("identity_weight", "ridge"):
+            if getattr(self, name) < 0:
+                raise EditingError(f"editor setting {name!r} is {getattr(self, name)}; it cannot be negative.")
+
+
+class EMMET(MEMIT):
+    """MEMIT's steps with (lambda C + nu I)^-1 in the place of C^-1 and eps in the place of lambda."""
+
+    name: ClassVar[str] = "emmet"
+    config_class: ClassVar[type[EditorConfig]] = EMMETConfig
+    config_folders: ClassVar[tuple[str, ...]] = ("emmet",)
+    num_default_layers: ClassVar[int] = 1
+
+    def load_constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
+        moments = self.load_moments(model, tokenizer, config)
+        weight = 1.0 if config.moment_weight is None else config.moment_weight
+        return {layer: _weighted(moment, weight, config.identity_weight) for layer, moment in moments.items()}
+
+    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: Any) -> float:
+        return config.ridge if len(keys_UF) > 1 or config.ridge_single else 0.0
+
+
+def _weighted(moment: SecondMoment, weight: float, identity_weight: float) -> SecondMoment:
+    """lambda C + nu I; also of the identity, whose scale then matters."""
+    if moment.matrix_FF is None:
+        return _ScaledIdentity(None, moment.report, scale=weight + identity_weight)
+    matrix_FF = weight * moment.matrix_FF.double()
+    matrix_FF.diagonal().add_(identity_weight)
+    return SecondMoment(matrix_FF, moment.report)
+
+
+class _ScaledIdentity(SecondMoment):
+    """A multiple of the identity."""
+
+    def __init__(self, matrix_FF: None, report: dict[str, Any], scale: float) -> None:
+        super().__init__(matrix_FF, report)
+        self.scale = scale
+
+    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        return keys_EF / self.scale

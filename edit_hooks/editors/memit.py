@@ -1,0 +1,332 @@
+"""MEMIT: batches of edits written into several layers ("Mass-Editing Memory in a Transformer").
+
+Write W_l for the rewrite module of layer l as a map R^f -> R^d, h^L for the output of the last edited block and
+C_l = E[k k^T] for the keys of ordinary text. With u requests and layers l_1 < ... < l_n = L:
+
+1. Targets: z_e = h^L + delta_e, optimised at the output of block L for every request on the unedited weights.
+2. For i = 0 .. n-1, with the updates of earlier layers in place: keys K (f x u; half the bare prompt's key, half the
+   mean over the other context templates), hidden states H (d x u) of the bare prompts, and (eq. 14, 19 and 20)
+
+       R = (Z - H) / (n - i),   A = (lambda C + K K^T)^-1 K,   W <- W + R A^T.
+
+The f x f system is solved in its exact u x u form in float64, A = C^-1 K (lambda I + K^T C^-1 K)^-1. Independent edits
+(u = 1 each) go through the layers together, every row under its own rank-one terms; a joint batch is patched in.
+
+Steps that variants override: ``load_constraints`` (whose ``apply`` stands for C^-1) and :meth:`MEMIT.ridge` (what
+stands for lambda). A typical key of the text behind C has k^T C^-1 k = f, so a request writes about f / (lambda + f) of
+each layer's share; without a ``moment_weight`` lambda is chosen so that this is four fifths.
+
+Blocks that normalise the MLP output before adding it (Gemma 2 and 3, OLMo 2) overshoot under step 2. There the default
+is ``residual_mode: normalised``: the offset is optimised at the MLP output m of layer L, where every value can be
+reached, z = h^L + n(m + delta) - n(m), and each layer's share of the residual is turned into the MLP output whose norm
+is nearest to the wanted contribution (:mod:`edit_hooks.postnorm`). ``faithful`` is the released algorithm everywhere.
+
+With ``carry_keys`` the keys K_p of earlier steps of a stream join the system, lambda C + K_p K_p^T + K K^T
+("MEMIT_seq" of the AlphaEdit release); they are read with the step's edits in place and travel in ``Delta.carry``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from edit_hooks.architectures import architecture_of, is_transposed, linear_of, map_shape, num_layers, unwrapped
+from edit_hooks.base import EditorConfig, Job, setting
+from edit_hooks.delta import Delta, Factor, edited
+from edit_hooks.errors import EditingError
+from edit_hooks.forwards import Site
+from edit_hooks.locate import Row
+from edit_hooks.located import LocatedConfig, LocatedEditor, value_diagnostics, value_settings, weight_norm
+from edit_hooks.postnorm import nearest_outputs
+from edit_hooks.readout import Reading, read_rows
+from edit_hooks.request import EditRequest
+from edit_hooks.solve import adjusted_keys
+from edit_hooks.value import Value, optimise_values
+
+DEFAULT_WRITTEN_SHARE = 0.8
+
+
+@dataclass(kw_only=True)
+class MEMITConfig(LocatedConfig):
+    """Settings of MEMIT and of the editors that share its targets, keys and residual spreading."""
+
+    num_steps: int = setting("loss evaluations of the value optimisation; one update fewer is made", default=25)
+    clamp_factor: float = setting("radius of the offset's ball in units of ||v0||", default=0.75)
+    context_templates: list[str] | str = setting("name of a template set or a list of texts", default="sampled_6")
+    second_moments: Any = setting(
+        "C per layer: null (identity), self, a text file or folder, a hub id, a safetensors file, or a mapping",
+        default="self",
+    )
+    moment_weight: float | None = setting("lambda, the weight of C; null: by the width of the keys", default=None)
+    residual_mode: Literal["auto", "faithful", "normalised"] = setting(
+        "how a residual becomes an MLP output; auto: normalised where the block normalises it", default="auto"
+    )
+    carry_keys: bool = setting("in a stream, protect the keys of earlier steps", default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.moment_weight is not None and self.moment_weight <= 0:
+            raise EditingError(f"editor setting 'moment_weight' is {self.moment_weight}; a positive number is needed.")
+        if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
+            raise EditingError(f"'layers' is {self.layers}; give each layer once, in ascending order.")
+
+
+class MEMIT(LocatedEditor):
+    """Several layers, one or many requests at once."""
+
+    name: ClassVar[str] = "memit"
+    config_class: ClassVar[type[EditorConfig]] = MEMITConfig
+    config_folders: ClassVar[tuple[str, ...]] = ("memit",)
+    supports_joint: ClassVar[bool] = True
+    num_default_layers: ClassVar[int] = 5
+
+    def default_layers(self, config: Any) -> list[int]:
+        """A run of blocks that ends at about a quarter of the depth, as in the published configurations."""
+        last = round(0.27 * (num_layers(config) - 1))
+        return list(range(max(0, last - self.num_default_layers + 1), last + 1))
+
+    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: Any) -> float:
+        """What is added to the diagonal of K^T M K for one group of keys; lambda here."""
+        if config.moment_weight is not None:
+            return config.moment_weight
+        # k^T C^-1 k averages f over the text behind C; for the identity it is the squared norm of the keys themselves.
+        is_identity = constraint.matrix_FF is None
+        typical = float(keys_UF.square().sum(1).mean()) if is_identity else keys_UF.shape[1]
+        return typical * (1 / DEFAULT_WRITTEN_SHARE - 1)
+
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+        config = job.config
+        inner = unwrapped(model)
+        through_norm = uses_norm(inner, config)
+        problems = self.problems(tokenizer, job.requests, config)
+        site: Site = "mlp" if through_norm else "block"
+        settings = value_settings(config, config.layers[-1], site)
+        values = optimise_values(inner, problems, settings, config.engine, progress=job.progress)
+        indices = range(len(job.requests))
+        run = _Run(
+            editor=self,
+            model=inner,
+            config=config,
+            rows=[list(rows) for rows, _ in problems],
+            values=values,
+            groups=[list(indices)] if job.joint else [[index] for index in indices],
+            patched=job.joint or config.engine == "reference",
+            history=job.history,
+            through_norm=through_norm,
+        )
+        constraints = self.constraints(model, tokenizer, config)
+        for index, layer in enumerate(config.layers):
+            run.write(index, layer, constraints[layer])
+        return run.finished(job.requests)
+
+
+def uses_norm(model: PreTrainedModel, config: Any) -> bool:
+    """Whether residuals are mapped through the norm behind the MLP.
+
+    Raises:
+        EditingError: when that is asked for and the blocks have no such norm.
+    """
+    has_norm = architecture_of(model).post_norm is not None
+    if config.residual_mode == "normalised" and not has_norm:
+        raise EditingError(
+            f"residual_mode 'normalised' needs blocks that normalise the MLP output; {model.config.model_type} "
+            "adds it as it is. Use 'auto' or 'faithful'."
+        )
+    return has_norm and config.residual_mode != "faithful"
+
+
+def key_weights(num_templates: int) -> torch.Tensor:
+    """Weights [N] of the key mean: one half for the bare prompt, one half shared by the other templates."""
+    if num_templates == 1:
+        return torch.ones(1, dtype=torch.float64)
+    others = torch.full((num_templates - 1,), 0.5 / (num_templates - 1), dtype=torch.float64)
+    return torch.cat([torch.tensor([0.5], dtype=torch.float64), others])
+
+
+@dataclass
+class _Run:
+    """One call on its way through the layers; ``groups`` are the requests (by index) that share a delta."""
+
+    editor: MEMIT
+    model: Any
+    config: Any
+    rows: list[list[Row]]
+    values: list[Value]
+    groups: list[list[int]]
+    patched: bool
+    history: list[Delta]
+    through_norm: bool
+
+    def __post_init__(self) -> None:
+        self.arch = architecture_of(self.model)
+        self.deltas = [Delta() for _ in self.groups]
+        self.group_of = {edit: number for number, group in enumerate(self.groups) for edit in group}
+        self.target_ED: torch.Tensor | None = None
+        self.start_ED: torch.Tensor | None = None
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, layers: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor], torch.Tensor]:
+        """By layer the keys [E, f] and the bare prompts' MLP outputs [E, d], and h^L [E, d], under the edits so far."""
+        reading = self._read_patched(layers) if self.patched else self._read_per_row(layers)
+        weights_N = key_weights(len(self.rows[0])).to(reading.hidden_RD.device)
+        shape = (len(self.rows), len(weights_N), -1)
+        keys = {
+            layer: torch.einsum("n,enf->ef", weights_N.to(keys_RF.dtype), keys_RF.view(shape))
+            for layer, keys_RF in reading.keys_RF.items()
+        }
+        outputs = {layer: outputs_RD.view(shape)[:, 0] for layer, outputs_RD in reading.outputs_RD.items()}
+        return keys, outputs, reading.hidden_RD.view(shape)[:, 0]
+
+    def _read_per_row(self, layers: Sequence[int]) -> Reading:
+        flat = [row for rows in self.rows for row in rows]
+        deltas = [self.deltas[self.group_of[edit]] for edit, rows in enumerate(self.rows) for _ in rows]
+        return read_rows(self.model, flat, layers, self.config.layers[-1], deltas if deltas[0].factors else None)
+
+    def _read_patched(self, layers: Sequence[int]) -> Reading:
+        """Group by group, the group's delta in the weights."""
+        parts = []
+        for group, delta in zip(self.groups, self.deltas, strict=True):
+            with edited(self.model, delta) if delta.factors else contextlib.nullcontext():
+                flat = [row for edit in group for row in self.rows[edit]]
+                parts.append(read_rows(self.model, flat, layers, self.config.layers[-1]))
+        return Reading(  # groups are consecutive, so rows come out in the order of the edits
+            keys_RF={layer: torch.cat([part.keys_RF[layer] for part in parts]) for layer in layers},
+            outputs_RD={layer: torch.cat([part.outputs_RD[layer] for part in parts]) for layer in layers},
+            hidden_RD=torch.cat([part.hidden_RD for part in parts]),
+        )
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, index: int, layer: int, constraint: Any) -> None:
+        """Give every delta its factor at ``layer``, the ``index``-th of the edited ones."""
+        keys, outputs, hidden_ED = self.read([layer])
+        keys_EF = keys[layer].double()
+        if self.target_ED is None:
+            self.start_ED = hidden_ED.double()
+            self.target_ED = self._targets(hidden_ED)
+        share_ED = (self.target_ED - hidden_ED.double()) / (len(self.config.layers) - index)
+        change_ED = share_ED
+        if self.through_norm:
+            norm = self.model.get_submodule(self.arch.post_norm_name(layer))
+            outputs_ED = outputs[layer].double()
+            change_ED = nearest_outputs(norm, outputs_ED, share_ED) - outputs_ED
+        past_PF = self.past_keys(layer).to(keys_EF)
+        applied_EF = constraint.apply(torch.cat([past_PF, keys_EF]))
+        applied_past_PF, applied_EF = applied_EF[: len(past_PF)], applied_EF[len(past_PF) :]
+        for group, delta in zip(self.groups, self.deltas, strict=True):
+            ridge = self.editor.ridge(constraint, keys_EF[group], self.config)
+            adjusted_UF = adjusted_keys(
+                torch.cat([past_PF, keys_EF[group]]), torch.cat([applied_past_PF, applied_EF[group]]), ridge
+            )[len(past_PF) :]
+            self._add(delta, layer, change_ED[group], adjusted_UF)
+            written = (keys_EF[group] * adjusted_UF).sum(1).mean()  # s / (ridge + s) for a single edit
+            self._note(delta, layer, {"written_share": float(written), **constraint.describe()})
+            if self.config.keep_intermediates:
+                delta.intermediates |= {
+                    f"keys.layer{layer}": keys_EF[group],
+                    f"adj_k.layer{layer}": adjusted_UF.T,
+                    f"resid.layer{layer}": change_ED[group].T,
+                }
+
+    def _targets(self, hidden_ED: torch.Tensor) -> torch.Tensor:
+        """z [E, d], float64: where h^L should go."""
+        v0_ED = torch.stack([value.v0_D for value in self.values]).to(hidden_ED.device).double()
+        delta_ED = torch.stack([value.delta_D for value in self.values]).to(hidden_ED.device).double()
+        if not self.through_norm:
+            return v0_ED + delta_ED
+        norm = self.model.get_submodule(self.arch.post_norm_name(self.config.layers[-1]))
+        where = next(norm.parameters()).device
+        with torch.no_grad():
+            before_ED = norm(v0_ED.to(where, hidden_ED.dtype))
+            after_ED = norm((v0_ED + delta_ED).to(where, hidden_ED.dtype))
+        return hidden_ED.double() + (after_ED - before_ED).to(hidden_ED.device).double()
+
+    def _add(self, delta: Delta, layer: int, change_UD: torch.Tensor, adjusted_UF: torch.Tensor) -> None:
+        name = self.arch.rewrite_name(layer)
+        module = self.model.get_submodule(name)
+        dtype = torch.promote_types(linear_of(module).weight.dtype, torch.float32)  # type: ignore[arg-type]
+        delta.factors[name] = Factor(change_UD.T.to(dtype), adjusted_UF.T.to(dtype), is_transposed(module))
+
+    def _note(self, delta: Delta, layer: int, facts: dict[str, Any]) -> None:
+        name = self.arch.rewrite_name(layer)
+        factor = delta.factors[name]
+        gram = (factor.left.T.double() @ factor.left.double()) * (factor.right.T.double() @ factor.right.double())
+        ratio = float(gram.sum().clamp(min=0).sqrt()) / weight_norm(linear_of(self.model.get_submodule(name)))
+        delta.diagnostics.setdefault("layers", []).append({"layer": layer, "update_norm_ratio": ratio, **facts})
+
+    # --- streams ---------------------------------------------------------------------------------------------------
+
+    def past_keys(self, layer: int) -> torch.Tensor:
+        """Keys [P, f] of the earlier steps of the stream; none unless they are carried."""
+        name = f"keys.layer{layer}"
+        kept = [delta.carry[name] for delta in self.history if name in delta.carry] if self.config.carry_keys else []
+        if kept:
+            return torch.cat(kept, 1).T
+        return torch.zeros(0, map_shape(self.model.get_submodule(self.arch.rewrite_name(layer)))[1])
+
+    # --- results ---------------------------------------------------------------------------------------------------
+
+    def finished(self, requests: Sequence[EditRequest]) -> list[Delta]:
+        """The deltas with diagnostics, and with the keys under the edit where they are carried on."""
+        keys, _, hidden_ED = self.read(self.config.layers)
+        assert self.target_ED is not None and self.start_ED is not None
+        left_E = (self.target_ED - hidden_ED.double()).norm(dim=1)
+        wanted_E = (self.target_ED - self.start_ED).norm(dim=1).clamp(min=1e-30)
+        for group, delta in zip(self.groups, self.deltas, strict=True):
+            self._diagnose(delta, group, (left_E / wanted_E)[group])
+            delta.meta = {"config": self.config.to_dict()}
+            if len(self.groups) == len(requests):
+                delta.meta["request"] = requests[group[0]].to_dict()
+            else:
+                delta.meta["requests"] = [requests[index].to_dict() for index in group]
+            if self.config.carry_keys:
+                delta.carry |= {f"keys.layer{layer}": keys[layer][group].T for layer in self.config.layers}
+            if self.config.keep_intermediates:
+                delta.intermediates["z"] = self.target_ED[group]
+                delta.intermediates["z_delta"] = torch.stack([self.values[index].delta_D for index in group])
+        return self.deltas
+
+    def _diagnose(self, delta: Delta, group: list[int], distance_U: torch.Tensor) -> None:
+        records = [value_diagnostics(self.values[index]) for index in group]
+        if len(group) == 1:
+            delta.diagnostics |= {**records[0], "losses": self.values[group[0]].losses}
+        else:
+            delta.diagnostics |= _summary(records, [self.values[index] for index in group])
+        layers = delta.diagnostics["layers"]
+        delta.diagnostics |= {
+            "constraint": layers[0]["constraint"],
+            "update_norm_ratio": max(facts["update_norm_ratio"] for facts in layers),
+            # 0: h^L went all the way to z; 1: it stayed; above 1: it overshot.
+            "distance_left": float(distance_U.mean()),
+            "residual_mode": "normalised" if self.through_norm else "faithful",
+        }
+
+
+def _summary(records: list[dict[str, Any]], values: list[Value]) -> dict[str, Any]:
+    """Diagnostics of a joint batch: means over its requests, the spread of what matters, and the mean loss curve."""
+
+    def mean(name: str) -> float:
+        return sum(record[name] for record in records) / len(records)
+
+    steps = max(len(value.losses) for value in values)
+    curves = [[record["loss"] for record in value.losses] for value in values]
+    padded = [curve + [curve[-1]] * (steps - len(curve)) for curve in curves]  # a stopped request keeps its loss
+    losses = [{"loss": sum(column) / len(column)} for column in zip(*padded, strict=True)]
+    return {
+        "num_requests": len(records),
+        "final_loss": losses[-1]["loss"],
+        "final_loss_worst": max(record["final_loss"] for record in records),
+        **{name: mean(name) for name in ("final_nll", "initial_nll", "delta_norm_ratio")},
+        "steps": max(record["steps"] for record in records),
+        "stop_reason": "loss" if all(record["stop_reason"] == "loss" for record in records) else "steps",
+        "num_clamped": sum(record["clamped"] for record in records),
+        "clamped": any(record["clamped"] for record in records),
+        "losses": losses,
+    }

@@ -1,0 +1,120 @@
+"""ROME: one rank-one update of one MLP output projection ("Locating and Editing Factual Associations in GPT").
+
+Write W for the rewrite module of the edited layer as a map R^f -> R^d, k for its input at the fact token (the key) and
+C = E[k k^T] for the keys of ordinary text. The value optimisation gives v* = v0 + delta; then (eq. 2 of the paper)
+
+    W <- W + (v - o) u^T / (k . u),   u = C^-1 k_mean / ||C^-1 k_mean||
+
+The released code takes u from the mean key over the context templates, but k and o = W k + b from the bare prompt.
+That mixture makes the denominator small or negative for some subjects and then destroys the model; it is kept here
+under the published name. The setting ``key_mode`` says which keys are used where (names of the sheet and of
+"Understanding the Collapse of LLMs in Model Editing"):
+
+    ==========  ====================  ====================  =====================================
+    key_mode    key in u              key in k . u          output o that is subtracted
+    ==========  ====================  ====================  =====================================
+    mixed       mean over templates   bare prompt           bare prompt (original ROME)
+    prefixed    mean over templates   mean over templates   mean over templates (R-ROME, C-ROME)
+    prompt      bare prompt           bare prompt           bare prompt ("p-ROME")
+    ==========  ====================  ====================  =====================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.architectures import architecture_of, is_transposed, linear_of, unwrapped
+from edit_hooks.base import EditorConfig, Job, setting
+from edit_hooks.delta import Delta, Factor
+from edit_hooks.errors import EditingError
+from edit_hooks.located import LocatedConfig, LocatedEditor, value_diagnostics, value_settings, weight_norm
+from edit_hooks.request import EditRequest
+from edit_hooks.solve import SecondMoment
+from edit_hooks.value import Value, optimise_values
+
+KeyMode = Literal["mixed", "prefixed", "prompt"]
+
+
+@dataclass(kw_only=True)
+class ROMEConfig(LocatedConfig):
+    """Settings of ROME and of its corrected variants."""
+
+    key_mode: KeyMode = setting("which keys are used where, see the module's table", default="mixed")
+    inverse_dtype: Literal["float32", "float64"] = setting("precision of C^-1 k", default="float64")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is not None and len(self.layers) != 1:
+            raise EditingError(f"ROME edits one layer, 'layers' names {self.layers}.")
+
+
+class ROME(LocatedEditor):
+    """Original ROME, inconsistent keys included; see :mod:`edit_hooks.editors.r_rome` for the corrected form."""
+
+    name: ClassVar[str] = "rome"
+    config_class: ClassVar[type[EditorConfig]] = ROMEConfig
+    config_folders: ClassVar[tuple[str, ...]] = ("rome",)
+
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+        config: ROMEConfig = job.config
+        assert config.layers is not None
+        (layer,) = config.layers
+        moment: SecondMoment = self.constraints(model, tokenizer, config)[layer]
+        problems = self.problems(tokenizer, job.requests, config)
+        settings = value_settings(config, layer, self.site)
+        values = optimise_values(model, problems, settings, config.engine, progress=job.progress)
+        return self._write(model, job.requests, values, moment, config, layer)
+
+    def _write(
+        self,
+        model: nn.Module,
+        requests: Sequence[EditRequest],
+        values: Sequence[Value],
+        moment: SecondMoment,
+        config: ROMEConfig,
+        layer: int,
+    ) -> list[Delta]:
+        """Rank-one updates from optimised values; one multi-right-hand-side solve with C for all edits."""
+        name = architecture_of(unwrapped(model)).rewrite_name(layer)
+        module = unwrapped(model).get_submodule(name)
+        norm = weight_norm(linear_of(module))
+        mean_EF = torch.stack([value.keys_NF.mean(0) for value in values])
+        bare_EF = torch.stack([value.keys_NF[0] for value in values])
+        direction_EF = moment.solve(bare_EF if config.key_mode == "prompt" else mean_EF, config.inverse_dtype)
+        direction_EF = direction_EF / direction_EF.norm(dim=1, keepdim=True)
+        deltas = []
+        for edit, (request, value) in enumerate(zip(requests, values, strict=True)):
+            prefixed = config.key_mode == "prefixed"
+            key_F = mean_EF[edit] if prefixed else bare_EF[edit]
+            output_D = value.outputs_ND.mean(0) if prefixed else value.outputs_ND[0]
+            target_D = value.v0_D + value.delta_D
+            divisor = torch.dot(key_F, direction_EF[edit])
+            left_D = (target_D - output_D) / divisor
+            delta = Delta(factors={name: Factor(left_D[:, None], direction_EF[edit][:, None], is_transposed(module))})
+            delta.diagnostics = {
+                **value_diagnostics(value),
+                "constraint": moment.kind,
+                "divisor": float(divisor),
+                "key_cosine": float(nn.functional.cosine_similarity(mean_EF[edit], bare_EF[edit], dim=0)),
+                "update_norm_ratio": float(left_D.norm()) / norm,
+                "losses": value.losses,
+            }
+            delta.meta = {"request": request.to_dict(), "config": config.to_dict()}
+            if config.keep_intermediates:
+                delta.intermediates = {
+                    "k_star": bare_EF[edit] if config.key_mode == "prompt" else mean_EF[edit],
+                    "u": direction_EF[edit],
+                    "v": left_D,
+                    "cur_input": key_F,
+                    "cur_output": output_D,
+                    "v_delta": value.delta_D,
+                    "v_star": target_D,
+                }
+            deltas.append(delta)
+        return deltas

@@ -1,0 +1,72 @@
+"""Writing files so that readers see a whole one or none, and clearing away what a killed process left half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import platform
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_TEMPORARY = re.compile(r"\.(?P<machine>[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path``, renamed to it when the block ends well and removed when it does not.
+
+    The temporary name says which process writes it, so that :func:`remove_leftovers` can tell a living writer from one
+    that was killed.
+    """
+    temporary = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(root: Path) -> int:
+    """Remove half-written files of dead processes of this machine below ``root``; returns how many there were.
+
+    Files of other machines and of living processes are left alone.
+    """
+    removed = 0
+    for path in root.rglob(".*.tmp") if root.is_dir() else ():
+        found = _TEMPORARY.search(path.name)
+        if found and found["machine"] == _machine() and not _is_alive(int(found["pid"])):
+            path.unlink(missing_ok=True)
+            removed += 1
+    if removed:
+        log.info("removed %d half-written files that a killed run left in %s.", removed, root)
+    return removed
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process of this machine runs; where that cannot be asked without harm (Windows), it is taken to."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's process
+    return True
+
+
+@functools.cache
+def _machine() -> str:
+    """Where process ids mean something: host name, boot and process namespace (containers may share a host name)."""
+    parts = [platform.node()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,160 @@
+"""What the locate-then-edit editors share: settings of the value optimisation, templates, rows and second moments."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.architectures import unwrapped
+from edit_hooks.base import Editor, EditorConfig, setting
+from edit_hooks.context_templates import check_templates, sample_templates
+from edit_hooks.errors import EditingError
+from edit_hooks.forwards import Site
+from edit_hooks.locate import FactToken, kl_row, rewriting_row
+from edit_hooks.request import EditRequest
+from edit_hooks.solve import SecondMoment, load_second_moments
+from edit_hooks.stats import MAX_LENGTH, TokenBudget, digest_of, second_moments
+from edit_hooks.value import Problem, Value, ValueSettings
+
+
+@dataclass(kw_only=True)
+class LocatedConfig(EditorConfig):
+    """Settings of every editor that optimises a value at one token and writes it in closed form."""
+
+    num_steps: int = setting("loss evaluations of the value optimisation; one update fewer is made", default=20)
+    lr: float = setting("Adam learning rate of the offset", default=0.5)
+    weight_decay: float = setting("factor of ||delta|| / ||v0||^2", default=0.5)
+    clamp_factor: float = setting("radius of the offset's ball in units of ||v0||", default=4.0)
+    kl_factor: float = setting("factor of the KL term at the subject", default=0.0625)
+    early_stop_loss: float = setting("stop when the total loss is below", default=0.05)
+    fact_token: FactToken = setting("token at which keys are read and values written", default="subject_last")
+    context_templates: list[str] | str = setting("name of a template set or a list of texts", default="sampled_21")
+    second_moments: Any = setting(
+        "C per layer: null (identity), self, a text file or folder, a hub id, a safetensors file, or a mapping",
+        default=None,
+    )
+    moment_tokens: int | None = setting("tokens C is collected from; null: four per dimension or all", default=None)
+    moment_length: int = setting("tokens of a document that are used for C", default=MAX_LENGTH)
+    moment_digest: str | None = setting("filled in: checksum of the file or folder C comes from", default=None)
+    keep_intermediates: bool = setting("keep keys and values on the delta for inspection", default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_templates(self.context_templates)
+        for name in ("num_steps", "lr", "clamp_factor"):
+            if getattr(self, name) <= 0:
+                raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
+
+
+class LocatedEditor(Editor):
+    """Base of the locate-then-edit editors.
+
+    Attributes:
+        site: where the offset is optimised; the MLP module's output or the block's.
+    """
+
+    config_class: ClassVar[type[EditorConfig]] = LocatedConfig
+    site: ClassVar[Site] = "mlp"
+
+    def __init__(self, overrides: Any = None) -> None:
+        super().__init__(overrides)
+        self._constraints: weakref.WeakKeyDictionary[nn.Module, dict[int, Any]] = weakref.WeakKeyDictionary()
+
+    def config_for(self, model: nn.Module) -> EditorConfig:
+        config: Any = super().config_for(model)
+        if isinstance(config.second_moments, (str, os.PathLike)):
+            config.moment_digest = digest_of(config.second_moments)
+        return config
+
+    def resolve(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> EditorConfig:
+        """The full configuration; second moments are read here too, while the weights are those of the first call."""
+        config = super().resolve(model, tokenizer)
+        self.constraints(model, tokenizer, config)
+        return config
+
+    def constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
+        """What keeps other keys' values at every edited layer, once per model object."""
+        inner = unwrapped(model)
+        if inner not in self._constraints:
+            with torch.inference_mode(False), torch.no_grad():
+                self._constraints[inner] = self.load_constraints(inner, tokenizer, config)
+        return self._constraints[inner]
+
+    def load_constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
+        """Hook: the constraint of every edited layer; the second moments themselves unless a method derives others."""
+        return self.load_moments(model, tokenizer, config)
+
+    def load_moments(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any
+    ) -> dict[int, SecondMoment]:
+        """Second moments as the configuration asks for them."""
+        source = config.second_moments
+        is_text = isinstance(source, (list, tuple)) or (
+            isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors"
+        )
+        if not is_text:
+            return load_second_moments(source, config.layers, model)
+        budget = TokenBudget(config.moment_tokens, config.moment_length)
+        return second_moments(model, tokenizer, config.layers, source, budget=budget, seed=config.seed)
+
+    def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
+        if isinstance(config.context_templates, str):
+            texts = sample_templates(model, tokenizer, config.context_templates, config.seed)
+            config = dataclasses.replace(config, context_templates=texts)
+        return config
+
+    def problems(
+        self, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest], config: Any
+    ) -> list[Problem]:
+        """Per request its rewriting rows (one per context template, the bare one first) and its KL row."""
+        return [
+            (
+                [
+                    rewriting_row(tokenizer, request, template, config.fact_token)
+                    for template in config.context_templates
+                ],
+                kl_row(tokenizer, request, config.fact_token),
+            )
+            for request in requests
+        ]
+
+
+def value_settings(config: Any, layer: int, site: Site) -> ValueSettings:
+    """The value optimisation of a configuration at one layer."""
+    return ValueSettings(
+        layer=layer,
+        site=site,
+        num_steps=config.num_steps,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        clamp_factor=config.clamp_factor,
+        kl_factor=config.kl_factor,
+        early_stop_loss=config.early_stop_loss,
+    )
+
+
+def value_diagnostics(value: Value) -> dict[str, Any]:
+    """What users need to know when an edit did not take."""
+    return {
+        "final_loss": value.losses[-1]["loss"],
+        "final_nll": value.losses[-1]["nll"],
+        "initial_nll": value.losses[0]["nll"],
+        "steps": value.num_updates,
+        "stop_reason": value.stop_reason,
+        "clamped": value.clamped,
+        "delta_norm_ratio": float(value.delta_D.norm() / value.v0_D.norm()),
+    }
+
+
+def weight_norm(module: nn.Module) -> float:
+    """Frobenius norm of a linear map's weight, in at least float32."""
+    return float(torch.linalg.vector_norm(module.weight.detach(), dtype=torch.float64))  # type: ignore[operator, union-attr]

@@ -1,0 +1,129 @@
+"""Projectors onto the null space of second moments, kept on disk beside a C that was collected by us."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from edit_hooks.errors import EditingError
+from edit_hooks.files import replacing
+from edit_hooks.fingerprint import key_of
+from edit_hooks.solve import SecondMoment
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Projector:
+    """P = U U^T on the directions where C is nearly zero, kept as the smaller of two orthonormal bases.
+
+    Attributes:
+        basis_FR: columns spanning the null space, or its complement, [f, r].
+        is_complement: P = I - basis basis^T.
+        threshold: eigenvalues of C below it count as zero.
+        trace: trace(C), the mean squared norm of the keys behind it.
+    """
+
+    basis_FR: torch.Tensor
+    is_complement: bool
+    threshold: float
+    trace: float
+
+    @property
+    def rank(self) -> int:
+        width, columns = self.basis_FR.shape
+        return width - columns if self.is_complement else columns
+
+    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """P k in the keys' precision."""
+        basis_FR = self.basis_FR.to(keys_EF)
+        inside_EF = (keys_EF @ basis_FR) @ basis_FR.T
+        return keys_EF - inside_EF if self.is_complement else inside_EF
+
+    def describe(self) -> dict[str, Any]:
+        """What results say about the constraint (JSON-able)."""
+        share = self.rank / len(self.basis_FR)
+        return {"constraint": "null_space", "null_space_share": share, "nullspace_threshold": self.threshold}
+
+
+@dataclass
+class GivenProjector:
+    """A projector handed in as a matrix; used as it is, whether or not it is idempotent to the last digit."""
+
+    matrix_FF: torch.Tensor
+    trace: float | None = None
+
+    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """P k in the keys' precision."""
+        return keys_EF @ self.matrix_FF.to(keys_EF).T
+
+    def describe(self) -> dict[str, Any]:
+        """What results say about the constraint (JSON-able); the trace of a projector is its rank."""
+        share = float(self.matrix_FF.diagonal().double().sum()) / len(self.matrix_FF)
+        return {"constraint": "null_space", "null_space_share": share, "nullspace_threshold": None}
+
+
+def null_space(values_F: torch.Tensor, vectors_FF: torch.Tensor, threshold: float) -> Projector:
+    """Projector onto the eigenvectors of C whose eigenvalue is below ``threshold`` (round-off negatives included).
+
+    Args:
+        values_F, vectors_FF: eigenvalues in ascending order, and eigenvectors as columns.
+    """
+    rank = int((values_F < threshold).sum())
+    is_complement = rank > len(values_F) // 2
+    basis_FR = vectors_FF[:, rank:] if is_complement else vectors_FF[:, :rank]
+    return Projector(basis_FR.clone(), is_complement, threshold, float(values_F.sum()))
+
+
+def null_space_of(moment: SecondMoment, threshold: float | None, energy: float = 0.1) -> Projector:
+    """Projector onto the directions where C is nearly zero.
+
+    Args:
+        threshold: eigenvalues below it count as zero. ``None``: the largest null space that holds at most ``energy`` of
+            trace(C).
+    """
+    assert moment.matrix_FF is not None
+    description = moment.report.get("description")
+    root = Path(moment.report["folder"]) if "folder" in moment.report else None
+    key = {"projector of": description, "threshold": threshold, "energy": None if threshold is not None else energy}
+    path = root / key_of(key)[:2] / f"{key_of(key)}.safetensors" if root else None
+    if path is not None and (found := _load_projector(path, key)):
+        return found
+    values_F, vectors_FF = torch.linalg.eigh(moment.matrix_FF.double())
+    if threshold is None:
+        below_F = values_F.clamp(min=0).cumsum(0) <= energy * values_F.clamp(min=0).sum()
+        rank = int(below_F.sum())
+        threshold = float(values_F[min(rank, len(values_F) - 1)])
+    projector = null_space(values_F, vectors_FF, threshold)
+    if path is not None:
+        _save_projector(path, key, projector)
+    return projector
+
+
+def _save_projector(path: Path, key: dict[str, Any], projector: Projector) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = {"is_complement": projector.is_complement, "threshold": projector.threshold, "trace": projector.trace}
+    header = {"key": json.dumps(key), "projector": json.dumps(numbers)}
+    with replacing(path) as temporary:
+        save_file({"basis": projector.basis_FR.contiguous()}, temporary, metadata=header)
+
+
+def _load_projector(path: Path, key: dict[str, Any]) -> Projector | None:
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata()
+            if json.loads(header["key"]) != key:
+                raise EditingError("it was made for something else")
+            return Projector(file.get_tensor("basis"), **json.loads(header["projector"]))
+    except Exception as error:  # whatever is wrong with the file: say so, make it again
+        log.warning("cannot use the projector in %s (%s); it is made again.", path, error)
+        return None

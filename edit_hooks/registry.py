@@ -1,0 +1,46 @@
+"""The table of editors: name -> ``module:class``. Adding an editor is one row here and one file in ``editors/``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edit_hooks.base import Editor
+from edit_hooks.configs import read_yaml
+from edit_hooks.errors import EditingError, near_misses
+
+EDITORS: dict[str, str] = {
+    "rome": "edit_hooks.editors.rome:ROME",
+    "r_rome": "edit_hooks.editors.r_rome:RROME",
+    "memit": "edit_hooks.editors.memit:MEMIT",
+    "alphaedit": "edit_hooks.editors.alphaedit:AlphaEdit",
+    "emmet": "edit_hooks.editors.emmet:EMMET",
+    "rect": "edit_hooks.editors.rect:RECT",
+    "prune": "edit_hooks.editors.prune:PRUNE",
+    "ft_m": "edit_hooks.editors.ft_m:FTM",
+}
+
+
+def editor_class(name: str) -> type[Editor]:
+    """The class behind an editor's name.
+
+    Raises:
+        EditingError: for an unknown name, with near misses and the list of known ones.
+    """
+    if name not in EDITORS:
+        raise EditingError(f"unknown editor {name!r}.{near_misses(name, EDITORS)} Known: {', '.join(sorted(EDITORS))}.")
+    module, _, attribute = EDITORS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None) -> Editor:
+    """An editor by name, with settings that override the shipped ones.
+
+    Args:
+        config: a mapping, or the path of a YAML file with one; unknown keys are errors.
+    """
+    if isinstance(config, (str, Path)):
+        config = read_yaml(config)
+    return editor_class(name)(config)

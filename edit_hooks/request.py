@@ -1,0 +1,134 @@
+"""`EditRequest`: one wanted change, checked when it is made."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from edit_hooks.errors import EditingError, unknown_keys_error
+
+SLOT = "{}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditRequest:
+    """One wanted change of a model's knowledge.
+
+    Args:
+        prompt: text that should be continued by ``target_new``; either a template with exactly one ``{}`` for the
+            subject, or a plain text. Outer white space is dropped: prompt and target are always joined by one space.
+        target_new: the answer wanted after the edit, without outer white space.
+        subject: the words whose representation is located; must occur in the prompt. ``None`` where the benchmark
+            marks none; editors that need one then refuse the request.
+        target_true: the answer before the edit, if known.
+        case_id: identity of the benchmark record. Not part of what is edited, so not part of ``key``.
+        relation_id: identity of the relation (Wikidata P-number or the like), for editors that use it.
+
+    Raises:
+        EditingError: naming the field and what to do, for empty or non-string fields, a subject that is not in the
+            prompt, and templates with more than one slot.
+    """
+
+    prompt: str
+    target_new: str
+    subject: str | None = None
+    target_true: str | None = None
+    case_id: str | None = None
+    relation_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            required = field.name in ("prompt", "target_new")
+            if value is None and not required:
+                continue
+            if field.name == "case_id" and isinstance(value, int):
+                value = str(value)
+            if not isinstance(value, str):
+                raise EditingError(
+                    f"field {field.name!r}{self._case} is {value!r} ({type(value).__name__}); a string is needed."
+                )
+            value = value.strip()
+            if not value and required:
+                raise EditingError(f"field {field.name!r}{self._case} is empty; give a text or drop the record.")
+            object.__setattr__(self, field.name, value or None)
+        self._check_subject()
+
+    @property
+    def _case(self) -> str:
+        return f" of case {self.case_id}" if self.case_id is not None else ""
+
+    def _check_subject(self) -> None:
+        num_slots = self.prompt.count(SLOT)
+        if self.subject is None:
+            if num_slots:
+                raise EditingError(
+                    f"prompt {self.prompt!r}{self._case} has a {{}} slot but the field 'subject' is missing; "
+                    "give the subject or write the prompt out."
+                )
+            return
+        if num_slots > 1:
+            raise EditingError(
+                f"prompt {self.prompt!r}{self._case} has {num_slots} slots; exactly one {{}} marks the subject."
+            )
+        if num_slots == 0 and self.subject not in self.prompt:
+            raise EditingError(
+                f"subject {self.subject!r} does not occur in prompt {self.prompt!r}{self._case}; "
+                "give the prompt with {} or fix the subject."
+            )
+
+    @functools.cached_property
+    def subject_span(self) -> tuple[int, int] | None:
+        """Character offsets (start, end) of the subject in :attr:`text`; ``None`` without a subject.
+
+        In a plain prompt the first occurrence that stands as whole words is meant, else the first occurrence.
+        """
+        if self.subject is None:
+            return None
+        start = self.prompt.find(SLOT)
+        if start < 0:
+            whole = re.search(rf"(?<!\w){re.escape(self.subject)}(?!\w)", self.prompt)
+            start = whole.start() if whole else self.prompt.index(self.subject)
+        return start, start + len(self.subject)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The prompt with the subject filled in. Composed by concatenation: braces in the texts are plain text."""
+        if self.subject is None or SLOT not in self.prompt:
+            return self.prompt
+        before, after = self.prompt.split(SLOT)
+        return before + self.subject + after
+
+    @functools.cached_property
+    def key(self) -> str:
+        """SHA-256 (hex) of everything that can change the edit: all fields but ``case_id``, prompt filled."""
+        content = {**self.to_dict(), "prompt": self.text, "subject_span": self.subject_span}
+        content.pop("case_id", None)
+        return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able mapping from which :meth:`from_dict` makes an equal request; absent fields are left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], where: str = "") -> EditRequest:
+        """Make a request from a mapping; errors are prefixed with ``where`` (file and record number)."""
+        prefix = f"{where}: " if where else ""
+        if not isinstance(record, Mapping):
+            raise EditingError(
+                f"{prefix}an edit request is {record!r}; a mapping with 'prompt' and 'target_new' is needed."
+            )
+        known = {field.name for field in fields(cls)}
+        if unknown := set(record) - known:
+            raise EditingError(f"{prefix}{unknown_keys_error('edit request field', unknown, known)}")
+        if missing := {"prompt", "target_new"} - set(record):
+            raise EditingError(f"{prefix}edit request without {', '.join(sorted(missing))!r}; got {sorted(record)}.")
+        try:
+            return cls(**record)
+        except EditingError as error:
+            raise EditingError(f"{prefix}{error}") from None

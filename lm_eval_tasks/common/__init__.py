@@ -1,0 +1,1 @@
+"""What every benchmark folder shares: reading records, asking probes, scoring answers, aggregating cases."""

@@ -1,0 +1,68 @@
+"""Scoring primitives: numbers and texts in, one number out. No model, no clock, no files.
+
+Worked examples of every function, edge cases included, are in ``tests/cases/scoring.json``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+
+from judges.match import normalise
+
+
+def mean_nll(logprob: float, num_tokens: int) -> float:
+    """NLL: mean negative log-likelihood per target **token**.
+
+    lm-eval's ``acc_norm`` divides by characters and ``acc_bytes`` by bytes; neither is what the editing papers use.
+    """
+    if num_tokens < 1:
+        raise ValueError(f"a target needs at least one token, got {num_tokens}")
+    return -logprob / num_tokens
+
+
+def prefers(nll_wanted: float, nll_other: float) -> float:
+    """PROB: 1 if the wanted target is strictly more likely per token; a tie is a failure in both directions."""
+    return float(nll_wanted < nll_other)
+
+
+def magnitude(nll_wanted: float, nll_other: float) -> float:
+    """Difference of the per-token (geometric mean) probabilities, in -1..1."""
+    return math.exp(-nll_wanted) - math.exp(-nll_other)
+
+
+def share_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
+    """Share of positions with equal tokens.
+
+    TF-MATCH when ``left`` is the teacher-forced argmax and ``right`` the target; AGREE-TF when both are argmaxes along
+    the same target, of the edited and the unedited model.
+    """
+    if not left or len(left) != len(right):
+        raise ValueError(f"two non-empty sequences of one length are needed, got lengths {len(left)} and {len(right)}")
+    return sum(a == b for a, b in zip(left, right, strict=True)) / len(left)
+
+
+def all_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
+    """1 if both sequences are the same in every position and in length.
+
+    TF-EXACT on (argmax, target), AGREE-GEN on the token ids of two whole generations. Two empty generations agree.
+    """
+    return float(list(left) == list(right))
+
+
+def truncate(text: str, stops: Iterable[str]) -> str:
+    """Natural stop: the text before the first occurrence of any stop string; empty stops are ignored."""
+    starts = [start for stop in stops if stop and (start := text.find(stop)) >= 0]
+    return text[: min(starts)] if starts else text
+
+
+def first_word(text: str) -> str:
+    """The first word after :func:`judges.match.normalise`, or the empty string."""
+    return normalise(text).partition(" ")[0]
+
+
+def harmonic_mean(values: Sequence[float]) -> float:
+    """Harmonic mean of non-negative numbers; 0 as soon as one of them is 0."""
+    if not values or min(values) < 0:
+        raise ValueError(f"one or more non-negative values are needed, got {list(values)}")
+    return 0.0 if min(values) == 0 else len(values) / math.fsum(1 / value for value in values)

@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""Build or check the embedded sample of BAKE-Q&J: lm_eval_tasks/bake/data/mini.jsonl.
+
+    python scripts/build_mini_bake.py                       # build again (a few minutes on two cores)
+    python scripts/build_mini_bake.py --check               # measure every shipped record again, write nothing
+    python scripts/build_mini_bake.py --check --sample 3    # the same for three records
+
+What a record is. A counterfactual edit (s, r, o -> o*) inside one relation, where o* is the true object of another
+subject s*; two paraphrases; locality prompts, which state other facts whose object is o; the reverse question
+(o*, r^-1, ?) with the answers s (wanted after the edit) and s* (true before it); and the same as "Whether ...?".
+
+Where it comes from. Plain facts and our own wordings in scripts/facts/bake: one JSON file per relation, and one table
+of prompts per object. No text of the published benchmark is used; its schema is.
+
+What is kept. Of every relation, the facts that the unedited demo model (float32, greedy, teacher forced) knows best:
+it must complete the reverse question of o with s, exactly. The chosen facts are put in an order that a hash decides,
+and each takes the object of its successor as o*, so no object is wanted twice. A case stays if the model prefers o to
+o* on the edit prompt and s* to s on the reverse question (mean NLL per token), and if at least two locality prompts
+are answered by o rather than o*; the others are dropped. Relations take turns in the file, best-known facts first, so
+that the first records of the file already cover all relations. What was measured stands in `provenance`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from _mini_common import (
+    FACTS,
+    ROOT,
+    Oracle,
+    arguments,
+    differences,
+    provenance,
+    read_jsonl,
+    read_tsv,
+    report,
+    rounded,
+    spread,
+    write_jsonl,
+)
+
+OUTPUT = ROOT / "lm_eval_tasks" / "bake" / "data" / "mini.jsonl"
+TABLES = FACTS / "bake"
+CASES_PER_RELATION = 6
+SPARES_PER_RELATION = 2  # facts chosen beyond the quota, because some cases do not qualify
+MIN_NEIGHBORS = 2
+YES, NO = "yes", "no"
+
+
+class Fact(NamedTuple):
+    """A true triple of a relation."""
+
+    subject: str
+    object: str
+
+
+class Relation(NamedTuple):
+    """One table of ``scripts/facts/bake``; templates hold ``{}`` for the subject (``reverse``: for the object)."""
+
+    path: Path
+    name: str
+    description: str
+    kind: str
+    edit: list[str]
+    paraphrase: list[str]
+    reverse: str
+    judge: str
+    facts: list[Fact]
+
+
+def load_relations() -> list[Relation]:
+    """All tables in alphabetical order."""
+    relations = []
+    for path in sorted(TABLES.glob("*.json")):
+        table = json.loads(path.read_text(encoding="utf-8"))
+        facts = [Fact(*pair) for pair in table.pop("facts")]
+        relations.append(Relation(path=path, name=table.pop("relation"), facts=facts, **table))
+    return relations
+
+
+def load_neighbors() -> dict[str, list[str]]:
+    """Object -> prompts that it completes truthfully."""
+    prompts: dict[str, list[str]] = defaultdict(list)
+    for row in read_tsv(TABLES / "neighbors.tsv"):
+        prompts[row["object"]].append(row["prompt"])
+    return dict(prompts)
+
+
+def fill(template: str, word: str) -> str:
+    """A template with its one slot filled; braces in the word stay as they are."""
+    before, after = template.split("{}")
+    return before + word + after
+
+
+def choose_facts(oracle: Oracle, relation: Relation, neighbors: dict[str, list[str]]) -> list[tuple[Fact, str]]:
+    """The facts the model knows best in both directions, each with the edit prompt it answers best; best first."""
+    facts = [fact for fact in relation.facts if len(neighbors.get(fact.object, ())) >= MIN_NEIGHBORS]
+    asked = [(fill(relation.reverse, fact.object), fact.subject) for fact in facts]
+    asked += [(fill(template, fact.subject), fact.object) for fact in facts for template in relation.edit]
+    oracle.score(asked, f"{relation.name}: facts")
+    known = [fact for fact in facts if oracle.get(fill(relation.reverse, fact.object), fact.subject).is_greedy]
+    forward = [
+        sum(oracle.get(fill(template, fact.subject), fact.object).is_greedy for fact in facts)
+        for template in relation.edit
+    ]
+    print(
+        f"{relation.name}: {len(facts)} facts; known backward {len(known)}, forward "
+        + ", ".join(f"{count} ({template!r})" for count, template in zip(forward, relation.edit, strict=True)),
+        file=sys.stderr,
+    )
+    ranked = []
+    for number, fact in enumerate(known):
+        # Templates take turns; another one is taken only where the model completes that one and not this one.
+        turns = relation.edit[number % len(relation.edit) :] + relation.edit[: number % len(relation.edit)]
+        scores = [oracle.get(fill(template, fact.subject), fact.object) for template in turns]
+        best = next((at for at, score in enumerate(scores) if score.is_greedy), 0)
+        ranked.append(((not scores[best].is_greedy, scores[best].nll), fact, turns[best]))
+    ranked.sort(key=lambda entry: entry[0])
+    return [(fact, template) for _, fact, template in ranked[: CASES_PER_RELATION + SPARES_PER_RELATION]]
+
+
+def candidates(
+    relation: Relation, chosen: Sequence[tuple[Fact, str]], neighbors: dict[str, list[str]]
+) -> list[dict[str, Any]]:
+    """One record per chosen fact, best-known first; a hash decides an order, each takes its successor's object."""
+    ring = sorted(chosen, key=lambda entry: hashlib.sha256(entry[0].subject.encode()).hexdigest())
+    successor = {fact: ring[(at + 1) % len(ring)][0] for at, (fact, _) in enumerate(ring)}
+    records = []
+    for fact, template in chosen:
+        other = successor[fact]
+        statement = relation.judge.replace("{object}", other.object).replace("{subject}", fact.subject)
+        records.append(
+            {
+                "case_id": -1,  # its place in the file, known at the end
+                "relation": relation.name,
+                "requested_rewrite": {
+                    "prompt": template,
+                    "relation_id": relation.name,
+                    "subject": fact.subject,
+                    "target_new": {"str": other.object},
+                    "target_true": {"str": fact.object},
+                },
+                "paraphrase_prompts": [fill(paraphrase, fact.subject) for paraphrase in relation.paraphrase],
+                "neighborhood_prompts": neighbors[fact.object],
+                "reverse_qa": {
+                    "prompt": fill(relation.reverse, other.object),
+                    "target_new": {"str": fact.subject},
+                    "target_true": {"str": other.subject},
+                },
+                "reverse_judge": {"prompt": statement, "target_new": {"str": YES}, "target_true": {"str": NO}},
+            }
+        )
+    return records
+
+
+def questions(record: dict[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
+    """What is asked of the model about a record: kind -> (prompt, target_true, target_new)."""
+    rewrite, qa, judge = record["requested_rewrite"], record["reverse_qa"], record["reverse_judge"]
+    true, new = rewrite["target_true"]["str"], rewrite["target_new"]["str"]
+    return {
+        "forward": [(fill(rewrite["prompt"], rewrite["subject"]), true, new)],
+        "paraphrases": [(prompt, true, new) for prompt in record["paraphrase_prompts"]],
+        "neighbors": [(prompt, true, new) for prompt in record["neighborhood_prompts"]],
+        "reverse_qa": [(qa["prompt"], qa["target_true"]["str"], qa["target_new"]["str"])],
+        "reverse_judge": [(judge["prompt"], judge["target_true"]["str"], judge["target_new"]["str"])],
+    }
+
+
+def measure(oracle: Oracle, record: dict[str, Any]) -> dict[str, Any]:
+    """The unedited model's view of a record: mean NLL per token of both answers, and the first token it would say."""
+    measured: dict[str, Any] = {}
+    for kind, asked in questions(record).items():
+        outcomes = []
+        for prompt, true, new in asked:
+            score_true, score_new = oracle.get(prompt, true), oracle.get(prompt, new)
+            outcomes.append(
+                {
+                    "nll_true": rounded(score_true.nll),
+                    "nll_new": rounded(score_new.nll),
+                    "true_is_greedy": score_true.is_greedy,
+                    "first_token": score_true.first_argmax,
+                }
+            )
+        measured[kind] = outcomes if kind in ("paraphrases", "neighbors") else outcomes[0]
+    return measured
+
+
+def prefers_true(outcome: dict[str, Any]) -> bool:
+    """The unedited model holds the old answer to be likelier than the new one."""
+    return outcome["nll_true"] < outcome["nll_new"]
+
+
+def disqualified(measured: dict[str, Any]) -> str | None:
+    """Why a record may not be in the sample, or None."""
+    if not prefers_true(measured["forward"]):
+        return "the unedited model prefers the new object on the edit prompt"
+    if not prefers_true(measured["reverse_qa"]) or not measured["reverse_qa"]["true_is_greedy"]:
+        return "the unedited model does not answer the reverse question"
+    if len(measured["neighbors"]) < MIN_NEIGHBORS or not all(map(prefers_true, measured["neighbors"])):
+        return "too few locality prompts that the unedited model answers"
+    return None
+
+
+def mentions(text: str, words: str) -> bool:
+    """True if the words occur in the text as whole words."""
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
+
+
+def keep_known_neighbors(oracle: Oracle, record: dict[str, Any], edited_names: Sequence[str]) -> None:
+    """Drop locality prompts that the model answers wrongly, and those about a subject that some case edits."""
+    subject = record["requested_rewrite"]["subject"]
+    measured = measure(oracle, record)["neighbors"]
+    record["neighborhood_prompts"] = [
+        prompt
+        for prompt, outcome in zip(record["neighborhood_prompts"], measured, strict=True)
+        if prefers_true(outcome) and not any(mentions(prompt, name) for name in (subject, *edited_names))
+    ]
+
+
+def build(oracle: Oracle) -> list[dict[str, Any]]:
+    """All records of the sample, in file order."""
+    neighbors = load_neighbors()
+    proposals = [
+        (relation, candidates(relation, choose_facts(oracle, relation, neighbors), neighbors))
+        for relation in load_relations()
+    ]
+    names = [record["requested_rewrite"]["subject"] for _, records in proposals for record in records]
+    proper_names = [name for name in names if name[:1].isupper() and len(name) > 2]
+    kept: list[list[dict[str, Any]]] = []
+    for relation, records in proposals:
+        asked = [(p, t) for r in records for rows in questions(r).values() for p, *both in rows for t in both]
+        oracle.score(asked, f"{relation.name}: cases")
+        passed = []
+        for record in records:
+            keep_known_neighbors(oracle, record, proper_names)
+            measured = measure(oracle, record)
+            if reason := disqualified(measured):
+                print(f"  dropped {record['requested_rewrite']['subject']!r}: {reason}", file=sys.stderr)
+            else:
+                passed.append(record | {"provenance": provenance(relation.path, unedited=measured)})
+        kept.append(passed[:CASES_PER_RELATION])
+        print(f"{relation.name}: {len(kept[-1])} of {len(records)} cases kept", file=sys.stderr)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*kept))
+    return [record | {"case_id": number} for number, record in enumerate(filter(None, turns))]
+
+
+def check(oracle: Oracle, path: Path, num: int | None) -> int:
+    """Measure shipped records again; the exit status."""
+    records = spread(read_jsonl(path), num)
+    asked = [(p, t) for r in records for rows in questions(r).values() for p, *both in rows for t in both]
+    oracle.score(asked, "checking")
+    problems = []
+    for record in records:
+        measured = measure(oracle, record)
+        found = list(differences(record["provenance"]["unedited"], measured))
+        if reason := disqualified(measured):
+            found.append(reason)
+        problems += [f"case {record['case_id']}: {problem}" for problem in found]
+    return report(problems, len(records), path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; the exit status is 1 when a check finds differences."""
+    options = arguments(__doc__ or "", OUTPUT, argv)
+    oracle = Oracle(num_threads=options.threads)
+    if options.check:
+        return check(oracle, options.output, options.sample)
+    records = build(oracle)
+    write_jsonl(options.output, records)
+    print(f"{options.output}: {len(records)} records")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Running evaluations, reading what ``--output_path --log_samples`` wrote, comparing runs number by number."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import simple_parse_args_string
+
+import lm_eval_editing_autoload  # noqa: F401  # makes the model known
+import lm_eval_tasks
+
+# The only things that may differ between two runs of the same thing on one machine.
+TIMES = {"seconds", "seconds_per_edit"}
+# Answers as text, rounded for reading; the answers themselves are in `resps`.
+RENDERED = {"filtered_resps"}
+
+
+def evaluate_here(folder: Path, model_args: str, tasks: list[str], data: Path, **options: Any) -> None:
+    """`lm_eval --model edited_hf ...` in this process, written to ``folder`` as the command writes it."""
+    manager = TaskManager(
+        include_path=str(Path(lm_eval_tasks.__file__).parent),
+        include_defaults=False,  # thousands of files
+        metadata={"data": str(data), **simple_parse_args_string(model_args)},
+    )
+    tracker = EvaluationTracker(output_path=str(folder))
+    results = lm_eval.simple_evaluate(
+        model="edited_hf",
+        model_args=model_args,
+        tasks=tasks,
+        device="cpu",
+        task_manager=manager,
+        evaluation_tracker=tracker,
+        bootstrap_iters=0,
+        **options,
+    )
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=samples)
+    for task in results["configs"]:
+        tracker.save_results_samples(task_name=task, samples=samples[task])
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """``results`` and ``samples`` by task, with every answer as the structure it was."""
+    (aggregated,) = folder.glob("*/results_*.json")
+    results = json.loads(aggregated.read_text(encoding="utf-8"))
+    samples = {}
+    for path in sorted(folder.glob("*/samples_*.jsonl")):
+        task = path.name.removeprefix("samples_").rsplit("_", 1)[0]
+        samples[task] = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return {
+        "results": {task: readable(metrics) for task, metrics in results["results"].items()},
+        "counts": results["n-samples"],
+        "samples": {task: [readable(sample) for sample in rows] for task, rows in samples.items()},
+        "config": results["config"],
+    }
+
+
+def readable(value: Any) -> Any:
+    """Structures that the harness wrote as text (answers, summaries) as structures; times and renderings left out."""
+    if isinstance(value, dict):
+        return {key: readable(entry) for key, entry in value.items() if key not in TIMES | RENDERED}
+    if isinstance(value, (list, tuple)):
+        return [readable(entry) for entry in value]
+    if isinstance(value, str) and value[:1] in ("{", "[") and value[-1:] in ("}", "]"):
+        for parse in (ast.literal_eval, json.loads):
+            try:
+                return readable(parse(value))
+            except (ValueError, SyntaxError):
+                continue
+    return value
+
+
+def differences(left: Any, right: Any, tolerance: float = 0.0, where: str = "") -> list[str]:
+    """Every place where two structures differ; numbers by more than ``tolerance`` (relative or absolute)."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        found = [f"{where}: keys {sorted(left.keys() ^ right.keys())}"] if list(left) != list(right) else []
+        for key in left.keys() & right.keys():
+            found += differences(left[key], right[key], tolerance, f"{where}/{key}")
+        return found
+    if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        pairs = enumerate(zip(left, right, strict=True))
+        return [text for i, (one, two) in pairs for text in differences(one, two, tolerance, f"{where}/{i}")]
+    if isinstance(left, float) and isinstance(right, float) and tolerance:
+        return [] if math.isclose(left, right, rel_tol=tolerance, abs_tol=tolerance) else [f"{where}: {left} {right}"]
+    return [] if left == right else [f"{where}: {str(left)[:80]!r} {str(right)[:80]!r}"]

@@ -1,0 +1,91 @@
+"""AlphaEdit against the numbers of its release: our null space, the low-rank solve in float64, and the carried keys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from golden_data import GOLDEN_MODELS, golden_case, golden_covariance, golden_json
+from parity import golden_requests, relative_error, token_nll
+from parity_layers import check_intermediates, check_single_losses, memit_config, step_tensors
+
+from edit_hooks import Delta, edited, load_editor
+
+# The release takes P from a float32 SVD and solves in float32.
+UPDATE_BOUND = 2e-4
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def editor_for(case, model_name):
+    settings = case["hparams"]
+    config = memit_config(case, model_name, "cov")
+    extra = {"nullspace_threshold": settings["nullspace_threshold"], "l2": settings["L2"]}
+    return load_editor("alphaedit", config={**config, **extra})
+
+
+def check(delta: Delta, tensors: dict[str, torch.Tensor], model_name: str, where: str, wide: bool = False) -> None:
+    check_intermediates(delta, tensors, wide, where)
+    for layer, update in enumerate(delta.weights().values()):
+        after = relative_error(delta.carry[f"keys.layer{layer}"].T, tensors[f"keys_after.layer{layer}"])
+        # In float64 the difference is that of the null spaces: the release's comes from a float32 SVD.
+        assert after < (5e-6 if wide else 5e-5), f"{where}: carried keys of layer {layer} off by {after:.1e}"
+        if not wide:
+            stem = f"delta_weight.layer{layer}"
+            error = relative_error(update, tensors[f"{stem}.left"] @ tensors[f"{stem}.right"].T)
+            assert error < UPDATE_BOUND, f"{where}: update of layer {layer} off by {error:.1e}"
+
+
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_null_spaces_have_the_dimensions_of_the_release(model_name, golden_model):
+    case, _ = golden_case("alphaedit", model_name, "cov-edit0")
+    model, tokenizer = golden_model(model_name)
+    (delta,) = editor_for(case, model_name).edit(model, tokenizer, golden_requests()[:1])
+    shares = [facts["null_space_share"] for facts in delta.diagnostics["layers"]]
+    width = len(golden_covariance(model_name, 0))
+    assert shares == [dims / width for dims in golden_json(f"alphaedit/{model_name}")["null_dims"]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_an_edit_gives_the_numbers_of_the_release(model_name, engine, dtype, golden_model):
+    model, tokenizer = golden_model(model_name, DTYPES[dtype])
+    wide = dtype == "float64"
+    case, _ = golden_case("alphaedit", model_name, "cov-edit0")
+    _, tensors = golden_case("alphaedit", model_name, "cov-edit0-float64" if wide else "cov-edit0")
+    editor = editor_for(case, model_name)
+    editor.overrides["engine"] = engine
+    delta = editor.edit(model, tokenizer, golden_requests())[0]
+    check(delta, tensors, model_name, f"{model_name} edit 0, {engine}, {dtype}", wide)
+    if not wide:
+        check_single_losses(delta, case, wide, model_name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_a_joint_batch_gives_the_numbers_of_the_release(model_name, dtype, golden_model):
+    model, tokenizer = golden_model(model_name, DTYPES[dtype])
+    wide = dtype == "float64"
+    case, _ = golden_case("alphaedit", model_name, "cov-batch012")
+    _, tensors = golden_case("alphaedit", model_name, "cov-batch012-float64" if wide else "cov-batch012")
+    (delta,) = editor_for(case, model_name).edit(model, tokenizer, golden_requests(), joint=True)
+    check(delta, tensors, model_name, f"{model_name} batch, {dtype}", wide)
+
+
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_a_sequence_carries_the_keys_of_the_release(model_name, golden_model):
+    """Step 1 runs on the edited model with the keys of step 0 in the system; without them the update differs."""
+    model, tokenizer = golden_model(model_name)
+    case, tensors = golden_case("alphaedit", model_name, "cov-seq01-2")
+    editor = editor_for(case, model_name)
+    (first,) = editor.edit(model, tokenizer, golden_requests()[:2], joint=True)
+    check(first, step_tensors(tensors, 0), model_name, f"{model_name} step 0")
+    with edited(model, first):
+        (second,) = editor.edit(model, tokenizer, golden_requests()[2:], history=[first])
+        (forgetful,) = editor.edit(model, tokenizer, golden_requests()[2:])
+        check(second, step_tensors(tensors, 1), model_name, f"{model_name} step 1")
+        after = case["steps"][1]["target_nll_after"][0]
+        with edited(model, second):
+            nll = token_nll(model, after["prompt_ids"], after["target_ids"])
+    assert nll.tolist() == pytest.approx(after["nll_per_token"], abs=2e-3)
+    name = case["edited_weights"][0]
+    assert relative_error(forgetful.weights()[name], second.weights()[name]) > 1e-2
