@@ -1,14 +1,16 @@
 """The batched suffix engine, the plain engine and a loop written out by hand agree on every model family.
 
 Comparisons run in float64, where the three differ by rounding only (1e-12 or so), so that a bound of 1e-8 tells another
-formula from noise; float32 is checked once per family against its own bound. GPT-J and Gemma 2 have no SDPA in
-transformers, and the eager attention computes its softmax in float32 whatever the model's dtype: they run in float32.
+formula from noise; float32 is checked once per family against its own bound. Models that narrow to float32 on the way
+(norms, GPT-J's and Gemma 2's attention) are kept wide: Adam makes a full step of the smallest gradient, so that one
+float32 rounding, other on every machine, would decide single coordinates.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from tiny import (
     build_model,
     build_tokenizer,
 )
+from torch.overrides import TorchFunctionMode
 
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks import locate as locate_module
@@ -50,17 +53,32 @@ SETTINGS = ValueSettings(
 each_model = pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 
 
-EAGER_ONLY = {"gptj", "gemma2"}
+LIMIT = 1e-8  # largest relative difference that rounding explains in float64
 
 
-def bound(model_type: str) -> float:
-    """Largest relative difference that rounding explains."""
-    return 3e-4 if model_type in EAGER_ONLY else 1e-8
+class KeepWide(TorchFunctionMode):
+    """Inside, nothing that is float64 becomes float32."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+            if func is torch.Tensor.float:
+                return args[0]
+            if kwargs.get("dtype") is torch.float32:
+                kwargs["dtype"] = torch.float64
+            if func is torch.Tensor.to:
+                args = tuple(torch.float64 if entry is torch.float32 else entry for entry in args)
+        return func(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def _keep_wide() -> Iterator[None]:
+    with KeepWide():
+        yield
 
 
 @functools.cache
-def loaded(model_type: str, dtype: torch.dtype | None = None):
-    dtype = dtype or (torch.float32 if model_type in EAGER_ONLY else torch.float64)
+def loaded(model_type: str, dtype: torch.dtype = torch.float64):
     return build_model(model_type, dtype=dtype), build_tokenizer(NATURAL_TOKENIZER[model_type])
 
 
@@ -144,16 +162,16 @@ def test_both_engines_are_the_loop_written_by_hand(model_type, clamp, site):
     fast = optimise_values(model, problems, chosen, "fast")
     reference = optimise_values(model, problems, chosen, "reference")
     assert_same_state(before, snapshot(model, tokenizer))
-    assert_same_values(fast, reference, bound(model_type))
+    assert_same_values(fast, reference, LIMIT)
     for value, (rows, kl) in zip(fast, problems, strict=True):
         delta, losses = oracle(model, rows, kl, chosen)
-        assert relative(value.delta_D, delta) < bound(model_type)
-        assert [record["loss"] for record in value.losses] == pytest.approx(losses, abs=bound(model_type))
+        assert relative(value.delta_D, delta) < LIMIT
+        assert [record["loss"] for record in value.losses] == pytest.approx(losses, abs=LIMIT)
         assert value.clamped == bool(delta.norm() > clamp * value.v0_D.norm() * (1 - 1e-6))
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
-@pytest.mark.parametrize("model_type", sorted(set(ALL_MODEL_TYPES) - EAGER_ONLY))
+@pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 def test_float32_stays_close_to_float64(model_type, engine):
     """Rounding through five Adam steps, where small gradients count as much as large ones: worst seen 4e-4."""
     chosen = dataclasses.replace(SETTINGS, lr=0.1)
@@ -161,7 +179,7 @@ def test_float32_stays_close_to_float64(model_type, engine):
     for dtype in (torch.float32, torch.float64):
         model, tokenizer = loaded(model_type, dtype)
         runs.append(optimise_values(model, [problem(tokenizer, r) for r in EDIT_REQUESTS], chosen, engine))
-    assert_same_values(*runs, limit=1e-3)
+    assert_same_values(*runs, limit=5e-3)
 
 
 @each_model
@@ -227,7 +245,7 @@ def test_any_batch_equals_its_edits_one_by_one(
     chosen = dataclasses.replace(chosen, early_stop_loss=threshold(endless, stop_at))
     together = optimise_values(model, problems, chosen, "fast", ValueLimits(max_tokens=max_tokens))
     alone = [optimise_values(model, [one], chosen, "reference")[0] for one in problems]
-    assert_same_values(together, alone, bound(model_type))
+    assert_same_values(together, alone, LIMIT)
 
 
 def test_edits_that_stop_early_leave_the_others_alone():
@@ -310,8 +328,8 @@ def test_text_after_the_subject_of_the_kl_row_is_irrelevant(model_type, engine, 
         lengths.add(len(problems[0][1].ids))
         runs.append(optimise_values(model, problems, SETTINGS, engine))
     assert len(lengths) == 3  # each template was in force
-    assert_same_values(runs[1], runs[0], bound(model_type))
-    assert_same_values(runs[2], runs[0], bound(model_type))
+    assert_same_values(runs[1], runs[0], LIMIT)
+    assert_same_values(runs[2], runs[0], LIMIT)
 
 
 @pytest.mark.parametrize("forward", [ReferenceForward, SuffixForward])
@@ -330,7 +348,7 @@ def test_cutting_rows_after_the_subject_changes_no_key(model_type, forward):
     full = forward(model, whole, EDIT_LAYER, "mlp").captured
     brief = forward(model, short, EDIT_LAYER, "mlp").captured
     for name in ("keys_RF", "outputs_RD", "site_RD"):
-        assert relative(getattr(brief, name), getattr(full, name)) < bound(model_type), name
+        assert relative(getattr(brief, name), getattr(full, name)) < LIMIT, name
 
 
 @each_model
@@ -342,8 +360,8 @@ def test_what_the_engines_capture_is_what_the_modules_compute(model_type):
     )
     module = model.get_submodule(ARCHITECTURES[model_type].rewrite_name(EDIT_LAYER))
     with torch.no_grad():
-        assert relative(module(value.keys_NF), value.outputs_ND) < bound(model_type)
-    assert relative(value.v0_D, value.outputs_ND[0]) < bound(model_type)  # the MLP module ends with the rewrite module
+        assert relative(module(value.keys_NF), value.outputs_ND) < LIMIT
+    assert relative(value.v0_D, value.outputs_ND[0]) < LIMIT  # the MLP module ends with the rewrite module
 
 
 # --- ROME's algebra ------------------------------------------------------------------------------------------------
@@ -389,14 +407,14 @@ def test_the_edited_matrix_writes_the_value(model_type, key_mode, with_covarianc
         target, row = delta.intermediates["v_star"], rewriting_row(tokenizer, request, "{}")
         rows = [rewriting_row(tokenizer, request, text) for text in CONTEXT_TEMPLATES]
         before = rewrite_output(model, tokenizer, row)
-        assert relative(target, before + delta.intermediates["v_delta"]) < bound(model_type)
+        assert relative(target, before + delta.intermediates["v_delta"]) < LIMIT
         with edited(model, delta), torch.no_grad():
             if key_mode == "prefixed":
                 outputs = torch.stack([rewrite_output(model, tokenizer, one) for one in rows])
-                assert relative(module(delta.intermediates["cur_input"]), target) < bound(model_type)
-                assert relative(outputs.mean(0), target) < bound(model_type)
+                assert relative(module(delta.intermediates["cur_input"]), target) < LIMIT
+                assert relative(outputs.mean(0), target) < LIMIT
             else:
-                assert relative(rewrite_output(model, tokenizer, row), target) < bound(model_type)
+                assert relative(rewrite_output(model, tokenizer, row), target) < LIMIT
         (update,) = delta.weights().values()
         assert int(torch.linalg.matrix_rank(update)) == 1
 
@@ -458,4 +476,4 @@ def test_the_editor_passes_its_engine_on(model_type, engine, monkeypatch):
     _, _, theirs = rome(model_type, engine="fast" if engine == "reference" else "reference", num_steps=4)
     for delta, other in zip(ours, theirs, strict=True):
         (update,), (expected,) = delta.weights().values(), other.weights().values()
-        assert relative(update, expected) < bound(model_type)
+        assert relative(update, expected) < LIMIT
