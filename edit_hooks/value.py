@@ -12,6 +12,9 @@ ball ||delta|| <= clamp_factor * ||v0|| after every update.
 Independent edits share the frozen weights only, so a batch of them is solved in one forward and backward: the gradient
 of the sum of losses with respect to one edit's offset is that edit's own gradient. Norms, stops, projections and Adam
 moments are per edit; finished edits leave the batch.
+
+Methods that add a term to this loss (BIRD, EVK-Align) hand over a :class:`Term`; the early stop tests the loss without
+it, so that a factor of zero reproduces the plain method exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -72,6 +75,26 @@ class Value:
 Problem = tuple[Sequence[Row], Row]
 
 
+class Term(Protocol):
+    """One more part of the loss of the edits of one batch.
+
+    Attributes:
+        name: under which its values stand in the loss records.
+    """
+
+    name: str
+
+    def loss(self, delta_ED: torch.Tensor, step: int) -> torch.Tensor:
+        """Its value [E], factor included, for the running edits at one evaluation of the loss."""
+
+    def select(self, keep_E: torch.Tensor) -> None:
+        """Drop finished edits."""
+
+
+# Makes the terms of the edits with the given indices, which are solved together.
+TermMaker = Callable[[Sequence[int]], Sequence[Term]]
+
+
 @dataclass(frozen=True)
 class ValueLimits:
     """How much of the value optimisation is computed at once. A batch always holds at least one edit.
@@ -107,6 +130,7 @@ def optimise_values(
     engine: str = "fast",
     limits: ValueLimits | None = None,
     progress: Callable[[int], None] | None = None,
+    terms: TermMaker | None = None,
 ) -> list[Value]:
     """Solve the value problems of independent edits.
 
@@ -115,6 +139,7 @@ def optimise_values(
         engine: ``"fast"`` (many edits at once, suffix only) or ``"reference"`` (one edit, full forwards).
         limits: how much is computed at once; chosen for the device when absent.
         progress: called with the number of edits finished since the last call.
+        terms: makes further terms of the loss.
 
     Returns:
         One :class:`Value` per problem, in the same order.
@@ -126,7 +151,8 @@ def optimise_values(
     results: list[Value | None] = [None] * len(problems)
     with frozen(inner):
         for chunk in _chunks(problems, limits):
-            values = _solve(inner, [problems[index] for index in chunk], settings, engine, progress)
+            more = terms(chunk) if terms is not None else ()
+            values = _solve(inner, [problems[index] for index in chunk], settings, engine, progress, more)
             for index, value in zip(chunk, values, strict=True):
                 results[index] = value
     return results  # type: ignore[return-value]
@@ -163,6 +189,7 @@ def _solve(
     settings: ValueSettings,
     engine: str,
     progress: Callable[[int], None] | None,
+    terms: Sequence[Term],
 ) -> list[Value]:
     device = input_device(model)
     batch = Batch.of(problems, device)
@@ -173,19 +200,24 @@ def _solve(
         delta_ED = state.delta_ED.detach().requires_grad_(True)
         with torch.enable_grad():
             total_E, parts = _losses(forward, delta_ED, state, settings)
-        done_E = (total_E.detach() < settings.early_stop_loss) | (step == settings.num_steps - 1)
+            reached_E = total_E.detach() < settings.early_stop_loss
+            for term in terms:
+                parts[term.name] = term.loss(delta_ED, step)
+                total_E = total_E + parts[term.name]
+        done_E = reached_E | (step == settings.num_steps - 1)
         state.record(results, total_E, parts)
         if not done_E.all():
             (gradient_ED,) = torch.autograd.grad(total_E[~done_E].sum(), delta_ED)
         del total_E, parts
         if done_E.any():
-            state.finish(results, done_E, settings, stopped_by_loss=step < settings.num_steps - 1)
+            state.finish(results, done_E, reached_E, settings)
             if progress is not None:
                 progress(int(done_E.sum()))
             if done_E.all():
                 break
             state.select(~done_E)
-            forward.select(~done_E)
+            for part in (forward, *terms):
+                part.select(~done_E)
             gradient_ED = gradient_ED[~done_E]
         state.update(gradient_ED, settings)
     return results
@@ -232,14 +264,13 @@ class _State:
             results[edit].losses.append(dict(zip(("loss", *parts), row, strict=True)))
 
     def finish(
-        self, results: list[Value], done_E: torch.Tensor, settings: ValueSettings, stopped_by_loss: bool
+        self, results: list[Value], done_E: torch.Tensor, reached_E: torch.Tensor, settings: ValueSettings
     ) -> None:
         for index in done_E.nonzero()[:, 0].tolist():
             value = results[int(self.edits_E[index])]
             value.delta_D = self.delta_ED[index].clone()
             value.num_updates = self.num_updates
-            reached = value.losses[-1]["loss"] < settings.early_stop_loss
-            value.stop_reason = "loss" if stopped_by_loss or reached else "steps"
+            value.stop_reason = "loss" if reached_E[index] else "steps"
             bound = settings.clamp_factor * self.v0_norm_E[index]
             value.clamped = bool(value.delta_D.norm() >= bound * (1 - 1e-5)) and self.num_updates > 0
 
