@@ -7,7 +7,7 @@ one tiny config in the tests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.errors import EditingError, near_misses
+
+Role = Literal["rewrite", "mlp_in", "query_value", "attention_out"]
+ROLES: tuple[str, ...] = get_args(Role)
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,9 @@ class Architecture:
         attention: the attention module.
         attention_out: the attention output projection.
         final_norm: the norm before the head.
+        mlp_in: the MLP input projections; the first one's output, as far as the MLP's inner width f, is what goes through
+            the non-linearity (fused projections hold the gate first).
+        query_value: the attention's query and value projections, or the fused projection that holds them.
         post_norm: the norm that the block applies to m^l before adding it to the residual stream, if it has one.
     """
 
@@ -37,6 +43,8 @@ class Architecture:
     attention: str
     attention_out: str
     final_norm: str
+    mlp_in: tuple[str, ...]
+    query_value: tuple[str, ...]
     post_norm: str | None = None
 
     @property
@@ -53,6 +61,16 @@ class Architecture:
     def rewrite_name(self, layer: int) -> str:
         return self.rewrite.format(layer)
 
+    def module_names(self, role: str, layer: int) -> list[str]:
+        """Names of the linear maps with a role (one of :data:`ROLES`) in a block."""
+        templates = {
+            "rewrite": (self.rewrite,),
+            "mlp_in": self.mlp_in,
+            "query_value": self.query_value,
+            "attention_out": (self.attention_out,),
+        }
+        return [template.format(layer) for template in templates[role]]
+
     def post_norm_name(self, layer: int) -> str:
         assert self.post_norm is not None
         return self.post_norm.format(layer)
@@ -66,6 +84,8 @@ def _llama_like(**changes: object) -> Architecture:
         "attention": "model.layers.{}.self_attn",
         "attention_out": "model.layers.{}.self_attn.o_proj",
         "final_norm": "model.norm",
+        "mlp_in": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
+        "query_value": ("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.v_proj"),
     }
     return Architecture(**{**row, **changes})  # type: ignore[arg-type]
 
@@ -78,6 +98,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention="transformer.h.{}.attn",
         attention_out="transformer.h.{}.attn.c_proj",
         final_norm="transformer.ln_f",
+        mlp_in=("transformer.h.{}.mlp.c_fc",),
+        query_value=("transformer.h.{}.attn.c_attn",),
     ),
     "gptj": Architecture(
         block="transformer.h.{}",
@@ -86,6 +108,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention="transformer.h.{}.attn",
         attention_out="transformer.h.{}.attn.out_proj",
         final_norm="transformer.ln_f",
+        mlp_in=("transformer.h.{}.mlp.fc_in",),
+        query_value=("transformer.h.{}.attn.q_proj", "transformer.h.{}.attn.v_proj"),
     ),
     "gpt_neox": Architecture(
         block="gpt_neox.layers.{}",
@@ -94,12 +118,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention="gpt_neox.layers.{}.attention",
         attention_out="gpt_neox.layers.{}.attention.dense",
         final_norm="gpt_neox.final_layer_norm",
+        mlp_in=("gpt_neox.layers.{}.mlp.dense_h_to_4h",),
+        query_value=("gpt_neox.layers.{}.attention.query_key_value",),
     ),
     "llama": _llama_like(),
     "mistral": _llama_like(),
     "qwen2": _llama_like(),
     "qwen3": _llama_like(),
-    "phi3": _llama_like(),
+    "phi3": _llama_like(
+        mlp_in=("model.layers.{}.mlp.gate_up_proj",), query_value=("model.layers.{}.self_attn.qkv_proj",)
+    ),
     "gemma2": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
     "gemma3_text": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
     "olmo2": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
@@ -138,6 +166,11 @@ def input_device(model: Any) -> torch.device:
 def head_of(model: Any) -> nn.Module:
     """The vocabulary projection; with tied embeddings found as a module, never by parameter name."""
     return model.get_output_embeddings()
+
+
+def decoder_of(model: Any) -> nn.Module:
+    """The model without its head: embeddings, blocks, final norm."""
+    return getattr(model, model.base_model_prefix)
 
 
 def num_layers(model_or_config: Any) -> int:

@@ -20,6 +20,7 @@ EDITORS: dict[str, str] = {
     "rect": "edit_hooks.editors.rect:RECT",
     "prune": "edit_hooks.editors.prune:PRUNE",
     "ft_m": "edit_hooks.editors.ft_m:FTM",
+    "ft_l": "edit_hooks.editors.ft_l:FTL",
 }
 
 

@@ -45,6 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rect": RECT_CONFIG,
     "prune": PRUNE_CONFIG,
     "ft_m": FT_CONFIG,
+    "ft_l": FT_CONFIG,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]

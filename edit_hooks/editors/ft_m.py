@@ -1,10 +1,11 @@
 """FT-M: fine-tune one MLP output projection with the cross-entropy masked to the target tokens.
 
 The text is ``prompt + " " + target_new``; the loss is the mean over requests of the mean over a request's target
-tokens. Adam; a chunk whose loss is already below ``early_stop_loss`` is not stepped, and the run
-stops when the mean loss of a pass is. With ``norm_constraint`` the weights stay in an l-infinity ball around where
-they started. Follows the FT of the editing frameworks with the objective on the target tokens, as used in "The Mirage
-of Model Editing"; target positions come from the encoding, so either padding side gives the same numbers.
+tokens (``objective: last_token`` is FT-L, see ``ft_l.py``). Adam; a chunk whose loss is already below
+``early_stop_loss`` is not stepped, and the run stops when the mean loss of a pass is. With ``norm_constraint`` the
+weights stay in an l-infinity ball around where they started. Follows the FT of the editing frameworks with the
+objective on the target tokens, as used in "The Mirage of Model Editing"; target positions come from the encoding, so
+either padding side gives the same numbers.
 """
 
 from __future__ import annotations
@@ -17,19 +18,33 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import architecture_of, head_of, input_device, is_transposed, linear_of, unwrapped
+from edit_hooks.architectures import architecture_of, is_transposed, linear_of, unwrapped
 from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import first_tensor, forward_replaced, frozen, hooks, keep_rows, on_input, widened
+from edit_hooks.capture import forward_replaced, frozen, widened
 from edit_hooks.delta import Delta
 from edit_hooks.errors import EditingError
-from edit_hooks.locate import split_continuation
 from edit_hooks.request import EditRequest
+from edit_hooks.supervised import (
+    Example,
+    LabelledRows,
+    Objective,
+    keep_below,
+    label_nll,
+    mean_over_rows,
+    padded_for,
+    target_example,
+)
 
 
 @dataclass(kw_only=True)
-class FTMConfig(EditorConfig):
-    """Settings of masked fine-tuning."""
+class FTConfig(EditorConfig):
+    """Settings of fine-tuning MLP output projections."""
 
+    objective: Objective = setting(
+        "target_tokens: cross-entropy of each target token after those before it; last_token: of all target tokens "
+        "at the prompt's last token",
+        default="target_tokens",
+    )
     num_steps: int = setting("passes over the requests", default=25)
     lr: float = setting("Adam learning rate", default=5e-4)
     weight_decay: float = setting("Adam's L2 penalty", default=0.0)
@@ -44,31 +59,20 @@ class FTMConfig(EditorConfig):
         for name in ("num_steps", "lr", "batch_size"):
             if getattr(self, name) <= 0:
                 raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
-
-
-@dataclass
-class _Chunk:
-    """Padded sequences, the label positions, and the kept hidden states entering the first trained block."""
-
-    ids_RT: torch.Tensor
-    mask_RT: torch.Tensor
-    label_row_L: torch.Tensor
-    label_column_L: torch.Tensor
-    label_token_L: torch.Tensor
-    hidden_RTD: torch.Tensor | None = None
-    tuple_output: bool = False
-
-    def label_counts(self) -> torch.Tensor:
-        """What each label is divided by: the sum is the mean over rows of the mean over a row's labels."""
-        counts_R = torch.bincount(self.label_row_L, minlength=len(self.ids_RT))
-        return counts_R[self.label_row_L] * len(self.ids_RT)
+        if self.norm_constraint is not None and self.norm_constraint <= 0:
+            raise EditingError("editor setting 'norm_constraint' is the radius of a ball: a positive number or null.")
+        if self.append_eos and self.objective == "last_token":
+            raise EditingError(
+                "append_eos=true with objective=last_token would ask for the end of the text right after the prompt; "
+                "it belongs to objective=target_tokens."
+            )
 
 
 class FTM(Editor):
     """Masked fine-tuning of the rewrite modules of the configured layers."""
 
     name: ClassVar[str] = "ft_m"
-    config_class: ClassVar[type[EditorConfig]] = FTMConfig
+    config_class: ClassVar[type[EditorConfig]] = FTConfig
     config_folders: ClassVar[tuple[str, ...]] = ("ft_m",)
     needs_subject: ClassVar[bool] = False
     supports_joint: ClassVar[bool] = True
@@ -86,7 +90,7 @@ class FTM(Editor):
         return deltas
 
     def _train(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: FTMConfig
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: FTConfig
     ) -> Delta:
         assert config.layers is not None
         arch = architecture_of(model)
@@ -102,7 +106,7 @@ class FTM(Editor):
             for _ in range(config.num_steps):
                 total, count = 0.0, 0
                 for chunk in chunks:
-                    loss = self._loss(model, chunk, min(config.layers), config)
+                    loss = mean_over_rows(label_nll(model, chunk), chunk)
                     total, count = total + float(loss.detach()) * len(chunk.ids_RT), count + len(chunk.ids_RT)
                     if float(loss.detach()) >= config.early_stop_loss:
                         optimiser.zero_grad()
@@ -116,57 +120,16 @@ class FTM(Editor):
         return _delta(trained, losses, steps, config)
 
     def _chunk(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: FTMConfig
-    ) -> _Chunk:
-        rows = []
-        for request in requests:
-            prompt, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
-            if config.append_eos:
-                if tokenizer.eos_token_id is None:
-                    raise EditingError("append_eos=true, but the tokenizer has no end-of-text token.")
-                target = [*target, tokenizer.eos_token_id]
-            if not prompt:
-                raise EditingError(f"prompt {request.text!r} has no token before the target; nothing could predict it.")
-            rows.append((prompt, target))
-        device = input_device(model)
-        width = max(len(prompt) + len(target) - 1 for prompt, target in rows)
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        labels = []
-        for index, (prompt, target) in enumerate(rows):
-            fed = [*prompt, *target[:-1]]
-            ids[index, : len(fed)], mask[index, : len(fed)] = torch.tensor(fed), 1
-            labels += [(index, len(prompt) - 1 + i, token) for i, token in enumerate(target)]
-        row, column, token = (torch.tensor(part, device=device) for part in zip(*labels, strict=True))
-        chunk = _Chunk(ids.to(device), mask.to(device), row, column, token)
-        if config.engine == "fast" and config.layers and min(config.layers) > 0:
-            self._keep_hidden(model, chunk, min(config.layers))
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: FTConfig
+    ) -> LabelledRows:
+        chunk = padded_for(model, [self.example(tokenizer, request, config) for request in requests])
+        if config.engine == "fast" and config.layers:
+            keep_below(model, chunk, min(config.layers))
         return chunk
 
-    @torch.no_grad()
-    def _keep_hidden(self, model: nn.Module, chunk: _Chunk, layer: int) -> None:
-        """Run the blocks below the first trained one once; they do not change."""
-        block = model.get_submodule(architecture_of(model).block_name(layer - 1))
-
-        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
-            chunk.hidden_RTD, chunk.tuple_output = first_tensor(output), not isinstance(output, torch.Tensor)
-
-        with hooks(lambda: block.register_forward_hook(keep)):
-            decoder = getattr(model, str(model.base_model_prefix))
-            decoder(input_ids=chunk.ids_RT, attention_mask=chunk.mask_RT, use_cache=False)
-
-    def _loss(self, model: nn.Module, chunk: _Chunk, layer: int, config: FTMConfig) -> torch.Tensor:
-        with contextlib.ExitStack() as scope:
-            if chunk.hidden_RTD is not None:
-                kept = (chunk.hidden_RTD, None) if chunk.tuple_output else chunk.hidden_RTD
-                for number in range(layer):
-                    block = model.get_submodule(architecture_of(model).block_name(number))
-                    scope.enter_context(forward_replaced(block, lambda *_args, **_kwargs: kept))
-            head = head_of(model)
-            scope.enter_context(hooks(on_input(head, keep_rows(chunk.label_row_L, chunk.label_column_L))))
-            logits_LV = model(input_ids=chunk.ids_RT, attention_mask=chunk.mask_RT, use_cache=False).logits[0]
-        nll_L = nn.functional.cross_entropy(widened(logits_LV), chunk.label_token_L, reduction="none")
-        return (nll_L / chunk.label_counts()).sum()
+    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfig) -> Example:
+        """The row a request is trained on."""
+        return target_example(tokenizer, request.text, request.target_new, config.objective, config.append_eos)
 
 
 class _Trained:
@@ -208,7 +171,7 @@ class _Trained:
                 leaf.copy_(torch.minimum(torch.maximum(leaf, self.start[name] - radius), self.start[name] + radius))
 
 
-def _delta(trained: _Trained, losses: list[float], steps: int, config: FTMConfig) -> Delta:
+def _delta(trained: _Trained, losses: list[float], steps: int, config: FTConfig) -> Delta:
     dense = {name: leaf.detach() - trained.start[name] for name, leaf in trained.leaves.items()}
     update = sum(float(tensor.norm()) ** 2 for tensor in dense.values()) ** 0.5
     weight = sum(float(tensor.norm()) ** 2 for tensor in trained.start.values()) ** 0.5
