@@ -31,8 +31,8 @@ class Architecture:
         attention: the attention module.
         attention_out: the attention output projection.
         final_norm: the norm before the head.
-        mlp_in: the MLP input projections; the first one's output, as far as the MLP's inner width f, is what goes through
-            the non-linearity (fused projections hold the gate first).
+        mlp_in: the MLP input projections; the first f columns of the first one's output, f the MLP's inner width, go
+            through the non-linearity (fused projections hold the gate first).
         query_value: the attention's query and value projections, or the fused projection that holds them.
         post_norm: the norm that the block applies to m^l before adding it to the residual stream, if it has one.
     """
