@@ -20,8 +20,8 @@ from edit_hooks.architectures import architecture_of, check_layers, num_layers, 
 from edit_hooks.configs import shipped_config
 from edit_hooks.delta import Delta
 from edit_hooks.errors import EditingError, unknown_keys_error
-from edit_hooks.locate import require_subjects
-from edit_hooks.request import EditRequest
+from edit_hooks.locate import encode, join_target, require_subjects
+from edit_hooks.request import SLOT, EditRequest
 
 log = logging.getLogger("lm_eval.edited_hf")
 
@@ -97,6 +97,7 @@ class Editor(abc.ABC):
         self.overrides = dict(overrides or {})
         self.config_class.from_mapping(self.overrides)  # fail now, not after the model is loaded
         self._resolved: weakref.WeakKeyDictionary[nn.Module, EditorConfig] = weakref.WeakKeyDictionary()
+        self._said: set[str] = set()
 
     def resolve(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> EditorConfig:
         """The full configuration for a model, everything drawn at random made explicit.
@@ -170,14 +171,63 @@ class Editor(abc.ABC):
             raise EditingError(f"editor {self.name!r} writes one request at a time; joint=True is not possible.")
         if self.needs_subject:
             require_subjects(requests, self.name)
+        self.check_lengths(model, tokenizer, requests)
         config = self.resolve(model, tokenizer)
         # The harness calls models where gradients are off; editors need them whatever the caller's mode is.
         with torch.inference_mode(False), torch.enable_grad():
             job = Job(list(requests), config, joint, list(history), progress or (lambda count: None))
             deltas = self.compute(model, tokenizer, job)
-        for delta in deltas:
+        groups = [job.requests] if joint else [[request] for request in job.requests]
+        for group, delta in zip(groups, deltas, strict=True):
             delta.meta.setdefault("editor", self.name)
+            self._record(delta, self.remarks(model, tokenizer, config, group, delta))
         return deltas
+
+    def check_lengths(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest]
+    ) -> None:
+        """Refuse requests that do not fit into the model's positions, the longest context of :meth:`contexts` included.
+
+        Raises:
+            EditingError: naming the case and the two lengths.
+        """
+        limit = getattr(unwrapped(model).config, "max_position_embeddings", None)
+        before = max((template.partition(SLOT)[0] for template in self.contexts(model)), key=len, default="")
+        if limit is None:
+            return
+        for request in requests:
+            length = len(encode(tokenizer, join_target(before + request.text, request.target_new)).ids) - 1
+            if length > limit:
+                context = ", the longest context included," if before else ""
+                raise EditingError(
+                    f"case {request.case_id}: prompt and target_new take {length} tokens{context} and the model has "
+                    f"{limit} positions; shorten target_new or the prompt, or drop the record."
+                )
+
+    def contexts(self, model: nn.Module) -> Sequence[str]:
+        """Hook: templates that are put around every prompt, as far as they are known before anything is drawn."""
+        return ()
+
+    def remarks(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Any,
+        requests: Sequence[EditRequest],
+        delta: Delta,
+    ) -> list[str]:
+        """Hook: what users of a finished edit of these requests should be warned of, in sentences without numbers of
+        the single edit (they are logged once each, and recorded with every edit they are true of)."""
+        return []
+
+    def _record(self, delta: Delta, remarks: Sequence[str]) -> None:
+        if remarks:
+            known = delta.diagnostics.get("warnings", [])
+            delta.diagnostics["warnings"] = [*known, *(text for text in remarks if text not in known)]
+        for text in remarks:
+            if text not in self._said:
+                self._said.add(text)
+                log.warning("editor %s: %s", self.name, text)
 
     @abc.abstractmethod
     def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:

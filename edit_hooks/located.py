@@ -16,14 +16,26 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.architectures import unwrapped
 from edit_hooks.base import Editor, EditorConfig, setting
-from edit_hooks.context_templates import check_templates, sample_templates
+from edit_hooks.context_templates import BARE, check_templates, sample_templates
+from edit_hooks.delta import Delta
 from edit_hooks.errors import EditingError
 from edit_hooks.forwards import Site
 from edit_hooks.locate import FactToken, kl_row, rewriting_row
 from edit_hooks.request import EditRequest
 from edit_hooks.solve import SecondMoment, load_second_moments
-from edit_hooks.stats import MAX_LENGTH, TokenBudget, digest_of, second_moments
+from edit_hooks.stats import MAX_LENGTH, MomentDtype, TokenBudget, digest_of, second_moments
 from edit_hooks.value import Problem, Value, ValueSettings
+
+UNLIKELY_NLL = 1.0
+UNLIKELY_TARGET = (
+    f"the value optimisation ended with a target of more than {UNLIKELY_NLL:g} nat per token, so the edit may not "
+    "take; more num_steps, another lr, a larger clamp_factor or another layer may help, lm-edit tune searches."
+)
+FIRST_TOKEN = (
+    "the fact token is the first token of the sequence, where keys and norms of many models are unlike those of any "
+    "other position: the edit may show in the bare prompt only, or not at all. A tokenizer that adds a start token, or "
+    "a prompt with words before the subject, avoids it."
+)
 
 
 @dataclass(kw_only=True)
@@ -44,6 +56,7 @@ class LocatedConfig(EditorConfig):
     )
     moment_tokens: int | None = setting("tokens C is collected from; null: four per dimension or all", default=None)
     moment_length: int = setting("tokens of a document that are used for C", default=MAX_LENGTH)
+    moment_dtype: MomentDtype = setting("precision in which C is kept (sums run in float64)", default="float32")
     moment_digest: str | None = setting("filled in: checksum of the file or folder C comes from", default=None)
     keep_intermediates: bool = setting("keep keys and values on the delta for inspection", default=False)
 
@@ -104,13 +117,37 @@ class LocatedEditor(Editor):
         if not is_text:
             return load_second_moments(source, config.layers, model)
         budget = TokenBudget(config.moment_tokens, config.moment_length)
-        return second_moments(model, tokenizer, config.layers, source, budget=budget, seed=config.seed)
+        return second_moments(
+            model, tokenizer, config.layers, source, budget=budget, seed=config.seed, dtype=config.moment_dtype
+        )
 
     def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
         if isinstance(config.context_templates, str):
             texts = sample_templates(model, tokenizer, config.context_templates, config.seed)
             config = dataclasses.replace(config, context_templates=texts)
         return config
+
+    def contexts(self, model: nn.Module) -> Sequence[str]:
+        config: Any = self._resolved.get(unwrapped(model)) or self.config_class.from_mapping(self.overrides)
+        return () if isinstance(config.context_templates, str) else config.context_templates
+
+    def remarks(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Any,
+        requests: Sequence[EditRequest],
+        delta: Delta,
+    ) -> list[str]:
+        constraints = self.constraints(model, tokenizer, config)
+        found = [
+            f"layer {layer}: {text}" for layer, entry in constraints.items() for text in getattr(entry, "remarks", ())
+        ]
+        if any(rewriting_row(tokenizer, request, BARE, config.fact_token).position == 0 for request in requests):
+            found.append(FIRST_TOKEN)
+        if delta.diagnostics.get("final_nll", 0.0) > UNLIKELY_NLL:
+            found.append(UNLIKELY_TARGET)
+        return found
 
     def problems(
         self, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest], config: Any

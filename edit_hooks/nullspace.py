@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import logging
 from dataclasses import dataclass
@@ -19,6 +21,14 @@ from edit_hooks.solve import SecondMoment
 
 log = logging.getLogger(__name__)
 
+NEARLY_ALL = 0.99
+PROTECTS_NOTHING = "the projection keeps nearly all directions of the keys, so it protects almost nothing. {way}"
+WRITES_NOTHING = "the projection keeps hardly any direction of the keys, so hardly anything is written. {way}"
+OTHER_THRESHOLD = "Choose another nullspace_threshold, or none: nullspace_energy then decides, a share of trace(C)."
+NOT_IDEMPOTENT = 1e-2
+NO_PROJECTOR = "the given matrix P is no projector: P P differs from P by more than a hundredth."
+OTHER_MATRIX = "Make P from more text or with another threshold."
+
 
 @dataclass
 class Projector:
@@ -29,17 +39,38 @@ class Projector:
         is_complement: P = I - basis basis^T.
         threshold: eigenvalues of C below it count as zero.
         trace: trace(C), the mean squared norm of the keys behind it.
+        moment_remarks: warnings about the C it was made from.
     """
 
     basis_FR: torch.Tensor
     is_complement: bool
     threshold: float
     trace: float
+    moment_remarks: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:
         width, columns = self.basis_FR.shape
         return width - columns if self.is_complement else columns
+
+    @property
+    def share(self) -> float:
+        """rank(P) / f: 1 keeps every direction, 0 none."""
+        return self.rank / len(self.basis_FR)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What users should be warned of."""
+        return [*self.moment_remarks, *_share_remarks(self.share, OTHER_THRESHOLD)]
+
+    def check(self, layer: int) -> None:
+        """Raise EditingError when nothing can be written through this projector."""
+        if self.rank == 0:
+            raise EditingError(
+                f"layer {layer}: no eigenvalue of C lies below nullspace_threshold={self.threshold:.3g}, so nothing "
+                "can be written. Raise the threshold, or leave it out: then nullspace_energy, a share of trace(C), "
+                "decides."
+            )
 
     def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
         """P k in the keys' precision."""
@@ -49,8 +80,7 @@ class Projector:
 
     def describe(self) -> dict[str, Any]:
         """What results say about the constraint (JSON-able)."""
-        share = self.rank / len(self.basis_FR)
-        return {"constraint": "null_space", "null_space_share": share, "nullspace_threshold": self.threshold}
+        return {"constraint": "null_space", "null_space_share": self.share, "nullspace_threshold": self.threshold}
 
 
 @dataclass
@@ -64,10 +94,33 @@ class GivenProjector:
         """P k in the keys' precision."""
         return keys_EF @ self.matrix_FF.to(keys_EF).T
 
+    @functools.cached_property
+    def share(self) -> float:
+        """rank(P) / f; the trace of a projector is its rank."""
+        return float(self.matrix_FF.diagonal().double().sum()) / len(self.matrix_FF)
+
+    @functools.cached_property
+    def remarks(self) -> list[str]:
+        """What users should be warned of."""
+        matrix_FF = self.matrix_FF.double()
+        defect = float((matrix_FF @ matrix_FF - matrix_FF).norm() / matrix_FF.norm())
+        found = _share_remarks(self.share, OTHER_MATRIX)
+        return [*found, NO_PROJECTOR] if defect > NOT_IDEMPOTENT else found
+
+    def check(self, layer: int) -> None:
+        """Raise EditingError when nothing can be written through this projector."""
+        if float(self.matrix_FF.abs().max()) == 0:
+            raise EditingError(f"layer {layer}: the given projector is zero, so nothing can be written. {OTHER_MATRIX}")
+
     def describe(self) -> dict[str, Any]:
-        """What results say about the constraint (JSON-able); the trace of a projector is its rank."""
-        share = float(self.matrix_FF.diagonal().double().sum()) / len(self.matrix_FF)
-        return {"constraint": "null_space", "null_space_share": share, "nullspace_threshold": None}
+        """What results say about the constraint (JSON-able)."""
+        return {"constraint": "null_space", "null_space_share": self.share, "nullspace_threshold": None}
+
+
+def _share_remarks(share: float, way: str) -> list[str]:
+    if share > NEARLY_ALL:
+        return [PROTECTS_NOTHING.format(way=way)]
+    return [WRITES_NOTHING.format(way=way)] if share < 1 - NEARLY_ALL else []
 
 
 def null_space(values_F: torch.Tensor, vectors_FF: torch.Tensor, threshold: float) -> Projector:
@@ -95,7 +148,7 @@ def null_space_of(moment: SecondMoment, threshold: float | None, energy: float =
     key = {"projector of": description, "threshold": threshold, "energy": None if threshold is not None else energy}
     path = root / key_of(key)[:2] / f"{key_of(key)}.safetensors" if root else None
     if path is not None and (found := _load_projector(path, key)):
-        return found
+        return dataclasses.replace(found, moment_remarks=tuple(moment.remarks))
     values_F, vectors_FF = torch.linalg.eigh(moment.matrix_FF.double())
     if threshold is None:
         below_F = values_F.clamp(min=0).cumsum(0) <= energy * values_F.clamp(min=0).sum()
@@ -104,7 +157,7 @@ def null_space_of(moment: SecondMoment, threshold: float | None, energy: float =
     projector = null_space(values_F, vectors_FF, threshold)
     if path is not None:
         _save_projector(path, key, projector)
-    return projector
+    return dataclasses.replace(projector, moment_remarks=tuple(moment.remarks))
 
 
 def _save_projector(path: Path, key: dict[str, Any], projector: Projector) -> None:

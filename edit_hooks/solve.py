@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,6 @@ from torch import nn
 
 from edit_hooks.architectures import architecture_of, map_shape, unwrapped
 from edit_hooks.errors import EditingError
-
-log = logging.getLogger("lm_eval.edited_hf")
 
 RELATIVE_RIDGE = 1e-8
 
@@ -31,6 +28,7 @@ class SecondMoment:
 
     matrix_FF: torch.Tensor | None
     report: dict[str, Any] = field(default_factory=dict)
+    _remarks: list[str] = field(default_factory=list, repr=False)
     _factor_FF: torch.Tensor | None = field(default=None, repr=False)
 
     @property
@@ -38,23 +36,39 @@ class SecondMoment:
         """``"identity"`` or ``"second_moment"``; results name the constraint an edit was made under."""
         return "identity" if self.matrix_FF is None else "second_moment"
 
+    @property
+    def remarks(self) -> list[str]:
+        """What users of this C should be warned of: from its collection, and from the solves made with it so far."""
+        return [*self.report.get("warnings", []), *self._remarks]
+
     def solve(self, keys_EF: torch.Tensor, precision: str) -> torch.Tensor:
         """C^-1 k for every key, shape [E, f].
 
         Args:
-            precision: ``"float64"`` uses a Cholesky factor, with a ridge of 1e-8 trace(C) / f (logged) if C is singular
-                without it; ``"float32"`` takes the plain inverse in the keys' precision, as the released ROME does.
+            precision: ``"float64"`` uses a Cholesky factor, with a small ridge (recorded) if C is singular without it;
+                ``"float32"`` takes the plain inverse in the keys' precision, as the released ROME does.
 
         Raises:
-            EditingError: when C is not positive definite.
+            EditingError: when C is not positive definite (``"float64"``) or has no inverse (``"float32"``).
         """
         if self.matrix_FF is None:
             return keys_EF
         if precision == "float32":
-            return keys_EF @ torch.linalg.inv(self.matrix_FF.to(keys_EF)).T
+            inverse_FF, info = torch.linalg.inv_ex(self.matrix_FF.to(keys_EF))
+            if int(info) or not torch.isfinite(inverse_FF).all():
+                raise EditingError(
+                    "the second moment C is singular, so it has no inverse in float32. Use inverse_dtype=float64, "
+                    "which adds a small ridge, or collect C from more tokens (lm-edit stats shows how many it had)."
+                )
+            return keys_EF @ inverse_FF.T
         if self._factor_FF is None:
             # Kept in main memory: one such factor per layer would crowd an accelerator.
-            self._factor_FF = _cholesky(self.matrix_FF.to(keys_EF.device).double()).cpu()
+            self._factor_FF, ridge = _cholesky(self.matrix_FF.to(keys_EF.device).double())
+            self._factor_FF = self._factor_FF.cpu()
+            if ridge:
+                self._remarks.append(
+                    f"the second moment C is singular to working precision; a ridge of {ridge:.1e} is added to it."
+                )
         return torch.cholesky_solve(keys_EF.double().T, self._factor_FF.to(keys_EF.device)).T.to(keys_EF.dtype)
 
     def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
@@ -68,18 +82,24 @@ class SecondMoment:
         return {**facts, "moment_corpus": corpus, "moment_tokens": self.report["num_tokens"]} if corpus else facts
 
 
-def _cholesky(matrix_FF: torch.Tensor) -> torch.Tensor:
-    """Lower Cholesky factor; a small ridge is tried, and said, when the matrix is singular to working precision."""
+def _cholesky(matrix_FF: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Lower Cholesky factor, and the small ridge that was added because the matrix is singular (0 if it is not).
+
+    The second ridge tried bounds what keeping C in float32 can have done to its smallest eigenvalues.
+    """
     factor_FF, info = torch.linalg.cholesky_ex(matrix_FF)
     if not int(info):
-        return factor_FF
-    ridge = RELATIVE_RIDGE * float(matrix_FF.diagonal().mean())
-    log.warning("the second moment C is singular to working precision; a ridge of %.1e is added.", ridge)
+        return factor_FF, 0.0
+    rounding = torch.finfo(torch.float32).eps * float(matrix_FF.norm())
     identity_FF = torch.eye(len(matrix_FF), dtype=matrix_FF.dtype, device=matrix_FF.device)
-    factor_FF, info = torch.linalg.cholesky_ex(matrix_FF + ridge * identity_FF)
-    if int(info):
-        raise EditingError("the second moment C is not positive definite; it was collected from too few tokens.")
-    return factor_FF
+    for ridge in (RELATIVE_RIDGE * float(matrix_FF.diagonal().mean()), rounding):
+        factor_FF, info = torch.linalg.cholesky_ex(matrix_FF + ridge * identity_FF)
+        if not int(info) and ridge > 0:
+            return factor_FF, ridge
+    raise EditingError(
+        "the second moment C is not positive definite, also with a small ridge: it is no mean of k k^T, or was "
+        "collected from keys that are all zero. Collect it again (lm-edit stats) or check the given matrix."
+    )
 
 
 def adjusted_keys(keys_UF: torch.Tensor, applied_UF: torch.Tensor, ridge: float) -> torch.Tensor:
@@ -106,7 +126,11 @@ def load_second_moments(source: Any, layers: list[int], model: nn.Module) -> dic
     """Second moments of the edited layers; the identity for ``None``, else as :func:`load_matrices` reads them."""
     if source is None:
         return {layer: SecondMoment(None) for layer in layers}
-    return {layer: SecondMoment(matrix) for layer, matrix in load_matrices(source, layers, model).items()}
+    matrices = load_matrices(source, layers, model)
+    for layer, matrix_FF in matrices.items():
+        if not torch.allclose(matrix_FF, matrix_FF.T, rtol=1e-3, atol=1e-4 * float(matrix_FF.abs().max())):
+            raise EditingError(f"the second moment of layer {layer} is not symmetric; C = E[k k^T] is needed, [f, f].")
+    return {layer: SecondMoment(matrix) for layer, matrix in matrices.items()}
 
 
 def load_matrices(
@@ -115,7 +139,7 @@ def load_matrices(
     """One [f, f] matrix per edited layer from a mapping layer -> tensor, or a safetensors file ``layerN``.
 
     Raises:
-        EditingError: for a missing layer or a matrix of the wrong size.
+        EditingError: for a missing layer, a matrix of the wrong size, and entries that are not finite.
     """
     if isinstance(source, (str, Path)):
         try:
@@ -137,4 +161,6 @@ def load_matrices(
                 f"the matrix of layer {layer} in {name!r} has shape {tuple(matrices[layer].shape)}; "
                 f"the keys have width {width}, so [{width}, {width}] is needed."
             )
+        if not torch.isfinite(matrices[layer]).all():
+            raise EditingError(f"the matrix of layer {layer} in {name!r} has entries that are not finite.")
     return {layer: matrices[layer] for layer in layers}

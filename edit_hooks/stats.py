@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -45,12 +45,14 @@ from edit_hooks.store import cache_root, write_atomically
 
 log = logging.getLogger(__name__)
 
-FORMAT = "lm-eval-editing/second-moment/2"
+FORMAT = "lm-eval-editing/second-moment/3"
+MomentDtype = Literal["float32", "float64"]
 SELF = "self"
 TEXT_SUFFIXES = (".txt", ".jsonl")
 TOKENS_PER_DIMENSION = 4
 MAX_LENGTH = 256
 BATCH_TOKENS = 2**13
+SHUFFLE_BUFFER = 10_000
 SAMPLED_ROWS, SHORTEST_TEXT = 64, 64
 EXACT_CONDITION_UP_TO = 4096
 POWER_STEPS = 50
@@ -84,6 +86,7 @@ def second_moments(
     *,
     budget: TokenBudget | None = None,
     seed: int = 0,
+    dtype: MomentDtype = "float32",
     folder: str | os.PathLike[str] | None = None,
     quiet: bool = False,
 ) -> dict[int, SecondMoment]:
@@ -91,7 +94,8 @@ def second_moments(
 
     Args:
         source: see the module's description.
-        seed: seed of the sampled text; matters for ``self`` only.
+        seed: seed of the sampled text (``self``) and of the order in which a hub corpus is read.
+        dtype: precision in which the matrices are kept; sums run in float64.
         folder: where matrices are kept; ``<cache>/stats`` unless given (for a list of texts: nowhere).
 
     Raises:
@@ -104,17 +108,21 @@ def second_moments(
     if folder is None and isinstance(source, (list, tuple)):
         root = None
     fingerprint = model_fingerprint(inner) if root else ""
-    descriptions = {layer: _description(inner, tokenizer, fingerprint, layer, corpus, budget) for layer in layers}
+    descriptions = {
+        layer: _description(inner, tokenizer, fingerprint, layer, corpus, budget, dtype) for layer in layers
+    }
     found = {layer: _load(root, description) if root else None for layer, description in descriptions.items()}
     missing = [layer for layer, moment in found.items() if moment is None]
     if missing:
         matrices, facts = _collect(inner, tokenizer, missing, corpus, budget, seed, quiet)
-        for layer, matrix_FF in matrices.items():
-            report = {**facts, **_condition(matrix_FF)}
-            _warn(layer, report, len(matrix_FF))
+        for layer, sum_FF in matrices.items():
+            report = {**facts, "width": len(sum_FF), **_condition(sum_FF)}
+            report["warnings"] = _warnings(report, budget)
+            _say(layer, report)
+            matrix_FF = sum_FF.to(getattr(torch, dtype))
             if root:
-                _save(root, descriptions[layer], matrix_FF.float(), report)
-            found[layer] = SecondMoment(matrix_FF.float(), {"description": descriptions[layer], **report})
+                _save(root, descriptions[layer], matrix_FF, report)
+            found[layer] = SecondMoment(matrix_FF, {"description": descriptions[layer], **report})
     if root:
         for moment in found.values():
             moment.report["folder"] = str(root)  # type: ignore[union-attr]
@@ -130,7 +138,7 @@ class _Corpus:
 
     identity: dict[str, Any]
     texts: tuple[str, ...] | None = None
-    hub: tuple[str, str | None, str] | None = None
+    hub: tuple[str, str | None, str, int] | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -151,7 +159,7 @@ def _corpus(source: str | os.PathLike[str] | Sequence[str], seed: int) -> _Corpu
             f"second moments come from {name!r}, which is neither a file or folder here, nor 'self', nor a hub id "
             "like wikimedia/wikipedia/20231101.en."
         )
-    return _hub_corpus(name)
+    return _hub_corpus(name, seed)
 
 
 def _texts_corpus(texts: list[str]) -> _Corpus:
@@ -177,7 +185,7 @@ def _read_texts(path: Path) -> list[str]:
     return texts
 
 
-def _hub_corpus(name: str) -> _Corpus:
+def _hub_corpus(name: str, seed: int) -> _Corpus:
     name, _, revision = name.partition("@")
     owner, _, rest = name.partition("/")
     dataset, _, config = rest.partition("/")
@@ -191,15 +199,32 @@ def _hub_corpus(name: str) -> _Corpus:
             f"cannot reach the corpus {repository!r} on the hub ({type(error).__name__}). Use second_moments='self', "
             "the path of a text file, or a safetensors file with a matrix per layer."
         ) from None
-    identity = {"kind": "hub", "dataset": repository, "config": config or None, "split": "train", "revision": sha}
-    return _Corpus(identity, hub=(repository, config or None, str(sha)))
+    identity: dict[str, Any] = {
+        "kind": "hub",
+        "dataset": repository,
+        "config": config or None,
+        "split": "train",
+        "revision": sha,
+    }
+    identity |= {"seed": seed, "shuffle_buffer": SHUFFLE_BUFFER}
+    return _Corpus(identity, hub=(repository, config or None, str(sha), seed))
 
 
-def _hub_texts(repository: str, config: str | None, sha: str) -> Iterator[str]:
+def _hub_texts(repository: str, config: str | None, sha: str, seed: int) -> Iterator[str]:
+    """Texts in an order drawn from the seed: shards at random, records through a buffer (dumps begin with old ones)."""
     from datasets import load_dataset
 
-    for record in load_dataset(repository, config, split="train", revision=sha, streaming=True):
-        yield str(record["text"])
+    try:
+        records = load_dataset(repository, config, split="train", revision=sha, streaming=True)
+        for record in records.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER):
+            yield str(record["text"])
+    except KeyError as error:
+        raise EditingError(f"records of {repository!r} have no field {error}; a corpus needs 'text'.") from None
+    except Exception as error:
+        raise EditingError(
+            f"cannot read the corpus {repository!r} ({type(error).__name__}: {error}). A text file, a folder of them, "
+            "or 'self' need no network."
+        ) from None
 
 
 def digest_of(source: str | os.PathLike[str]) -> str | None:
@@ -354,6 +379,7 @@ def _collect(
     facts = {
         "num_tokens": num_tokens,
         "num_documents": num_documents,
+        "model_name": str(getattr(model.config, "_name_or_path", "") or ""),
         "seconds": round(time.perf_counter() - began, 2),
         "torch": torch.__version__,
     }
@@ -387,17 +413,26 @@ def _largest(apply: Any, width: int) -> float:
     return value
 
 
-def _warn(layer: int, report: dict[str, Any], width: int) -> None:
-    condition = "singular" if report["condition"] is None else f"condition number {report['condition']:.1e}"
-    log.info("layer %d: second moment of %d keys of width %d, %s.", layer, report["num_tokens"], width, condition)
-    if report["num_tokens"] < 2 * width:
-        log.warning(
-            "layer %d: the second moment comes from %d tokens, fewer than twice the keys' width %d; "
-            "edits constrained by it may be poor. Give more text or a larger token budget.",
-            layer,
-            report["num_tokens"],
-            width,
+def _warnings(report: dict[str, Any], budget: TokenBudget) -> list[str]:
+    """What is to be said about a matrix that comes from too little text."""
+    count, width, found = report["num_tokens"], report["width"], []
+    if count < 2 * width:
+        found.append(
+            f"the second moment comes from {count} tokens, fewer than twice the keys' width {width}; edits constrained "
+            "by it may be poor. Give more text or a larger token budget."
         )
+    if budget.num_tokens is not None and count < budget.num_tokens:
+        asked = budget.num_tokens
+        found.append(f"the text behind the second moment ended after {count} of the {asked} tokens asked for.")
+    return found
+
+
+def _say(layer: int, report: dict[str, Any]) -> None:
+    condition = "singular" if report["condition"] is None else f"condition number {report['condition']:.1e}"
+    tokens, width = report["num_tokens"], report["width"]
+    log.info("layer %d: second moment of %d keys of width %d, %s.", layer, tokens, width, condition)
+    for text in report["warnings"]:
+        log.warning("layer %d: %s", layer, text)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -410,6 +445,7 @@ def _description(
     layer: int,
     corpus: _Corpus,
     budget: TokenBudget,
+    dtype: MomentDtype,
 ) -> dict[str, Any]:
     """Everything that alters the matrix."""
     return {
@@ -421,7 +457,7 @@ def _description(
         "num_tokens": budget.num_tokens,
         "max_length": budget.max_length,
         "tokenizer": key_of([len(tokenizer), encode(tokenizer, " A test: naïve 東京 1234\n\n  x").ids]),
-        "dtype": "float32",
+        "dtype": dtype,
     }
 
 

@@ -26,7 +26,6 @@ reproduce that, hand earlier deltas over as history on the untouched model.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,12 +36,9 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.base import EditorConfig, setting
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
 from edit_hooks.errors import EditingError
-from edit_hooks.nullspace import GivenProjector, Projector, null_space_of
+from edit_hooks.nullspace import GivenProjector, null_space_of
 from edit_hooks.solve import load_matrices
 
-log = logging.getLogger(__name__)
-
-NEARLY_ALL = 0.99
 DEFAULT_L2, RELATIVE_L2 = 10.0, 0.01
 
 
@@ -81,42 +77,18 @@ class AlphaEdit(MEMIT):
     def load_constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
         if config.projectors is not None:
             given = load_matrices(config.projectors, config.layers, model, "projectors")
-            return {layer: GivenProjector(matrix) for layer, matrix in given.items()}
-        moments = self.load_moments(model, tokenizer, config)
-        projectors = {
-            layer: null_space_of(moment, config.nullspace_threshold, config.nullspace_energy)
-            for layer, moment in moments.items()
-        }
+            projectors: dict[int, Any] = {layer: GivenProjector(matrix) for layer, matrix in given.items()}
+        else:
+            moments = self.load_moments(model, tokenizer, config)
+            projectors = {
+                layer: null_space_of(moment, config.nullspace_threshold, config.nullspace_energy)
+                for layer, moment in moments.items()
+            }
         for layer, projector in projectors.items():
-            _check(layer, projector)
+            projector.check(layer)
         return projectors
 
     def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: Any) -> float:
         if config.l2 is not None:
             return config.l2
         return DEFAULT_L2 if constraint.trace is None else RELATIVE_L2 * constraint.trace
-
-
-def _check(layer: int, projector: Projector) -> None:
-    """Say when the projector decides nothing or everything."""
-    share = projector.rank / len(projector.basis_FR)
-    if projector.rank == 0:
-        raise EditingError(
-            f"layer {layer}: no eigenvalue of C lies below nullspace_threshold={projector.threshold:.3g}, so nothing "
-            "can be written. Raise the threshold, or leave it out: then nullspace_energy, a share of trace(C), decides."
-        )
-    if share > NEARLY_ALL:
-        log.warning(
-            "layer %d: %.1f %% of all directions lie below nullspace_threshold=%.3g: the projection protects almost "
-            "nothing. Lower the threshold, or leave it out and set nullspace_energy.",
-            layer,
-            100 * share,
-            projector.threshold,
-        )
-    elif share < 1 - NEARLY_ALL:
-        log.warning(
-            "layer %d: only %.1f %% of all directions lie below nullspace_threshold=%.3g: hardly anything is written.",
-            layer,
-            100 * share,
-            projector.threshold,
-        )

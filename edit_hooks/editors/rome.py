@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -39,6 +39,12 @@ from edit_hooks.solve import SecondMoment
 from edit_hooks.value import Value, optimise_values
 
 KeyMode = Literal["mixed", "prefixed", "prompt"]
+SMALL_DIVISOR = 0.1
+INCONSISTENT_KEYS = (
+    "the key of the bare prompt is nearly orthogonal to the mean key over the templates, or points away from it: the "
+    "denominator of ROME is below a tenth of what consistent keys give, and the update as many times too large. r_rome "
+    "(key_mode=prefixed) has no such edits."
+)
 
 
 @dataclass(kw_only=True)
@@ -71,6 +77,20 @@ class ROME(LocatedEditor):
         values = optimise_values(model, problems, settings, config.engine, progress=job.progress)
         return self._write(model, job.requests, values, moment, config, layer)
 
+    def remarks(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Any,
+        requests: Sequence[EditRequest],
+        delta: Delta,
+    ) -> list[str]:
+        found = super().remarks(model, tokenizer, config, requests, delta)
+        # With consistent keys the divisor is k^T C^-1 k (or its root), never small or negative.
+        if config.key_mode == "mixed" and delta.diagnostics["divisor_ratio"] < SMALL_DIVISOR:
+            found.append(INCONSISTENT_KEYS)
+        return found
+
     def _write(
         self,
         model: nn.Module,
@@ -101,6 +121,7 @@ class ROME(LocatedEditor):
                 **value_diagnostics(value),
                 "constraint": moment.kind,
                 "divisor": float(divisor),
+                "divisor_ratio": float(divisor / torch.dot(mean_EF[edit], direction_EF[edit])),
                 "key_cosine": float(nn.functional.cosine_similarity(mean_EF[edit], bare_EF[edit], dim=0)),
                 "update_norm_ratio": float(left_D.norm()) / norm,
                 "losses": value.losses,
