@@ -22,6 +22,7 @@ from edit_hooks.solve import SecondMoment
 log = logging.getLogger(__name__)
 
 NEARLY_ALL = 0.99
+DEFAULT_ENERGY = 0.1
 PROTECTS_NOTHING = "the projection keeps nearly all directions of the keys, so it protects almost nothing. {way}"
 WRITES_NOTHING = "the projection keeps hardly any direction of the keys, so hardly anything is written. {way}"
 OTHER_THRESHOLD = "Choose another nullspace_threshold, or none: nullspace_energy then decides, a share of trace(C)."
@@ -135,12 +136,15 @@ def null_space(values_F: torch.Tensor, vectors_FF: torch.Tensor, threshold: floa
     return Projector(basis_FR.clone(), is_complement, threshold, float(values_F.sum()))
 
 
-def null_space_of(moment: SecondMoment, threshold: float | None, energy: float = 0.1) -> Projector:
+def null_space_of(
+    moment: SecondMoment, threshold: float | None, energy: float = DEFAULT_ENERGY, device: torch.device | None = None
+) -> Projector:
     """Projector onto the directions where C is nearly zero.
 
     Args:
         threshold: eigenvalues below it count as zero. ``None``: the largest null space that holds at most ``energy`` of
             trace(C).
+        device: where to take the eigenvectors if there is room, for what is not kept yet; on the CPU when absent.
     """
     assert moment.matrix_FF is not None
     description = moment.report.get("description")
@@ -149,7 +153,7 @@ def null_space_of(moment: SecondMoment, threshold: float | None, energy: float =
     path = root / key_of(key)[:2] / f"{key_of(key)}.safetensors" if root else None
     if path is not None and (found := _load_projector(path, key)):
         return dataclasses.replace(found, moment_remarks=tuple(moment.remarks))
-    values_F, vectors_FF = torch.linalg.eigh(moment.matrix_FF.double())
+    values_F, vectors_FF = _eigh(moment.matrix_FF, device)
     if threshold is None:
         below_F = values_F.clamp(min=0).cumsum(0) <= energy * values_F.clamp(min=0).sum()
         rank = int(below_F.sum())
@@ -158,6 +162,16 @@ def null_space_of(moment: SecondMoment, threshold: float | None, energy: float =
     if path is not None:
         _save_projector(path, key, projector)
     return dataclasses.replace(projector, moment_remarks=tuple(moment.remarks))
+
+
+def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues (ascending) and eigenvectors in float64, on the CPU; finding them takes minutes there for wide keys."""
+    where = torch.device("cpu")
+    if device is not None and device.type == "cuda":
+        needed = 5 * 8 * matrix_FF.numel()  # the matrix, its eigenvectors, and what the solver works in
+        where = device if torch.cuda.mem_get_info(device)[0] > needed else where
+    values_F, vectors_FF = torch.linalg.eigh(matrix_FF.to(where).double())
+    return values_F.cpu(), vectors_FF.cpu()
 
 
 def _save_projector(path: Path, key: dict[str, Any], projector: Projector) -> None:

@@ -33,6 +33,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.architectures import input_device
 from edit_hooks.base import EditorConfig, setting
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
 from edit_hooks.errors import EditingError
@@ -80,8 +81,9 @@ class AlphaEdit(MEMIT):
             projectors: dict[int, Any] = {layer: GivenProjector(matrix) for layer, matrix in given.items()}
         else:
             moments = self.load_moments(model, tokenizer, config)
+            device = input_device(model)
             projectors = {
-                layer: null_space_of(moment, config.nullspace_threshold, config.nullspace_energy)
+                layer: null_space_of(moment, config.nullspace_threshold, config.nullspace_energy, device)
                 for layer, moment in moments.items()
             }
         for layer, projector in projectors.items():

@@ -1,0 +1,104 @@
+"""``lm-edit stats``, ``trace`` and ``tune``: what locate-then-edit editors stand on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from edit_hooks.errors import EditingError
+from edit_hooks.verbs import Verb, model_arguments, model_options, table
+
+
+def _stats_arguments(parser: argparse.ArgumentParser) -> None:
+    model_arguments(parser)
+    parser.add_argument("--show", action="store_true", help="list what is kept and stop")
+    parser.add_argument("--editor", help="collect what this editor would use; fills in what is not given")
+    parser.add_argument("--editor-args", help="its settings: name:value;name:value, or a YAML file")
+    parser.add_argument("--layers", type=int, nargs="+", help="blocks; those of the editor when absent")
+    parser.add_argument("--source", help="self (default), a text file or folder, or a hub id such as owner/name/config")
+    parser.add_argument("--tokens", type=int, help="stop after so many tokens; four per dimension, or all of a file")
+    parser.add_argument("--max-length", type=int, help="cut documents after so many tokens (default 256)")
+    parser.add_argument("--moment-dtype", choices=("float32", "float64"), help="precision of the kept matrix")
+    parser.add_argument("--seed", type=int, help="seed of the sampled text, or of the order of a hub corpus")
+    parser.add_argument("--threshold", type=float, help="also make the projector on eigenvalues below this")
+    parser.add_argument("--energy", type=float, help="also make the projector that holds this share of the trace")
+    parser.add_argument("--folder", type=Path, help="where matrices are kept; the user's cache when absent")
+
+
+def _stats(given: argparse.Namespace) -> int:
+    from edit_hooks.options import parse_editor_args
+    from edit_hooks.stats_report import prepare_stats
+
+    if given.show:
+        return _show_stats(given.folder)
+    named = {
+        "layers": given.layers,
+        "second_moments": given.source,
+        "moment_tokens": given.tokens,
+        "moment_length": given.max_length,
+        "moment_dtype": given.moment_dtype,
+        "seed": given.seed,
+    }
+    settings = {name: value for name, value in named.items() if value is not None}
+    if given.editor_args and not given.editor:
+        raise EditingError("--editor-args are the settings of an editor; add --editor or drop them.")
+    options = {k: v for k, v in model_options(given).items() if k not in ("editor", "editor_args", "seed")}
+    reports = prepare_stats(
+        options,
+        editor=given.editor,
+        settings={**parse_editor_args(given.editor_args), **settings},
+        threshold=given.threshold,
+        energy=given.energy,
+        folder=given.folder,
+    )
+    rows = []
+    for entry in reports:
+        report, projector = entry.report, entry.projector
+        kept = "-" if projector is None else f"{projector.rank} of {report['width']} ({projector.share:.1%})"
+        ratio = report["num_tokens"] / report["width"]
+        where = "collected" if entry.is_new else "from the store"
+        cells = (entry.layer, report["num_tokens"], report["width"], f"{ratio:.1f}", _condition(report), kept, where)
+        rows.append([str(cell) for cell in cells])
+    table(("layer", "tokens", "width", "tokens/width", "condition", "null space kept", ""), rows)
+    for entry in reports:
+        for text in entry.warnings:
+            print(f"warning: layer {entry.layer}: {text}")
+    print(f"kept in {reports[0].report['folder']}")
+    return 0
+
+
+def _show_stats(folder: Path | None) -> int:
+    from edit_hooks.stats_report import corpus_name, stored_stats
+    from edit_hooks.store import cache_root
+
+    rows = []
+    for entry in stored_stats(folder):
+        description, report = entry.description, entry.report
+        name = Path(report.get("model_name") or "model").name
+        projectors = ", ".join(f"{named}: {rank}/{width}" for named, rank, width in entry.projectors) or "-"
+        model = f"{name} {description['model'][:8]}"
+        text = f"{corpus_name(entry)}, cut at {description['max_length']}"
+        size = f"{entry.num_bytes / 1e6:.1f} MB"
+        facts = (
+            model,
+            description["layer"],
+            text,
+            report["num_tokens"],
+            description["dtype"],
+            _condition(report),
+            size,
+        )
+        rows.append([*map(str, facts), projectors])
+    table(("model", "layer", "text", "tokens", "dtype", "condition", "size", "null spaces"), rows)
+    print(f"\n{len(rows)} second moments in {folder or cache_root() / 'stats'}")
+    return 0
+
+
+def _condition(report: dict[str, Any]) -> str:
+    return "singular" if report["condition"] is None else f"{report['condition']:.1e}"
+
+
+VERBS: dict[str, Verb] = {
+    "stats": Verb("collect second moments and null spaces, or show those that are kept", _stats_arguments, _stats),
+}
