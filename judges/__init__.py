@@ -1,6 +1,22 @@
-"""Who decides whether an answer is right: string comparison today, model judges behind the same `Verdict`."""
+"""Who decides whether an answer is right: string comparison and model judges, behind the same `Verdict`."""
 
-from judges.base import CORRECT, INCORRECT, LABELS, Verdict
-from judges.match import any_exact_match, exact_match, normalise
+from judges.base import CORRECT, INCORRECT, LABELS, CoverageError, Item, Judge, Judged, Report, Verdict
+from judges.match import alias_match, any_exact_match, contains, exact_match, match_ratio, normalise
 
-__all__ = ["CORRECT", "INCORRECT", "LABELS", "Verdict", "any_exact_match", "exact_match", "normalise"]
+__all__ = [
+    "CORRECT",
+    "INCORRECT",
+    "LABELS",
+    "CoverageError",
+    "Item",
+    "Judge",
+    "Judged",
+    "Report",
+    "Verdict",
+    "alias_match",
+    "any_exact_match",
+    "contains",
+    "exact_match",
+    "match_ratio",
+    "normalise",
+]

@@ -1,4 +1,8 @@
-"""String judges: exact match after the normalisation that SQuAD's evaluation made common."""
+"""String comparison: exact match after the normalisation that SQuAD's evaluation made common, and its relatives.
+
+All functions compare in one direction, is the gold answer in the answer, and a gold text of which normalisation leaves
+nothing (such as ``")"``) matches no answer: otherwise saying nothing would be right.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,7 @@ def normalise(text: str) -> str:
 
 
 def exact_match(answer: str, gold: str) -> bool:
-    """True when both texts are equal after :func:`normalise`.
-
-    A gold text of which nothing is left (such as ``")"``) matches no answer: otherwise saying nothing would be right.
-    """
+    """True when both texts are equal after :func:`normalise`; an empty gold text matches nothing."""
     wanted = normalise(gold)
     return bool(wanted) and normalise(answer) == wanted
 
@@ -30,3 +31,32 @@ def exact_match(answer: str, gold: str) -> bool:
 def any_exact_match(answer: str, golds: Iterable[str]) -> bool:
     """True when the answer matches one of the accepted texts (an answer and its aliases)."""
     return any(exact_match(answer, gold) for gold in golds)
+
+
+def alias_match(answer: str, golds: Iterable[str]) -> bool:
+    """True when one of the accepted texts occurs in the answer as whole words, one after the other."""
+    said = f" {normalise(answer)} "
+    return any(f" {wanted} " in said for gold in golds if (wanted := normalise(gold)))
+
+
+def contains(answer: str, gold: str, *, whole_words_up_to: int = 3) -> bool:
+    """True when the normalised answer contains the normalised gold text, also inside a longer word.
+
+    Args:
+        whole_words_up_to: gold texts of at most so many characters must be whole words: "Ur" is in every "hour".
+    """
+    wanted = normalise(gold)
+    if not wanted:
+        return False
+    return alias_match(answer, [gold]) if len(wanted) <= whole_words_up_to else wanted in normalise(answer)
+
+
+def match_ratio(answer: str, gold: str) -> float:
+    """Share of the gold text's words that the answer has in the same place (the text form of AR-MATCH), in 0..1.
+
+    What comes after as many words as the gold text has is not looked at: the score is blind to continuation,
+    repetition and contradiction, as the protocol is.
+    """
+    wanted = normalise(gold).split()
+    said = normalise(answer).split()
+    return sum(a == b for a, b in zip(wanted, said, strict=False)) / len(wanted) if wanted else 0.0

@@ -95,6 +95,20 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
     return json.dumps(summary)
 
 
+def judge_summary(values: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """Verdicts of the cases to a JSON text: who judged under which prompt, and counts of each label and of none.
+
+    Helper questions are counted too; answers at earlier stages of a stream are not. "{}" where nothing was judged.
+    """
+    verdicts = [verdict for case in values for verdict in case]
+    if not verdicts:
+        return "{}"
+    first = verdicts[0]
+    labels = Counter(verdict["verdict"] or "unscored" for verdict in verdicts)
+    hashed = (first["prompt_hash"] or "")[:12]
+    return json.dumps({"judge": first["judge"], "prompt_hash": hashed, **dict(sorted(labels.items()))})
+
+
 def _seconds_per_edit(edit: Mapping[str, Any]) -> float | None:
     """Time of the step that made an edit, over the step's edits (in a stream: the mean size of the steps so far)."""
     seconds = edit.get("seconds")
@@ -158,4 +172,5 @@ AGGREGATIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "reason_counts": reason_counts,
     "harmonic_of_means": harmonic_of_means,
     "edit_summary": edit_summary,
+    "judge_summary": judge_summary,
 }

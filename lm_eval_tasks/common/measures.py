@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from judges.base import CORRECT, Verdict
-from judges.match import exact_match
+from judges.match import alias_match, exact_match
 from lm_eval_tasks.common import scoring
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer, Failed, Generation, Likelihood
 
@@ -146,6 +146,11 @@ def both_empty(answer: Answer | None) -> float:
 def generated_match(answer: Answer | None, gold: str, *, unedited: bool = False) -> float:
     """EM: the generation up to its natural stop equals the gold answer after normalisation."""
     return float(exact_match(generation(answer, unedited=unedited).text, gold))
+
+
+def generated_contains(answer: Answer | None, gold: str) -> float:
+    """The generation up to its natural stop contains the gold answer as whole words, after normalisation."""
+    return float(alias_match(generation(answer).text, [gold]))
 
 
 def verdict(answer: Answer | None) -> float:

@@ -23,6 +23,8 @@ class Probe:
         generate: also let the model write on its own.
         gold: the answer that a generation is compared with.
         question: the bare question, for judges; the prompt if not given.
+        only_unedited: a helper of which only the unedited model's answer matters; a judge is shown that one, and cases
+            where it is correct are excluded from judged metrics marked ``filtered``.
     """
 
     kind: str
@@ -31,6 +33,7 @@ class Probe:
     generate: bool = False
     gold: str = ""
     question: str = ""
+    only_unedited: bool = False
 
 
 def case_doc(

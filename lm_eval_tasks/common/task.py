@@ -5,10 +5,11 @@ A task's YAML names four things (lm-eval's own keys, read a little differently):
 - ``custom_dataset``: ``load_records(settings, subset) -> Loaded``; ``subset`` is the YAML's ``dataset_name``.
 - ``process_docs``: ``(record, settings) -> document``, made with :func:`~lm_eval_tasks.common.probes.case_doc`.
 - ``process_results``: ``(doc, answers) -> {metric: measure}``; ``answers`` is a
-  :class:`~lm_eval_tasks.common.probes.CaseAnswers`, a measure a function without arguments.
+  :class:`~lm_eval_tasks.common.probes.CaseAnswers`, a measure a function without arguments. Judged metrics are not
+  among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
   setting is off, ``filtered: true`` marks one from which a published filter may exclude cases, ``from: judge`` one that
-  only judged pipelines report.
+  only judged pipelines report (:mod:`lm_eval_tasks.common.judging`).
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
 edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.common.streams`); tasks need not know.
@@ -30,7 +31,8 @@ from lm_eval.api.utils import ends_with_whitespace
 import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, which the YAML names
 from edit_hooks.errors import EditingError
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
-from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, verdict
+from lm_eval_tasks.common.judging import PIPELINE, describe_verdicts, judge_pipeline
+from lm_eval_tasks.common.measures import Excluded, Measure, Score, case_mean, evaluate, verdict
 from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers
 from lm_eval_tasks.common.sources import Loaded, switch, which_data
 from lm_eval_tasks.common.streams import OUTSIDE, RETENTION, Reading, Stage, Stages, read_all
@@ -69,6 +71,7 @@ class EditingTask(ConfigurableTask):
                 "editing protocols. Use 0 (in-context editing is an editor, not a prompt format)."
             )
         self.stages = Stages.of(config["metadata"])
+        self.judge = _plug_in_judge(config)
         super().__init__(data_dir, cache_dir, download_mode, config)
         self._declare_columns()
 
@@ -87,6 +90,7 @@ class EditingTask(ConfigurableTask):
             "unscored": AGGREGATIONS["total"],
             "unscored_reason": AGGREGATIONS["reason_counts"],
             "edit": AGGREGATIONS["edit_summary"],
+            "judge": AGGREGATIONS["judge_summary"],
         }
 
     def dump_config(self) -> dict[str, Any]:
@@ -158,7 +162,7 @@ class EditingTask(ConfigurableTask):
         stops = self._stops()
         instances = []
         for idx, (number, probe, target) in enumerate(CaseAnswers.asked(doc)):
-            asked = {"kind": probe["kind"], "question": probe["question"], "gold": probe["gold"], "until": stops}
+            asked = {key: probe[key] for key in ("kind", "question", "gold", "only_unedited")} | {"until": stops}
             arguments = (
                 (ctx[number], deepcopy(self.config.generation_kwargs))
                 if target is None
@@ -200,38 +204,41 @@ class EditingTask(ConfigurableTask):
         place = case.readings[0].place
         metrics = self._reported(case.judged)
         names = [metric["metric"] for metric in metrics]
-        scored = {"": self._scores(case, names)}
+        scored = {"": self._scores(case, metrics)}
         if place and place.outside and not self.stages.score_outside:
             scored[""] = dict.fromkeys(names, Score(reason=OUTSIDE))
         for stage in self.stages.columns:
             due = self.stages.concerns(stage, place)
-            scored[f"@{stage}"] = self._scores(case, names, stage) if due else dict.fromkeys(names, Score())
+            scored[f"@{stage}"] = self._scores(case, metrics, stage) if due else dict.fromkeys(names, Score())
         if self.stages.retention:
-            scored[f"@{RETENTION}"] = self._retention(case, names)
+            scored[f"@{RETENTION}"] = self._retention(case, metrics)
         row: dict[str, Any] = {}
         reasons: dict[str, str] = {}
         for suffix, scores in scored.items():
             for metric in metrics:
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
-        edit = case.readings[0].edit
-        return {**row, "unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": edit}
+        row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": case.readings[0].edit}
+        return row | ({"judge": describe_verdicts([reading.final for reading in case.readings])} if case.judged else {})
 
-    def _scores(self, case: _Case, names: Sequence[str], stage: Stage | None = None) -> dict[str, Score]:
+    def _scores(
+        self, case: _Case, metrics: Sequence[Mapping[str, Any]], stage: Stage | None = None
+    ) -> dict[str, Score]:
         """The metrics of one case at one stage; the final one by default."""
         answers = CaseAnswers(case.doc, [reading.at(stage) for reading in case.readings])
         if case.judged:
-            return dict.fromkeys(names, evaluate(_judge_measure(answers)))
+            return {metric["metric"]: evaluate(_judge_measure(answers, metric)) for metric in metrics}
         measures: Mapping[str, Measure] = self.config.process_results(case.doc, answers)
-        return {name: evaluate(measures[name]) for name in names}
+        return {metric["metric"]: evaluate(measures[metric["metric"]]) for metric in metrics}
 
-    def _retention(self, case: _Case, names: Sequence[str]) -> dict[str, Score]:
+    def _retention(self, case: _Case, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
         """The metrics of one case after its own step and every later one, as ``retention_matrix`` aggregates them."""
+        names = [metric["metric"] for metric in metrics]
         first = case.readings[0]
         if first.place and first.place.outside:
             return dict.fromkeys(names, Score())
         own = first.place.step if first.place and first.place.step is not None else 0
         steps = sorted(stage for stage in first.stages if isinstance(stage, int)) or [own]
-        by_step = [self._scores(case, names, step) for step in steps]
+        by_step = [self._scores(case, metrics, step) for step in steps]
         found = {}
         for name in names:
             scores = [scores[name] for scores in by_step]
@@ -303,8 +310,30 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
     return columns
 
 
-def _judge_measure(answers: CaseAnswers) -> Measure:
+def _judge_measure(answers: CaseAnswers, metric: Mapping[str, Any]) -> Measure:
     """Mean verdict over the case's judged probes of the task's own kind (helper probes are not what is measured)."""
     kind = answers.doc["probes"][0]["kind"]
     judged = [] if kind == PLACEHOLDER else answers.of(kind)
-    return lambda: case_mean([verdict(answered.generation) for answered in judged], "judged probes")
+    known = [answered for answered in answers.probes if answered.probe.get("only_unedited")]
+
+    def measure() -> float:
+        value = case_mean([verdict(answered.generation) for answered in judged], "judged probes")
+        if metric.get("filtered") and any(verdict(answered.generation) for answered in known):
+            raise Excluded
+        return value
+
+    return measure
+
+
+def _plug_in_judge(config: dict[str, Any]) -> Any | None:
+    """Add the judge's pipeline to a task that declares judged metrics; results then say which judge it is."""
+    if not any(metric.get("from") == "judge" for metric in config["metric_list"]):
+        return None
+    pipelines = list(config.get("filter_list") or [])
+    if any(pipeline["name"] == PIPELINE for pipeline in pipelines):  # the task's YAML brings its own
+        return None
+    added, judge = judge_pipeline(config["metadata"])
+    config["filter_list"] = [*pipelines, *added]
+    if judge:
+        config["metadata"]["judge"] = judge.describe()
+    return judge

@@ -75,7 +75,14 @@ def _doc(record: QAEditRecord, settings: Settings, probe: Probe) -> dict[str, An
         request = record.request
         prompt = _in_context(request.text, settings)
         probes.append(
-            Probe(kind=PRE_EDIT, prompt=prompt, generate=True, gold=request.target_new, question=request.text)
+            Probe(
+                kind=PRE_EDIT,
+                prompt=prompt,
+                generate=True,
+                gold=request.target_new,
+                question=request.text,
+                only_unedited=True,
+            )
         )
     extras = {"source_id": record.source_id, "origin": record.origin}
     return case_doc(record.request, probes, ask_unedited=wrong_only, generate=probe.generate, extras=extras)
@@ -104,13 +111,13 @@ def score_syn_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str
 
 
 def score_wild_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """EM of the free generation on the edited question."""
-    return _with_filter("reliability_wild_em", lambda: _exact(_own(answers)), answers)
+    """The free generation on the edited question: EM, and whether it contains the gold answer."""
+    return _wild_scores("reliability", answers)
 
 
 def score_wild_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """EM of the free generation on the rephrased question."""
-    return _with_filter("generalization_wild_em", lambda: _exact(_own(answers)), answers)
+    """The free generation on the rephrased question, likewise."""
+    return _wild_scores("generalization", answers)
 
 
 def score_wild_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -124,8 +131,12 @@ def _own(answers: CaseAnswers) -> ProbeAnswers:
     return answers.probes[0]
 
 
-def _exact(answered: ProbeAnswers) -> float:
-    return measures.generated_match(answered.generation, answered.probe["gold"])
+def _wild_scores(what: str, answers: CaseAnswers) -> dict[str, Measure]:
+    own = _own(answers)
+    found = _with_filter(
+        f"{what}_wild_em", lambda: measures.generated_match(own.generation, own.probe["gold"]), answers
+    )
+    return found | {f"{what}_wild_contains": lambda: measures.generated_contains(own.generation, own.probe["gold"])}
 
 
 def _with_filter(metric: str, measure: Measure, answers: CaseAnswers) -> dict[str, Measure]:

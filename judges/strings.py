@@ -1,0 +1,37 @@
+"""Judges that compare strings: free, the same everywhere, and blind to meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from judges.base import CORRECT, INCORRECT, Item, Judged, Report, Verdict
+from judges.match import alias_match, any_exact_match, contains, match_ratio
+
+# name -> is the answer right? Aliases count where an item has some, except for the two that compare with one text.
+RULES: dict[str, Callable[[Item], bool]] = {
+    "em": lambda item: any_exact_match(item.answer, (item.gold, *item.aliases)),
+    "alias": lambda item: alias_match(item.answer, (item.gold, *item.aliases)),
+    "contains": lambda item: contains(item.answer, item.gold),
+    "match_ratio": lambda item: match_ratio(item.answer, item.gold) == 1.0,
+}
+SUMMARIES = {
+    "em": "equal to the gold answer or an alias after normalisation",
+    "alias": "the gold answer or an alias occurs as whole words",
+    "contains": "the gold answer occurs, also inside a longer word",
+    "match_ratio": "begins with all words of the gold answer (ratio 1)",
+}
+
+
+class StringJudge:
+    """A rule of :data:`RULES` as a judge; every answer gets a verdict."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.rule = name, RULES[name]
+
+    def judge(self, items: Sequence[Item]) -> Judged:
+        """One verdict per item, in order."""
+        verdicts = [
+            Verdict(label=CORRECT if self.rule(item) else INCORRECT, judge=self.name, answer=item.answer)
+            for item in items
+        ]
+        return Judged(verdicts, Report(judge=self.name, num_items=len(items), num_scored=len(items)))
