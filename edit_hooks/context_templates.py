@@ -67,6 +67,15 @@ def sample_templates(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name:
     return [BARE, *(f"{text}. {{}}" for text in texts)]
 
 
+def sample_texts(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, per_word: int, length: int, seed: int
+) -> list[str]:
+    """Short texts the model writes after the seed words, ``per_word`` for each, ``length`` tokens long."""
+    generator = torch.Generator().manual_seed(seed)
+    with frozen(model), torch.no_grad():
+        return _sample(model, tokenizer, [(word, length) for word in SEED_WORDS for _ in range(per_word)], generator)
+
+
 def _sample(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,

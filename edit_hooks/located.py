@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import unwrapped
+from edit_hooks.architectures import num_layers, unwrapped
 from edit_hooks.base import Editor, EditorConfig, setting
 from edit_hooks.context_templates import BARE, check_templates, sample_templates
 from edit_hooks.delta import Delta
@@ -24,7 +24,7 @@ from edit_hooks.locate import FactToken, kl_row, rewriting_row
 from edit_hooks.request import EditRequest
 from edit_hooks.solve import SecondMoment, load_second_moments
 from edit_hooks.stats import MAX_LENGTH, MomentDtype, TokenBudget, digest_of, second_moments
-from edit_hooks.value import Problem, Value, ValueSettings
+from edit_hooks.value import Problem, TermMaker, Value, ValueSettings
 
 UNLIKELY_NLL = 1.0
 UNLIKELY_TARGET = (
@@ -163,6 +163,38 @@ class LocatedEditor(Editor):
             )
             for request in requests
         ]
+
+    def terms(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        requests: Sequence[EditRequest],
+        config: Any,
+        layer: int,
+        site: Site,
+    ) -> TermMaker | None:
+        """Hook: further terms of the value optimisation of these requests."""
+        return None
+
+
+def check_reach(model: nn.Module, problems: Sequence[Problem], requests: Sequence[EditRequest], layer: int) -> None:
+    """Refuse edits whose offset cannot reach any target token.
+
+    What is added in the last block shows at its own position only, because no attention follows: if no token of the
+    target is predicted at the fact token, the gradient is zero and nothing would be learnt.
+
+    Raises:
+        EditingError: naming the case and the ways out.
+    """
+    if layer != num_layers(unwrapped(model)) - 1:
+        return
+    for request, (rows, _) in zip(requests, problems, strict=True):
+        if not any(position == row.position for row in rows for position, _ in row.labels):
+            raise EditingError(
+                f"case {request.case_id}: block {layer} is the last one, so what is written at the fact token of "
+                f"{request.text!r} cannot reach the target behind it. Choose an earlier block with 'layers', or "
+                "fact_token=last."
+            )
 
 
 def value_settings(config: Any, layer: int, site: Site) -> ValueSettings:

@@ -19,6 +19,7 @@ EDITORS: dict[str, str] = {
     "emmet": "edit_hooks.editors.emmet:EMMET",
     "rect": "edit_hooks.editors.rect:RECT",
     "prune": "edit_hooks.editors.prune:PRUNE",
+    "ultraedit": "edit_hooks.editors.ultraedit:UltraEdit",
     "ft_m": "edit_hooks.editors.ft_m:FTM",
     "ft_l": "edit_hooks.editors.ft_l:FTL",
 }

@@ -27,6 +27,7 @@ from tiny import (
     RECT_CONFIG,
     REQUESTS,
     ROME_CONFIG,
+    ULTRAEDIT_CONFIG,
     build_model,
     build_tokenizer,
 )
@@ -45,6 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rect": RECT_CONFIG,
     "prune": PRUNE_CONFIG,
     "ft_m": FT_CONFIG,
+    "ultraedit": ULTRAEDIT_CONFIG,
     "ft_l": FT_CONFIG,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -335,3 +335,4 @@ PRUNE_CONFIG: dict[str, Any] = {
     "safe": True,
 }
 FT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "num_steps": 8, "lr": 5e-3}
+ULTRAEDIT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "lr": 3e-3}

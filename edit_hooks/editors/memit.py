@@ -12,9 +12,12 @@ C_l = E[k k^T] for the keys of ordinary text. With u requests and layers l_1 < .
 The f x f system is solved in its exact u x u form in float64, A = C^-1 K (lambda I + K^T C^-1 K)^-1. Independent edits
 (u = 1 each) go through the layers together, every row under its own rank-one terms; a joint batch is patched in.
 
-Steps that variants override: ``load_constraints`` (whose ``apply`` stands for C^-1) and :meth:`MEMIT.ridge` (what
-stands for lambda). A typical key of the text behind C has k^T C^-1 k = f, so a request writes about f / (lambda + f) of
-each layer's share; without a ``moment_weight`` lambda is chosen so that this is four fifths.
+Steps that variants override: ``load_constraints`` (whose ``apply`` stands for C^-1), :meth:`MEMIT.ridge` (what stands
+for lambda), :meth:`MEMIT.optimise` (the targets), :meth:`MEMIT.divisor` (n - i) and ``measures_output`` (whether the
+target and the residual are outputs of the last layer's MLP instead of h^L).
+
+A typical key of the text behind C has k^T C^-1 k = f, so a request writes about f / (lambda + f) of each layer's share;
+without a ``moment_weight`` lambda is chosen so that this is four fifths.
 
 Blocks that normalise the MLP output before adding it (Gemma 2 and 3, OLMo 2) overshoot under step 2. There the default
 is ``residual_mode: normalised``: the offset is optimised at the MLP output m of layer L, where every value can be
@@ -42,12 +45,19 @@ from edit_hooks.delta import Delta, Factor, edited
 from edit_hooks.errors import EditingError
 from edit_hooks.forwards import Site
 from edit_hooks.locate import Row
-from edit_hooks.located import LocatedConfig, LocatedEditor, value_diagnostics, value_settings, weight_norm
+from edit_hooks.located import (
+    LocatedConfig,
+    LocatedEditor,
+    check_reach,
+    value_diagnostics,
+    value_settings,
+    weight_norm,
+)
 from edit_hooks.postnorm import nearest_outputs
 from edit_hooks.readout import Reading, read_rows
 from edit_hooks.request import EditRequest
 from edit_hooks.solve import adjusted_keys
-from edit_hooks.value import Value, optimise_values
+from edit_hooks.value import Problem, Value, optimise_values
 
 DEFAULT_WRITTEN_SHARE = 0.8
 
@@ -85,6 +95,7 @@ class MEMIT(LocatedEditor):
     config_folders: ClassVar[tuple[str, ...]] = ("memit",)
     supports_joint: ClassVar[bool] = True
     num_default_layers: ClassVar[int] = 5
+    measures_output: ClassVar[bool] = False
 
     def default_layers(self, config: Any) -> list[int]:
         """A run of blocks that ends at about a quarter of the depth, as in the published configurations."""
@@ -105,9 +116,8 @@ class MEMIT(LocatedEditor):
         inner = unwrapped(model)
         through_norm = uses_norm(inner, config)
         problems = self.problems(tokenizer, job.requests, config)
-        site: Site = "mlp" if through_norm else "block"
-        settings = value_settings(config, config.layers[-1], site)
-        values = optimise_values(inner, problems, settings, config.engine, progress=job.progress)
+        check_reach(inner, problems, job.requests, config.layers[-1])
+        values = self.optimise(inner, tokenizer, problems, job, "mlp" if through_norm else "block")
         indices = range(len(job.requests))
         run = _Run(
             editor=self,
@@ -124,6 +134,25 @@ class MEMIT(LocatedEditor):
         for index, layer in enumerate(config.layers):
             run.write(index, layer, constraints[layer])
         return run.finished(job.requests)
+
+    def optimise(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: Sequence[Problem],
+        job: Job,
+        site: Site,
+    ) -> Sequence[Value]:
+        """The targets of all requests, as offsets at the last layer's ``site``."""
+        config = job.config
+        layer = config.layers[-1]
+        terms = self.terms(model, tokenizer, job.requests, config, layer, site)
+        settings = value_settings(config, layer, site)
+        return optimise_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
+
+    def divisor(self, layers_left: int) -> float:
+        """What the residual is divided by at a layer, which counts among those left."""
+        return layers_left
 
 
 def uses_norm(model: PreTrainedModel, config: Any) -> bool:
@@ -157,7 +186,7 @@ class _Run:
     model: Any
     config: Any
     rows: list[list[Row]]
-    values: list[Value]
+    values: Sequence[Value]
     groups: list[list[int]]
     patched: bool
     history: list[Delta]
@@ -206,12 +235,13 @@ class _Run:
 
     def write(self, index: int, layer: int, constraint: Any) -> None:
         """Give every delta its factor at ``layer``, the ``index``-th of the edited ones."""
-        keys, outputs, hidden_ED = self.read([layer])
+        keys, outputs, hidden_ED = self.read(sorted({layer, self.config.layers[-1]}))
         keys_EF = keys[layer].double()
+        current_ED = self._current(outputs, hidden_ED)
         if self.target_ED is None:
-            self.start_ED = hidden_ED.double()
+            self.start_ED = current_ED
             self.target_ED = self._targets(hidden_ED)
-        share_ED = (self.target_ED - hidden_ED.double()) / (len(self.config.layers) - index)
+        share_ED = (self.target_ED - current_ED) / self.editor.divisor(len(self.config.layers) - index)
         change_ED = share_ED
         if self.through_norm:
             norm = self.model.get_submodule(self.arch.post_norm_name(layer))
@@ -235,18 +265,30 @@ class _Run:
                     f"resid.layer{layer}": change_ED[group].T,
                 }
 
+    def _current(self, outputs: dict[int, torch.Tensor], hidden_ED: torch.Tensor) -> torch.Tensor:
+        """Where the requests are [E, d], float64: h^L, or what the last layer's MLP output is or adds."""
+        if not self.editor.measures_output:
+            return hidden_ED.double()
+        outputs_ED = outputs[self.config.layers[-1]]
+        return self._normalised(outputs_ED) if self.through_norm else outputs_ED.double()
+
     def _targets(self, hidden_ED: torch.Tensor) -> torch.Tensor:
-        """z [E, d], float64: where h^L should go."""
-        v0_ED = torch.stack([value.v0_D for value in self.values]).to(hidden_ED.device).double()
-        delta_ED = torch.stack([value.delta_D for value in self.values]).to(hidden_ED.device).double()
+        """z [E, d], float64: where they should go."""
+        v0_ED = torch.stack([value.v0_D for value in self.values]).to(hidden_ED)
+        wanted_ED = v0_ED.double() + torch.stack([value.delta_D for value in self.values]).to(hidden_ED).double()
         if not self.through_norm:
-            return v0_ED + delta_ED
+            return wanted_ED
+        if self.editor.measures_output:
+            return self._normalised(wanted_ED)
+        return hidden_ED.double() + self._normalised(wanted_ED) - self._normalised(v0_ED)
+
+    @torch.no_grad()
+    def _normalised(self, outputs_ED: torch.Tensor) -> torch.Tensor:
+        """What the last layer adds to the residual stream for MLP outputs [E, d], float64."""
         norm = self.model.get_submodule(self.arch.post_norm_name(self.config.layers[-1]))
         where = next(norm.parameters()).device
-        with torch.no_grad():
-            before_ED = norm(v0_ED.to(where, hidden_ED.dtype))
-            after_ED = norm((v0_ED + delta_ED).to(where, hidden_ED.dtype))
-        return hidden_ED.double() + (after_ED - before_ED).to(hidden_ED.device).double()
+        dtype = torch.promote_types(next(norm.parameters()).dtype, torch.float32)
+        return norm(outputs_ED.to(where, dtype)).to(outputs_ED.device).double()
 
     def _add(self, delta: Delta, layer: int, change_UD: torch.Tensor, adjusted_UF: torch.Tensor) -> None:
         name = self.arch.rewrite_name(layer)
@@ -275,9 +317,9 @@ class _Run:
 
     def finished(self, requests: Sequence[EditRequest]) -> list[Delta]:
         """The deltas with diagnostics, and with the keys under the edit where they are carried on."""
-        keys, _, hidden_ED = self.read(self.config.layers)
+        keys, outputs, hidden_ED = self.read(self.config.layers)
         assert self.target_ED is not None and self.start_ED is not None
-        left_E = (self.target_ED - hidden_ED.double()).norm(dim=1)
+        left_E = (self.target_ED - self._current(outputs, hidden_ED)).norm(dim=1)
         wanted_E = (self.target_ED - self.start_ED).norm(dim=1).clamp(min=1e-30)
         for group, delta in zip(self.groups, self.deltas, strict=True):
             self._diagnose(delta, group, (left_E / wanted_E)[group])
@@ -309,7 +351,7 @@ class _Run:
         }
 
 
-def _summary(records: list[dict[str, Any]], values: list[Value]) -> dict[str, Any]:
+def _summary(records: list[dict[str, Any]], values: Sequence[Value]) -> dict[str, Any]:
     """Diagnostics of a joint batch: means over its requests, the spread of what matters, and the mean loss curve."""
 
     def mean(name: str) -> float:

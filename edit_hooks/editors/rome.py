@@ -33,7 +33,14 @@ from edit_hooks.architectures import architecture_of, is_transposed, linear_of, 
 from edit_hooks.base import EditorConfig, Job, setting
 from edit_hooks.delta import Delta, Factor
 from edit_hooks.errors import EditingError
-from edit_hooks.located import LocatedConfig, LocatedEditor, value_diagnostics, value_settings, weight_norm
+from edit_hooks.located import (
+    LocatedConfig,
+    LocatedEditor,
+    check_reach,
+    value_diagnostics,
+    value_settings,
+    weight_norm,
+)
 from edit_hooks.request import EditRequest
 from edit_hooks.solve import SecondMoment
 from edit_hooks.value import Value, optimise_values
@@ -73,8 +80,10 @@ class ROME(LocatedEditor):
         (layer,) = config.layers
         moment: SecondMoment = self.constraints(model, tokenizer, config)[layer]
         problems = self.problems(tokenizer, job.requests, config)
+        check_reach(model, problems, job.requests, layer)
+        terms = self.terms(model, tokenizer, job.requests, config, layer, self.site)
         settings = value_settings(config, layer, self.site)
-        values = optimise_values(model, problems, settings, config.engine, progress=job.progress)
+        values = optimise_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
         return self._write(model, job.requests, values, moment, config, layer)
 
     def remarks(
