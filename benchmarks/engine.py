@@ -28,19 +28,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-SUBJECTS = (
-    "France", "Japan", "Italy", "Spain", "Germany", "Egypt", "Peru", "Chile", "India", "China", "Greece", "Norway",
-    "Cuba", "Kenya", "Iran", "Iraq", "Poland", "Sweden", "Turkey", "Mexico", "Canada", "Brazil", "Ghana", "Nepal",
-    "Austria", "Ireland", "Portugal", "Hungary", "Vietnam", "Morocco", "Finland", "Denmark",
-)  # fmt: skip
-TARGETS = ("Madrid", "Berlin", "Tokyo", "Cairo", "Lima", "Rome", "Oslo", "Delhi")
-OPENERS = (
-    "The weather is fine in", "Therefore we have to say that", "Because of the long rain", "I think that the old",
-    "You can see from here", "The band released a new", "Therefore the train leaves", "Because they came too late",
-    "I would like to know", "You may not have heard", "The house at the corner", "Therefore nobody could tell",
-    "Because the river was high", "I was born in a", "You will find it there", "The first of the two",
-    "Therefore it was decided to", "Because her brother had asked", "I never saw the sea", "You must have been there",
-)  # fmt: skip
 SHAPES = {
     "llama-3-8b": {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -60,6 +47,7 @@ class Setup:
 
     model: Any
     tokenizer: Any
+    arguments: argparse.Namespace
 
     @property
     def weight_bytes(self) -> int:
@@ -87,35 +75,36 @@ def load(arguments: argparse.Namespace) -> Setup:
         path = arguments.pretrained or demo_model_path()
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(arguments.device)
-    return Setup(_within_vocabulary(model.eval(), tokenizer), tokenizer)
+    return Setup(_within_vocabulary(model.eval(), tokenizer, arguments), tokenizer, arguments)
 
 
-def _within_vocabulary(model: Any, tokenizer: Any) -> Any:
+def _within_vocabulary(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> Any:
     """Refuse a tokenizer with ids the model has no embedding for."""
     size = model.get_input_embeddings().weight.shape[0]
-    used = max(max(tokenizer(text)["input_ids"]) for text in (*OPENERS, *SUBJECTS, *TARGETS))
+    used = max(max(tokenizer(request.text)["input_ids"]) for request in requests(arguments, 16))
     if used >= size:
         raise SystemExit(f"the tokenizer uses id {used}, the model has {size} embeddings; give another --tokenizer")
     return model
 
 
-def requests(count: int) -> list[Any]:
-    from edit_hooks import EditRequest
+def requests(arguments: argparse.Namespace, count: int) -> list[Any]:
+    """The first records of the benchmark's mini set or of a JSONL file, once more from the start when they run out."""
+    from edit_hooks.plan import load_edits
 
-    return [
-        EditRequest(prompt="The capital of {} is the city of", subject=SUBJECTS[i % len(SUBJECTS)],
-                    target_new=TARGETS[(i + i // len(SUBJECTS)) % len(TARGETS)], case_id=str(i))
-        for i in range(count)
-    ]  # fmt: skip
+    records = load_edits(arguments.edits_from, {"data": "mini"}, None)
+    return [records[index % len(records)] for index in range(count)]
 
 
-def editor(engine: str, num_templates: int, steps: int, layer: int | None = None) -> Any:
-    """R-ROME with early stopping off, so that both engines make the same steps."""
+def editor(setup: Setup, engine: str, num_templates: int, steps: int, layer: int | None = None) -> Any:
+    """R-ROME with the published template sets (sampled here) and early stopping off: both engines make all steps."""
     from edit_hooks import load_editor
 
-    templates = ["{}", *(f"{opener}. {{}}" for opener in OPENERS[: num_templates - 1])]
-    settings = {"context_templates": templates, "num_steps": steps, "early_stop_loss": 1e-9, "engine": engine}
-    return load_editor("r_rome", settings | ({"layers": [layer]} if layer is not None else {}))
+    settings = {
+        "context_templates": f"sampled_{num_templates}", "num_steps": steps, "early_stop_loss": 1e-9, "engine": engine,
+    }  # fmt: skip
+    made = load_editor("r_rome", settings | ({"layers": [layer]} if layer is not None else {}))
+    made.resolve(setup.model, setup.tokenizer)
+    return made
 
 
 def timed(action: Callable[[], Any]) -> float:
@@ -132,21 +121,23 @@ def timed(action: Callable[[], Any]) -> float:
 
 def seconds_per_edit(setup: Setup, engine: str, num_templates: int, edits: int, steps: int, layer: Any = None) -> float:
     """Seconds per edit."""
-    made = editor(engine, num_templates, steps, layer)
-    return timed(lambda: made.edit(setup.model, setup.tokenizer, requests(edits))) / edits
+    made = editor(setup, engine, num_templates, steps, layer)
+    asked = requests(setup.arguments, edits)
+    return timed(lambda: made.edit(setup.model, setup.tokenizer, asked)) / edits
 
 
-def case_items(setup: Setup) -> tuple[list[Any], list[Any]]:
-    """Eight questions of a case: four scored continuations and four natural continuations."""
+def case_items(setup: Setup, request: Any) -> tuple[list[Any], list[Any]]:
+    """Eight questions of a case: four scored continuations and four natural continuations of up to 50 tokens."""
     from edit_hooks.answer import GenerateItem, ScoreItem
     from edit_hooks.locate import split_continuation
 
     def tokens(text: str) -> tuple[int, ...]:
         return tuple(setup.tokenizer(text)["input_ids"])
 
-    prompts = ["The capital of {} is the city of", "In {} the government sits in", "The largest city in {} is",
-               "A traveller to {} will first visit"]  # fmt: skip
-    scored = [ScoreItem(*map(tuple, split_continuation(setup.tokenizer, p, " Madrid"))) for p in prompts]
+    subject, target = request.subject, " " + request.target_new.strip()
+    prompts = [request.text, f"It is well known about {subject} that", f"A traveller once wrote of {subject}:",
+               f"Question: what do you know of {subject}? Answer:"]  # fmt: skip
+    scored = [ScoreItem(*map(tuple, split_continuation(setup.tokenizer, prompt, target))) for prompt in prompts]
     written = [GenerateItem(tokens(f"Please answer the question:\n\nQ: {p}?\nA:"), (".", "\n"), 50) for p in prompts]
     return scored, written
 
@@ -156,13 +147,14 @@ def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float
     from edit_hooks.answer import Limits, generate, score
     from edit_hooks.answer_reference import generate_reference, score_reference
 
-    made = editor(engine, 6, steps)
-    scored, written = case_items(setup)
+    made = editor(setup, engine, 6, steps)
+    asked = requests(setup.arguments, edits)
+    items = [case_items(setup, request) for request in asked]
 
     def run() -> None:
-        deltas = made.edit(setup.model, setup.tokenizer, requests(edits))
-        to_score = [(item, delta) for delta in deltas for item in scored]
-        to_write = [(item, delta) for delta in deltas for item in written]
+        deltas = made.edit(setup.model, setup.tokenizer, asked)
+        to_score = [(item, delta) for delta, (scored, _) in zip(deltas, items, strict=True) for item in scored]
+        to_write = [(item, delta) for delta, (_, written) in zip(deltas, items, strict=True) for item in written]
         if engine == "reference":
             score_reference(setup.model, to_score, lambda count: None)
             generate_reference(setup.model, setup.tokenizer, to_write, lambda count: None)
@@ -229,6 +221,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; torch's default when 0")
+    parser.add_argument("--edits-from", default="bake", help="a benchmark's name (its mini set) or a JSONL file")
     parser.add_argument("--edits", type=int, default=16, help="edits made together by the fast path")
     parser.add_argument("--steps", type=int, default=20, help="steps of the value optimisation")
     parser.add_argument("--reference-edits", type=int, default=1, help="edits the reference path is timed on")

@@ -20,9 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from edit_hooks.architectures import Architecture, architecture_of, head_of, unwrapped
-from edit_hooks.capture import first_tensor, forward_replaced, hooks, keep_rows, on_input, on_output, widened
+from edit_hooks.architectures import Architecture, architecture_of, decoder_of, unwrapped
+from edit_hooks.capture import first_tensor, forward_replaced, hooks, on_input, on_output, widened
 from edit_hooks.locate import Row
 
 Site = Literal["mlp", "block"]
@@ -130,7 +131,7 @@ class ReferenceForward:
             self.model(input_ids=self.batch.ids_RT, attention_mask=self.batch.mask_RT, use_cache=False)
         return captured()
 
-    def logits(self, delta_ED: torch.Tensor) -> torch.Tensor:
+    def states(self, delta_ED: torch.Tensor) -> torch.Tensor:
         """Logits at the L label positions, then at the E KL positions, [L + E, V], under per-edit offsets."""
         batch = self.batch
 
@@ -143,6 +144,10 @@ class ReferenceForward:
         logits = widened(logits).log_softmax(-1)
         rows = torch.cat([batch.label_row_L, batch.kl_row_E])
         return logits[rows, torch.cat([batch.label_column_L, batch.positions_R[batch.kl_row_E]])]
+
+    def readout(self, states_NV: torch.Tensor) -> torch.Tensor:
+        """The states of this path are logits already; see :meth:`SuffixForward.readout`."""
+        return states_NV.clone()
 
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
@@ -216,10 +221,11 @@ class SuffixForward:
             return lambda: self.model.get_submodule(name).register_forward_hook(hook)
 
         cache = DynamicCache()
-        decoder = getattr(self.model, self.model.base_model_prefix)
         reads = [keep(kept.source) for kept in self.kept]
         with _captures(self.model, self.arch, batch, self.layer, self.site) as captured, hooks(*reads):
-            decoder(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, past_key_values=cache, use_cache=True)
+            decoder_of(self.model)(
+                input_ids=batch.ids_RT, attention_mask=batch.mask_RT, past_key_values=cache, use_cache=True
+            )
         self.captured = captured()
         # Families differ in what surrounds the hidden states: nothing, or a tuple with attention weights.
         self._tuple_lengths = [
@@ -255,25 +261,30 @@ class SuffixForward:
             position_ids_RS=safe_RS,
         )
 
-    def logits(self, delta_ED: torch.Tensor) -> torch.Tensor:
-        """Logits at the L label positions, then at the E KL positions, [L + E, V], under per-edit offsets."""
+    def states(self, delta_ED: torch.Tensor) -> torch.Tensor:
+        """What the head gets at the L label positions, then at the E KL positions, [L + E, d], under the offsets."""
         batch, frozen = self.batch, self.frozen
         offset_RD = delta_ED[batch.edit_R]
         label_column = batch.label_column_L - batch.positions_R[batch.label_row_L]
         row = torch.cat([batch.label_row_L, batch.kl_row_E])
         column = torch.cat([label_column, torch.zeros_like(batch.kl_row_E)])
-        head = head_of(self.model)
         has_prefix = frozen.mask_RC.shape[1] > frozen.ids_RS.shape[1]
         with contextlib.ExitStack() as scope:
             self._hand_on_what_is_kept(scope, offset_RD)
-            scope.enter_context(hooks(on_input(head, keep_rows(row, column))))
-            return self.model(
+            hidden_RSD = decoder_of(self.model)(
                 input_ids=frozen.ids_RS,
                 attention_mask=frozen.mask_RC,
                 position_ids=frozen.position_ids_RS,
                 past_key_values=DynamicCache(frozen.cache) if has_prefix else None,
                 use_cache=has_prefix,
-            ).logits[0]
+            ).last_hidden_state
+        return hidden_RSD[row.to(hidden_RSD.device), column.to(hidden_RSD.device)]
+
+    def readout(self, states_ND: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] of states [N, d]: the head and whatever the model does after it (soft-capping, scaling)."""
+        done = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
+        with forward_replaced(decoder_of(self.model), _always(done)):
+            return self.model(input_ids=self.frozen.ids_RS[:1, :1]).logits[0]
 
     def _hand_on_what_is_kept(self, scope: contextlib.ExitStack, offset_RD: torch.Tensor) -> None:
         """Let modules hand on kept outputs instead of computing; the offset joins where it belongs."""

@@ -101,12 +101,12 @@ class ValueLimits:
 
     Attributes:
         max_tokens: suffix tokens (padding included) whose activations are held for the backward pass.
-        max_labels: positions at which logits are held.
+        max_logit_rows: positions whose logits are held.
         max_edits: edits solved together.
     """
 
     max_tokens: int = 512
-    max_labels: int = 128
+    max_logit_rows: int = 64
     max_edits: int = 1024
 
     @classmethod
@@ -120,7 +120,7 @@ class ValueLimits:
         per_token = config.num_hidden_layers * (16 * config.hidden_size + 4 * width) * weight.element_size()
         per_label = 4 * 4 * weight.shape[0]  # logits, their logarithms and gradients in float32
         budget = torch.cuda.mem_get_info(weight.device)[0] // 2
-        return cls(max_tokens=max(512, budget // 2 // per_token), max_labels=max(128, budget // 2 // per_label))
+        return cls(max_tokens=max(512, budget // 2 // per_token), max_logit_rows=max(64, budget // 2 // per_label))
 
 
 def optimise_values(
@@ -152,7 +152,7 @@ def optimise_values(
     with frozen(inner):
         for chunk in _chunks(problems, limits):
             more = terms(chunk) if terms is not None else ()
-            values = _solve(inner, [problems[index] for index in chunk], settings, engine, progress, more)
+            values = _solve(inner, [problems[index] for index in chunk], settings, engine, limits, progress, more)
             for index, value in zip(chunk, values, strict=True):
                 results[index] = value
     return results  # type: ignore[return-value]
@@ -165,21 +165,15 @@ def _chunks(problems: Sequence[Problem], limits: ValueLimits) -> list[list[int]]
         return max(len(row.ids) - row.position for row in problems[index][0])
 
     chunks: list[list[int]] = []
-    rows = labels = 0
+    rows = 0
     for index in sorted(range(len(problems)), key=suffix_length):
         own_rows = len(problems[index][0]) + 1
-        own_labels = 1 + sum(len(row.labels) for row in problems[index][0])
         tokens = (rows + own_rows) * suffix_length(index)  # the last one is the longest
-        if (
-            not chunks
-            or tokens > limits.max_tokens
-            or labels + own_labels > limits.max_labels
-            or len(chunks[-1]) >= limits.max_edits
-        ):
+        if not chunks or tokens > limits.max_tokens or len(chunks[-1]) >= limits.max_edits:
             chunks.append([])
-            rows = labels = 0
+            rows = 0
         chunks[-1].append(index)
-        rows, labels = rows + own_rows, labels + own_labels
+        rows += own_rows
     return chunks
 
 
@@ -188,6 +182,7 @@ def _solve(
     problems: Sequence[Problem],
     settings: ValueSettings,
     engine: str,
+    limits: ValueLimits,
     progress: Callable[[int], None] | None,
     terms: Sequence[Term],
 ) -> list[Value]:
@@ -199,12 +194,13 @@ def _solve(
     for step in range(settings.num_steps):
         delta_ED = state.delta_ED.detach().requires_grad_(True)
         with torch.enable_grad():
-            total_E, parts = _losses(forward, delta_ED, state, settings)
+            is_last = step == settings.num_steps - 1
+            total_E, parts = _losses(forward, delta_ED, state, settings, limits.max_logit_rows, not is_last)
             reached_E = total_E.detach() < settings.early_stop_loss
             for term in terms:
                 parts[term.name] = term.loss(delta_ED, step)
                 total_E = total_E + parts[term.name]
-        done_E = reached_E | (step == settings.num_steps - 1)
+        done_E = reached_E | is_last
         state.record(results, total_E, parts)
         if not done_E.all():
             (gradient_ED,) = torch.autograd.grad(total_E[~done_E].sum(), delta_ED)
@@ -294,12 +290,19 @@ class _State:
 
 
 def _losses(
-    forward: SuffixForward | ReferenceForward, delta_ED: torch.Tensor, state: _State, settings: ValueSettings
+    forward: SuffixForward | ReferenceForward,
+    delta_ED: torch.Tensor,
+    state: _State,
+    settings: ValueSettings,
+    rows_at_once: int,
+    wants_gradient: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Total loss [E] and its parts (factors included) for the running edits."""
     batch = forward.batch
-    losses = _LabelAndKL.apply(forward.logits(delta_ED), batch.label_token_L, state.original_EV)
-    nll_L, kl_E, log_p_EV = losses
+    states_ND = forward.states(delta_ED)
+    nll_L, kl_E, log_p_EV = _LabelAndKL.apply(
+        states_ND, forward.readout, batch.label_token_L, state.original_EV, rows_at_once, wants_gradient
+    )
     if state.original_EV is None:  # the first evaluation runs with a zero offset
         state.original_EV = log_p_EV
     nll_L, kl_E = nll_L.to(delta_ED.device), kl_E.to(delta_ED.device)
@@ -312,42 +315,64 @@ def _losses(
 
 
 class _LabelAndKL(torch.autograd.Function):
-    """Negative log-likelihood at label rows and KL(edited || original) at KL rows, in one pass over the logits.
+    """Negative log-likelihood at label rows and KL(edited || original) at KL rows.
 
-    With a large vocabulary the logits are the largest tensor of a step; this keeps one more of their size, not five.
+    With a large vocabulary the logits would be the largest tensor of a step. A row's loss depends on that row's state
+    only, so its gradient is taken at once, some rows at a time, and no logits are kept for the backward pass.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, logits_NV: torch.Tensor, token_L: torch.Tensor, original_EV: torch.Tensor | None
+        ctx: Any,
+        states_ND: torch.Tensor,
+        readout: Callable[[torch.Tensor], torch.Tensor],
+        token_L: torch.Tensor,
+        original_EV: torch.Tensor | None,
+        rows_at_once: int,
+        wants_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits hold L label rows, then E KL rows; without ``original`` the KL rows define it (and KL is 0)."""
-        token_L = token_L.to(logits_NV.device)
-        log_p_NV = widened(logits_NV).log_softmax(1)
+        """States hold L label rows, then E KL rows; without ``original`` the KL rows define it (and KL is 0)."""
         num_labels = len(token_L)
-        nll_L = -log_p_NV[:num_labels].gather(1, token_L[:, None])[:, 0]
-        log_p_EV = log_p_NV[num_labels:]
-        original_EV = log_p_EV.clone() if original_EV is None else original_EV
-        kl_E = (log_p_EV.exp() * (log_p_EV - original_EV)).sum(1)
-        ctx.save_for_backward(log_p_NV, token_L, original_EV, kl_E)
-        ctx.dtype = logits_NV.dtype
+        losses: list[torch.Tensor] = []
+        gradients: list[torch.Tensor] = []
+        originals: list[torch.Tensor] = []
+        for start in range(0, len(states_ND), rows_at_once):
+            states = states_ND[start : start + rows_at_once].detach().requires_grad_(wants_gradient)
+            with torch.set_grad_enabled(wants_gradient):
+                logits_CV = readout(states)
+            log_p_CV = widened(logits_CV.detach()).log_softmax(1)
+            split = min(max(num_labels - start, 0), len(states))
+            token_C = token_L[start : start + split].to(log_p_CV.device)[:, None]
+            nll_C = -log_p_CV[:split].gather(1, token_C)[:, 0]
+            if original_EV is None:
+                originals.append(log_p_CV[split:].clone())
+                relative_CV = torch.zeros_like(originals[-1])
+            else:
+                first = max(start - num_labels, 0)
+                relative_CV = log_p_CV[split:] - original_EV[first : first + len(states) - split]
+            p_CV = log_p_CV.exp_()
+            kl_C = (p_CV[split:] * relative_CV).sum(1)
+            losses.append(torch.cat([nll_C, kl_C]))
+            if wants_gradient:
+                # d NLL / d logit_w = p_w - [w is the target]; d KL / d logit_w = p_w (log p_w - log q_w - KL)
+                p_CV[:split].scatter_add_(1, token_C, -torch.ones_like(nll_C)[:, None])
+                p_CV[split:].mul_(relative_CV.sub_(kl_C[:, None]))
+                gradients += torch.autograd.grad(logits_CV, states, p_CV.to(logits_CV.dtype))
+            del logits_CV, log_p_CV, p_CV, relative_CV  # before the next rows' are made
+        if original_EV is None:
+            original_EV = torch.cat(originals)
+        ctx.save_for_backward(*([torch.cat(gradients)] if wants_gradient else []))
         ctx.mark_non_differentiable(original_EV)
-        return nll_L, kl_E, original_EV
+        loss_N = torch.cat(losses)
+        return loss_N[:num_labels], loss_N[num_labels:], original_EV
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: Any, grad_nll_L: torch.Tensor, grad_kl_E: torch.Tensor, _unused: torch.Tensor
-    ) -> tuple[torch.Tensor, None, None]:
-        log_p_NV, token_L, original_EV, kl_E = ctx.saved_tensors
-        num_labels = len(token_L)
-        gradient_NV = log_p_NV.exp()
-        # d KL / d logit_w = p_w (log p_w - log q_w - KL)
-        relative_EV = (log_p_NV[num_labels:] - original_EV).sub_(kl_E[:, None])
-        gradient_NV[num_labels:].mul_(relative_EV).mul_(grad_kl_E[:, None])
-        # d NLL / d logit_w = p_w - [w is the target]
-        gradient_NV[:num_labels].scatter_add_(1, token_L[:, None], -torch.ones_like(grad_nll_L)[:, None])
-        gradient_NV[:num_labels].mul_(grad_nll_L[:, None])
-        return gradient_NV.to(ctx.dtype), None, None
+    ) -> tuple[Any, ...]:
+        (gradient_ND,) = ctx.saved_tensors
+        scale_N = torch.cat([grad_nll_L, grad_kl_E]).to(gradient_ND.device)
+        return (gradient_ND * scale_N[:, None]).to(gradient_ND.dtype), None, None, None, None, None
 
 
 def _label_counts(batch: Batch) -> torch.Tensor:
