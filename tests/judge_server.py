@@ -115,9 +115,9 @@ class JudgeServer:
         if isinstance(said, Fail):
             self.fail(handler, said)
             return
-        handler.send(200, completion(said))
         with self.lock:
             self.paid[item] += 1
+        handler.send(200, completion(said))
 
     def fail(self, handler: Any, fail: Fail) -> None:
         handler.close_connection = True
@@ -129,7 +129,8 @@ class JudgeServer:
             handler.send(200, completion("A")[:20], missing=200)
             handler.connection.shutdown(socket.SHUT_RDWR)
         else:
-            handler.send(fail.status, fail.body, fail.headers, content_type=fail.content_type)
+            headers = {**fail.headers, "Connection": "close"}
+            handler.send(fail.status, fail.body, headers, content_type=fail.content_type)
 
     def stop(self) -> None:
         """No new connections from now on."""
