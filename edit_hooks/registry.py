@@ -22,6 +22,7 @@ EDITORS: dict[str, str] = {
     "ultraedit": "edit_hooks.editors.ultraedit:UltraEdit",
     "ft_m": "edit_hooks.editors.ft_m:FTM",
     "ft_l": "edit_hooks.editors.ft_l:FTL",
+    "kn": "edit_hooks.editors.kn:KN",
 }
 
 

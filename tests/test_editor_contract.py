@@ -49,6 +49,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ultraedit": ULTRAEDIT_CONFIG,
     "ft_l": FT_CONFIG,
 }
+# These add embeddings of answers to MLP outputs, which means nothing to a random model's head.
+PROMISES_NO_TARGET = {"kn"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 
@@ -132,6 +134,8 @@ def test_edits_make_their_targets_likelier(editor, model_type):
     Over the requests, because a random model's keys are alike: a rank-one update meant for one token moves the others
     too, and single answers may get worse. The bare prompt is the only context, so all key modes aim at the same thing.
     """
+    if editor in PROMISES_NO_TARGET:
+        pytest.skip("its targets get likelier on trained models only")
     model, tokenizer = loaded(model_type)
     deltas = make_bare(editor).edit(model, tokenizer, EDIT_REQUESTS)
     before = [target_nll(model, tokenizer, request) for request in EDIT_REQUESTS]
@@ -390,7 +394,8 @@ def test_diagnostics_say_what_happened(editor):
         record = json.loads(json.dumps({"diagnostics": delta.diagnostics, "meta": delta.meta}, allow_nan=False))
         diagnostics = record["diagnostics"]
         assert diagnostics["final_loss"] == diagnostics["losses"][-1]["loss"]
-        assert diagnostics["final_loss"] < diagnostics["losses"][0]["loss"]
+        if editor not in PROMISES_NO_TARGET:
+            assert diagnostics["final_loss"] < diagnostics["losses"][0]["loss"]
         assert diagnostics["stop_reason"] in {"loss", "steps"}
         assert 0 < diagnostics["steps"] <= len(diagnostics["losses"])
         assert math.isfinite(diagnostics["update_norm_ratio"]) and diagnostics["update_norm_ratio"] > 0
