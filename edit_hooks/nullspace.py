@@ -165,7 +165,7 @@ def null_space_of(
 
 
 def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues (ascending) and eigenvectors in float64, on the CPU; finding them takes minutes there for wide keys."""
+    """Eigenvalues (ascending) and eigenvectors in float64, on the CPU; which takes minutes for wide keys."""
     where = torch.device("cpu")
     if device is not None and device.type == "cuda":
         needed = 5 * 8 * matrix_FF.numel()  # the matrix, its eigenvectors, and what the solver works in

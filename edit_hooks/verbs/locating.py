@@ -99,6 +99,73 @@ def _condition(report: dict[str, Any]) -> str:
     return "singular" if report["condition"] is None else f"{report['condition']:.1e}"
 
 
+def _trace_arguments(parser: argparse.ArgumentParser) -> None:
+    model_arguments(parser)
+    parser.add_argument("--edits", required=True, help="facts: a benchmark's name, or a JSON(L) file of edit requests")
+    parser.add_argument("--data", help="where the benchmark's records are: mini, hub, a file or a folder")
+    parser.add_argument("--num-edits", type=int, help="how many of them, in order; all when absent")
+    parser.add_argument(
+        "--answer", default="known", help="known (default): facts the model answers rightly; true: all; predicted"
+    )
+    parser.add_argument("--samples", type=int, default=10, help="noise draws per fact (default 10)")
+    parser.add_argument("--noise", type=float, default=3.0, help="in standard deviations of the subjects (default 3)")
+    parser.add_argument("--window", type=int, help="blocks restored together (10 of 48, in proportion, when absent)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
+    parser.add_argument("--max-tokens", type=int, default=4096, help="tokens of one pass (default 4096)")
+    parser.add_argument("--store", help="folder of the store of finished facts, or off")
+    parser.add_argument("--out", type=Path, help="write everything to this JSON file")
+    parser.add_argument("--plot", type=Path, help="write a picture, .svg or .png (needs matplotlib)")
+
+
+def _trace(given: argparse.Namespace) -> int:
+    import json
+
+    from edit_hooks.lm import EditedHFLM
+    from edit_hooks.plan import load_edits
+    from edit_hooks.store import Store, write_atomically
+    from edit_hooks.trace import TraceSettings, trace_facts
+    from edit_hooks.trace_plot import check_plot, plot_trace
+
+    if given.plot:
+        check_plot(given.plot)
+    settings = TraceSettings(given.samples, given.noise, given.seed, given.window, given.answer, given.max_tokens)
+    data = {"data": given.data} if given.data else {"pretrained": given.pretrained}
+    requests = load_edits(given.edits, data, given.num_edits)
+    options = {name: value for name, value in model_options(given).items() if name not in ("seed", "store")}
+    lm = EditedHFLM(**options, mode="none")
+    store = None if given.store == "off" else Store(given.store)
+    trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=store)
+    _print_trace(trace)
+    if given.out:
+        write_atomically(given.out, json.dumps({"model": str(lm.pretrained), **trace.to_dict()}, indent=1) + "\n")
+        print(f"written to {given.out}")
+    if given.plot:
+        print(f"plot: {plot_trace(trace, given.plot)}")
+    return 0
+
+
+def _print_trace(trace: Any) -> None:
+    shown = [
+        (kind, group) for kind in trace.effects for group in ("subject_last", "last") if group in trace.effects[kind]
+    ]
+    rows = [
+        [str(layer), *(f"{trace.effects[kind][group]['mean'][layer]:+.4f}" for kind, group in shown)]
+        for layer in range(trace.settings["layers"])
+    ]
+    print(
+        f"average indirect effect over {trace.num_facts} facts ({len(trace.skipped)} skipped); probability of the "
+        f"answer {trace.clean:.3f}, with noise on the subject {trace.corrupted:.3f}; MLP and attention restored in "
+        f"windows of {trace.settings['window']} blocks"
+    )
+    table(("layer", *(f"{kind} {group}" for kind, group in shown)), rows)
+    found = trace.suggested()
+    if not found:
+        print("restoring MLPs at the subject's last token never helps here, so no layer is suggested")
+        return
+    print(f"one layer to edit: editor_args=layers:{found['one']}; several: editor_args=layers:{found['several']}")
+
+
 VERBS: dict[str, Verb] = {
     "stats": Verb("collect second moments and null spaces, or show those that are kept", _stats_arguments, _stats),
+    "trace": Verb("causal tracing: the layers and tokens that carry a set of facts", _trace_arguments, _trace),
 }
