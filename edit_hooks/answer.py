@@ -1,6 +1,7 @@
 """Asking questions under edits: many prompts of many edits in one forward pass or one decoding loop.
 
-A low-rank edit acts per row (`PerRowAdapters`), so rows of different edits and of the unedited model share a batch.
+Low-rank edits and most hooked ones act per row (`RowEdits`), so rows of different edits and of the unedited model share
+a batch.
 Other edits are applied, asked and undone one after another; the caller sees no difference. Prompts are right-padded
 for the prefill, which is exact under causal attention; keys and values are then shifted to a common last column, so
 that no padding is ever computed with.
@@ -18,18 +19,24 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from edit_hooks.architectures import head_of, input_device, unwrapped
 from edit_hooks.capture import frozen, hooks, keep_rows, on_input, widened
-from edit_hooks.delta import Delta, PerRowAdapters, edited
+from edit_hooks.delta import AppliedDeltas, Delta
 from edit_hooks.forwards import shift_columns
+from edit_hooks.row_edits import RowEdits
 
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class ScoreItem:
-    """A continuation to be scored after a context, as token ids."""
+    """A continuation to be scored after a context, as token ids.
+
+    Attributes:
+        texts: context and continuation as texts, from which edits that change prompts build the item again.
+    """
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
+    texts: tuple[str, str] | None = None
 
     def record(self, token_logprobs: list[float], token_argmax: list[int]) -> dict[str, Any]:
         """The answer to this item, from what the model says at each position of the continuation."""
@@ -45,11 +52,16 @@ class ScoreItem:
 
 @dataclass(frozen=True)
 class GenerateItem:
-    """A context to be continued greedily until a stop string, an end token or ``max_new_tokens``."""
+    """A context to be continued greedily until a stop string, an end token or ``max_new_tokens``.
+
+    Attributes:
+        text: the context as text, from which edits that change prompts build the item again.
+    """
 
     context: tuple[int, ...]
     stops: tuple[str, ...]
     max_new_tokens: int
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,8 @@ def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | 
     ]
     row_L, column_L, token_L = (torch.tensor(part, device=device) for part in zip(*positions, strict=True))
     head = head_of(model)
-    with PerRowAdapters(model, deltas), hooks(on_input(head, keep_rows(row_L, column_L))):
+    prompt_length_R = torch.tensor([len(item.context) for item in items], device=device)
+    with RowEdits(model, deltas).prefill(mask_RT, prompt_length_R), hooks(on_input(head, keep_rows(row_L, column_L))):
         logits_LV = model(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).logits[0]
     logprob_LV = widened(logits_LV).log_softmax(1)
     logprob_L = logprob_LV.gather(1, token_L.to(logprob_LV.device)[:, None])[:, 0].tolist()
@@ -159,7 +172,7 @@ class _GreedyLoop:
         self.model, self.tokenizer, self.items = model, tokenizer, items
         self.device = input_device(model)
         self.head = head_of(model)
-        self.adapters = PerRowAdapters(model, deltas)
+        self.edits = RowEdits(model, deltas)
         self.end_tokens = end_token_ids(model, tokenizer)
         self.new_tokens: list[list[int]] = [[] for _ in items]
         self.stop: list[str | None] = [None] * len(items)
@@ -168,7 +181,7 @@ class _GreedyLoop:
     def run(self) -> list[dict[str, Any]]:
         running = list(range(len(self.items)))
         next_tokens, cache, mask_RC, length_R = self._prefill()
-        adapters = self.adapters
+        edits = self.edits
         while True:
             kept = [row for row, index in enumerate(running) if not self._append(index, next_tokens[row])]
             if not kept:
@@ -177,10 +190,10 @@ class _GreedyLoop:
                 rows = torch.tensor(kept, device=self.device)
                 running = [running[row] for row in kept]
                 cache = _select_rows(cache, rows)
-                mask_RC, length_R, adapters = mask_RC[rows], length_R[rows], adapters.select(rows)
+                mask_RC, length_R, edits = mask_RC[rows], length_R[rows], edits.select(rows)
             ids_R1 = torch.tensor([[self.new_tokens[index][-1]] for index in running], device=self.device)
             mask_RC = torch.cat([mask_RC, torch.ones_like(mask_RC[:, :1])], 1)
-            with adapters:
+            with edits.step():
                 logits_RV = self.model(
                     input_ids=ids_R1,
                     attention_mask=mask_RC,
@@ -198,7 +211,7 @@ class _GreedyLoop:
         length_R = mask_RT.sum(1)
         rows_R = torch.arange(len(ids_RT), device=self.device)
         cache = DynamicCache()
-        with self.adapters, hooks(on_input(self.head, keep_rows(rows_R, length_R - 1))):
+        with self.edits.prefill(mask_RT, length_R), hooks(on_input(self.head, keep_rows(rows_R, length_R - 1))):
             output = self.model(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
         width = ids_RT.shape[1]
         index_RT = length_R[:, None] - width + torch.arange(width, device=self.device)
@@ -243,11 +256,11 @@ def _in_batches(
     limits: Limits,
     run: Callable[[list[int], list[Delta | None]], None],
 ) -> None:
-    """Run items in length-sorted batches: low-rank and unedited ones mixed, every other edit applied for its own."""
-    per_row = [index for index, delta in enumerate(deltas) if delta is None or delta.is_low_rank]
+    """Run items in length-sorted batches: edits that act per row and none mixed, every other edit for its own."""
+    per_row = [index for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row]
     groups: dict[int, list[int]] = {}
     for index, delta in enumerate(deltas):
-        if delta is not None and not delta.is_low_rank:
+        if delta is not None and not delta.acts_per_row:
             groups.setdefault(id(delta), []).append(index)
     with frozen(unwrapped(model)):
         for batch in _batches(per_row, lengths, logits, limits):
@@ -255,9 +268,10 @@ def _in_batches(
         for group in groups.values():
             delta = deltas[group[0]]
             assert delta is not None
-            with edited(model, delta):
+            with AppliedDeltas(model) as applied:
+                applied.add(delta)
                 for batch in _batches(group, lengths, logits, limits):
-                    run(batch, [None] * len(batch))
+                    run(batch, [applied.standing] * len(batch))
 
 
 def _batches(

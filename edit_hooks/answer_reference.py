@@ -6,7 +6,6 @@ Slow and obviously right; ``engine=reference`` and the tests use it. Inputs and 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ def score_reference(
     answers = []
     with frozen(unwrapped(model)), torch.no_grad():
         for item, delta in items:
-            with contextlib.nullcontext() if delta is None else edited(model, delta):
+            with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
                 answers.append(_score_one(unwrapped(model), item))
             progress(1)
     return answers
@@ -50,7 +49,7 @@ def generate_reference(
     answers = []
     with frozen(unwrapped(model)):
         for item, delta in items:
-            with contextlib.nullcontext() if delta is None else edited(model, delta):
+            with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
                 answers.append(_generate_one(unwrapped(model), tokenizer, item))
             progress(1)
     return answers

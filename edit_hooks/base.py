@@ -83,6 +83,7 @@ class Editor(abc.ABC):
         config_folders: where shipped configurations are looked up, first match wins.
         needs_subject: requests must mark the subject.
         supports_joint: can write several requests into one delta.
+        writes: what its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
         default_depth: relative depth of the default layer for models without a shipped configuration.
     """
 
@@ -91,6 +92,7 @@ class Editor(abc.ABC):
     config_folders: ClassVar[tuple[str, ...]]
     needs_subject: ClassVar[bool] = True
     supports_joint: ClassVar[bool] = False
+    writes: ClassVar[tuple[str, ...]] = ("weights",)
     default_depth: ClassVar[float] = 0.3
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:

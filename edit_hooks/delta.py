@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +18,11 @@ from torch import nn
 
 from edit_hooks.architectures import is_transposed, map_shape, unwrapped, weight_of
 from edit_hooks.capture import widened
+from edit_hooks.context import ContextEdit
 from edit_hooks.errors import EditingError
 from edit_hooks.files import replacing
 from edit_hooks.fingerprint import key_of, tensor_checksum
+from edit_hooks.hooked import Hooked, attached
 
 FORMAT = "lm-eval-editing/delta/1"
 UNEDITED_STATE = "unedited"
@@ -45,13 +47,15 @@ class Factor(NamedTuple):
 
 @dataclass
 class Delta:
-    """An edit as a value.
+    """An edit as a value: new weights, hooks on modules, text before the prompt, or several of these.
 
     Attributes:
         factors: module name -> low-rank update of its weight.
         dense: parameter name -> dense update in the stored orientation.
         masks: module name -> which entries of its factor's update are written (packed bits, stored orientation, row by
             row); modules without a mask are written whole.
+        hooked: what acts through hooks while the model runs (a codebook, a side memory).
+        contexts: what is put before prompts, one per fact.
         carry: tensors that later steps of a stream need from this one (saved with it, not part of the update).
         diagnostics: what happened while the edit was made (JSON-able): losses, steps, norms, warnings.
         meta: what the edit is (JSON-able): editor, configuration, request(s), base model fingerprint.
@@ -61,6 +65,8 @@ class Delta:
     factors: dict[str, Factor] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
     masks: dict[str, torch.Tensor] = field(default_factory=dict)
+    hooked: Hooked | None = None
+    contexts: tuple[ContextEdit, ...] = ()
     carry: dict[str, torch.Tensor] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
@@ -68,8 +74,37 @@ class Delta:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the edit is made of whole factors only, so that it can act per row of a batch."""
-        return not self.dense and not self.masks
+        """Whether the edit is made of whole factors only."""
+        return not self.dense and not self.masks and self.weights_only
+
+    @property
+    def weights_only(self) -> bool:
+        """Whether the edit is all in the weights, so that a checkpoint can hold it."""
+        return self.hooked is None and not self.contexts
+
+    @property
+    def writes(self) -> list[str]:
+        """What the edit changes: ``weights``, ``hooks``, ``context``."""
+        parts = {"weights": self.parameter_names, "hooks": self.hooked, "context": self.contexts}
+        return [name for name, part in parts.items() if part]
+
+    @property
+    def acts_per_row(self) -> bool:
+        """Whether the edit can act on some rows of a batch only, nothing being written."""
+        return not self.dense and not self.masks and (self.hooked is None or self.hooked.mixes_rows)
+
+    @property
+    def standing(self) -> Delta | None:
+        """What is left of the edit once its weights are written: hooks and contexts; ``None`` without either."""
+        return None if self.weights_only else Delta(hooked=self.hooked, contexts=self.contexts)
+
+    @property
+    def without_contexts(self) -> Delta | None:
+        """The edit on prompts that hold its context already; ``None`` when nothing is left."""
+        if not self.contexts:
+            return self
+        rest = replace(self, contexts=())
+        return rest if rest.parameter_names or rest.hooked else None
 
     @property
     def num_bytes(self) -> int:
@@ -102,12 +137,31 @@ class Delta:
         tensors |= {f"carry/{name}": tensor for name, tensor in self.carry.items()}
         for name, factor in self.factors.items():
             tensors[f"left/{name}"], tensors[f"right/{name}"] = factor.left, factor.right
+        if self.hooked is not None:
+            tensors |= {f"hook/{name}": tensor for name, tensor in self.hooked.tensors.items()}
         return tensors
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What is not tensors: the hooks' kind and settings, and the contexts; empty for edits of weights."""
+        found: dict[str, Any] = {}
+        if self.hooked is not None:
+            found["hooked"] = {"kind": self.hooked.kind, "settings": self.hooked.settings}
+        if self.contexts:
+            found["contexts"] = [context.to_dict() for context in self.contexts]
+        return found
 
     @classmethod
     def summed(cls, deltas: Sequence[Delta]) -> Delta:
-        """One delta with the updates of all: factors side by side (ranks add up), dense and masked updates added."""
+        """One delta that does what all do, written in this order: factors side by side (ranks add up), dense and masked
+        updates added, codebooks and memories as the last step left them, contexts one after another.
+
+        Raises:
+            EditingError: for hooked edits of several kinds or at several modules.
+        """
         total = cls(diagnostics={"parts": [delta.diagnostics for delta in deltas]})
+        total.hooked = Hooked.composed([delta.hooked for delta in deltas if delta.hooked is not None])
+        total.contexts = tuple(context for delta in deltas for context in delta.contexts)
         total.meta["parts"] = [delta.meta for delta in deltas]
         for delta in deltas:
             for name, update in (delta.weights() if delta.masks else delta.dense).items():
@@ -128,7 +182,8 @@ class Delta:
 
     def checksum(self) -> str:
         """SHA-256 (hex) over the update's tensors; the identity of what is written into the model."""
-        return key_of({name: [list(t.shape), str(t.dtype), tensor_checksum(t)] for name, t in self._tensors.items()})
+        tensors = {name: [list(t.shape), str(t.dtype), tensor_checksum(t)] for name, t in self._tensors.items()}
+        return key_of(tensors | self._settings)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write tensors and metadata to one safetensors file (temporary name first, then renamed)."""
@@ -138,6 +193,7 @@ class Delta:
             "meta": json.dumps(self.meta),
             "diagnostics": json.dumps(self.diagnostics),
             "transposed": json.dumps([name for name, factor in self.factors.items() if factor.transposed]),
+            **{name: json.dumps(value) for name, value in self._settings.items()},
             "checksum": self.checksum(),
         }
         write_tensors(path, self._tensors, header)
@@ -162,6 +218,9 @@ class Delta:
         except Exception as error:
             raise EditingError(f"cannot read the edit in {path}: {error}") from error
         delta = cls(meta=json.loads(header["meta"]), diagnostics=json.loads(header["diagnostics"]))
+        delta.contexts = tuple(map(ContextEdit.from_dict, json.loads(header.get("contexts", "[]"))))
+        if "hooked" in header:
+            delta.hooked = Hooked(**json.loads(header["hooked"]))
         transposed = set(json.loads(header["transposed"]))
         for name, tensor in tensors.items():
             kind, _, target = name.partition("/")
@@ -171,6 +230,8 @@ class Delta:
                 delta.masks[target] = tensor
             elif kind == "carry":
                 delta.carry[target] = tensor
+            elif kind == "hook" and delta.hooked is not None:
+                delta.hooked.tensors[target] = tensor
             elif kind == "left":
                 delta.factors[target] = Factor(tensor, tensors[f"right/{target}"], target in transposed)
         if delta.checksum() != header.get("checksum"):
@@ -190,6 +251,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
 class AppliedDeltas:
     """Deltas written into a model's weights one after another; on exit the original weights are back, bit for bit.
 
+    Hooks and contexts are not put on the model here: :attr:`standing` says what whoever asks questions has to apply.
+
     Every parameter name is resolved and every shape checked before the first write. Each sum W + update is formed in at
     least float32 and rounded once to the weight's dtype, so a stream of deltas rounds once per step.
     """
@@ -198,6 +261,7 @@ class AppliedDeltas:
         self.model = unwrapped(model)
         self._parameters = dict(self.model.named_parameters())
         self._originals: dict[str, torch.Tensor] = {}
+        self.standing: Delta | None = None
 
     def __enter__(self) -> AppliedDeltas:
         return self
@@ -205,9 +269,17 @@ class AppliedDeltas:
     def __exit__(self, *_exc: object) -> None:
         self.restore()
 
+    @property
+    def hooked(self) -> Hooked | None:
+        """What of the deltas so far acts through hooks."""
+        return None if self.standing is None else self.standing.hooked
+
     def check(self, delta: Delta) -> None:
-        """Raise EditingError when a delta does not fit this model."""
+        """Raise EditingError when a delta does not fit this model, or what was added before."""
         _check_shapes(self.model, delta)
+        if delta.hooked is not None:
+            delta.hooked.check(self.model)
+            Hooked.composed([part.hooked for part in (self.standing, delta) if part is not None and part.hooked])
         for name in delta.parameter_names:
             weight = self._parameters[self._resolved(name)]
             if name in delta.dense and delta.dense[name].shape != weight.shape:
@@ -225,19 +297,23 @@ class AppliedDeltas:
             if name not in self._originals:
                 self._originals[name] = weight.detach().clone()
             weight.copy_((widened(weight) + update.to(weight.device)).to(weight.dtype))
+        if not delta.weights_only:
+            self.standing = Delta.summed([part for part in (self.standing, delta.standing) if part is not None])
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the original weights back."""
+        self.standing = None
         for name, original in self._originals.items():
             self._parameters[name].copy_(original)
         self._originals.clear()
 
     def state(self) -> str:
-        """Fingerprint of the weights written so far; ``unedited`` before the first write."""
-        if not self._originals:
+        """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write."""
+        if not self._originals and self.standing is None:
             return UNEDITED_STATE
-        return key_of({name: tensor_checksum(self._parameters[name]) for name in sorted(self._originals)})
+        written: dict[str, Any] = {name: tensor_checksum(self._parameters[name]) for name in sorted(self._originals)}
+        return key_of(written if self.standing is None else {**written, "standing": self.standing.checksum()})
 
     @torch.no_grad()
     def norm_ratio(self) -> float:
@@ -264,18 +340,40 @@ def unpack_bits(packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def edited(model: nn.Module, *deltas: Delta) -> Iterator[nn.Module]:
-    """Apply deltas inside the scope and put the original weights back on exit, also after an exception."""
+def edited(
+    model: nn.Module, *deltas: Delta, prompt_lengths: Sequence[int] | torch.Tensor | None = None
+) -> Iterator[nn.Module]:
+    """Apply deltas inside the scope and put everything back on exit, also after an exception.
+
+    Args:
+        prompt_lengths: for hooked edits the prompt tokens of each row of the batches run inside (one number serves all
+            rows); by default all that is fed at prefill is prompt. See :func:`edit_hooks.hooked.attached`.
+
+    Raises:
+        EditingError: for edits of another model, and for contexts, which no model can hold.
+    """
+    for delta in deltas:
+        require_no_context(delta)
     with AppliedDeltas(model) as applied:
         for delta in deltas:
             applied.check(delta)
         for delta in deltas:
             applied.add(delta)
-        yield model
+        with attached(model, applied.hooked, prompt_lengths):
+            yield model
+
+
+def require_no_context(delta: Delta) -> None:
+    """Refuse an edit that is text before the prompt where there is no prompt to change."""
+    if delta.contexts:
+        raise EditingError(
+            "this edit is a context: it changes prompts, not the model. Ask through edited_hf, or put "
+            "ContextEdit.before(question) in front of the prompt and apply delta.without_contexts, if that is not None."
+        )
 
 
 class PerRowAdapters:
-    """Gives every row of a batch its own low-rank edit: ``y_row += (x . right_row) left_row`` at each edited module.
+    """Gives every row of a batch its own low-rank update: ``y_row += (x . right_row) left_row`` at each edited module.
 
     Nothing is patched, so prompts of different edits share one forward pass, and leaving the scope is all the undoing.
     Rows without an edit (``None``) get zeros.
@@ -284,7 +382,7 @@ class PerRowAdapters:
     def __init__(self, model: nn.Module, deltas: list[Delta | None]) -> None:
         inner = unwrapped(model)
         for delta in deltas:
-            if delta is not None and not delta.is_low_rank:
+            if delta is not None and (delta.dense or delta.masks):
                 raise EditingError("only low-rank edits can act per row; apply this one with edited(model, delta).")
         names = sorted({name for delta in deltas if delta is not None for name in delta.factors})
         self._adapters: list[tuple[nn.Module, torch.Tensor, torch.Tensor]] = []

@@ -30,12 +30,14 @@ class EditorDescription:
         summary: first line of the class's documentation.
         needs_subject: requests must mark the subject.
         supports_joint: several requests can be written at once (``mode=batch``, ``edit_batch_size`` above 1).
+        writes: what the edits change: weights, hooks, context.
     """
 
     name: str
     summary: str
     needs_subject: bool
     supports_joint: bool
+    writes: tuple[str, ...]
     settings: tuple[Setting, ...]
 
 
@@ -52,7 +54,7 @@ def describe_editor(name: str) -> EditorDescription:
         for field in dataclasses.fields(editor.config_class)
     )
     summary = re.sub(r":\w+:`~?([^`]*)`", r"\1", (inspect.getdoc(editor) or "").split("\n")[0])
-    return EditorDescription(name, summary, editor.needs_subject, editor.supports_joint, settings)
+    return EditorDescription(name, summary, editor.needs_subject, editor.supports_joint, editor.writes, settings)
 
 
 def describe_editors() -> list[EditorDescription]:

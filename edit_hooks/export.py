@@ -135,8 +135,13 @@ def read_peft(folder: str | Path, model: nn.Module) -> Delta:
 
 
 def _require_weights(delta: Delta) -> None:
-    if not delta.parameter_names:
+    if not delta.parameter_names and delta.weights_only:
         raise EditingError("this edit changes no weight, so there is nothing to export.")
+    if not delta.weights_only:
+        raise EditingError(
+            "this edit is not all in the weights: it needs hooks while the model runs, or text before the prompt, "
+            "which neither a checkpoint nor an adapter can hold. Use it with edited_hf (load_edit=...)."
+        )
 
 
 def _require_low_rank(delta: Delta) -> None:

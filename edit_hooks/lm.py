@@ -27,10 +27,13 @@ from edit_hooks.answer import GenerateItem, Limits, ScoreItem, generate, score
 from edit_hooks.answer_reference import generate_reference, score_reference
 from edit_hooks.answer_store import AnswerStore, tokenizer_fingerprint
 from edit_hooks.architectures import architecture_of
+from edit_hooks.base import Editor
+from edit_hooks.beside_weights import BesideTheWeights, Built
 from edit_hooks.delta import Delta
 from edit_hooks.demo import DEMO_NAME, demo_model_path
 from edit_hooks.errors import EditingError
 from edit_hooks.fingerprint import code_fingerprint, model_fingerprint
+from edit_hooks.in_context import InContext
 from edit_hooks.loaded import Loaded
 from edit_hooks.locate import require_subjects
 from edit_hooks.options import EditingOptions, check_known_options
@@ -50,7 +53,7 @@ OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
 GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
 
 
-class EditedHFLM(Replicas, HFLM):
+class EditedHFLM(Replicas, BesideTheWeights, HFLM):
     """The harness's Hugging Face class with an editor.
 
     Every option of ``--model hf`` works; our own are the fields of
@@ -61,7 +64,7 @@ class EditedHFLM(Replicas, HFLM):
         check_known_options(kwargs, HFLM, OWN_OPTIONS)
         own = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
         self.options = EditingOptions(**own)
-        self.editor = load_editor(self.options.editor, self.options.overrides)
+        self.editor = self._new_editor()
         self.is_demo = pretrained is None
         if self.is_demo:
             pretrained = str(demo_model_path(_demo_dtype(kwargs.get("dtype"))))
@@ -77,7 +80,7 @@ class EditedHFLM(Replicas, HFLM):
         self._join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
-        if self.options.mode not in ("none", "loaded"):
+        if self.options.mode not in ("none", "loaded") and self.editor.writes != ("context",):
             architecture_of(self.config)
         self._banner(pretrained)
 
@@ -121,11 +124,11 @@ class EditedHFLM(Replicas, HFLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Stock texts for ordinary documents; mappings with raw text and token ids for documents with edit requests."""
-        return self._dispatch(requests, super().generate_until, self._generate, disable_tqdm)
+        return self._dispatch(requests, self._stock_generate, self._generate, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Perplexities: on the untouched model, in batch and sequential mode on the edited one."""
-        with self.session.scope():
+        with self._answering_stock():
             return super().loglikelihood_rolling(requests, disable_tqdm)
 
     def _dispatch(self, requests: list[Instance], stock: Any, own: Any, disable_tqdm: bool) -> list[Any]:
@@ -134,7 +137,7 @@ class EditedHFLM(Replicas, HFLM):
         others = [index for index, request in enumerate(requests) if not _is_editing(request)]
         answers: list[Any] = [None] * len(requests)
         if others:
-            with self.session.scope():
+            with self._answering_stock():
                 plain = stock([requests[index] for index in others], disable_tqdm=disable_tqdm)
             for index, answer in zip(others, plain, strict=True):
                 answers[index] = answer
@@ -228,6 +231,14 @@ class EditedHFLM(Replicas, HFLM):
             )
         return EditPlan(chunked(requests, size), not options.group_size, options.checkpoints)
 
+    def _new_editor(self) -> Editor:
+        """The editor of this run, with ``icl`` together with the one that makes contexts."""
+        options = self.options
+        editor = load_editor(options.editor, options.overrides)
+        if options.icl == "no":
+            return editor
+        return InContext(editor, load_editor(*options.context_editor))
+
     def _loaded(self, path: str) -> Loaded:
         delta = load_edit(path, self.model, self._model_fingerprint)
         report = {"editor": editor_of(delta), "loaded_from": path, "checksum": delta.checksum()}
@@ -245,10 +256,10 @@ class EditedHFLM(Replicas, HFLM):
 
     def _item(self, request: Instance) -> ScoreItem | GenerateItem:
         if request.request_type == "loglikelihood":
-            return self._score_item(*request.args)
+            return self._score_item(*request.args).item
         return self._generate_item(*request.args)
 
-    def _score_item(self, context: str, continuation: str) -> ScoreItem:
+    def _score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Token ids by the harness's own rule; too long contexts lose their beginning, as in the harness."""
         if context == "":
             ids = [self.prefix_token_id]
@@ -260,7 +271,7 @@ class EditedHFLM(Replicas, HFLM):
         room = self.max_length + 1 - len(target)
         if room < 1:
             raise EditingError(f"continuation of {len(target)} tokens does not fit into {self.max_length} positions.")
-        return ScoreItem(tuple(ids[-room:]), tuple(target))
+        return Built(ScoreItem(tuple(ids[-room:]), tuple(target), (context, continuation)), cut=len(ids) > room)
 
     def _generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> GenerateItem:
         settings = normalize_gen_kwargs(dict(gen_kwargs), self.max_gen_toks)
@@ -270,22 +281,32 @@ class EditedHFLM(Replicas, HFLM):
             raise EditingError(f"editing benchmarks decode greedily; generation_kwargs ask for {what}.")
         end = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
         stops = handle_stop_sequences(settings.get("until"), eos=end)
-        room = self.max_length - int(settings["max_gen_toks"])
-        if room < 1:
-            raise EditingError(
-                f"max_gen_toks={settings['max_gen_toks']} leaves no room in {self.max_length} positions."
-            )
-        ids = self.tok_encode(context) or [self.prefix_token_id]
         stops = tuple(stop for stop in stops if stop and stop != end)
-        return GenerateItem(tuple(ids[-room:]), stops, int(settings["max_gen_toks"]))
+        return self._greedy_item(context, stops, int(settings["max_gen_toks"])).item
+
+    def _greedy_item(self, context: str, stops: tuple[str, ...], max_new_tokens: int) -> Built[GenerateItem]:
+        """Token ids of a prompt; too long ones lose their beginning, as in the harness."""
+        room = self.max_length - max_new_tokens
+        if room < 1:
+            raise EditingError(f"max_gen_toks={max_new_tokens} leaves no room in {self.max_length} positions.")
+        ids = self.tok_encode(context) or [self.prefix_token_id]
+        return Built(GenerateItem(tuple(ids[-room:]), stops, max_new_tokens, context), cut=len(ids) > room)
+
+    # -- asking ------------------------------------------------------------------------------------------------------
 
     def _score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[dict[str, Any]]:
+        return self._told(jobs, self._score_told)
+
+    def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[dict[str, Any]]:
+        return self._told(jobs, self._generate_told)
+
+    def _score_told(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[dict[str, Any]]:
         with tqdm(total=len(jobs), desc="Scoring under edits", unit="prompt", disable=self._quiet) as bar:
             if self.options.engine == "reference":
                 return score_reference(self.model, jobs, bar.update)
             return score(self.model, self._as_asked(jobs), self._limits(), bar.update)
 
-    def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[dict[str, Any]]:
+    def _generate_told(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[dict[str, Any]]:
         with tqdm(total=len(jobs), desc="Decoding under edits", unit="prompt", disable=self._quiet) as bar:
             if self.options.engine == "reference":
                 return generate_reference(self.model, self.tokenizer, jobs, bar.update)
@@ -298,7 +319,7 @@ class EditedHFLM(Replicas, HFLM):
         dense: dict[int, Delta] = {}
         for _, delta in jobs:
             if delta is not None and id(delta) not in dense:
-                dense[id(delta)] = Delta(dense=delta.weights())
+                dense[id(delta)] = Delta(dense=delta.weights(), hooked=delta.hooked)
         return [(item, None if delta is None else dense[id(delta)]) for item, delta in jobs]
 
     def _limits(self) -> Limits:
@@ -331,6 +352,7 @@ class EditedHFLM(Replicas, HFLM):
             **options,
             **self.session.stamp(),
             "editor": self._editor_name,
+            "editor_writes": self._editor_writes,
             "data": self.data,
             "demo": self.is_demo,
             "num_processes": self.world_size,
@@ -350,11 +372,18 @@ class EditedHFLM(Replicas, HFLM):
         """Who made the edits; ``None`` for the unedited model and for saved edits that do not say."""
         if isinstance(self._session, Loaded):
             return self._session.report["editor"]
-        return None if self.options.mode in ("none", "loaded") else self.options.editor
+        return None if self.options.mode in ("none", "loaded") else self.editor.name
+
+    @property
+    def _editor_writes(self) -> list[str]:
+        """What the edits of this run change: weights, hooks, context; context editors are not compared with others."""
+        if isinstance(self._session, Loaded):
+            return self._session.delta.writes
+        return [] if self.options.mode in ("none", "loaded") else list(self.editor.writes)
 
     def _banner(self, pretrained: Any) -> None:
         edits = {"none": "no editing", "loaded": f"saved edit {self.options.load_edit}"}.get(
-            self.options.mode, f"editor {self.options.editor}"
+            self.options.mode, f"editor {self.editor.name}"
         )
         name = DEMO_NAME if self.is_demo else getattr(pretrained, "name_or_path", pretrained)
         lines = [f"edited_hf: {name}; {edits}; mode {self.options.mode}; data {self.data}."]

@@ -28,8 +28,8 @@ class Loaded:
             self.report = {**report, "update_norm_ratio": applied.norm_ratio()}
 
     def answer(self, asked: Sequence[Asked], unedited: Unedited, ask: Ask) -> Answers:
-        with self.scope():
-            found = ask_once((q.item for q in asked), lambda items: ask([(item, None) for item in items]))
+        with self.scope() as standing:
+            found = ask_once((q.item for q in asked), lambda items: ask([(item, standing) for item in items]))
         before = {q.item: {"unedited": dict(unedited[q.item])} for q in asked if q.ask_unedited}
         return [{**found[q.item], **self._place(q), **(before[q.item] if q.ask_unedited else {})} for q in asked]
 
@@ -39,10 +39,10 @@ class Loaded:
         return {"edit": self.report if edited else None, "stream": place}
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Iterator[Delta | None]:
         with AppliedDeltas(self.model) as applied:
             applied.add(self.delta)
-            yield
+            yield applied.standing
 
     def stamp(self) -> dict[str, Any]:
         return {"editor_config": None, "loaded_edit": self.report}

@@ -62,7 +62,7 @@ def make_edits(
     session = lm.session
     failed: dict[str, str] = {}
     if isinstance(session, Streamed):
-        session.stream.visit(lambda step: None)
+        session.stream.visit(lambda step, standing: None)
         deltas = session.stream.deltas
         if session.stream.stopped:
             failed["stream"] = session.stream.stopped

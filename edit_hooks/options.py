@@ -18,6 +18,13 @@ from edit_hooks.registry import editor_class
 ANSWERS = ("auto", "patch")
 ENGINES = ("fast", "reference")
 DEFAULT_EDITOR = "r_rome"
+# icl -> the editor that makes the context, and its settings
+ICL: dict[str, tuple[str, dict[str, Any]]] = {
+    "no": ("", {}),
+    "yes": ("ike", {}),
+    "fact": ("ice", {}),
+    "demonstrations": ("ike", {"states_fact": False}),
+}
 
 # Keyword arguments the harness's class hands on to transformers' from_pretrained.
 FROM_PRETRAINED = (
@@ -52,6 +59,9 @@ class EditingOptions:
         load_edit: a saved edit (delta file, folder with one, or LoRA adapter folder) with which everything is asked.
         editor_args: settings that override the editor's shipped configuration.
         data: where the benchmarks come from; the tasks read it, here it is stamped into the results.
+        icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
+            ``fact`` (only the line that tells the edit) and ``demonstrations`` (all but that line).
+        icl_args: settings of the context, as ``editor_args``.
         seed: seed of the editor, unless ``editor_args`` sets one.
         answer: ``auto`` lets low-rank edits act per row of a mixed batch; ``patch`` writes every edit into the weights
             while its questions are answered (the rounding of half-precision weights included).
@@ -74,6 +84,8 @@ class EditingOptions:
     load_edit: str | None = None
     editor_args: Mapping[str, Any] | None = None
     data: str | None = None
+    icl: Any = False
+    icl_args: Mapping[str, Any] | None = None
     seed: int = 0
     answer: str = "auto"
     engine: str = "fast"
@@ -100,6 +112,28 @@ class EditingOptions:
         _whole("seed", self.seed, 0)
         _whole("max_batch_tokens", self.max_batch_tokens, 1)
         object.__setattr__(self, "editor_args", parse_editor_args(self.editor_args))
+        self._check_icl()
+
+    def _check_icl(self) -> None:
+        spelt = ("yes" if self.icl else "no") if isinstance(self.icl, bool) else self.icl
+        _one_of("icl", spelt, ICL)
+        object.__setattr__(self, "icl", spelt)
+        object.__setattr__(self, "icl_args", parse_editor_args(self.icl_args))
+        if self.icl == "no" and self.icl_args:
+            raise EditingError("icl_args has no meaning without icl=true; drop it.")
+        if self.icl != "no" and self.mode in ("none", "loaded"):
+            raise EditingError(
+                f"icl={self.icl} puts each edit's context before its questions; mode={self.mode} makes no edit. For "
+                "the context without an editor use editor=ike."
+            )
+        if self.icl != "no" and editor_class(self.editor).writes == ("context",):
+            raise EditingError(f"editor={self.editor} is a context already; drop icl or name another editor.")
+
+    @property
+    def context_editor(self) -> tuple[str, dict[str, Any]]:
+        """Name and settings of the editor behind ``icl``."""
+        name, settings = ICL[self.icl]
+        return name, {"seed": self.seed, **settings, **(self.icl_args or {})}
 
     def _check_plan(self) -> None:
         """Options of batch and sequential runs: complete, of the right kind, and not set in vain."""

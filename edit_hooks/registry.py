@@ -21,6 +21,9 @@ EDITORS: dict[str, str] = {
     "prune": "edit_hooks.editors.prune:PRUNE",
     "ultraedit": "edit_hooks.editors.ultraedit:UltraEdit",
     "ft_m": "edit_hooks.editors.ft_m:FTM",
+    "ice": "edit_hooks.editors.ike:ICE",
+    "ike": "edit_hooks.editors.ike:IKE",
+    "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
     "ft_l": "edit_hooks.editors.ft_l:FTL",
     "kn": "edit_hooks.editors.kn:KN",
 }

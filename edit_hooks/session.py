@@ -39,8 +39,8 @@ class Session(Protocol):
     def answer(self, asked: Sequence[Asked], unedited: Unedited, ask: Ask) -> Answers:
         """Answers in the order of the questions."""
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """The weights under which ordinary tasks (mmlu, glue, ...) are answered."""
+    def scope(self) -> contextlib.AbstractContextManager[Delta | None]:
+        """The weights under which ordinary tasks (mmlu, glue, ...) are answered; gives what is not in the weights."""
 
     def stamp(self) -> dict[str, Any]:
         """What the result file says about the edits: full configuration, steps."""
@@ -52,7 +52,7 @@ class NoEdits:
     def answer(self, asked: Sequence[Asked], unedited: Unedited, ask: Ask) -> Answers:
         return [{**unedited[question.item], "edit": None, **_before(question, unedited)} for question in asked]
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
+    def scope(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def stamp(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Independent:
             return {"error": report["error"]}
         return {**answer, "edit": report}
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
+    def scope(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def stamp(self) -> dict[str, Any]:
@@ -125,9 +125,9 @@ class Streamed:
         watched = set(checkpoints.values())
         seen: dict[int, dict[Any, dict[str, Any]]] = {}
 
-        def visitor(step: int) -> None:
+        def visitor(step: int, standing: Delta | None) -> None:
             due = [q.item for q, own in zip(asked, steps, strict=True) if self._due(step, own, watched)]
-            seen[step] = ask_once(due, lambda items: ask([(item, None) for item in items]))
+            seen[step] = ask_once(due, lambda items: ask([(item, standing) for item in items]))
 
         self.stream.visit(visitor)
         final = self.stream.num_steps - 1
@@ -177,13 +177,13 @@ class Streamed:
         return {**seen[final][question.item], "edit": report, **before, "stream": place}
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> Iterator[Delta | None]:
         """The final weights of the stream."""
-        self.stream.visit(lambda step: None)  # makes what is not made yet
+        self.stream.visit(lambda step, standing: None)  # makes what is not made yet
         with AppliedDeltas(self.stream.model) as applied:
             for delta in self.stream.deltas:
                 applied.add(delta)
-            yield
+            yield applied.standing
 
     def stamp(self) -> dict[str, Any]:
         return {

@@ -25,6 +25,7 @@ from edit_hooks.base import Editor
 from edit_hooks.delta import AppliedDeltas, Delta
 from edit_hooks.errors import EditingError
 from edit_hooks.fingerprint import code_fingerprint, key_of
+from edit_hooks.hooked import attached
 from edit_hooks.plan import EditPlan, Unit
 from edit_hooks.runner import resolve_with_store
 from edit_hooks.store import Store
@@ -106,8 +107,10 @@ class EditStream:
         """Fingerprint of the weights after the last step; ``None`` before the first pass."""
         return self.steps[-1]["state_after"] if self.steps else None
 
-    def visit(self, visitor: Callable[[int], None]) -> None:
-        """Write the steps in order and call ``visitor(step)`` after each with the weights in place.
+    def visit(self, visitor: Callable[[int, Delta | None], None]) -> None:
+        """Write the steps in order and call ``visitor(step, standing)`` after each with the weights in place.
+
+        ``standing`` is what of the edits so far is not in the weights (hooks, contexts): questions are asked under it.
 
         The first pass makes (or loads) the deltas; later passes write the same ones. The weights are restored at the
         end, also after an exception.
@@ -122,7 +125,7 @@ class EditStream:
                     break
                 history.append(self._write(step, unit, applied, history))
                 bar.update(len(unit))
-                visitor(step)
+                visitor(step, applied.standing)
 
     @property
     def _label(self) -> str:
@@ -191,7 +194,8 @@ class EditStream:
 
     def _watch(self, step: int, delta: Delta, applied: AppliedDeltas) -> None:
         """Record norms and the loss of a plain sentence; complain, and stop when asked to."""
-        loss, finite = self._probe()
+        with attached(self.model, applied.hooked):
+            loss, finite = self._probe()
         record = {
             "step": step,
             "num_edits": self.plan.edits_after(step),

@@ -54,7 +54,9 @@ PROMISES_NO_TARGET = {"kn"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 
-each_editor = pytest.mark.parametrize("editor", sorted(EDITORS))
+# Editors of weights; what hooks and contexts promise is in test_hooked_editors.py and test_context_editors.py.
+WEIGHT_EDITORS = [name for name in sorted(EDITORS) if editor_class(name).writes == ("weights",)]
+each_editor = pytest.mark.parametrize("editor", WEIGHT_EDITORS)
 each_model = pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 
 
@@ -243,7 +245,7 @@ def test_the_update_is_what_the_weights_gain(editor, model_type, dtype):
             assert torch.equal(parameter, expected.get(name, before[name])), name
 
 
-@pytest.mark.parametrize("editor", [name for name in sorted(EDITORS) if editor_class(name).supports_joint])
+@pytest.mark.parametrize("editor", [name for name in WEIGHT_EDITORS if editor_class(name).supports_joint])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma2"])
 def test_a_joint_edit_of_one_request_is_the_single_edit(editor, model_type):
     """And of several it is one delta under which the targets are likelier in the mean."""
@@ -261,7 +263,7 @@ def test_a_joint_edit_of_one_request_is_the_single_edit(editor, model_type):
 def test_per_row_adapters_answer_as_the_patched_model(model_type):
     """Prompts of several edits and of none in one right-padded batch: every row as if its weight were patched."""
     model, tokenizer = loaded(model_type)
-    low_rank = [name for name in sorted(EDITORS) if batch_of_deltas(name, model_type)[0].is_low_rank]
+    low_rank = [name for name in WEIGHT_EDITORS if batch_of_deltas(name, model_type)[0].is_low_rank]
     assert "rome" in low_rank
     deltas = [batch_of_deltas(name, model_type)[i] for i, name in zip(range(len(EDIT_REQUESTS)), low_rank * 4)]  # noqa: B905
     deltas.append(None)

@@ -15,8 +15,11 @@ def _editors(given: argparse.Namespace) -> int:
     from edit_hooks.describe import describe_editor, describe_editors
 
     if not given.names:
-        rows = [(row.name, yes(row.needs_subject), yes(row.supports_joint), row.summary) for row in describe_editors()]
-        table(("editor", "needs subject", "joint edits", "what it does"), rows)
+        rows = [
+            (row.name, yes(row.needs_subject), yes(row.supports_joint), ", ".join(row.writes), row.summary)
+            for row in describe_editors()
+        ]
+        table(("editor", "needs subject", "joint edits", "changes", "what it does"), rows)
         print("\nSettings of one editor: lm-edit editors <name>; they are given as editor_args=name:value;name:value.")
         return 0
     for name in given.names:
