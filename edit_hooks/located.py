@@ -19,12 +19,13 @@ from edit_hooks.base import Editor, EditorConfig, setting
 from edit_hooks.context_templates import BARE, check_templates, sample_templates
 from edit_hooks.delta import Delta
 from edit_hooks.errors import EditingError
+from edit_hooks.evk import EVKConfig, MakeForward, evk_term, log_noise_ratio
 from edit_hooks.forwards import Site
 from edit_hooks.locate import FactToken, kl_row, rewriting_row
 from edit_hooks.request import EditRequest
 from edit_hooks.solve import SecondMoment, load_second_moments
 from edit_hooks.stats import MAX_LENGTH, MomentDtype, TokenBudget, digest_of, second_moments
-from edit_hooks.value import Problem, TermMaker, Value, ValueSettings
+from edit_hooks.value import ENGINES, Problem, TermMaker, Value, ValueSettings
 
 UNLIKELY_NLL = 1.0
 UNLIKELY_TARGET = (
@@ -39,7 +40,7 @@ FIRST_TOKEN = (
 
 
 @dataclass(kw_only=True)
-class LocatedConfig(EditorConfig):
+class LocatedConfig(EVKConfig):
     """Settings of every editor that optimises a value at one token and writes it in closed form."""
 
     num_steps: int = setting("loss evaluations of the value optimisation; one update fewer is made", default=20)
@@ -170,11 +171,23 @@ class LocatedEditor(Editor):
         tokenizer: PreTrainedTokenizerBase,
         requests: Sequence[EditRequest],
         config: Any,
-        layer: int,
-        site: Site,
+        make_forward: MakeForward,
     ) -> TermMaker | None:
-        """Hook: further terms of the value optimisation of these requests."""
-        return None
+        """Hook: further terms of the value optimisation of these requests; EVK-Align where it is asked for.
+
+        Args:
+            make_forward: forward passes of a batch of rows under offsets at this editor's layer and site.
+        """
+        if not config.evk_align:
+            return None
+        inner = unwrapped(model)
+        log_noise_ratio(inner, config.evk_sigma)
+        return lambda chunk: [evk_term(inner, tokenizer, [requests[i] for i in chunk], config, make_forward)]
+
+
+def forward_maker(model: nn.Module, config: Any, layer: int, site: Site) -> MakeForward:
+    """Forward passes of the configured engine with offsets at one layer and site."""
+    return lambda batch: ENGINES[config.engine](unwrapped(model), batch, layer, site)
 
 
 def check_reach(model: nn.Module, problems: Sequence[Problem], requests: Sequence[EditRequest], layer: int) -> None:

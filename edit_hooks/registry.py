@@ -16,6 +16,7 @@ EDITORS: dict[str, str] = {
     "r_rome": "edit_hooks.editors.r_rome:RROME",
     "memit": "edit_hooks.editors.memit:MEMIT",
     "alphaedit": "edit_hooks.editors.alphaedit:AlphaEdit",
+    "evk_edit": "edit_hooks.editors.evk_edit:EVKEdit",
     "emmet": "edit_hooks.editors.emmet:EMMET",
     "rect": "edit_hooks.editors.rect:RECT",
     "prune": "edit_hooks.editors.prune:PRUNE",

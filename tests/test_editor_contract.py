@@ -43,6 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "memit": MEMIT_CONFIG,
     "alphaedit": ALPHAEDIT_CONFIG,
     "emmet": EMMET_CONFIG,
+    "evk_edit": ALPHAEDIT_CONFIG,
     "rect": RECT_CONFIG,
     "prune": PRUNE_CONFIG,
     "ft_m": FT_CONFIG,

@@ -49,6 +49,7 @@ from edit_hooks.located import (
     LocatedConfig,
     LocatedEditor,
     check_reach,
+    forward_maker,
     value_diagnostics,
     value_settings,
     weight_norm,
@@ -146,7 +147,7 @@ class MEMIT(LocatedEditor):
         """The targets of all requests, as offsets at the last layer's ``site``."""
         config = job.config
         layer = config.layers[-1]
-        terms = self.terms(model, tokenizer, job.requests, config, layer, site)
+        terms = self.terms(model, tokenizer, job.requests, config, forward_maker(model, config, layer, site))
         settings = value_settings(config, layer, site)
         return optimise_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
 

@@ -37,6 +37,7 @@ from edit_hooks.located import (
     LocatedConfig,
     LocatedEditor,
     check_reach,
+    forward_maker,
     value_diagnostics,
     value_settings,
     weight_norm,
@@ -81,7 +82,8 @@ class ROME(LocatedEditor):
         moment: SecondMoment = self.constraints(model, tokenizer, config)[layer]
         problems = self.problems(tokenizer, job.requests, config)
         check_reach(model, problems, job.requests, layer)
-        terms = self.terms(model, tokenizer, job.requests, config, layer, self.site)
+        make_forward = forward_maker(model, config, layer, self.site)
+        terms = self.terms(model, tokenizer, job.requests, config, make_forward)
         settings = value_settings(config, layer, self.site)
         values = optimise_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
         return self._write(model, job.requests, values, moment, config, layer)

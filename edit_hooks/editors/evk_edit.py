@@ -1,0 +1,28 @@
+"""EVK-Edit: AlphaEdit with EVK-Align ("Beyond Local Edits: Embedding-Virtualized Knowledge ...").
+
+The targets are optimised with the divergence on perturbed prompts as one more term (:mod:`edit_hooks.evk`), everything
+else is AlphaEdit. The same term goes with every other locate-then-edit editor: ``evk_align: true``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edit_hooks.base import EditorConfig, setting
+from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
+
+
+@dataclass(kw_only=True)
+class EVKEditConfig(AlphaEditConfig):
+    """AlphaEdit's settings with EVK-Align on."""
+
+    evk_align: bool = setting("keep the answers to perturbed versions of the prompt (EVK-Align)", default=True)
+
+
+class EVKEdit(AlphaEdit):
+    """AlphaEdit whose targets keep the answers to perturbed prompts."""
+
+    name: ClassVar[str] = "evk_edit"
+    config_class: ClassVar[type[EditorConfig]] = EVKEditConfig
+    config_folders: ClassVar[tuple[str, ...]] = ("evk_edit", "alphaedit")
