@@ -27,6 +27,7 @@ EDITORS: dict[str, str] = {
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
     "ft_l": "edit_hooks.editors.ft_l:FTL",
     "kn": "edit_hooks.editors.kn:KN",
+    "lora": "edit_hooks.editors.lora:LoRA",
 }
 
 

@@ -21,6 +21,7 @@ from tiny import (
     EDIT_LAYER,
     EMMET_CONFIG,
     FT_CONFIG,
+    LORA_CONFIG,
     MEMIT_CONFIG,
     NATURAL_TOKENIZER,
     PRUNE_CONFIG,
@@ -49,6 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ft_m": FT_CONFIG,
     "ultraedit": ULTRAEDIT_CONFIG,
     "ft_l": FT_CONFIG,
+    "lora": LORA_CONFIG,
 }
 # These add embeddings of answers to MLP outputs, which means nothing to a random model's head.
 PROMISES_NO_TARGET = {"kn"}

@@ -336,3 +336,5 @@ PRUNE_CONFIG: dict[str, Any] = {
 }
 FT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "num_steps": 8, "lr": 5e-3}
 ULTRAEDIT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "lr": 3e-3}
+# The published module is the attention's input; here the module that the other editors write.
+LORA_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "modules": ["rewrite"], "num_steps": 8, "lr": 2e-2, "rank": 2}

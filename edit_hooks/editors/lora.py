@@ -1,0 +1,301 @@
+"""LoRA: train a low-rank adapter on the edited texts; the baseline of the editing frameworks, through peft.
+
+``kind: lora`` (Hu et al.): W x + (alpha / r) B A dropout(x), A [r, f] Kaiming, B [d, r] zero. ``kind: adalora`` (Zhang
+et al.), as EasyEdit's files have it for all models but Qwen: W x + alpha / (r + 1e-5) B (E A) dropout(x), A and B
+normal with deviation 0.02, E [r, 1] zero, plus half the mean of ||A A^T - I|| and ||B^T B - I|| over all A and B. There
+r is ``initial_rank``: the release never calls the rank allocator, so its rank stays 12, and the rank of its files is
+unused.
+
+The loss is the mean over all target tokens of a chunk; Adam; no early stop. All blocks are adapted unless ``layers``
+says otherwise. The result is B A as low-rank factors, so an edit needs no peft to be used, acts per row of a batch, and
+dropout can play no part in answering. In a stream one adapter goes on being trained, with a new optimiser per step; a
+step's delta is the adapter after it minus the adapter before it, and the adapter travels in ``Delta.carry``.
+
+Not copied from EasyEdit: it leaves ``use_cache`` off, gradient checkpointing on and the dropout of its adapters in
+training mode, so its answers after an edit are random; and it gives AdaLoRA no ``total_step``, which peft refuses since
+0.18 (here: the number of steps, which nothing reads).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.architectures import Role, architecture_of, is_transposed, num_layers, unwrapped
+from edit_hooks.base import Editor, EditorConfig, Job, setting
+from edit_hooks.capture import frozen, hooks, widened
+from edit_hooks.delta import Delta, Factor
+from edit_hooks.errors import EditingError
+from edit_hooks.located import weight_norm
+from edit_hooks.request import EditRequest
+from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example
+
+ADAPTER, CARRY = "edit", "adapter"
+
+
+@dataclass(kw_only=True)
+class LoRAConfig(EditorConfig):
+    """Settings of the adapter; ``layers`` are all blocks unless given."""
+
+    kind: Literal["lora", "adalora"] = setting("which adapter", default="lora")
+    modules: list[Role] = setting("the adapted linear maps of a block", default_factory=lambda: ["query_value"])
+    rank: int = setting("rank of kind=lora", default=8)
+    initial_rank: int = setting("rank of kind=adalora, where it stays", default=12)
+    alpha: float = setting("scale of the adapter, in units of its rank", default=32.0)
+    dropout: float = setting("dropout of the adapter's input while it is trained", default=0.1)
+    orthogonality: float = setting("kind=adalora: factor of the penalty that keeps A and B orthogonal", default=0.5)
+    num_steps: int = setting("passes over the requests", default=60)
+    lr: float = setting("Adam learning rate", default=5e-3)
+    weight_decay: float = setting("Adam's L2 penalty", default=0.0)
+    batch_size: int = setting("requests per step of a joint edit", default=8)
+    append_eos: bool = setting("train the end-of-text token after the target", default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rank", "initial_rank", "alpha", "num_steps", "lr", "batch_size"):
+            if getattr(self, name) <= 0:
+                raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
+        if not 0 <= self.dropout < 1:
+            raise EditingError(f"editor setting 'dropout' is {self.dropout!r}; a share from 0 to below 1 is needed.")
+        if not self.modules:
+            raise EditingError("editor setting 'modules' is empty; name at least one kind of linear map.")
+        if importlib.util.find_spec("peft") is None:
+            raise EditingError(
+                "editor 'lora' needs peft, which is not installed. Run: pip install \"lm-eval-editing[peft]\""
+            )
+
+
+class Adapter(NamedTuple):
+    """The trained tensors of one module: A [r, f], B [d, r], and the singular values E [r, 1] of AdaLoRA."""
+
+    A: torch.Tensor
+    B: torch.Tensor
+    E: torch.Tensor | None = None
+
+    def factor(self, config: LoRAConfig, transposed: bool) -> Factor:
+        """The update this adapter amounts to."""
+        scale = config.alpha / (len(self.A) if self.E is None else len(self.A) + 1e-5)
+        right = self.A if self.E is None else self.A * self.E
+        return Factor(self.B * scale, right.T, transposed)
+
+
+class LoRA(Editor):
+    """A LoRA or AdaLoRA adapter trained on the requests."""
+
+    name: ClassVar[str] = "lora"
+    config_class: ClassVar[type[EditorConfig]] = LoRAConfig
+    config_folders: ClassVar[tuple[str, ...]] = ("lora",)
+    needs_subject: ClassVar[bool] = False
+    supports_joint: ClassVar[bool] = True
+
+    def default_layers(self, config: Any) -> list[int]:
+        return list(range(num_layers(config)))
+
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+        inner, config = unwrapped(model), job.config
+        arch = architecture_of(inner)
+        names = [name for layer in config.layers for role in config.modules for name in arch.module_names(role, layer)]
+        for name in names:
+            if hasattr(inner.get_submodule(name), "base_layer"):
+                raise EditingError(
+                    f"{name} carries an adapter already; merge it into the weights (merge_and_unload) before "
+                    "editing with 'lora', or use another editor."
+                )
+        before = _carried(job.history, names) if job.history else None
+        groups = [job.requests] if job.joint else [[request] for request in job.requests]
+        deltas = []
+        with frozen(inner):
+            for group in groups:
+                deltas.append(self._train(inner, tokenizer, group, config, names, before))
+                job.progress(len(group))
+        return deltas
+
+    def _train(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        requests: list[EditRequest],
+        config: LoRAConfig,
+        names: list[str],
+        before: dict[str, Adapter] | None,
+    ) -> Delta:
+        examples = [target_example(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
+        chunks = [
+            padded_for(model, examples[start : start + config.batch_size])
+            for start in range(0, len(examples), config.batch_size)
+        ]
+        for chunk in chunks if config.engine == "fast" else ():
+            keep_below(model, chunk, min(config.layers or [0]))
+        transposed = is_transposed(model.get_submodule(names[0]))
+        written = {name: adapter.factor(config, transposed) for name, adapter in (before or {}).items()}
+        with _own_random_numbers(model, config.seed), _injected(model, names, config, len(chunks)) as layers:
+            adapters = {name: _adapter_of(layer) for name, layer in layers.items()}
+            for name, adapter in (before or {}).items():
+                for parameter, value in zip(adapters[name], adapter, strict=True):
+                    if parameter is not None and value is not None:
+                        parameter.data.copy_(value)
+            # The weights hold the adapter of the steps before; it is trained on, so it must not act twice.
+            with hooks(*(_withheld(layers[name].base_layer, factor) for name, factor in written.items())):
+                losses = _fit(model, chunks, layers, adapters, config)
+        return _delta(model, requests, adapters, written, losses, config)
+
+
+def _fit(
+    model: nn.Module,
+    chunks: list[LabelledRows],
+    layers: dict[str, Any],
+    adapters: dict[str, Adapter],
+    config: LoRAConfig,
+) -> list[float]:
+    """Train in place; returns the mean loss per target token of every pass, and at last without dropout."""
+    parameters = [p for adapter in adapters.values() for p in adapter if p is not None]
+    optimiser = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    losses = []
+    for step in range(config.num_steps + 1):
+        last = step == config.num_steps
+        for layer in layers.values():
+            layer.train(not last)
+        total = count = 0.0
+        for chunk in chunks:
+            with torch.set_grad_enabled(not last):
+                nll_L = label_nll(model, chunk)
+            total, count = total + float(nll_L.detach().sum()), count + len(nll_L)
+            if not last:
+                optimiser.zero_grad()
+                (nll_L.mean() + orthogonality(adapters.values(), config)).backward()
+                optimiser.step()
+        losses.append(total / count)
+    return losses
+
+
+def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig) -> torch.Tensor | float:
+    """AdaLoRA's penalty, factor included: the mean over all A and B of the Frobenius norm of their Gram minus I."""
+    norms = [
+        torch.linalg.matrix_norm(gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+        for adapter in adapters
+        if adapter.E is not None
+        for gram in (adapter.A @ adapter.A.T, adapter.B.T @ adapter.B)
+    ]
+    return config.orthogonality * torch.stack([norm.to(norms[0].device) for norm in norms]).mean() if norms else 0.0
+
+
+def _delta(
+    model: nn.Module,
+    requests: Sequence[EditRequest],
+    adapters: dict[str, Adapter],
+    written: dict[str, Factor],
+    losses: list[float],
+    config: LoRAConfig,
+) -> Delta:
+    factors: dict[str, Factor] = {}
+    carry: dict[str, torch.Tensor] = {}
+    squared = 0.0
+    for name, adapter in adapters.items():
+        kept = Adapter(*(None if tensor is None else tensor.detach().clone() for tensor in adapter))  # type: ignore[arg-type]
+        module = model.get_submodule(name)
+        factor = kept.factor(config, is_transposed(module))
+        carry |= {f"{CARRY}/{part}/{name}": t for part, t in zip(Adapter._fields, kept, strict=True) if t is not None}
+        if name in written:
+            left = torch.cat([factor.left, -written[name].left.to(factor.left)], 1)
+            right = torch.cat([factor.right, written[name].right.to(factor.right)], 1)
+            factor = Factor(left, right, factor.transposed)
+        factors[name] = factor
+        gram = (factor.left.T @ factor.left) * (factor.right.T @ factor.right)
+        squared += max(float(gram.sum()), 0.0) / weight_norm(module) ** 2
+    return Delta(
+        factors=factors,
+        carry=carry,
+        diagnostics={
+            "initial_nll": losses[0],
+            "final_loss": losses[-1],
+            "steps": len(losses) - 1,
+            "stop_reason": "steps",
+            "update_norm_ratio": (squared / len(factors)) ** 0.5,
+            "losses": [{"loss": loss} for loss in losses],
+        },
+        meta={"requests": [request.to_dict() for request in requests], "config": config.to_dict()},
+    )
+
+
+def _carried(history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:
+    """The adapter after the last step of a stream."""
+    kept = history[-1].carry
+    if any(f"{CARRY}/A/{name}" not in kept for name in names):
+        raise EditingError(
+            "the last delta of the history holds no adapter for these modules; a stream has one editor and one "
+            "configuration throughout."
+        )
+    return {name: Adapter(*(kept.get(f"{CARRY}/{part}/{name}") for part in Adapter._fields)) for name in names}  # type: ignore[arg-type]
+
+
+def _withheld(module: nn.Module, factor: Factor) -> Any:
+    """Registration of a hook that takes a written factor's share out of a linear map's output."""
+
+    def hook(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        x = args[0]
+        share = (x.to(factor.right) @ factor.right) @ factor.left.T
+        return (widened(output) - share.to(output.device)).to(output.dtype)
+
+    return lambda: module.register_forward_hook(hook)
+
+
+@contextlib.contextmanager
+def _injected(model: Any, names: list[str], config: LoRAConfig, num_chunks: int) -> Iterator[dict[str, Any]]:
+    """Inside, peft's adapter layers (float32 or wider) stand in for the named modules; outside, they are themselves."""
+    import peft  # an extra, and slow to import
+
+    own = {name: model.get_submodule(name) for name in names}
+    shared = {
+        "target_modules": names,
+        "lora_alpha": config.alpha,
+        "lora_dropout": config.dropout,
+        "bias": "none",
+        "fan_in_fan_out": is_transposed(own[names[0]]),
+    }
+    chosen: Any
+    if config.kind == "adalora":
+        steps = config.num_steps * num_chunks
+        chosen = peft.AdaLoraConfig(init_r=config.initial_rank, total_step=steps, **shared)
+    else:
+        chosen = peft.LoraConfig(r=config.rank, **shared)
+    try:
+        peft.inject_adapter_in_model(chosen, model, adapter_name=ADAPTER)
+        layers = {name: model.get_submodule(name) for name in names}
+        for name, layer in layers.items():
+            dtype = torch.promote_types(own[name].weight.dtype, torch.float32)
+            for tensor in _adapter_of(layer):
+                if tensor is not None:
+                    tensor.data = tensor.data.to(dtype)
+                    tensor.requires_grad_(True)
+            if config.kind == "adalora":
+                layer.ranknum[ADAPTER].data = layer.ranknum[ADAPTER].data.to(dtype)
+        yield layers
+    finally:
+        for name, module in own.items():
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, module)
+        vars(model).pop("peft_config", None)
+
+
+def _adapter_of(layer: Any) -> Adapter:
+    """The trained parameters of peft's layer."""
+    a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
+    if isinstance(a, nn.Module):
+        return Adapter(a.weight, b.weight)  # type: ignore[arg-type]
+    return Adapter(a, b, layer.lora_E[ADAPTER])
+
+
+@contextlib.contextmanager
+def _own_random_numbers(model: Any, seed: int) -> Iterator[None]:
+    """peft draws its adapters, and dropout its masks, from the global generators: seeded inside, as before outside."""
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+        torch.manual_seed(seed)
+        yield
