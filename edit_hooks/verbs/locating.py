@@ -165,7 +165,114 @@ def _print_trace(trace: Any) -> None:
     print(f"one layer to edit: editor_args=layers:{found['one']}; several: editor_args=layers:{found['several']}")
 
 
+def _tune_arguments(parser: argparse.ArgumentParser) -> None:
+    model_arguments(parser)
+    parser.add_argument("--editor", required=True, help="name of the editor, see lm-edit editors")
+    parser.add_argument("--editor-args", help="settings all candidates share: name:value;name:value, or a YAML file")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the editor, and of the choice of candidates")
+    parser.add_argument("--edits", required=True, help="held-out facts: a benchmark's name, or a JSON(L) file of cases")
+    parser.add_argument("--data", help="where the benchmark's records are: mini, hub, a file or a folder")
+    parser.add_argument("--num-edits", type=int, default=16, help="how many facts (default 16)")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many facts at the beginning")
+    parser.add_argument("--layers", nargs="+", help="candidates: 5 6 7, or for several layers 3,4,5 4,5,6")
+    parser.add_argument("--lr", nargs="+", type=float, help="candidates for the learning rate")
+    parser.add_argument("--clamp", nargs="+", type=float, help="candidates for clamp_factor")
+    parser.add_argument("--vary", action="append", default=[], help="candidates for any setting: name=value;value")
+    parser.add_argument("--trials", type=int, help="try at most so many candidates, drawn at random")
+    parser.add_argument("--grid", action="store_true", help="every candidate on every fact, without halving")
+    parser.add_argument("--store", help="folder of the store of finished trials, or off")
+    parser.add_argument("--out", type=Path, help="write the best settings to this YAML file, for editor_args=")
+
+
+def _tune(given: argparse.Namespace) -> int:
+    import random
+
+    from edit_hooks.lm import EditedHFLM
+    from edit_hooks.options import parse_editor_args
+    from edit_hooks.store import Store
+    from edit_hooks.tune import candidates, tune
+    from lm_eval_tasks.common.heldout import load_cases
+
+    for name in ("num_edits", "trials"):
+        if getattr(given, name) is not None and getattr(given, name) < 1:
+            raise EditingError(f"--{name.replace('_', '-')} is {getattr(given, name)}; a positive number is needed.")
+    vary = _varied(given)
+    data = {"data": given.data} if given.data else {"pretrained": given.pretrained}
+    cases = load_cases(given.edits, data)[max(0, given.skip) :]
+    if len(cases) < given.num_edits:
+        raise EditingError(f"{given.edits} has {len(cases)} facts after --skip {given.skip}; lower --num-edits.")
+    cases = cases[: given.num_edits]
+    options = {k: v for k, v in model_options(given).items() if k not in ("editor", "editor_args", "seed", "store")}
+    lm = EditedHFLM(**options, mode="none")
+    shared = {"seed": given.seed, **parse_editor_args(given.editor_args)}
+    tried = candidates(given.editor, lm.model, shared, vary)
+    if given.trials is not None and given.trials < len(tried):
+        tried = [tried[0], *random.Random(given.seed).sample(tried[1:], given.trials - 1)]
+    store = None if given.store == "off" else Store(given.store)
+    found = tune(lm.model, lm.tokenizer, given.editor, tried, cases, halving=not given.grid, store=store)
+    _print_trials(found, tried[0], lm.model, given.editor)
+    best = found[0]
+    if best.error or best.score <= 0:
+        print("no candidate does better than nothing; nothing is written")
+        return 1
+    if given.out:
+        facts = f"{len(cases)} facts of {given.edits} from number {given.skip} on"
+        _write_settings(given.out, given.editor, best, f"{lm.pretrained}", facts)
+        print(f"written to {given.out}; use it with editor={given.editor},editor_args={given.out}, on other facts")
+    return 0
+
+
+def _varied(given: argparse.Namespace) -> dict[str, list[Any]]:
+    """Setting -> candidate values, from all options that give some."""
+    import yaml
+
+    vary: dict[str, list[Any]] = {}
+    if given.layers:
+        try:
+            vary["layers"] = [[int(layer) for layer in text.split(",")] for text in given.layers]
+        except ValueError:
+            raise EditingError(f"--layers {' '.join(given.layers)}; write 5 6 7, or 3,4,5 4,5,6.") from None
+    if given.lr:
+        vary["lr"] = given.lr
+    if given.clamp:
+        vary["clamp_factor"] = given.clamp
+    for text in given.vary:
+        name, _, values = text.partition("=")
+        if not name or not values:
+            raise EditingError(f"--vary {text!r}; write name=value;value.")
+        vary[name] = [yaml.safe_load(value) for value in values.split(";")]
+    return vary
+
+
+def _print_trials(found: Any, base: dict[str, Any], model: Any, editor: str) -> None:
+    from edit_hooks.registry import load_editor
+    from edit_hooks.tune import KINDS
+
+    rows = []
+    for trial in found:
+        layers = load_editor(editor, trial.settings).config_for(model).layers
+        changed = {name: value for name, value in trial.settings.items() if name not in ("seed", "layers")}
+        named = "; ".join(f"{name}:{value}" for name, value in changed.items()) or "-"
+        means = ["-" if (mean := trial.mean(kind)) is None else f"{mean:.3f}" for kind in KINDS]
+        margin = trial.mean("margin")
+        cells = (layers, f"{trial.score:.3f}", *means, "-" if margin is None else f"{margin:+.3f}", len(trial.facts))
+        note = "failed: " + trial.error if trial.error else "as shipped" if trial.settings == base else ""
+        rows.append([*map(str, cells), named, note])
+    table(("layers", "S", *KINDS, "margin", "facts", "settings", ""), rows)
+
+
+def _write_settings(path: Path, editor: str, best: Any, model: str, facts: str) -> None:
+    import yaml
+
+    from edit_hooks.store import write_atomically
+
+    settings = {name: value for name, value in best.settings.items() if name != "seed"}
+    head = f"# {editor} for {model}: best of lm-edit tune on {facts}, S {best.score:.3f}. Score it on other facts.\n"
+    write_atomically(path, head + yaml.safe_dump(settings, sort_keys=False))
+
+
 VERBS: dict[str, Verb] = {
     "stats": Verb("collect second moments and null spaces, or show those that are kept", _stats_arguments, _stats),
     "trace": Verb("causal tracing: the layers and tokens that carry a set of facts", _trace_arguments, _trace),
+    "tune": Verb("search over layers, learning rate and clamp on held-out facts", _tune_arguments, _tune),
 }

@@ -10,7 +10,8 @@ from typing import Any
 
 from edit_hooks.request import EditRequest
 from lm_eval_tasks.bake.records import BakeRecord, Question, judge_question, judge_template, load_records
-from lm_eval_tasks.common import measures, scoring
+from lm_eval_tasks.common import heldout, measures, scoring
+from lm_eval_tasks.common.heldout import Case
 from lm_eval_tasks.common.measures import Excluded, Measure, Score, Unscored, case_mean, evaluate
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.sources import switch
@@ -25,6 +26,18 @@ NO_NEIGHBORS = "neighborhood prompts"
 def edit_requests(settings: Settings, subset: str = "qa") -> list[EditRequest]:
     """The benchmark's edits in file order, for runs that edit first and ask later (batch and sequential)."""
     return [record.request for record in load_records(settings, subset).records]
+
+
+def tuning_cases(settings: Settings, subset: str = "qa") -> list[Case]:
+    """The benchmark's edits with their rewordings and neighbours, for ``lm-edit tune``."""
+    return [
+        Case(
+            record.request,
+            [heldout.Question(probe.prompt, *probe.targets) for probe in paraphrases(record)],
+            [heldout.Question(probe.prompt, *probe.targets) for probe in neighbors(record)],
+        )
+        for record in load_records(settings, subset).records
+    ]
 
 
 # --------------------------------------------------------------------------- probes

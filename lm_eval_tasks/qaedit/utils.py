@@ -7,6 +7,7 @@ from typing import Any
 
 from edit_hooks.request import EditRequest
 from lm_eval_tasks.common import measures
+from lm_eval_tasks.common.heldout import Case, Question
 from lm_eval_tasks.common.measures import Excluded, Measure
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.sources import switch
@@ -22,6 +23,18 @@ PRE_EDIT = "pre_edit"  # helper probe: does the unedited model answer the edited
 def edit_requests(settings: Settings, subset: str | None = None) -> list[EditRequest]:
     """The benchmark's edits in file order, for runs that edit first and ask later (batch and sequential)."""
     return [record.request for record in load_records(settings).records]
+
+
+def tuning_cases(settings: Settings, subset: str | None = None) -> list[Case]:
+    """The benchmark's edits with their rephrased and unrelated questions, for ``lm-edit tune``."""
+    return [
+        Case(
+            record.request,
+            [Question(record.rephrase, record.request.target_new)],
+            [Question(record.locality_question, record.locality_answer)],
+        )
+        for record in load_records(settings).records
+    ]
 
 
 # ------------------------------------------------------------------------ documents
