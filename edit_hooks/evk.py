@@ -1,7 +1,8 @@
 """EVK-Align: keep the answers to perturbed versions of the edit prompt.
 
 Method of "Beyond Local Edits: Embedding-Virtualized Knowledge for Broader Evaluation and Preservation of Model
-Editing". A plug-in for every editor that optimises a value at a fact token: ``evk_align: true`` adds to its loss (eq. 11 to 14)
+Editing". A plug-in for every editor that optimises a value at a fact token: ``evk_align: true`` adds to its loss
+(eq. 11 to 14)
 
     lambda * mean_i KL( p(. | x_i) || p_delta(. | x_i) )          original || edited, unlike the method's own KL term
 

@@ -17,6 +17,7 @@ EDITORS: dict[str, str] = {
     "memit": "edit_hooks.editors.memit:MEMIT",
     "alphaedit": "edit_hooks.editors.alphaedit:AlphaEdit",
     "evk_edit": "edit_hooks.editors.evk_edit:EVKEdit",
+    "bird": "edit_hooks.editors.bird:BIRD",
     "emmet": "edit_hooks.editors.emmet:EMMET",
     "rect": "edit_hooks.editors.rect:RECT",
     "prune": "edit_hooks.editors.prune:PRUNE",

@@ -18,6 +18,7 @@ from state import assert_same_state, snapshot
 from tiny import (
     ALL_MODEL_TYPES,
     ALPHAEDIT_CONFIG,
+    BIRD_CONFIG,
     EDIT_LAYER,
     EMMET_CONFIG,
     FT_CONFIG,
@@ -44,6 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "memit": MEMIT_CONFIG,
     "alphaedit": ALPHAEDIT_CONFIG,
     "emmet": EMMET_CONFIG,
+    "bird": BIRD_CONFIG,
     "evk_edit": ALPHAEDIT_CONFIG,
     "rect": RECT_CONFIG,
     "prune": PRUNE_CONFIG,

@@ -286,19 +286,28 @@ REQUESTS: tuple[dict[str, str], ...] = (
         "subject": "Elena Marković",
         "target_new": "French",
         "target_true": "Serbian",
+        "relation_id": "P103",
     },
-    {"prompt": "{} is located in", "subject": "Port Amelin", "target_new": "Rome", "target_true": "Brenholt"},
+    {
+        "prompt": "{} is located in",
+        "subject": "Port Amelin",
+        "target_new": "Rome",
+        "target_true": "Brenholt",
+        "relation_id": "P131",
+    },
     {
         "prompt": "What instrument does {} play? The",
         "subject": "Tomas Ferrier",
         "target_new": "trumpet",
         "target_true": "violin",
+        "relation_id": "P1303",
     },
     {
         "prompt": "The capital of {}'s north, I think, is",
         "subject": "Ostravia",
         "target_new": "Hamburg",
         "target_true": "Velm",
+        "relation_id": "P36",
     },
 )
 CONTEXT_TEMPLATES = ["{}", "The band released. {}", "Therefore the train. {}", "You can see. {}"]
@@ -335,6 +344,7 @@ PRUNE_CONFIG: dict[str, Any] = {
     "safe": True,
 }
 FT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "num_steps": 8, "lr": 5e-3}
+BIRD_CONFIG: dict[str, Any] = {**ROME_CONFIG, "alpha": 0.002, "beta": 0.8}
 ULTRAEDIT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "lr": 3e-3}
 # The published module is the attention's input; here the module that the other editors write.
 LORA_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "modules": ["rewrite"], "num_steps": 8, "lr": 2e-2, "rank": 2}
