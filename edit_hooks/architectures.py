@@ -71,6 +71,16 @@ class Architecture:
         }
         return [template.format(layer) for template in templates[role]]
 
+    def linear_name(self, which: str, layer: int) -> str:
+        """One of the MLP's linear maps: ``mlp_out`` (the rewrite module) or ``mlp_in``.
+
+        Raises:
+            EditingError: for ``mlp_in`` where two maps lead into the MLP.
+        """
+        if which == "mlp_in" and len(self.mlp_in) > 1:
+            raise EditingError("module=mlp_in, but the MLPs of this model are gated: two maps lead in. Use mlp_out.")
+        return (self.mlp_in[0] if which == "mlp_in" else self.rewrite).format(layer)
+
     def post_norm_name(self, layer: int) -> str:
         assert self.post_norm is not None
         return self.post_norm.format(layer)

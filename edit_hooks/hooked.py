@@ -101,6 +101,8 @@ class Pass:
         length_R = attended_RT.sum(1) if prompt_length_R is None else prompt_length_R.to(mask_RT.device)
         if len(length_R) not in (1, len(mask_RT)):
             raise EditingError(f"{len(length_R)} prompt lengths are given for a batch of {len(mask_RT)} rows.")
+        if (length_R > attended_RT.sum(1)).any() or (length_R < 1).any():
+            raise EditingError("prompt lengths are longer than the rows' attended tokens, or zero; is a mask missing?")
         return cls(attended_RT, (start_R + length_R - 1).expand(len(mask_RT)), prefill=True)
 
     @classmethod

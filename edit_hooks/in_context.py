@@ -2,9 +2,9 @@
 
 After "Evaluating the Reversal Curse in Model Editing", section 6.2. The weights, codebook or memory are the other
 editor's and know nothing of the context. Its controls: the context without an editor (``editor=ike``), and either half
-of it (``icl=fact``, ``icl=demonstrations``). Two things to know when reading results: a codebook looks at the last token
+of it (``icl=fact``, ``icl=demonstrations``). When reading results, know that a codebook looks at the last token
 of the whole prompt, which after a context is not the token it was made at, so ``grace`` with a context answers like
-``ike``; and a side memory chooses by the whole prompt too.
+``ike``, and that a side memory chooses by the whole prompt too.
 """
 
 from __future__ import annotations

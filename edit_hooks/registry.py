@@ -23,6 +23,7 @@ EDITORS: dict[str, str] = {
     "prune": "edit_hooks.editors.prune:PRUNE",
     "ultraedit": "edit_hooks.editors.ultraedit:UltraEdit",
     "ft_m": "edit_hooks.editors.ft_m:FTM",
+    "grace": "edit_hooks.editors.grace:GRACE",
     "ice": "edit_hooks.editors.ike:ICE",
     "ike": "edit_hooks.editors.ike:IKE",
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
