@@ -19,6 +19,7 @@ from lm_eval.__main__ import cli_evaluate
 from tiny import save_tiny
 
 from edit_hooks import EDITORS
+from edit_hooks.cli import main
 from edit_hooks.demo import demo_available
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,6 +33,7 @@ COMMANDS = [
     if line.strip()
 ]
 LM_EVAL = [command for command in COMMANDS if command.startswith("lm_eval ")]
+LM_EDIT = [command for command in COMMANDS if command.startswith("lm-edit ")]
 SCRIPTS = [command for command in COMMANDS if command.startswith("bash ")]
 
 
@@ -46,7 +48,7 @@ def run_command(words: list[str], cwd: Path, **environment: str) -> str:
 
 
 def test_every_command_is_known():
-    assert len(LM_EVAL) + len(SCRIPTS) == len(COMMANDS)
+    assert len(LM_EVAL) + len(LM_EDIT) + len(SCRIPTS) == len(COMMANDS)
     assert "lm_eval --model edited_hf --tasks bake_rq,qaedit_wild" in LM_EVAL
     assert [command.split()[1] for command in SCRIPTS] == ["scripts/quickstart.sh", "scripts/test.sh"]
 
@@ -66,6 +68,24 @@ def test_lm_eval_commands_run(command, tmp_path, monkeypatch, capsys):
     cli_evaluate()
     output = capsys.readouterr().out
     assert "rqs_prob" in output or "es_prob" in output or "_syn" in output or "wild_em" in output
+
+
+# Makes a command quick on a tiny model. A random one knows no fact, and may find no setting that works (exit code 1).
+SMALL = {
+    "trace": ["--answer", "predicted", "--num-edits", "2", "--data", "mini"],
+    "stats": ["--tokens", "300"],
+    "tune": ["--num-edits", "2", "--trials", "2", "--data", "mini"],
+}
+
+
+@pytest.mark.parametrize("command", sorted(set(LM_EDIT)))
+def test_lm_edit_commands_run(command, tmp_path, monkeypatch, capsys):
+    _, verb, *words = shlex.split(command)
+    monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    model = ["--pretrained", str(save_tiny(tmp_path, "llama")), "--device", "cpu"]
+    assert main([verb, *words, *model, *SMALL[verb]]) in ((0, 1) if verb == "tune" else (0,))
+    assert len(capsys.readouterr().out.strip().split("\n")) >= 2
 
 
 @pytest.mark.skipif(not demo_available(), reason="the demo extra is not installed")
