@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -14,6 +15,8 @@ from tqdm import tqdm
 from edit_hooks.errors import EditingError
 from judges.backend import Asked, Fault, Keep, Outcome, Reply
 from judges.prompt import Chat
+
+log = logging.getLogger("lm_eval.judges")
 
 BUDGET = "not asked: the budget is spent"
 GAVE_UP = "not asked: the judge failed too many times in a row"
@@ -120,6 +123,7 @@ class Asking:
         """Whether to try again; pauses first."""
         if not fault.again or attempt + 1 >= self.policy.max_attempts:
             return False
+        log.info("attempt %d of %d: %s", attempt + 1, self.policy.max_attempts, fault.reason)
         if fault.wait is not None:
             if fault.wait > self.policy.max_wait:
                 return False

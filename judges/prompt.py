@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,8 +94,9 @@ def quote(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    return json.dumps(character)[1:-1] if hidden else f"\\u{ord(character):04x}" if character in _MARKS else character
+    if not character.isprintable():  # controls, line ends, marks of direction, odd spaces
+        return json.dumps(character)[1:-1]
+    return f"\\u{ord(character):04x}" if character in _MARKS else character
 
 
 def load_prompt(name: str) -> Prompt:
