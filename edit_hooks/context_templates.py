@@ -26,17 +26,27 @@ TOP_K = 5
 
 
 class TemplateSet(NamedTuple):
-    """A published choice of templates: (total length in tokens, samples per seed word) pairs."""
+    """A published choice of templates.
+
+    Attributes:
+        samples: (length in tokens, samples per seed word) pairs; the length counts BOS and seed word, as the released
+            codes do, unless ``new_tokens`` says that it counts what is drawn only.
+        words: the seed words.
+        seam: what joins a text and the prompt.
+    """
 
     samples: tuple[tuple[int, int], ...]
+    words: tuple[str, ...] = SEED_WORDS
+    seam: str = ". "
+    new_tokens: bool = False
 
 
-# Total length counts BOS and seed word, as the released codes do.
 TEMPLATE_SETS: dict[str, TemplateSet] = {
     "bare": TemplateSet(()),
     "sampled_6": TemplateSet(((10, 1),)),  # MEMIT, AlphaEdit, EMMET, PMET
     "sampled_11": TemplateSet(((5, 1), (10, 1))),  # ROME and BIRD on larger models in the PRUNE release
     "sampled_21": TemplateSet(((5, 2), (10, 2))),  # ROME, R-ROME (20 samples of length 5 and 10)
+    "wise_11": TemplateSet(((5, 1), (10, 1)), ("I", "You", "Because", "Yes", "Q: "), " ", new_tokens=True),  # WISE
 }
 
 
@@ -59,12 +69,16 @@ def sample_templates(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name:
     """Draw a named template set; the same model, seed and device give the same texts, global RNGs are not touched."""
     check_templates(name)
     generator = torch.Generator().manual_seed(seed)
+    chosen = TEMPLATE_SETS[name]
     wanted = [
-        (word, length) for length, count in TEMPLATE_SETS[name].samples for word in SEED_WORDS for _ in range(count)
+        (word, length + (len(encode(tokenizer, word).ids) if chosen.new_tokens else 0))
+        for length, count in chosen.samples
+        for word in chosen.words
+        for _ in range(count)
     ]
     with frozen(model), torch.no_grad():
         texts = _sample(model, tokenizer, wanted, generator)
-    return [BARE, *(f"{text}. {{}}" for text in texts)]
+    return [BARE, *(f"{text}{chosen.seam}{{}}" for text in texts)]
 
 
 def sample_texts(

@@ -26,6 +26,7 @@ EDITORS: dict[str, str] = {
     "grace": "edit_hooks.editors.grace:GRACE",
     "ice": "edit_hooks.editors.ike:ICE",
     "ike": "edit_hooks.editors.ike:IKE",
+    "wise": "edit_hooks.editors.wise:WISE",
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
     "ft_l": "edit_hooks.editors.ft_l:FTL",
     "kn": "edit_hooks.editors.kn:KN",

@@ -24,6 +24,18 @@ from edit_hooks.registry import EDITORS, editor_class
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 SETTINGS: dict[str, dict[str, Any]] = {
     "grace": {"layers": [EDIT_LAYER], "num_steps": 8, "lr": 0.5},
+    "wise": {
+        "layers": [EDIT_LAYER],
+        "num_steps": 8,
+        "lr": 0.3,
+        "mask_ratio": 0.5,
+        "act_ratio": 0.5,
+        "alpha": 0.5,
+        "beta": 4.0,
+        "gamma": 2.0,
+        "context_templates": ["{}", "The band released. {}"],
+        "loc_prompts": ["The museum in Karsk shows paintings."],
+    },
 }
 HOOKED = [name for name in EDITORS if "hooks" in editor_class(name).writes]
 each_editor = pytest.mark.parametrize("editor", HOOKED)
