@@ -22,7 +22,7 @@ from edit_hooks.store import Store
 log = logging.getLogger("lm_eval.edited_hf")
 
 # Edits made between two looks at the store: small enough to lose little, large enough to batch well.
-BATCH, BATCH_ON_GPU = 8, 64
+BATCH, BATCH_ON_GPU = 16, 64
 
 
 @dataclass(frozen=True)
