@@ -8,9 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from edit_hooks.errors import EditingError
-from edit_hooks.verbs import Verb, edits, judging, locating, looking, storage
+from edit_hooks.verbs import Verb, edits, judging, locating, looking, storage, training
 
-VERBS: dict[str, Verb] = {**looking.VERBS, **edits.VERBS, **locating.VERBS, **storage.VERBS, **judging.VERBS}
+VERBS: dict[str, Verb] = {
+    **looking.VERBS,
+    **edits.VERBS,
+    **locating.VERBS,
+    **training.VERBS,
+    **storage.VERBS,
+    **judging.VERBS,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

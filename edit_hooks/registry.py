@@ -31,6 +31,7 @@ EDITORS: dict[str, str] = {
     "ft_l": "edit_hooks.editors.ft_l:FTL",
     "kn": "edit_hooks.editors.kn:KN",
     "lora": "edit_hooks.editors.lora:LoRA",
+    "mend": "edit_hooks.editors.mend:MEND",
 }
 
 

@@ -18,8 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.architectures import architecture_of, head_of, input_device
 from edit_hooks.capture import first_tensor, forward_replaced, hooks, keep_rows, on_input, widened
+from edit_hooks.delta import Delta
 from edit_hooks.errors import EditingError
 from edit_hooks.locate import split_continuation
+from edit_hooks.located import weight_norm
 
 Objective = Literal["target_tokens", "last_token"]
 
@@ -138,3 +140,14 @@ def label_nll(model: Any, rows: LabelledRows) -> torch.Tensor:
 def mean_over_rows(nll_L: torch.Tensor, rows: LabelledRows) -> torch.Tensor:
     """Mean over rows of the mean over a row's labels."""
     return (nll_L / (rows.counts_L() * len(rows.ids_RT))).sum()
+
+
+@torch.no_grad()
+def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
+    """||update|| / ||W||, the root mean square over the edited matrices; 0 without any. Nothing dense is formed."""
+    norms = {name.removesuffix(".weight"): float(update.norm()) for name, update in delta.dense.items()}
+    for name, factor in delta.factors.items():
+        gram = (factor.left.T @ factor.left) * (factor.right.T @ factor.right)
+        norms[name] = max(float(gram.sum()), 0.0) ** 0.5
+    squared = [(norm / weight_norm(model.get_submodule(name))) ** 2 for name, norm in norms.items()]
+    return (sum(squared) / len(squared)) ** 0.5 if squared else 0.0

@@ -24,6 +24,7 @@ from tiny import (
     FT_CONFIG,
     LORA_CONFIG,
     MEMIT_CONFIG,
+    MEND_CONFIG,
     NATURAL_TOKENIZER,
     PRUNE_CONFIG,
     RECT_CONFIG,
@@ -53,6 +54,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ultraedit": ULTRAEDIT_CONFIG,
     "ft_l": FT_CONFIG,
     "lora": LORA_CONFIG,
+    "mend": MEND_CONFIG,
 }
 # These add embeddings of answers to MLP outputs, which means nothing to a random model's head.
 PROMISES_NO_TARGET = {"kn"}

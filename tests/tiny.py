@@ -348,3 +348,11 @@ BIRD_CONFIG: dict[str, Any] = {**ROME_CONFIG, "alpha": 0.002, "beta": 0.8}
 ULTRAEDIT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "lr": 3e-3}
 # The published module is the attention's input; here the module that the other editors write.
 LORA_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "modules": ["rewrite"], "num_steps": 8, "lr": 2e-2, "rank": 2}
+# Untrained: one gradient step. What training makes of it is in test_mend_training.py.
+MEND_CONFIG: dict[str, Any] = {
+    "layers": [EDIT_LAYER],
+    "modules": ["rewrite"],
+    "artefact": "identity",
+    "edit_lr": 0.02,
+    "joint_loss": "sum",
+}

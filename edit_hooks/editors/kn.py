@@ -60,9 +60,8 @@ from edit_hooks.capture import frozen, hooks, keep_rows, on_input, on_output, wi
 from edit_hooks.delta import Delta, Factor, edited
 from edit_hooks.errors import EditingError
 from edit_hooks.locate import encode, split_continuation, split_template
-from edit_hooks.located import weight_norm
 from edit_hooks.request import EditRequest
-from edit_hooks.supervised import label_nll, mean_over_rows, padded_for, target_example
+from edit_hooks.supervised import label_nll, mean_over_rows, padded_for, target_example, update_norm_ratio
 
 SHARING_STEP, FEWEST, MOST = 0.05, 2, 5
 
@@ -151,7 +150,7 @@ class KN(Editor):
         ]
         neurons, sharing = choose(scores, config)
         direction_D, scaled = self._direction(model, tokenizer, request, config)
-        factors, squared = {}, 0.0
+        factors = {}
         for layer in sorted({neuron.layer for neuron in neurons}):
             name = architecture_of(model).rewrite_name(layer)
             module = model.get_submodule(name)
@@ -160,7 +159,6 @@ class KN(Editor):
             right_F1 = weight_DF.new_zeros(weight_DF.shape[1], 1)
             right_F1[units, 0] = weight_DF[:, units].norm(dim=0) if scaled else 1.0
             factors[name] = Factor(direction_D[:, None].to(right_F1), right_F1, is_transposed(module))
-            squared += (float(direction_D.norm()) * float(right_F1.norm()) / weight_norm(module)) ** 2
         delta = Delta(factors=factors, meta={"requests": [request.to_dict()], "config": config.to_dict()})
         delta.diagnostics = {
             **self._losses(model, tokenizer, request, delta),
@@ -168,7 +166,7 @@ class KN(Editor):
             "neurons": [list(neuron) for neuron in neurons],
             "largest_attribution": max(float(score.max()) for layers in scores for score in layers.values()),
             "sharing": sharing,
-            "update_norm_ratio": (squared / max(len(factors), 1)) ** 0.5,
+            "update_norm_ratio": update_norm_ratio(model, delta),
         }
         return delta
 

@@ -33,9 +33,8 @@ from edit_hooks.base import Editor, EditorConfig, Job, setting
 from edit_hooks.capture import frozen, hooks, widened
 from edit_hooks.delta import Delta, Factor
 from edit_hooks.errors import EditingError
-from edit_hooks.located import weight_norm
 from edit_hooks.request import EditRequest
-from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example, update_norm_ratio
 
 ADAPTER, CARRY = "edit", "adapter"
 
@@ -196,7 +195,6 @@ def _delta(
 ) -> Delta:
     factors: dict[str, Factor] = {}
     carry: dict[str, torch.Tensor] = {}
-    squared = 0.0
     for name, adapter in adapters.items():
         kept = Adapter(*(None if tensor is None else tensor.detach().clone() for tensor in adapter))  # type: ignore[arg-type]
         module = model.get_submodule(name)
@@ -207,9 +205,7 @@ def _delta(
             right = torch.cat([factor.right, written[name].right.to(factor.right)], 1)
             factor = Factor(left, right, factor.transposed)
         factors[name] = factor
-        gram = (factor.left.T @ factor.left) * (factor.right.T @ factor.right)
-        squared += max(float(gram.sum()), 0.0) / weight_norm(module) ** 2
-    return Delta(
+    delta = Delta(
         factors=factors,
         carry=carry,
         diagnostics={
@@ -217,11 +213,12 @@ def _delta(
             "final_loss": losses[-1],
             "steps": len(losses) - 1,
             "stop_reason": "steps",
-            "update_norm_ratio": (squared / len(factors)) ** 0.5,
             "losses": [{"loss": loss} for loss in losses],
         },
         meta={"requests": [request.to_dict() for request in requests], "config": config.to_dict()},
     )
+    delta.diagnostics["update_norm_ratio"] = update_norm_ratio(model, delta)
+    return delta
 
 
 def _carried(history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:

@@ -1,0 +1,288 @@
+"""MEND: a trained hyper-network turns the gradient of one edit into an update that generalises.
+
+Mitchell et al., "Fast Model Editing at Scale". One forward and backward of the mean NLL of the target tokens gives
+token factors at every edited matrix; the hyper-network (:mod:`edit_hooks.hypernetwork`) maps them to an update of rank
+number of tokens, so that an edit acts per row of a batch and independent edits share a backward pass. It has to be
+trained for the model first (``lm-edit train-mend``, :mod:`edit_hooks.mend_training`) and is refused on any other.
+``artefact: identity`` is the untrained network: one plain gradient step of size ``edit_lr``.
+
+Joint edits: ``joint_loss: mean`` averages the loss over all target tokens of all edits, as released, which makes each
+edit's gradient 1/n of what the network was trained on (train with ``edits_per_example`` n as the release does);
+``sum`` keeps every edit's own. In a stream the weights change and the network stays that of the unedited model.
+
+Not copied from the releases: the target encoded alone, whose BOS becomes a label (EasyEdit); pads as labels; step sizes
+applied in another order than they are stored in, which swaps those of gpt2-xl's two matrices (ROME's copy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, unwrapped
+from edit_hooks.base import Editor, EditorConfig, Job, setting
+from edit_hooks.capture import frozen, hooks, widened
+from edit_hooks.delta import Delta, Factor, PerRowAdapters, edited
+from edit_hooks.errors import EditingError
+from edit_hooks.fingerprint import model_fingerprint
+from edit_hooks.hypernetwork import (
+    HyperNetwork,
+    NetworkSettings,
+    Sign,
+    Tokens,
+    artefact_digest,
+    load_network,
+    read_manifest,
+)
+from edit_hooks.request import EditRequest
+from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example, update_norm_ratio
+
+IDENTITY = "identity"
+
+
+@dataclass(kw_only=True)
+class MENDConfig(EditorConfig):
+    """Settings of MEND. What a trained artefact fixes (from ``layers`` to ``sign``) is taken from it."""
+
+    artefact: str | None = setting("folder written by lm-edit train-mend, or identity (untrained)", default=None)
+    artefact_digest: str | None = setting("filled in: checksum of the artefact", default=None)
+    modules: list[Role] = setting(
+        "the edited linear maps of a block, in the order of their step sizes",
+        default_factory=lambda: ["rewrite", "mlp_in"],
+    )
+    edit_lr: float = setting("step size of every matrix at the start", default=1e-4)
+    rank: int = setting("rank of the hyper-network's maps", default=1920)
+    num_hidden: int = setting("hidden layers of the hyper-network; it has one block more", default=1)
+    normalise: bool = setting("normalise inputs and gradients with training statistics", default=True)
+    sign: Sign = setting("minus: subtract the update (paper); plus: add it (released code)", default="minus")
+    joint_loss: Literal["mean", "sum"] = setting(
+        "joint edits: mean over all target tokens, or sum of edits' means", default="mean"
+    )
+    batch_size: int = setting("requests of one backward pass", default=8)
+    append_eos: bool = setting("the end-of-text token follows the target", default=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rank", "batch_size"):
+            if getattr(self, name) <= 0:
+                raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
+        if self.num_hidden < 0 or not self.modules:
+            raise EditingError("editor settings 'num_hidden' (0 or more) and 'modules' (not empty).")
+
+    def network_settings(self) -> NetworkSettings:
+        return NetworkSettings(
+            rank=self.rank,
+            num_blocks=self.num_hidden + 1,
+            normalise=self.normalise and self.artefact != IDENTITY,
+            step_size=self.edit_lr,
+            sign=self.sign,
+            seed=self.seed,
+        )
+
+
+class MEND(Editor):
+    """Model editing with gradient decomposition; needs a hyper-network trained for the model."""
+
+    name: ClassVar[str] = "mend"
+    config_class: ClassVar[type[EditorConfig]] = MENDConfig
+    config_folders: ClassVar[tuple[str, ...]] = ("mend",)
+    needs_subject: ClassVar[bool] = False
+    supports_joint: ClassVar[bool] = True
+
+    def __init__(self, overrides: Any = None) -> None:
+        super().__init__(overrides)
+        self._networks: dict[str, HyperNetwork] = {}
+
+    def default_layers(self, config: Any) -> list[int]:
+        """The last three blocks."""
+        return list(range(num_layers(config)))[-3:]
+
+    def config_for(self, model: nn.Module) -> EditorConfig:
+        config: Any = super().config_for(model)
+        if config.artefact not in (None, IDENTITY):
+            manifest = read_manifest(config.artefact)
+            config.artefact_digest = artefact_digest(config.artefact)
+            self._take_over(config, manifest)
+            found = model_fingerprint(unwrapped(model))
+            if manifest["model"] != found:
+                raise EditingError(
+                    f"the hyper-network in {config.artefact} was trained for another model: {manifest['model_name']} "
+                    f"({manifest['model_type']}, {manifest['dtype']}, fingerprint {manifest['model'][:16]}...), this "
+                    f"model has {found[:16]}.... Train one for it; weights of another precision are another model."
+                )
+        return config
+
+    def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
+        if config.artefact is None:
+            raise EditingError(
+                "editor 'mend' needs a hyper-network trained for this model: run lm-edit train-mend and give its "
+                "folder as editor_args=artefact:<folder> (artefact:identity: untrained, a plain gradient step)."
+            )
+        return config
+
+    def _take_over(self, config: Any, manifest: dict[str, Any]) -> None:
+        """Use the artefact's settings; one that the user set otherwise is an error."""
+        for name, value in manifest["editor"].items():
+            if name in self.overrides and getattr(config, name) != value:
+                raise EditingError(
+                    f"editor setting {name!r} is {getattr(config, name)!r}, but the hyper-network in "
+                    f"{config.artefact} was trained with {value!r}; drop the setting or train another one."
+                )
+            setattr(config, name, value)
+
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+        inner, config = unwrapped(model), job.config
+        network = self._network(inner, config)
+        chunks = [job.requests[i : i + config.batch_size] for i in range(0, len(job.requests), config.batch_size)]
+        with frozen(inner):
+            rows = [self._rows(inner, tokenizer, chunk, config) for chunk in chunks]
+            if job.joint:
+                delta = _joint(inner, network, rows, config)
+                delta.meta = {"requests": [request.to_dict() for request in job.requests], "config": config.to_dict()}
+                job.progress(len(job.requests))
+                return [delta]
+            deltas = []
+            for chunk, padded in zip(chunks, rows, strict=True):
+                for request, delta in zip(chunk, _independent(inner, network, padded), strict=True):
+                    delta.meta = {"requests": [request.to_dict()], "config": config.to_dict()}
+                    deltas.append(delta)
+                job.progress(len(chunk))
+        return deltas
+
+    @staticmethod
+    def _rows(
+        model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: MENDConfig
+    ) -> LabelledRows:
+        rows = padded_for(
+            model, [target_example(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
+        )
+        if config.engine == "fast" and config.layers:
+            keep_below(model, rows, min(config.layers))
+        return rows
+
+    def _network(self, model: Any, config: MENDConfig) -> HyperNetwork:
+        """The hyper-network on the model's device, at least in float32."""
+        weight = model.get_input_embeddings().weight
+        key = f"{config.artefact_digest or config.to_dict()} {weight.device} {weight.dtype}"
+        if key not in self._networks:
+            if config.artefact == IDENTITY:
+                network = HyperNetwork(edited_shapes(model, config), config.network_settings())
+            else:
+                network, _ = load_network(str(config.artefact))
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            self._networks[key] = network.to(weight.device, dtype).requires_grad_(False).eval()
+        return self._networks[key]
+
+
+def edited_shapes(model: Any, config: MENDConfig) -> dict[str, tuple[int, int]]:
+    """Module name -> (d, f) of the edited matrices, in the order of their step sizes."""
+    arch = architecture_of(model)
+    names = [n for layer in config.layers or () for role in config.modules for n in arch.module_names(role, layer)]
+    return {name: map_shape(model.get_submodule(name)) for name in names}
+
+
+def token_factors(
+    model: nn.Module, rows: LabelledRows, divisor: torch.Tensor | int, names: Sequence[str]
+) -> tuple[dict[str, Tokens], torch.Tensor]:
+    """Inputs and output gradients of modules from one backward of ``sum(nll / divisor)``; also the nll [l].
+
+    Returns:
+        Module name -> x [r, t, f] and delta [r, t, d], detached, at least float32. A row's factors are those of its own
+        labels, because rows do not see one another.
+    """
+    inputs: dict[str, torch.Tensor] = {}
+    probes: dict[str, torch.Tensor] = {}
+
+    def register(name: str) -> Any:
+        def hook(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            inputs[name] = args[0].detach()
+            probes[name] = torch.zeros_like(output, requires_grad=True)
+            return output + probes[name]
+
+        return lambda: model.get_submodule(name).register_forward_hook(hook)
+
+    with torch.enable_grad(), hooks(*map(register, names)):
+        nll_L = label_nll(model, rows)
+        gradients = torch.autograd.grad((nll_L / divisor).sum(), [probes[name] for name in names])
+    found = {
+        name: Tokens(widened(inputs[name]), widened(gradient)) for name, gradient in zip(names, gradients, strict=True)
+    }
+    return found, nll_L.detach()
+
+
+def _independent(model: Any, network: HyperNetwork, rows: LabelledRows) -> list[Delta]:
+    """One delta per row."""
+    names = list(network.shapes)
+    factors, nll_L = token_factors(model, rows, rows.counts_L(), names)
+    deltas = []
+    for row in range(len(rows.ids_RT)):
+        kept = rows.mask_RT[row].bool()
+        tokens = {
+            name: Tokens(x[row][kept.to(x.device)], d[row][kept.to(d.device)]) for name, (x, d) in factors.items()
+        }
+        deltas.append(_delta(model, network, tokens))
+    with torch.no_grad():
+        if all(delta.is_low_rank for delta in deltas):
+            with PerRowAdapters(model, list(deltas)):
+                after_L = label_nll(model, rows)
+        else:
+            after_L = torch.empty_like(nll_L)
+            for row, delta in enumerate(deltas):
+                with edited(model, delta):
+                    after_L[rows.row_L == row] = label_nll(model, rows)[rows.row_L == row]
+    for row, delta in enumerate(deltas):
+        own_L = rows.row_L == row
+        _report(model, delta, float(nll_L[own_L].mean()), float(after_L[own_L].mean()))
+    return deltas
+
+
+def _joint(model: Any, network: HyperNetwork, chunks: list[LabelledRows], config: MENDConfig) -> Delta:
+    """One delta for all rows: one gradient, gathered chunk by chunk."""
+    names = list(network.shapes)
+    num_labels = sum(len(rows.token_L) for rows in chunks)
+    gathered: dict[str, list[Tokens]] = {name: [] for name in names}
+    before = 0.0
+    for rows in chunks:
+        divisor = rows.counts_L() if config.joint_loss == "sum" else num_labels
+        factors, nll_L = token_factors(model, rows, divisor, names)
+        before += float(nll_L.sum()) / num_labels
+        kept = rows.mask_RT.bool()
+        for name, (x, gradient) in factors.items():
+            gathered[name].append(Tokens(x[kept.to(x.device)], gradient[kept.to(gradient.device)]))
+    tokens = {name: Tokens(*map(torch.cat, zip(*parts, strict=True))) for name, parts in gathered.items()}
+    delta = _delta(model, network, tokens)
+    with torch.no_grad(), edited(model, delta):
+        after = sum(float(label_nll(model, rows).sum()) for rows in chunks) / num_labels
+    _report(model, delta, before, after)
+    return delta
+
+
+@torch.no_grad()
+def _delta(model: Any, network: HyperNetwork, tokens: dict[str, Tokens]) -> Delta:
+    """The hyper-network's update, as factors where they are smaller than the matrix."""
+    home = network.step_sizes.device
+    updates = network({name: Tokens(x.to(home), delta.to(home)) for name, (x, delta) in tokens.items()})
+    delta = Delta()
+    for name, (left, right) in updates.items():
+        factor = Factor(left, right, is_transposed(model.get_submodule(name)))
+        if left.numel() + right.numel() < len(left) * len(right):
+            delta.factors[name] = factor
+        else:
+            delta.dense[f"{name}.weight"] = factor.update()
+    return delta
+
+
+def _report(model: Any, delta: Delta, before: float, after: float) -> None:
+    delta.diagnostics = {
+        "initial_nll": before,
+        "final_loss": after,
+        "steps": 1,
+        "stop_reason": "steps",
+        "update_norm_ratio": update_norm_ratio(model, delta),
+        "losses": [{"loss": before}, {"loss": after}],
+    }
