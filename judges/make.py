@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.errors import EditingError
+from edit_hooks.errors import EditingError, near_misses
 from judges.backend import Backend
 from judges.base import Judge
 from judges.endpoint import Endpoint
 from judges.local import LocalModel
 from judges.model import ModelJudge
 from judges.prompt import load_prompt
-from judges.settings import ENVIRONMENT, OFF, JudgeSettings, read_settings
+from judges.settings import ENVIRONMENT, HOW_TO, OFF, PRESETS, JudgeSettings, read_settings
 from judges.strings import RULES, StringJudge
 
 
@@ -49,10 +49,10 @@ def make_judge(given: Any, **overrides: Any) -> Judge:
     """A judge by name: a string rule (``em``, ``alias``, ``contains``, ``match_ratio``) or a model judge."""
     if isinstance(given, str) and given in RULES:
         return StringJudge(given)
-    try:
-        return make_model_judge(given, **overrides)
-    except EditingError as error:
-        raise EditingError(f"{error} String judges: {', '.join(RULES)}.") from None
+    if isinstance(given, str) and given.replace("_", "").isalnum() and given not in PRESETS:
+        hint = near_misses(given, [*RULES, *PRESETS])
+        raise EditingError(f"judge {given!r} is unknown.{hint} String judges: {', '.join(RULES)}. Models: {HOW_TO}.")
+    return make_model_judge(given, **overrides)
 
 
 def _refuse_edited(settings: JudgeSettings, edited: str | None) -> None:

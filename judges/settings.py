@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,8 @@ def read_settings(given: Any, folder: Path | None = None) -> JudgeSettings:
         return _from_mapping({"preset": given}, folder)
     backend, found, model = given.partition(":")
     if found and backend in BACKENDS:
-        name, _, url = model.partition("@") if backend == "openai" else (model, "", "")
-        return _from_mapping({"backend": backend, "model": name} | ({"base_url": url} if url else {}), folder)
+        name, at, url = model.partition("@http") if backend == "openai" else (model, "", "")
+        return _from_mapping({"backend": backend, "model": name} | ({"base_url": f"http{url}"} if at else {}), folder)
     path = Path(given).expanduser()
     if path.suffix in (".yaml", ".yml", ".json"):
         return _from_file(path)
@@ -171,7 +171,7 @@ def _from_file(path: Path) -> JudgeSettings:
 
 def _from_mapping(given: Mapping[str, Any], folder: Path | None) -> JudgeSettings:
     known = [item.name for item in dataclasses.fields(JudgeSettings)]
-    if any("key" in str(name).lower() and name != "api_key_env" for name in given):
+    if any(_is_secret(name) and name != "api_key_env" for name in _names(given)):
         raise EditingError(
             "judge: API keys are read from the environment only, since settings are written to results. Put the key "
             "into OPENAI_API_KEY, or into the variable that api_key_env names."
@@ -196,6 +196,18 @@ def _state_of(model: str) -> str | None:
         return None
     files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+
+def _names(given: Any) -> Iterator[str]:
+    """All keys of nested mappings."""
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            yield str(name)
+            yield from _names(value)
+
+
+def _is_secret(name: str) -> bool:
+    return re.search(r"key|secret|password|authorization", name, re.IGNORECASE) is not None
 
 
 _POSITIVE = ("concurrency", "timeout", "max_attempts", "give_up_after", "batch_size", "max_reply_tokens")

@@ -96,11 +96,11 @@ def test_a_passing_fault_changes_nothing(fail: Fail, tmp_path: Path) -> None:
     fake = FakeTime()
     with serving(first_time(fail)) as server:
         judge = judge_at(server, tmp_path, fake=fake)
-        judged = judge.judge(ITEMS)
-        assert labels_of(judged.verdicts) == RIGHT
+        judged = judge.judge(ITEMS[:6])
+        assert labels_of(judged.verdicts) == RIGHT[:6]
         assert set(server.asked.values()) == {2} and set(server.paid.values()) == {1}
-        assert judged.report.num_calls == 46
-        assert labels_of(judge.judge(ITEMS).verdicts) == RIGHT and set(server.paid.values()) == {1}
+        assert judged.report.num_calls == 12
+        assert labels_of(judge.judge(ITEMS[:6]).verdicts) == RIGHT[:6] and set(server.paid.values()) == {1}
     assert fake.slept and max(fake.slept) <= 60
 
 
@@ -161,15 +161,15 @@ def test_thirty_percent_random_failures_leave_the_table_as_it_is(tmp_path: Path)
     def script(item: Item, before: int) -> str | Fail:
         return drawn.choice(kinds) if drawn.random() < 0.3 else fair(item, before)
 
-    items = some_items(80)
+    items = some_items(50)
     with serving() as calm, serving(script) as server:
         expected = judge_at(calm, tmp_path / "calm").judge(items)
         judge = judge_at(server, tmp_path / "wild", max_attempts=12)
         judged = judge.judge(items)
-        assert sum(server.asked.values()) > 85
-        assert set(server.paid.values()) == {1} and len(server.paid) == 79
+        assert sum(server.asked.values()) > 55
+        assert set(server.paid.values()) == {1} and len(server.paid) == 49
     assert labels_of(judged.verdicts) == labels_of(expected.verdicts)
-    assert judged.report.num_scored == 80 and not judged.report.reasons
+    assert judged.report.num_scored == 50 and not judged.report.reasons
 
 
 def test_a_server_that_dies_half_way_loses_and_repeats_nothing(tmp_path: Path) -> None:

@@ -292,6 +292,7 @@ def test_settings_that_cannot_work(given: Any, message: str) -> None:
     [
         {"backend": "openai", "model": "m", "api_key": "sk-secret"},
         {"backend": "openai", "model": "m", "openai_api_key": "sk-secret"},
+        {"backend": "openai", "model": "m", "extra": {"headers": {"Authorization": "sk-secret"}}},
         {"backend": "openai", "model": "m", "api_key_env": "sk-secret"},
         {"backend": "openai", "model": "m", "base_url": "https://me:sk-secret@host/v1"},
         {"backend": "openai", "model": "m", "base_url": "https://host/v1?key=sk-secret"},

@@ -188,6 +188,18 @@ def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
         assert not kept.exists()
 
 
+def test_a_run_that_ends_at_once_keeps_the_answers(tmp_path: Path) -> None:
+    message = r"no credit left.*The answers are kept: lm-edit judge .*\.jsonl"
+    with serving(lambda item, before: Fail(402)) as server, pytest.raises(EditingError, match=message):
+        run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path))
+    assert list((tmp_path / "pending").glob("*.jsonl"))
+
+
+def test_predict_only_asks_no_judge(server: JudgeServer, tmp_path: Path) -> None:
+    results = run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path), predict_only=True)
+    assert len(results["samples"][TASK]) == 4 and not server.asked
+
+
 def test_a_dry_run_asks_nothing_and_fails_nothing(
     server: JudgeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,8 @@ import lm_eval.filters  # noqa: F401  # fills the registry: it does so only whil
 from lm_eval.api.filter import Filter
 from lm_eval.api.registry import register_filter
 
-from judges.base import CoverageError, Item, Verdict
+from edit_hooks.errors import EditingError
+from judges.base import Item, Verdict
 from judges.make import chosen_judge, make_model_judge
 from judges.model import ModelJudge
 from judges.settings import HOW_TO
@@ -69,8 +70,8 @@ class ModelJudgeFilter(Filter):
 
     judges = True
 
-    def __init__(self, judge: Any = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, judge: Any = None) -> None:
+        super().__init__()
         self.judge = make_model_judge(judge)
 
     def apply(self, resps: Sequence[Answer], docs: Sequence[Mapping[str, Any]]) -> list[Answer]:
@@ -114,8 +115,8 @@ def kept_until_judged(items: Sequence[Item], judge: ModelJudge) -> Iterator[None
         return
     try:
         yield
-    except CoverageError as error:
-        raise CoverageError(
+    except EditingError as error:
+        raise type(error)(
             f"{error} The answers are kept: lm-edit judge {path} --judge ... goes on with them."
         ) from None
     path.unlink(missing_ok=True)

@@ -149,7 +149,7 @@ def read_all(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble],
         ]
         pipeline.apply(copies)
         filtered = [copy.filtered_resps[pipeline.name] for copy in copies]
-        judged = _is_judge(pipeline) or any(isinstance(answer, Verdict) for answer in filtered)
+        judged = is_judge(pipeline) or any(isinstance(answer, Verdict) for answer in filtered)
         queue = iter(filtered)
         for instance, of_stages in zip(instances, raws, strict=True):
             answers = {stage: next(queue) for stage in of_stages}
@@ -163,7 +163,7 @@ def read_all(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble],
             )
 
 
-def _is_judge(pipeline: FilterEnsemble) -> bool:
+def is_judge(pipeline: FilterEnsemble) -> bool:
     """A filter class may say ``judges = True``; without it a pipeline is a judge's when a verdict comes out of it."""
     return any(getattr(getattr(step, "func", step), "judges", False) for step in pipeline.filters)
 

@@ -35,7 +35,7 @@ from lm_eval_tasks.common.judging import PIPELINE, describe_verdicts, judge_pipe
 from lm_eval_tasks.common.measures import Excluded, Measure, Score, case_mean, evaluate, verdict
 from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers
 from lm_eval_tasks.common.sources import Loaded, switch, which_data
-from lm_eval_tasks.common.streams import OUTSIDE, RETENTION, Reading, Stage, Stages, read_all
+from lm_eval_tasks.common.streams import OUTSIDE, RETENTION, Reading, Stage, Stages, is_judge, read_all
 
 logger = logging.getLogger("lm_eval.editing_tasks")
 
@@ -193,8 +193,12 @@ class EditingTask(ConfigurableTask):
     # --------------------------------------------------------------- scoring
 
     def apply_filters(self) -> None:
-        """Run the filter pipelines over the answers of all stages of a stream; ``process_results`` gets `Reading`s."""
-        read_all(self._instances, self._filters, self.stages)
+        """Run the filter pipelines over the answers of all stages of a stream; ``process_results`` gets `Reading`s.
+
+        With ``--predict_only`` nothing is scored, so no judge is asked.
+        """
+        unscored = "bypass" in self._metric_fn_list
+        read_all(self._instances, [one for one in self._filters if not (unscored and is_judge(one))], self.stages)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
         """Every metric of one case, always under the same keys; ``None`` where unscored, with the reason beside it."""
