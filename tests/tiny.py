@@ -353,6 +353,6 @@ MEND_CONFIG: dict[str, Any] = {
     "layers": [EDIT_LAYER],
     "modules": ["rewrite"],
     "artefact": "identity",
-    "edit_lr": 0.02,
+    "edit_lr": 0.05,
     "joint_loss": "sum",
 }
