@@ -137,11 +137,18 @@ def _trace(given: argparse.Namespace) -> int:
     trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=store)
     _print_trace(trace)
     if given.out:
-        write_atomically(given.out, json.dumps({"model": str(lm.pretrained), **trace.to_dict()}, indent=1) + "\n")
+        write_atomically(given.out, json.dumps({"model": _name(lm), **trace.to_dict()}, indent=1) + "\n")
         print(f"written to {given.out}")
     if given.plot:
         print(f"plot: {plot_trace(trace, given.plot)}")
     return 0
+
+
+def _name(lm: Any) -> str:
+    """The model as people know it: the demo's name instead of the folder it lies in."""
+    from edit_hooks.demo import DEMO_NAME
+
+    return DEMO_NAME if lm.is_demo else str(lm.pretrained)
 
 
 def _print_trace(trace: Any) -> None:
@@ -217,7 +224,7 @@ def _tune(given: argparse.Namespace) -> int:
         return 1
     if given.out:
         facts = f"{len(cases)} facts of {given.edits} from number {given.skip} on"
-        _write_settings(given.out, given.editor, best, f"{lm.pretrained}", facts)
+        _write_settings(given.out, given.editor, best, _name(lm), facts)
         print(f"written to {given.out}; use it with editor={given.editor},editor_args={given.out}, on other facts")
     return 0
 
