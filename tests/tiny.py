@@ -345,6 +345,14 @@ PRUNE_CONFIG: dict[str, Any] = {
 }
 FT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "num_steps": 8, "lr": 5e-3}
 BIRD_CONFIG: dict[str, Any] = {**ROME_CONFIG, "alpha": 0.002, "beta": 0.8}
+# At the last token, because half of what is learnt at the subject's is the attention's and not written.
+PMET_CONFIG: dict[str, Any] = {**MEMIT_CONFIG, "fact_token": "last"}
+SIMIE_CONFIG: dict[str, Any] = {
+    "layers": [0, EDIT_LAYER],
+    "base": "memit",
+    "base_settings": {**MEMIT_CONFIG, "fact_token": "last"},
+    "ridge": 0.1,
+}
 ULTRAEDIT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "lr": 3e-3}
 # The published module is the attention's input; here the module that the other editors write.
 LORA_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "modules": ["rewrite"], "num_steps": 8, "lr": 2e-2, "rank": 2}

@@ -1,0 +1,307 @@
+"""PMET: MEMIT with a second, discarded offset at the attention output ("PMET: Precise Model Editing in a Transformer").
+
+Two offsets are optimised together at the fact token of the last edited block L, one at the output of the attention
+projection and one at that of the MLP projection. What the attention learns meanwhile is general and need not be
+stored, so only the MLP's target z = v0 + delta is written. Both have their own weight decay and ball; the loss is
+
+    nll_factor * NLL + kl_factor * KL + weight_decay * (||delta_a|| / ||v0_a||^2 + ||delta_m|| / ||v0_m||^2)
+
+and, as in the release, when every target token is the most likely one at its place, the NLL counts a tenth in the next
+evaluation, and the run ends if the KL part is at most 0.01 (it also ends below ``early_stop_loss``).
+
+Then the layers as in MEMIT, but residuals are those of the MLP projection's output at block L, spread by square roots:
+
+    R = (Z - V_L) / sqrt(n - i),   W <- W + R K^T (lambda C + K K^T)^-1.
+
+Where a norm stands behind the MLP (Gemma, OLMo 2), ``residual_mode: normalised`` measures n(z) - n(V_L), what block L's
+MLP should add to the residual stream and what it adds, and each layer takes the MLP output whose norm is nearest to its
+share of that (:mod:`edit_hooks.postnorm`); ``faithful`` is the release's arithmetic.
+
+The optimisation runs whole rows through the blocks from L on; the blocks below are run once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from edit_hooks.architectures import architecture_of, decoder_of, input_device
+from edit_hooks.base import EditorConfig, Job, setting
+from edit_hooks.capture import first_tensor, forward_replaced, frozen, hooks, on_input, on_output, widened
+from edit_hooks.editors.memit import MEMIT, MEMITConfig
+from edit_hooks.errors import EditingError
+from edit_hooks.forwards import Batch, Captured, Site
+from edit_hooks.value import ADAM_BETAS, ADAM_EPS, Problem, Term, Value, ValueLimits
+
+SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
+
+
+@dataclass(kw_only=True)
+class PMETConfig(MEMITConfig):
+    """MEMIT's settings with the release's values for GPT-J."""
+
+    num_steps: int = setting("loss evaluations of the value optimisation; one update fewer is made", default=30)
+    lr: float = setting("Adam learning rate of the offsets", default=0.2)
+    kl_factor: float = setting("factor of the KL term at the subject", default=1.0)
+    nll_factor: float = setting("factor of the target's negative log-likelihood", default=1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nll_factor <= 0:
+            raise EditingError(f"editor setting 'nll_factor' is {self.nll_factor}; a positive number is needed.")
+
+
+@dataclass
+class PairValue(Value):
+    """A value whose offset at the attention output was optimised too and is not written."""
+
+    attention_delta_D: torch.Tensor | None = None
+
+
+class PMET(MEMIT):
+    """MEMIT's layers with PMET's targets, residuals and spreading."""
+
+    name: ClassVar[str] = "pmet"
+    config_class: ClassVar[type[EditorConfig]] = PMETConfig
+    config_folders: ClassVar[tuple[str, ...]] = ("pmet",)
+    measures_output: ClassVar[bool] = True
+
+    def divisor(self, layers_left: int) -> float:
+        return layers_left**0.5
+
+    def optimise(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: Sequence[Problem],
+        job: Job,
+        site: Site,
+    ) -> Sequence[Value]:
+        config = job.config
+        layer = config.layers[-1]
+        plain = config.engine == "reference"
+
+        def make_forward(batch: Batch) -> PairForward:
+            return PairForward(model, batch, layer, keep_below=not plain)
+
+        terms = self.terms(model, tokenizer, job.requests, config, make_forward)
+        values: list[Value | None] = [None] * len(problems)
+        with frozen(model):
+            for chunk in _chunks(problems, 1 if plain else ValueLimits.for_device(model).max_tokens):
+                forward = make_forward(Batch.of([problems[index] for index in chunk], input_device(model)))
+                more = terms(chunk) if terms is not None else ()
+                solved = _solve(forward, len(chunk), config, more, job.progress)
+                for index, value in zip(chunk, solved, strict=True):
+                    values[index] = value
+        return values  # type: ignore[return-value]
+
+
+def _chunks(problems: Sequence[Problem], max_tokens: int) -> list[list[int]]:
+    """Indices of edits solved together, similar lengths side by side; at least one each."""
+
+    def longest(index: int) -> int:
+        return max(len(row.ids) for row in problems[index][0])
+
+    chunks: list[list[int]] = [[]]
+    rows = 0
+    for index in sorted(range(len(problems)), key=longest):
+        own = len(problems[index][0]) + 1
+        if chunks[-1] and (rows + own) * longest(index) > max_tokens:
+            chunks.append([])
+            rows = 0
+        chunks[-1].append(index)
+        rows += own
+    return chunks
+
+
+class PairForward:
+    """Forward passes with offsets at the attention and at the MLP projection of one block, side by side [E, 2 d]."""
+
+    def __init__(self, model: Any, batch: Batch, layer: int, keep_below: bool) -> None:
+        self.model, self.batch, self.layer = model, batch, layer
+        arch = architecture_of(model)
+        self.attention = model.get_submodule(arch.attention_out.format(layer))
+        self.rewrite = model.get_submodule(arch.rewrite_name(layer))
+        self.below = [model.get_submodule(arch.block_name(n)) for n in range(layer)] if keep_below else []
+        self.kept: Any = None
+        self.captured = self._capture()
+
+    @torch.no_grad()
+    def _capture(self) -> Captured:
+        """Activations at the fact tokens, and what enters the block."""
+        found: dict[str, torch.Tensor] = {}
+
+        def keep(name: str) -> Callable[[torch.Tensor], None]:
+            def read(hidden: torch.Tensor) -> None:
+                rows, positions = self.batch.rows_R.to(hidden.device), self.batch.positions_R.to(hidden.device)
+                found[name] = widened(hidden[rows, positions])
+
+            return read
+
+        def keep_block(_module: nn.Module, _args: Any, output: Any) -> None:
+            self.kept = output
+
+        reads = [
+            on_input(self.rewrite, keep("keys")),
+            on_output(self.rewrite, keep("outputs")),
+            on_output(self.attention, keep("attention")),
+        ]
+        if self.below:
+            reads.append(lambda: self.below[-1].register_forward_hook(keep_block))
+        with hooks(*reads):
+            self._decode()
+        site_RD = torch.cat([found["attention"], found["outputs"]], 1)
+        return Captured(found["keys"], found["outputs"], site_RD)
+
+    def _decode(self) -> torch.Tensor:
+        # Without a mask padding sees the text before it, and nothing sees padding: a token that sees nothing, as in a
+        # sliding window full of padding, would make gradients NaN.
+        return decoder_of(self.model)(input_ids=self.batch.ids_RT, use_cache=False).last_hidden_state
+
+    def states(self, delta_EW: torch.Tensor) -> torch.Tensor:
+        """What the head gets at the L label positions, then at the E KL positions, [L + E, d]."""
+        batch = self.batch
+        attention_ED, mlp_ED = delta_EW.chunk(2, dim=1)
+
+        def add(offset_ED: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+            def plus(hidden: torch.Tensor) -> torch.Tensor:
+                where = (batch.rows_R.to(hidden.device), batch.positions_R.to(hidden.device))
+                return hidden + torch.zeros_like(hidden).index_put(where, offset_ED[batch.edit_R].to(hidden))
+
+            return plus
+
+        with contextlib.ExitStack() as scope:
+            for block in self.below:
+                scope.enter_context(forward_replaced(block, lambda *_args, **_kwargs: self.kept))
+            scope.enter_context(
+                hooks(on_output(self.attention, add(attention_ED)), on_output(self.rewrite, add(mlp_ED)))
+            )
+            hidden_RTD = self._decode()
+        row = torch.cat([batch.label_row_L, batch.kl_row_E]).to(hidden_RTD.device)
+        column = torch.cat([batch.label_column_L, batch.positions_R[batch.kl_row_E]]).to(hidden_RTD.device)
+        return hidden_RTD[row, column]
+
+    def readout(self, states_ND: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] of states [N, d]: the head and whatever the model does after it."""
+        done = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
+        with forward_replaced(decoder_of(self.model), lambda *_args, **_kwargs: done):
+            return self.model(input_ids=self.batch.ids_RT[:1, :1]).logits[0]
+
+    def select(self, keep_E: torch.Tensor) -> None:
+        """Drop finished edits."""
+        self.batch, rows = self.batch.select(keep_E)
+        if self.kept is not None:
+            hidden = first_tensor(self.kept)
+            hidden = hidden[rows.to(hidden.device)]
+            self.kept = hidden if isinstance(self.kept, torch.Tensor) else (hidden, *[None] * (len(self.kept) - 1))
+
+
+def _solve(
+    forward: PairForward,
+    num_edits: int,
+    config: PMETConfig,
+    terms: Sequence[Term],
+    progress: Callable[[int], None],
+) -> list[Value]:
+    """Both offsets of every edit. Halves of offsets [E, 2, d] are the attention's and the MLP's."""
+    values = [_initial(forward, edit) for edit in range(num_edits)]
+    first_row_E = torch.stack([(forward.batch.edit_R == edit).nonzero()[0, 0] for edit in range(num_edits)])
+    v0_norm_E2 = forward.captured.site_RD[first_row_E].view(num_edits, 2, -1).norm(dim=2)
+    delta_E2D = torch.zeros(num_edits, 2, forward.captured.outputs_RD.shape[1]).to(v0_norm_E2)
+    first_E2D, second_E2D = torch.zeros_like(delta_E2D), torch.zeros_like(delta_E2D)
+    edits_E = torch.arange(num_edits, device=delta_E2D.device)
+    nll_factor_E = torch.full_like(v0_norm_E2[:, 0], config.nll_factor)
+    original_EV: torch.Tensor | None = None
+    for step in range(config.num_steps):
+        delta_E2D = delta_E2D.detach().requires_grad_(True)
+        flat_EW = delta_E2D.flatten(1)
+        nll_E, kl_E, satisfied_E, log_p_EV = _likelihoods(forward, flat_EW, original_EV)
+        original_EV = log_p_EV if original_EV is None else original_EV
+        # The norm's gradient at zero is taken as zero, as torch.norm does.
+        decay_E = (delta_E2D.norm(dim=2) / v0_norm_E2**2).sum(1)
+        parts = {
+            "nll": nll_factor_E * nll_E,
+            "kl": config.kl_factor * kl_E,
+            "weight_decay": config.weight_decay * decay_E,
+        }
+        total_E = parts["nll"] + parts["kl"] + parts["weight_decay"]
+        reached_E = total_E.detach() < config.early_stop_loss
+        reached_E |= satisfied_E & (parts["kl"].detach() <= SATISFIED_KL)
+        for term in terms:
+            parts[term.name] = term.loss(flat_EW, step)
+            total_E = total_E + parts[term.name]
+        for edit, *row in zip(edits_E.tolist(), total_E.tolist(), *(p.tolist() for p in parts.values()), strict=True):
+            values[edit].losses.append(dict(zip(("loss", *parts), row, strict=True)))
+        done_E = reached_E | (step == config.num_steps - 1)
+        for index in done_E.nonzero()[:, 0].tolist():
+            bound_2 = config.clamp_factor * v0_norm_E2[index]
+            _finish(values[int(edits_E[index])], delta_E2D.detach()[index], bound_2, step, bool(reached_E[index]))
+        progress(int(done_E.sum()))
+        if done_E.all():
+            break
+        (gradient_E2D,) = torch.autograd.grad(total_E[~done_E].sum(), delta_E2D)
+        # Only the edits still running, from here on.
+        nll_factor_E = torch.where(satisfied_E, SATISFIED_NLL_SHARE * config.nll_factor, config.nll_factor)[~done_E]
+        gradient_E2D, delta_E2D = gradient_E2D[~done_E], delta_E2D.detach()[~done_E]
+        first_E2D, second_E2D, original_EV = first_E2D[~done_E], second_E2D[~done_E], original_EV[~done_E]
+        edits_E, v0_norm_E2 = edits_E[~done_E], v0_norm_E2[~done_E]
+        if done_E.any():
+            forward.select(~done_E)
+            for term in terms:
+                term.select(~done_E)
+        beta1, beta2 = ADAM_BETAS
+        first_E2D = beta1 * first_E2D + (1 - beta1) * gradient_E2D
+        second_E2D = beta2 * second_E2D + (1 - beta2) * gradient_E2D.square()
+        denominator_E2D = (second_E2D / (1 - beta2 ** (step + 1))).sqrt() + ADAM_EPS
+        delta_E2D = delta_E2D - config.lr * first_E2D / (1 - beta1 ** (step + 1)) / denominator_E2D
+        bound_E2 = config.clamp_factor * v0_norm_E2
+        delta_E2D = delta_E2D * (bound_E2 / delta_E2D.norm(dim=2).clamp(min=1e-30)).clamp(max=1)[..., None]
+    return list(values)
+
+
+def _initial(forward: PairForward, edit: int) -> PairValue:
+    """Keys, outputs and v0 of one edit; its first row is the bare prompt, its last one the KL row."""
+    rows = (forward.batch.edit_R == edit).nonzero()[:-1, 0]
+    outputs_ND = forward.captured.outputs_RD[rows]
+    return PairValue(
+        delta_D=torch.zeros_like(outputs_ND[0]),
+        v0_D=outputs_ND[0].clone(),
+        keys_NF=forward.captured.keys_RF[rows].clone(),
+        outputs_ND=outputs_ND.clone(),
+    )
+
+
+def _finish(value: PairValue, delta_2D: torch.Tensor, bound_2: torch.Tensor, step: int, reached: bool) -> None:
+    value.attention_delta_D, value.delta_D = delta_2D[0].clone(), delta_2D[1].clone()
+    value.num_updates = step
+    value.stop_reason = "loss" if reached else "steps"
+    value.clamped = bool(value.delta_D.norm() >= bound_2[1] * (1 - 1e-5)) and step > 0
+
+
+def _likelihoods(
+    forward: PairForward, delta_EW: torch.Tensor, original_EV: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """NLL [E], KL(edited || original) [E], whether every target token is the most likely one [E], log p at KL rows."""
+    batch = forward.batch
+    log_p_NV = widened(forward.readout(forward.states(delta_EW))).log_softmax(1)
+    num_labels, token_L = len(batch.label_row_L), batch.label_token_L.to(log_p_NV.device)
+    nll_L = -log_p_NV[:num_labels].gather(1, token_L[:, None])[:, 0]
+    # Mean over rows of the mean over a row's labels.
+    labels_R = torch.bincount(batch.label_row_L, minlength=len(batch.ids_RT))
+    rows_E = torch.bincount(batch.edit_R[labels_R > 0])
+    edit_L = batch.edit_R[batch.label_row_L]
+    count_L = labels_R[batch.label_row_L] * rows_E[edit_L]
+    nll_E = delta_EW.new_zeros(len(delta_EW)).index_add(0, edit_L, (nll_L.to(delta_EW) / count_L))
+    missed_L = (log_p_NV[:num_labels].argmax(1) != token_L).to(delta_EW)
+    satisfied_E = delta_EW.detach().new_zeros(len(delta_EW)).index_add(0, edit_L, missed_L) == 0
+    log_p_EV = log_p_NV[num_labels:]
+    relative_EV = log_p_EV - (log_p_EV.detach() if original_EV is None else original_EV)
+    kl_E = (log_p_EV.exp() * relative_EV).sum(1)
+    return nll_E, kl_E.to(delta_EW), satisfied_E, log_p_EV.detach()
