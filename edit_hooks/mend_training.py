@@ -243,8 +243,11 @@ class Trainer:
         rows = padded_for(self.model, [*reworded, *unrelated])
         keep_below(self.model, rows, first)
         is_edit_L = rows.row_L < len(reworded)
+        unrelated_rows = dataclasses.replace(
+            rows, **{name: getattr(rows, name)[~is_edit_L] for name in ("row_L", "column_L", "token_L")}
+        )
         with torch.no_grad():
-            before_LV = label_logits(self.model, rows)[~is_edit_L].log_softmax(1)
+            before_LV = label_logits(self.model, unrelated_rows).log_softmax(1)
         with hooks(*(_added(self.model.get_submodule(name), update) for name, update in updates.items())):
             after_LV = label_logits(self.model, rows).log_softmax(1)
         wanted_L = rows.token_L[is_edit_L].to(after_LV.device)
