@@ -133,8 +133,10 @@ def label_logits(model: Any, rows: LabelledRows) -> torch.Tensor:
 
 
 def label_nll(model: Any, rows: LabelledRows) -> torch.Tensor:
-    """Negative log-probability [l] of every label, in nats."""
-    return nn.functional.cross_entropy(label_logits(model, rows), rows.token_L, reduction="none")
+    """Negative log-probability [l] of every label, in nats, where the rows are (a device map may end elsewhere)."""
+    logits_LV = label_logits(model, rows)
+    nll_L = nn.functional.cross_entropy(logits_LV, rows.token_L.to(logits_LV.device), reduction="none")
+    return nll_L.to(rows.token_L.device)
 
 
 def mean_over_rows(nll_L: torch.Tensor, rows: LabelledRows) -> torch.Tensor:

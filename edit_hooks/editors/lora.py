@@ -107,7 +107,7 @@ class LoRA(Editor):
                     f"{name} carries an adapter already; merge it into the weights (merge_and_unload) before "
                     "editing with 'lora', or use another editor."
                 )
-        before = _carried(job.history, names) if job.history else None
+        before = _carried(inner, job.history, names) if job.history else None
         groups = [job.requests] if job.joint else [[request] for request in job.requests]
         deltas = []
         with frozen(inner):
@@ -221,15 +221,20 @@ def _delta(
     return delta
 
 
-def _carried(history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:
-    """The adapter after the last step of a stream."""
+def _carried(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:
+    """The adapter after the last step of a stream, on the devices of the modules."""
     kept = history[-1].carry
     if any(f"{CARRY}/A/{name}" not in kept for name in names):
         raise EditingError(
             "the last delta of the history holds no adapter for these modules; a stream has one editor and one "
             "configuration throughout."
         )
-    return {name: Adapter(*(kept.get(f"{CARRY}/{part}/{name}") for part in Adapter._fields)) for name in names}  # type: ignore[arg-type]
+    adapters = {}
+    for name in names:
+        device = model.get_submodule(name).weight.device  # type: ignore[union-attr]
+        parts = (kept.get(f"{CARRY}/{part}/{name}") for part in Adapter._fields)
+        adapters[name] = Adapter(*(None if tensor is None else tensor.to(device) for tensor in parts))  # type: ignore[arg-type]
+    return adapters
 
 
 def _withheld(module: nn.Module, factor: Factor) -> Any:
