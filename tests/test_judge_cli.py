@@ -133,6 +133,14 @@ def test_streams_are_judged_at_their_stages(tmp_path: Path, capsys: pytest.Captu
         assert row(printed, TASK + stage, "all")[3] == f"{found[f'reliability_wild_contains{stage},none']:.3f}"
 
 
+def test_locality_is_left_to_the_comparison_with_the_unedited_model(tmp_path: Path) -> None:
+    task = "qaedit_wild_locality"
+    path = save(run(task, ScriptedLM()), tmp_path, task)
+    with pytest.raises(EditingError, match="--locality judges them"):
+        read_saved([path])
+    assert [one.item.answer for one in read_saved([path], locality=True) if not one.helper] == ["Port Elna"] * 4
+
+
 def test_answers_of_other_tasks_and_plain_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sample = {
         "doc_id": 0,

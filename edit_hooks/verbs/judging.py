@@ -19,6 +19,7 @@ def _judge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", metavar="JUDGE", help="a second judge: agreement, Cohen's kappa, disagreements")
     parser.add_argument("--score", action="append", default=[], help="also print a score: match_ratio, bertscore, ...")
     parser.add_argument("--out", help="write every verdict to this JSONL file")
+    parser.add_argument("--locality", action="store_true", help="also judge answers of locality tasks by their gold")
     parser.add_argument("--dry-run", action="store_true", help="count calls and tokens, ask nothing")
     _model_judge_arguments(parser)
 
@@ -42,7 +43,7 @@ def _judge(given: argparse.Namespace) -> int:
     from lm_eval_tasks.common.rejudge import judge_saved, rows_of, scores_of, written
     from lm_eval_tasks.common.saved_answers import read_saved
 
-    saved = read_saved(given.samples)
+    saved = read_saved(given.samples, locality=given.locality)
     name = given.judge or chosen_judge({})
     if name is None:
         raise EditingError(f"say which judge: --judge em, contains, ..., or a model as in {HOW_TO}.")

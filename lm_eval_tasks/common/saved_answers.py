@@ -16,6 +16,7 @@ from lm_eval_tasks.common.sources import read_rows
 from lm_eval_tasks.common.streams import IMMEDIATE, OUTSIDE, read_place
 
 FINAL = ""
+LOCALITY = "neighborhood"
 
 
 class SavedAnswer(NamedTuple):
@@ -38,14 +39,18 @@ class SavedAnswer(NamedTuple):
     failed: str | None = None
 
 
-def read_saved(paths: Sequence[str]) -> list[SavedAnswer]:
+def read_saved(paths: Sequence[str], *, locality: bool = False) -> list[SavedAnswer]:
     """All generated answers in files or folders.
 
     Read are lm-eval's sample files of our tasks and of other generating tasks (one answer each, read by the task's
     first filter), and plain JSONL with ``question``, ``gold`` (a text or a list of accepted texts) and ``answer``.
 
+    Args:
+        paths: files, or folders that are searched for ``samples_*.jsonl``.
+        locality: also those of locality tasks, which compare with the unedited model and not with a gold answer.
+
     Raises:
-        EditingError: for missing and unreadable files, and when there is no generated answer.
+        EditingError: for missing and unreadable files, and when there is no answer to judge.
     """
     found: list[SavedAnswer] = []
     for path in _files(paths):
@@ -57,9 +62,12 @@ def read_saved(paths: Sequence[str]) -> list[SavedAnswer]:
                 found.append(_plain(row, path.stem, number, where))
             elif row["doc_id"] not in seen:  # each filter of a task saves the same answers again
                 seen.add(row["doc_id"])
-                found += _of_sample(row, _task_of(path), where)
+                found += _of_sample(row, _task_of(path), where, locality)
     if not found:
-        raise EditingError(f"no generated answers in {', '.join(paths)}; likelihood tasks have none to judge.")
+        raise EditingError(
+            f"no answers to judge in {', '.join(paths)}: likelihood tasks have none, and those of locality tasks are "
+            "compared with the unedited model (--locality judges them all the same)."
+        )
     return found
 
 
@@ -91,10 +99,11 @@ def _plain(row: Mapping[str, Any], task: str, number: int, where: str) -> SavedA
     return SavedAnswer(task, number, FINAL, False, Item(row["question"], golds[0], row["answer"], tuple(golds[1:])))
 
 
-def _of_sample(row: Mapping[str, Any], task: str, where: str) -> Iterator[SavedAnswer]:
+def _of_sample(row: Mapping[str, Any], task: str, where: str, locality: bool) -> Iterator[SavedAnswer]:
     try:
         if "probes" in row["doc"]:
-            yield from _of_case(row, task)
+            if locality or row["doc"]["probes"][0]["kind"] != LOCALITY:
+                yield from _of_case(row, task)
         elif isinstance(row["filtered_resps"][0], str):
             prompt = row["arguments"]["gen_args_0"]["arg_0"]
             item = Item(str(row["doc"].get("question") or prompt), str(row["target"]), row["filtered_resps"][0].strip())
