@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from edit_hooks.architectures import weight_of
 from edit_hooks.capture import widened
 from edit_hooks.hooked import Hooked, HookKind, Pass, check_width, hooked_module
 
@@ -52,8 +53,10 @@ class CodebookHooks(HookKind):
 
     def __init__(self, model: nn.Module, edits: Sequence[Hooked], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
-        self._device = next(model.parameters()).device
-        self._books = [{name: tensor.to(self._device) for name, tensor in edit.tensors.items()} for edit in edits]
+        self._books = []
+        for edit in edits:
+            device = weight_of(hooked_module(model, edit)).device
+            self._books.append({name: tensor.to(device) for name, tensor in edit.tensors.items()})
         self._entry_R: torch.Tensor | None = None  # looked up at prefill; -1: none
 
     @classmethod
@@ -75,7 +78,7 @@ class CodebookHooks(HookKind):
         return Hooked(parts[0].kind, {**tensors, "index": index}, {**parts[-1].settings, "labels": list(labels)})
 
     def act(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
-        now, settings = self.now, self.edits[number].settings
+        now, settings = self.now.to(x_RTF.device), self.edits[number].settings
         rows = self.rows(number, len(x_RTF), x_RTF.device)
         if self._entry_R is None or (now.prefill and len(self._entry_R) != len(x_RTF)):
             self._entry_R = torch.full((len(x_RTF),), -1, device=x_RTF.device)
@@ -109,7 +112,7 @@ class CodebookHooks(HookKind):
         self, number: int, rows: torch.Tensor, x_RTF: torch.Tensor, entry_RT: torch.Tensor
     ) -> None:
         """Teacher forcing with a look-up at every step: each token after the prompt on its own, as in decoding."""
-        now = self.now
+        now = self.now.to(x_RTF.device)
         after_RT = torch.zeros_like(now.attended_RT)
         after_RT[rows] = (now.attended_RT & ~now.prompt_RT)[rows]
         if not after_RT.any():

@@ -89,6 +89,10 @@ class Pass:
         columns_T = torch.arange(self.attended_RT.shape[1], device=self.attended_RT.device)
         return self.attended_RT & (columns_T <= self.prompt_end_R[:, None])
 
+    def to(self, device: torch.device) -> Pass:
+        """The same on another device: a model split by a device map runs its modules where they are."""
+        return Pass(self.attended_RT.to(device), self.prompt_end_R.to(device), self.prefill)
+
     @classmethod
     def of_prompts(cls, mask_RT: torch.Tensor, prompt_length_R: torch.Tensor | None) -> Pass:
         """A prefill pass from its attention mask, padded on either side.

@@ -162,7 +162,7 @@ class SideMemoryHooks(HookKind):
         return Hooked(parts[0].kind, {name: tensor for name, tensor in tensors.items() if name in kept}, settings)
 
     def act(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
-        settings, now = self.edits[number].settings, self.now
+        settings, now = self.edits[number].settings, self.now.to(x_RTF.device)
         if now.prefill or settings["decide"] == "every_call":
             counted_RT = now.prompt_RT if settings["decide"] == "prompt" else now.attended_RT
             self._choice_R = self._choose(x_RTF, output_RTD, counted_RT, settings)

@@ -182,7 +182,8 @@ def _at_prompt_end(model: nn.Module, name: str, rows: LabelledRows, now: Pass) -
 
     def keep(what: str) -> Any:
         def read(hidden: torch.Tensor) -> None:
-            seen[what] = widened(hidden[index_R, now.prompt_end_R]).clone()
+            here = now.to(hidden.device)
+            seen[what] = widened(hidden[index_R.to(hidden.device), here.prompt_end_R]).clone()
 
         return read
 
@@ -200,14 +201,15 @@ def _train(
     place_RT1 = place(config.replacement, now)[:, :, None]
 
     def substitute(output_RTD: torch.Tensor) -> torch.Tensor:
-        return torch.where(place_RT1, values_RD[:, None].to(output_RTD.dtype), output_RTD)
+        return torch.where(place_RT1.to(output_RTD.device), values_RD[:, None].to(output_RTD), output_RTD)
 
     losses = []
     for _ in range(config.num_steps):
         with hooks(on_output(model.get_submodule(name), substitute)), torch.enable_grad():
-            nll_L = label_nll(model, rows) / rows.counts_L()
+            nll_L = label_nll(model, rows)
+            nll_L = nll_L / rows.counts_L().to(nll_L.device)
         loss_R = torch.zeros(len(rows.ids_RT), dtype=nll_L.dtype, device=nll_L.device)
-        loss_R = loss_R.index_add(0, rows.row_L, nll_L)
+        loss_R = loss_R.index_add(0, rows.row_L.to(nll_L.device), nll_L)
         losses.append(loss_R.detach())
         optimiser.zero_grad()
         loss_R.sum().backward()

@@ -1,10 +1,10 @@
 """WISE: edits go to a copy of one weight beside the original, and each prompt is routed to one of the two.
 
 "WISE: Rethinking the Knowledge Memory for Lifelong Model Editing of Large Language Models". The copy is trained by
-plain gradient descent on a random part of its entries; next to the loss on the target, margins push the distance between
-the outputs of copy and original up on the edit and down on an unrelated text, so that a threshold tells them apart
-(``side_memory.py`` routes). After ``save_every`` edits the copy is stored and a fresh one begun; after ``merge_every``
-the stored ones are merged.
+plain gradient descent on a random part of its entries; next to the loss on the target, margins push the distance
+between the outputs of copy and original up on the edit and down on an unrelated text, so that a threshold tells them
+apart (``side_memory.py`` routes). After ``save_every`` edits the copy is stored and a fresh one begun; after
+``merge_every`` the stored ones are merged.
 
 Where this follows the released code (EasyEdit) and not the paper: distances are taken after the activation function
 (``distance: plain`` is the paper's), and the mean over a target's tokens counts one token more
@@ -126,7 +126,7 @@ class WISE(Editor):
         return config
 
     def contexts(self, model: nn.Module) -> list[str]:
-        given = self.config_for(model).context_templates  # type: ignore[attr-defined]
+        given = self.overrides.get("context_templates")
         return given if isinstance(given, list) else []
 
     def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
@@ -292,15 +292,15 @@ def train(
         finally:
             handle.remove()
         extra = 1 if config.target_mean == "released" else 0
-        nll = (nll_L / (rows.counts_L() + extra)).sum() / (len(rows.ids_RT) - 1)
-        distance_R = row_distance(kept["moved_RT"], counted_RT)
+        nll = (nll_L / (rows.counts_L().to(nll_L.device) + extra)).sum() / (len(rows.ids_RT) - 1)
+        distance_R = row_distance(kept["moved_RT"], counted_RT.to(kept["moved_RT"].device))
         inside_R, outside_R = distance_R[:-1], distance_R[-1:]
         margin = (
             _mean_positive(outside_R - inside_R + config.gamma)
             + _mean_positive(outside_R - config.alpha)
             + _mean_positive(config.beta - inside_R)
         )
-        loss = nll + margin
+        loss = nll + margin.to(nll.device)
         losses.append({"loss": float(loss.detach()), "nll": float(nll.detach()), "margin": float(margin.detach())})
         distances = float(inside_R.detach().mean()), float(outside_R.detach().mean())
         stopped = previous is not None and abs(losses[-1]["loss"] - previous) <= STOP_CHANGE
