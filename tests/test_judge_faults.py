@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -365,3 +369,34 @@ def test_the_server_sees_one_request_per_item_when_interrupted(tmp_path: Path) -
         with pytest.raises(KeyboardInterrupt):
             judge.judge(ITEMS)
         assert judge.plan(ITEMS).num_stored == len(server.paid) <= 6
+
+
+KILLED = """
+import sys
+from judge_server import some_items
+from judges.make import make_model_judge
+
+print(make_model_judge(sys.argv[1]).judge(some_items(30)).report.num_scored, flush=True)
+"""
+
+
+def test_a_killed_run_loses_only_what_was_in_flight(tmp_path: Path) -> None:
+    given = {"backend": "openai", "model": "scripted", "store": str(tmp_path), "concurrency": 2}
+    with serving(delay=0.02) as server:
+        command = [sys.executable, "-c", KILLED, json.dumps(given | {"base_url": server.url})]
+        folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+        deadline = time.monotonic() + 120
+        while len(server.paid) < 8 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.kill()
+        process.communicate()
+        time.sleep(0.1)
+        paid = len(server.paid)
+        assert 8 <= paid < 29
+        judge = judge_at(server, tmp_path)
+        assert paid - 2 <= judge.plan(some_items(30)).num_stored <= paid
+        judged = judge.judge(some_items(30))
+        assert sum(server.paid.values()) <= 29 + 2  # what was in flight is the only thing asked twice
+    assert judged.report.num_scored == 30
