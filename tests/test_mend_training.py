@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tiny import EDIT_LAYER, REQUESTS, build_model, save_tiny
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.architectures import ARCHITECTURES
 from edit_hooks.cli import main
+from edit_hooks.configs import read_yaml
 from edit_hooks.hypernetwork import WEIGHTS_NAME, load_network, read_manifest
 from edit_hooks.locate import split_continuation
 from edit_hooks.mend_training import RESUME_NAME, EditData, EditExample, Trainer, TrainingConfig, training_config
@@ -277,3 +279,9 @@ def test_the_command_trains_and_the_editor_uses_what_it_made(tmp_path, capsys):
     assert main(make) == 0
     (file,) = (tmp_path / "e").glob("*.safetensors")
     assert Delta.load(file).is_low_rank
+
+
+def test_the_recipe_for_the_demo_model_is_valid():
+    settings = read_yaml(Path(__file__).parents[1] / "scripts" / "mend-demo.yaml")
+    config = TrainingConfig.from_mapping(settings)
+    assert config.layers == [15, 16, 17] and config.num_steps * config.accumulate <= 1000  # minutes on a CPU
