@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -148,9 +150,31 @@ def test_pools_that_cannot_serve_are_named(tmp_path):
 
 
 def test_a_missing_sentence_embedder_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(EditingError, match=r"lm-eval-editing\[ike\]"):
         made("ike")
+
+
+def test_sentence_transformers_are_asked_for_unit_vectors_once_per_text(monkeypatch):
+    """The extra is not needed here: a stand-in shows what is asked of it."""
+    seen: list[str] = []
+
+    class SentenceTransformer:
+        def __init__(self, name, device):
+            assert (name, device) == ("a/folder", "cpu")
+
+        def encode(self, texts, normalize_embeddings, show_progress_bar):
+            assert normalize_embeddings and not show_progress_bar
+            seen.extend(texts)
+            return word_vectors(texts).numpy()
+
+    module = types.ModuleType("sentence_transformers")
+    module.SentenceTransformer = SentenceTransformer
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    by_model, by_words = made("ike", embedder="a/folder")[0], made("ike", **WORDS)[0]
+    assert by_model.diagnostics["records"] == by_words.diagnostics["records"]
+    made("ike", embedder="a/folder")
+    assert len(seen) == len(set(seen)) == len(load_pool("builtin").records) + 1
 
 
 def test_of_several_facts_the_one_like_the_question_is_told():
@@ -250,7 +274,7 @@ def test_the_harness_applies_chat_templates_with_contexts(model_path):
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_benchmarks_run_and_say_what_was_told(model_path, engine):
-    results = run(build(model_path, editor="ice", editor_args={}, engine=engine), BAKE, limit=2)
+    results = run(build(model_path, editor="ice", editor_args={}, engine=engine), BAKE, limit=1)
     found = answers(results)
     assert all(answer["context"]["facts"] == 1 and answer["edit"]["editor"] == "ice" for answer in found)
     assert results["results"]["bake_es"]["unscored,none"] == 0
