@@ -18,7 +18,7 @@ from edit_hooks.located import forward_maker
 ROOT = Path(__file__).resolve().parents[1]
 EDITS = [EditRequest(**record) for record in REQUESTS]
 # No float32 anywhere on the way, so both sides agree to rounding.
-MODEL_TYPES = ["gpt2", "llama", "gemma3_text"]
+MODEL_TYPES = ["gpt2", "gemma3_text"]
 
 
 def wide(model_type: str):
