@@ -40,6 +40,10 @@ class WrapperEditor(Editor):
         chosen = editor_class(config.base)
         if issubclass(chosen, WrapperEditor):
             raise EditingError(f"base={config.base!r} itself post-processes another editor; name that one directly.")
+        if chosen.writes != ("weights",):
+            raise EditingError(
+                f"base={config.base!r} changes {' and '.join(chosen.writes)}; an editor of weights is needed."
+            )
         shared: dict[str, Any] = {
             name: self.overrides[name] for name in ("layers", "seed", "engine") if name in self.overrides
         }

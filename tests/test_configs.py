@@ -158,6 +158,8 @@ def test_a_wrapper_uses_the_file_of_its_base():
 def test_wrappers_refuse_what_makes_no_sense():
     with pytest.raises(EditingError, match="post-processes"):
         load_editor("rect", {"base": "prune"})
+    with pytest.raises(EditingError, match="changes hooks; an editor of weights"):
+        load_editor("rect", {"base": "grace"})
     with pytest.raises(EditingError, match=r"lrr.*Did you mean 'lr'"):
         load_editor("rect", {"base_settings": {"lrr": 0.1}})
     with pytest.raises(EditingError, match="Did you mean 'memit'"):
