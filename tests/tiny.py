@@ -115,12 +115,14 @@ def _metaspace_bpe(special: list[str]) -> Tokenizer:
 
 
 def _unigram(special: list[str]) -> Tokenizer:
-    trained = Tokenizer(models.Unigram())
+    # The pieces are those of a BPE training: the unigram trainer gives other ones in every process.
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
-    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=special, unk_token="<unk>", show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=special, show_progress=False)
     trained.train_from_iterator(SENTENCES, trainer)
-    learned = [(p, s) for p, s in json.loads(trained.to_str())["model"]["vocab"] if p not in special]
+    ids = trained.get_vocab()
+    learned = [(piece, -5 - 0.01 * ids[piece]) for piece in sorted(ids, key=ids.__getitem__) if piece not in special]
     pieces = [(p, 0.0) for p in special] + [(p, -30.0) for p in BYTE_TOKENS] + learned
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=special.index("<unk>"), byte_fallback=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
