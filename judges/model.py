@@ -58,7 +58,8 @@ class ModelJudge:
         self.settings, self.backend = settings, backend
         self.prompt = prompt if settings.system is None else replace(prompt, system=settings.system)
         self.store = VerdictStore(folder or store_folder(settings), settings.identity, self.prompt.hash)
-        self.name = f"{settings.model} ({prompt.name})"
+        model = Path(settings.model).name if settings.backend == "hf" else settings.model  # of a folder its name
+        self.name = f"{model} ({prompt.name})"
 
     def describe(self) -> dict[str, object]:
         """What results say about this judge (JSON-able, without keys)."""

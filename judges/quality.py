@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.errors import EditingError
-from judges.base import CORRECT, LABELS, Item, Judge, Verdict
+from judges.base import CORRECT, LABELS, Item, Judge, Report, Verdict
 
 PAIRS = Path(__file__).parent / "pairs" / "pairs_v1.jsonl"
 OVERALL = "all"
@@ -45,11 +45,12 @@ class Scores(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """A judge's scores by category, ``all`` first, and the pairs it got wrong."""
+    """A judge's scores by category, ``all`` first, the pairs it got wrong, and the report on its replies."""
 
     judge: str
     scores: dict[str, Scores]
     errors: list[tuple[Pair, Verdict]]
+    report: Report
 
 
 def load_pairs(path: str | None = None) -> list[Pair]:
@@ -95,7 +96,7 @@ def measure(judge: Judge, pairs: Sequence[Pair]) -> Quality:
         category: _scores([one for one in decided if one[0].category == category]) for category in categories
     }
     errors = [(pair, verdict) for pair, verdict in decided if verdict.label not in (None, pair.label)]
-    return Quality(judge.name, scores, errors)
+    return Quality(judge.name, scores, errors, judged.report)
 
 
 def _scores(decided: Sequence[tuple[Pair, Verdict]]) -> Scores:

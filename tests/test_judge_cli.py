@@ -16,7 +16,7 @@ from task_runs import run
 from edit_hooks.cli import main
 from edit_hooks.errors import EditingError
 from judges.base import CORRECT, INCORRECT, Item, Judged, Report, Verdict
-from judges.quality import load_pairs, measure
+from judges.quality import PAIRS, load_pairs, measure
 from judges.strings import RULES, StringJudge
 from lm_eval_tasks.common.saved_answers import read_saved, read_saved_response
 
@@ -279,10 +279,16 @@ def test_bad_pairs_name_their_line(line: str, tmp_path: Path) -> None:
 
 
 def test_quality_of_any_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some = tmp_path / "some.jsonl"
+    some.write_text("\n".join(PAIRS.read_text(encoding="utf-8").splitlines()[::12]), encoding="utf-8")
+    options = ["--pairs", str(some), "--store", str(tmp_path), "--errors"]
     with serving(fair) as server:
-        assert main(["judge-quality", "--judge", f"openai:m@{server.url}", "--store", str(tmp_path), "--errors"]) == 0
+        assert main(["judge-quality", "--judge", f"openai:m@{server.url}", *options]) == 0
     printed = capsys.readouterr().out
-    assert "m (correctness_v1)" in printed and "continuation-01" in printed
+    assert "m (correctness_v1)" in printed and ", labelled correct (" in printed and "continuation" in printed
+    with serving(lambda item, before: "maybe") as server:
+        assert main(["judge-quality", "--judge", f"openai:n@{server.url}", *options]) == 0
+    assert "0 of 33 answers scored (0.0%)" in capsys.readouterr().out
 
 
 def test_readme_has_the_table_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:

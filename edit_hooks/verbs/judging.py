@@ -112,6 +112,8 @@ def _quality(given: argparse.Namespace) -> int:
         print("\naccuracy by category\n")
         show(("category", "pairs", *(quality.judge for quality in found)), accuracy_rows(found))
     for quality in found:
+        if quality.report.reasons:
+            print(f"\n{quality.report}")
         if len(found) == 1:
             print(f"\n{quality.judge}\n")
             show(("category", "pairs", "correct", "accuracy", "precision", "recall", "coverage"), rows(quality))
