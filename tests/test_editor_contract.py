@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,12 +123,21 @@ def test_every_family_has_a_tiny_model():
 @each_editor
 @each_model
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_edit_works_inside_and_is_gone_outside(editor, model_type, dtype):
-    """Inside the scope the edited prompt's logits move; making, applying and leaving an edit change nothing."""
+def test_the_life_of_an_edit(editor, model_type, dtype, tmp_path):
+    """Made, applied, gone again, saved and loaded; one test, because making the edit is what takes the time."""
     model, tokenizer = loaded(model_type, dtype)
     before = snapshot(model, tokenizer)
     deltas = batch_of_deltas(editor, model_type, dtype)
     assert_same_state(before, snapshot(model, tokenizer))
+    it_works_inside_and_is_gone_outside(model, tokenizer, deltas)
+    everything_is_restored_after_an_exception(model, tokenizer, deltas)
+    it_survives_the_disk_bit_for_bit(model, tokenizer, deltas[0], tmp_path)
+    the_update_is_what_the_weights_gain(model, deltas[0], SETTINGS.get(editor, {}).get("layers", [EDIT_LAYER]))
+
+
+def it_works_inside_and_is_gone_outside(model, tokenizer, deltas: tuple[Delta, ...]) -> None:
+    """Inside the scope the edited prompt's logits move; applying and leaving an edit changes nothing."""
+    before = snapshot(model, tokenizer)
     for request, delta in zip(EDIT_REQUESTS, deltas, strict=True):
         unedited, _ = target_logits(model, tokenizer, request)
         with edited(model, delta):
@@ -137,6 +147,43 @@ def test_an_edit_works_inside_and_is_gone_outside(editor, model_type, dtype):
         again, _ = target_logits(model, tokenizer, request)
         assert torch.equal(again, unedited)
     assert_same_state(before, snapshot(model, tokenizer))
+
+
+def everything_is_restored_after_an_exception(model, tokenizer, deltas: tuple[Delta, ...]) -> None:
+    first, second, *_ = deltas
+    before = snapshot(model, tokenizer)
+    for error in (RuntimeError, KeyboardInterrupt):
+        with pytest.raises(error), edited(model, first), edited(model, second):  # nested scopes unwind in order
+            model(torch.tensor([tokenizer("The band")["input_ids"]]))
+            raise error
+        assert_same_state(before, snapshot(model, tokenizer))
+
+
+def it_survives_the_disk_bit_for_bit(model, tokenizer, delta: Delta, tmp_path: Path) -> None:
+    delta.save(tmp_path / "delta.safetensors")
+    again = Delta.load(tmp_path / "delta.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["delta.safetensors"]
+    assert again.meta == delta.meta and again.diagnostics == delta.diagnostics
+    assert again.weights().keys() == delta.weights().keys()
+    for name, update in delta.weights().items():
+        assert update.dtype == torch.float32  # also for half models: nothing is rounded before W + update is
+        assert torch.equal(again.weights()[name], update), name
+    with edited(model, delta):
+        ours, _ = target_logits(model, tokenizer, EDIT_REQUESTS[0])
+    with edited(model, again):
+        theirs, _ = target_logits(model, tokenizer, EDIT_REQUESTS[0])
+    assert torch.equal(ours, theirs)
+
+
+def the_update_is_what_the_weights_gain(model, delta: Delta, layers: list[int]) -> None:
+    """Stored orientation, right parameter, nothing else touched; half weights round the sum once, not the update."""
+    rewrites = {ARCHITECTURES[model.config.model_type].rewrite_name(layer) for layer in layers}
+    assert {name.rpartition(".")[0] for name in delta.weights()} == rewrites
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    expected = {name: (before[name].float() + update).to(model.dtype) for name, update in delta.weights().items()}
+    with edited(model, delta):
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, expected.get(name, before[name])), name
 
 
 @each_editor
@@ -157,20 +204,6 @@ def test_edits_make_their_targets_likelier(editor, model_type):
         with edited(model, delta):
             inside.append(target_nll(model, tokenizer, request))
     assert sum(inside) / len(inside) < sum(before) / len(before) - 0.05, f"{before} -> {inside}"
-
-
-@each_editor
-@each_model
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_everything_is_restored_after_an_exception_in_the_body(editor, model_type, dtype, error):
-    model, tokenizer = loaded(model_type, dtype)
-    first, second, *_ = batch_of_deltas(editor, model_type, dtype)
-    before = snapshot(model, tokenizer)
-    with pytest.raises(error), edited(model, first), edited(model, second):  # nested scopes unwind in order
-        model(torch.tensor([tokenizer("The band")["input_ids"]]))
-        raise error
-    assert_same_state(before, snapshot(model, tokenizer))
 
 
 @each_editor
@@ -216,44 +249,6 @@ def test_neither_order_nor_padding_side_matters(editor, model_type):
     assert tokenizer.padding_side == "left"
     for ours, theirs in zip(backwards[::-1], batch_of_deltas(editor, model_type), strict=True):
         assert distance(ours, theirs) < 1e-4
-
-
-@each_editor
-@each_model
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_delta_survives_the_disk_bit_for_bit(editor, model_type, dtype, tmp_path):
-    model, tokenizer = loaded(model_type, dtype)
-    request, delta = EDIT_REQUESTS[0], batch_of_deltas(editor, model_type, dtype)[0]
-    delta.save(tmp_path / "delta.safetensors")
-    again = Delta.load(tmp_path / "delta.safetensors")
-    assert [path.name for path in tmp_path.iterdir()] == ["delta.safetensors"]
-    assert again.meta == delta.meta and again.diagnostics == delta.diagnostics
-    assert again.weights().keys() == delta.weights().keys()
-    for name, update in delta.weights().items():
-        assert update.dtype == torch.float32  # also for half models: nothing is rounded before W + update is
-        assert torch.equal(again.weights()[name], update), name
-    with edited(model, delta):
-        ours, _ = target_logits(model, tokenizer, request)
-    with edited(model, again):
-        theirs, _ = target_logits(model, tokenizer, request)
-    assert torch.equal(ours, theirs)
-
-
-@each_editor
-@each_model
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_update_is_what_the_weights_gain(editor, model_type, dtype):
-    """Stored orientation, right parameter, nothing else touched; half weights round the sum once, not the update."""
-    model, _ = loaded(model_type, dtype)
-    delta = batch_of_deltas(editor, model_type, dtype)[0]
-    layers = SETTINGS.get(editor, {}).get("layers", [EDIT_LAYER])
-    rewrites = {ARCHITECTURES[model_type].rewrite_name(layer) for layer in layers}
-    assert {name.rpartition(".")[0] for name in delta.weights()} == rewrites
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    expected = {name: (before[name].float() + update).to(model.dtype) for name, update in delta.weights().items()}
-    with edited(model, delta):
-        for name, parameter in model.named_parameters():
-            assert torch.equal(parameter, expected.get(name, before[name])), name
 
 
 @pytest.mark.parametrize("editor", [name for name in WEIGHT_EDITORS if editor_class(name).supports_joint])

@@ -218,7 +218,8 @@ def test_evk_align_joins_both_offsets():
     align = {"evk_align": True, "evk_sigma": 0.3, "evk_instances": 2}
 
     def edit(**settings):
-        return load_editor("pmet", {**PMET_CONFIG, "layers": [0], "num_steps": 6, **settings}).edit(model, tokenizer, EDITS[:2])
+        editor = load_editor("pmet", {**PMET_CONFIG, "layers": [0], "num_steps": 6, **settings})
+        return editor.edit(model, tokenizer, EDITS[:2])
 
     plain, weightless = edit(), edit(**align, evk_weight=0.0)
     fast, slow = edit(**align, evk_weight=9.0), edit(**align, evk_weight=9.0, engine="reference")
