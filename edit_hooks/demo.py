@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from edit_hooks.errors import EditingError, near_misses
+from edit_hooks.files import blocks_of, packaged_file, sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -131,16 +132,7 @@ def _has_gguf_reader() -> bool:
 
 
 def _chunk_path(chunk: Chunk) -> Path | None:
-    """Where a chunk lies, or None. The spec of a top-level package is found without running the package's code."""
-    try:
-        spec = importlib.util.find_spec(chunk.package)
-    except (ImportError, ValueError):
-        return None
-    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = Path(location) / "data" / chunk.file
-        if path.is_file():
-            return path
-    return None
+    return packaged_file(chunk.package, "data", chunk.file)
 
 
 def _chunk_paths() -> list[Path]:
@@ -174,7 +166,7 @@ def _join_chunks(target: Path) -> None:
     ):
         for chunk, path in zip(CHUNKS, paths, strict=True):
             part = hashlib.sha256()
-            for block in _blocks(path):
+            for block in blocks_of(path):
                 part.update(block)
                 whole.update(block)
                 out.write(block)
@@ -187,19 +179,6 @@ def _join_chunks(target: Path) -> None:
             f"Damaged or replaced: {'; '.join(damaged) or 'none alone, so their order or number is wrong'}. "
             f"Nothing was converted. Run: {REPAIR_COMMAND}"
         )
-
-
-def _blocks(path: Path, size: int = 1 << 22) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(size):
-            yield block
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    for block in _blocks(path):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -289,7 +268,7 @@ def _plain_config(model: Any, dtype: DemoDtype) -> Any:
 
 
 def _write_manifest(result: Path, dtype: DemoDtype) -> None:
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(result.iterdir())}
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in sorted(result.iterdir())}
     manifest = {
         "name": DEMO_NAME,
         "conversion_version": CONVERSION_VERSION,
@@ -342,6 +321,6 @@ def _manifest_problem(folder: Path, manifest_path: Path, dtype: DemoDtype) -> st
         return "its manifest describes another conversion"
     for name, (size, sha256) in files.items():
         path = folder / Path(name).name
-        if not path.is_file() or path.stat().st_size != size or _sha256(path) != sha256:
+        if not path.is_file() or path.stat().st_size != size or sha256_of(path) != sha256:
             return f"{name} is missing or not as it was written"
     return None

@@ -1,7 +1,8 @@
 """Sentence embeddings, by name: to find demonstrations and facts that are like a question.
 
-``words`` needs nothing: hashed words and character trigrams. Any other name is a sentence-transformers model, a hub id
-or a folder (extra ``ike``), as in the IKE release, which uses all-MiniLM-L6-v2.
+``words`` needs nothing: hashed words and character trigrams. ``minilm`` is all-MiniLM-L6-v2, which the IKE release
+uses, from an installed package, so that nothing is downloaded later (extra ``ike``). Any other name is a
+sentence-transformers model, a hub id or a folder (same extra).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import torch
 from tqdm import tqdm
 
 from edit_hooks.errors import EditingError
+from edit_hooks.minilm import load_minilm, require_minilm
 
 Embed = Callable[[Sequence[str]], torch.Tensor]
 
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM = "minilm"
 WIDTH = 4096
 CHUNK = 256
 
@@ -38,7 +40,14 @@ def _unit_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 # name -> how to make it. Tests and other packages may add rows.
-EMBEDDERS: dict[str, Callable[[], Embed]] = {"words": lambda: word_vectors}
+EMBEDDERS: dict[str, Callable[[], Embed]] = {"words": lambda: word_vectors, MINILM: load_minilm}
+# name -> raises an EditingError when something is not installed; quick, nothing is read.
+REQUIREMENTS: dict[str, Callable[[], object]] = {MINILM: require_minilm}
+
+
+def require(name: str) -> None:
+    """Raise an EditingError when a named embedder is not installed."""
+    REQUIREMENTS.get(name, lambda: None)()
 
 
 @functools.cache
@@ -50,7 +59,7 @@ def embedder(name: str) -> Embed:
     """Texts to unit rows [n, k].
 
     Raises:
-        EditingError: when sentence-transformers is missing, or has no such model.
+        EditingError: when a package is missing or damaged, or sentence-transformers has no such model.
     """
     return _made(EMBEDDERS[name]) if name in EMBEDDERS else _sentence_transformer(name)
 

@@ -1,10 +1,12 @@
-"""Writing files so that readers see a whole one or none, and clearing away what a killed process left half-written."""
+"""Files: written so that readers see a whole one or none, cleared away where a killed process left half-written ones,
+found in installed packages without running their code, and hashed."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -14,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 1 << 22
 
 _TEMPORARY = re.compile(r"\.(?P<machine>[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
 
@@ -70,3 +74,31 @@ def _machine() -> str:
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
+
+
+def packaged_file(package: str, *parts: str) -> Path | None:
+    """Where a file of an installed package lies, or None; of a top-level package no code is run to find it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return None
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(location, *parts)
+        if path.is_file():
+            return path
+    return None
+
+
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """The content of a file, a few megabytes at a time."""
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    for block in blocks_of(path):
+        digest.update(block)
+    return digest.hexdigest()

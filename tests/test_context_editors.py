@@ -152,7 +152,7 @@ def test_pools_that_cannot_serve_are_named(tmp_path):
 def test_a_missing_sentence_embedder_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(EditingError, match=r"lm-eval-editing\[ike\]"):
-        made("ike")
+        made("ike", embedder="a/folder")
 
 
 def test_sentence_transformers_are_asked_for_unit_vectors_once_per_text(monkeypatch):

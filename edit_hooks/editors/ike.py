@@ -26,7 +26,7 @@ from edit_hooks.base import Editor, EditorConfig, Job, setting
 from edit_hooks.context import ContextEdit
 from edit_hooks.delta import Delta
 from edit_hooks.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_of
-from edit_hooks.embeddings import MINILM, nearest
+from edit_hooks.embeddings import MINILM, nearest, require
 from edit_hooks.errors import EditingError
 from edit_hooks.request import EditRequest
 
@@ -39,7 +39,7 @@ class ICEConfig(EditorConfig):
 
     states_fact: bool = setting("tell the fact; without it only demonstrations are shown (a control)", default=True)
     num_facts: int = setting("of several edits, how many are told before a question", default=1)
-    embedder: str = setting("measures likeness: words, or a sentence-transformers model", default="words")
+    embedder: str = setting("measures likeness: minilm, words, or a sentence-transformers model", default="words")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,13 +47,14 @@ class ICEConfig(EditorConfig):
             raise EditingError("'layers' has no meaning for an editor that changes the prompt; drop it.")
         if self.num_facts < 1:
             raise EditingError(f"editor setting 'num_facts' is {self.num_facts}; at least one fact is told.")
+        require(self.embedder)
 
 
 @dataclass(kw_only=True)
 class IKEConfig(ICEConfig):
     """Settings of a context with demonstrations."""
 
-    embedder: str = setting("measures likeness: words, or a sentence-transformers model", default=MINILM)
+    embedder: str = setting("measures likeness: minilm, words, or a sentence-transformers model", default=MINILM)
     selection: Literal["records", "sentences"] = setting(
         "records: IKE's, nearest records in three kinds, nearest last; sentences: EasyEdit's, nearest sentences first",
         default="records",
