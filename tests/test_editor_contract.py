@@ -262,7 +262,7 @@ def test_a_joint_edit_of_one_request_is_the_single_edit(editor, model_type):
     before = [target_nll(model, tokenizer, request) for request in EDIT_REQUESTS]
     with edited(model, joint):
         inside = [target_nll(model, tokenizer, request) for request in EDIT_REQUESTS]
-    assert sum(inside) / len(inside) < sum(before) / len(before) - 0.05, f"{before} -> {inside}"
+    assert sum(inside) / len(inside) < sum(before) / len(before) - 0.01, f"{before} -> {inside}"
 
 
 @each_model
