@@ -20,7 +20,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from edit_hooks.architectures import head_of, input_device, unwrapped
 from edit_hooks.capture import frozen, hooks, keep_rows, on_input, widened
 from edit_hooks.delta import AppliedDeltas, Delta
-from edit_hooks.forwards import shift_columns
+from edit_hooks.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.row_edits import RowEdits
 
 Progress = Callable[[int], None]
@@ -110,7 +110,7 @@ def score(
 def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | None]) -> list[dict[str, Any]]:
     device = input_device(model)
     fed = [(*item.context, *item.continuation)[:-1] for item in items]
-    ids_RT, mask_RT = _right_padded(fed, device)
+    ids_RT, mask_RT = right_padded(fed, device)
     positions = [
         (row, len(item.context) - 1 + i, token)
         for row, item in enumerate(items)
@@ -189,7 +189,7 @@ class _GreedyLoop:
             if len(kept) < len(running):
                 rows = torch.tensor(kept, device=self.device)
                 running = [running[row] for row in kept]
-                cache = _select_rows(cache, rows)
+                cache = select_rows(cache, rows)
                 mask_RC, length_R, edits = mask_RC[rows], length_R[rows], edits.select(rows)
             ids_R1 = torch.tensor([[self.new_tokens[index][-1]] for index in running], device=self.device)
             mask_RC = torch.cat([mask_RC, torch.ones_like(mask_RC[:, :1])], 1)
@@ -207,18 +207,14 @@ class _GreedyLoop:
 
     def _prefill(self) -> tuple[list[int], DynamicCache, torch.Tensor, torch.Tensor]:
         """First tokens, the cache shifted so that all prompts end in the same column, its mask, the prompt lengths."""
-        ids_RT, mask_RT = _right_padded([item.context for item in self.items], self.device)
+        ids_RT, mask_RT = right_padded([item.context for item in self.items], self.device)
         length_R = mask_RT.sum(1)
         rows_R = torch.arange(len(ids_RT), device=self.device)
         cache = DynamicCache()
         with self.edits.prefill(mask_RT, length_R), hooks(on_input(self.head, keep_rows(rows_R, length_R - 1))):
             output = self.model(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
-        width = ids_RT.shape[1]
-        index_RT = length_R[:, None] - width + torch.arange(width, device=self.device)
-        shifted = DynamicCache(
-            [(shift_columns(entry.keys, index_RT), shift_columns(entry.values, index_RT)) for entry in cache.layers]
-        )
-        return output.logits[0].argmax(1).tolist(), shifted, (index_RT >= 0).long(), length_R
+        aligned = right_aligned(cache, length_R, ids_RT.shape[1])
+        return output.logits[0].argmax(1).tolist(), aligned.cache, aligned.mask_RT, length_R
 
     def _append(self, index: int, token: int) -> bool:
         """Add a token to an item; returns whether the item has now stopped."""
@@ -290,15 +286,3 @@ def _batches(
         used += logits[index]
     if batch:
         yield batch
-
-
-def _right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(len(row) for row in rows)
-    ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)], mask[index, : len(row)] = torch.tensor(row), 1
-    return ids.to(device), mask.to(device)
-
-
-def _select_rows(cache: DynamicCache, rows: torch.Tensor) -> DynamicCache:
-    return DynamicCache([(entry.keys[rows], entry.values[rows]) for entry in cache.layers])

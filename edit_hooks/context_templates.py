@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from edit_hooks.architectures import head_of, input_device
 from edit_hooks.capture import frozen, hooks, keep_rows, on_input
 from edit_hooks.errors import EditingError, near_misses
+from edit_hooks.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.locate import encode, split_template
 
 BARE = "{}"
@@ -99,29 +100,54 @@ def _sample(
     """One continuation per (seed word, total length in tokens), all drawn together; no token that ends a text."""
     rows = [list(encode(tokenizer, word).ids) for word, _ in wanted]
     specials = sorted(set(tokenizer.all_special_ids))
-    while running := [index for index, (_, length) in enumerate(wanted) if len(rows[index]) < length]:
-        for index, token in zip(
-            running, _next_tokens(model, [rows[i] for i in running], specials, generator), strict=True
-        ):
+    running = [index for index, (_, length) in enumerate(wanted) if len(rows[index]) < length]
+    if running:
+        decoding = _Decoding(model, [rows[index] for index in running])
+    while running:
+        for index, token in zip(running, _drawn(decoding.logits_RV, specials, generator), strict=True):
             rows[index].append(token)
+        kept = [row for row, index in enumerate(running) if len(rows[index]) < wanted[index][1]]
+        running = [running[row] for row in kept]
+        if running:
+            decoding.step(kept, [rows[index][-1] for index in running])
     return [_clean(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
 
 
-def _next_tokens(model: nn.Module, rows: list[list[int]], specials: list[int], generator: torch.Generator) -> list[int]:
+class _Decoding:
+    """Logits of the next token of every row [R, V], with keys and values kept; one new token per row and step."""
+
+    def __init__(self, model: nn.Module, rows: list[list[int]]) -> None:
+        self.model, self.device = model, input_device(model)
+        ids_RT, mask_RT = right_padded(rows, self.device)
+        self.length_R = mask_RT.sum(1)
+        cache = DynamicCache()
+        with hooks(on_input(head_of(model), keep_rows(torch.arange(len(rows)), self.length_R - 1))):
+            output = model(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
+        self.logits_RV: torch.Tensor = output.logits[0]
+        self.cache, self.mask_RT = right_aligned(cache, self.length_R, ids_RT.shape[1])
+
+    def step(self, kept: list[int], tokens: list[int]) -> None:
+        """Go on with some of the rows, each longer by its token."""
+        if len(kept) < len(self.length_R):
+            index = torch.tensor(kept, device=self.device)
+            self.cache = select_rows(self.cache, index)
+            self.mask_RT, self.length_R = self.mask_RT[index], self.length_R[index]
+        self.mask_RT = torch.cat([self.mask_RT, torch.ones_like(self.mask_RT[:, :1])], 1)
+        self.logits_RV = self.model(
+            input_ids=torch.tensor(tokens, device=self.device)[:, None],
+            attention_mask=self.mask_RT,
+            position_ids=self.length_R[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits[:, -1]
+        self.length_R = self.length_R + 1
+
+
+def _drawn(logits_RV: torch.Tensor, specials: list[int], generator: torch.Generator) -> list[int]:
     """One token per row, drawn from the renormalised top five."""
-    device = input_device(model)
-    width = max(len(row) for row in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)], mask[index, : len(row)] = torch.tensor(row), 1
-    last = mask.sum(1) - 1
-    head = head_of(model)
-    with hooks(on_input(head, keep_rows(torch.arange(len(rows)), last))):
-        logits = model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False).logits[0]
-    logits = logits.float()
-    logits[:, specials] = -torch.inf
-    top = logits.topk(TOP_K, dim=1)
+    logits_RV = logits_RV.float()
+    logits_RV[:, specials] = -torch.inf
+    top = logits_RV.topk(TOP_K, dim=1)
     choice = torch.multinomial(top.values.softmax(1).cpu(), 1, generator=generator)
     return top.indices.cpu().gather(1, choice)[:, 0].tolist()
 

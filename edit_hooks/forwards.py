@@ -24,6 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from edit_hooks.architectures import Architecture, architecture_of, decoder_of, unwrapped
 from edit_hooks.capture import first_tensor, forward_replaced, hooks, on_input, on_output, widened
+from edit_hooks.kv_cache import shift_columns
 from edit_hooks.locate import Row
 
 Site = Literal["mlp", "block"]
@@ -352,14 +353,3 @@ def _add_at_first(hidden: torch.Tensor, offset_RD: torch.Tensor) -> torch.Tensor
     """``hidden`` plus ``offset`` in the first column, out of place."""
     first = hidden[:, :1] + offset_RD.to(hidden.device, hidden.dtype)[:, None]
     return torch.cat([first, hidden[:, 1:]], 1)
-
-
-def shift_columns(states_RHTK: torch.Tensor, index_RP: torch.Tensor) -> torch.Tensor:
-    """Keys or values with column p of row r taken from column ``index_RP[r, p]``.
-
-    Negative indices stand for no token: zeros, because even a masked key has to be finite.
-    """
-    heads, width = states_RHTK.shape[1], states_RHTK.shape[3]
-    index_RP = index_RP.to(states_RHTK.device)
-    index = index_RP.clamp(min=0)[:, None, :, None].expand(-1, heads, -1, width)
-    return torch.where((index_RP >= 0)[:, None, :, None], states_RHTK.gather(2, index), 0)
