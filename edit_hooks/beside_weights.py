@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from lm_eval.api.instance import Instance
 
@@ -31,7 +31,14 @@ class Built(NamedTuple, Generic[Item]):
     cut: bool
 
 
-class BesideTheWeights:
+# A mixin: its super() is the harness's class, which the type checker is told and importing this module is spared.
+if TYPE_CHECKING:
+    from lm_eval.models.huggingface import HFLM as _Harness
+else:
+    _Harness = object
+
+
+class BesideTheWeights(_Harness):
     """Goes before the harness's class among the bases of the model class, which builds items and asks them."""
 
     session: Any
@@ -50,7 +57,7 @@ class BesideTheWeights:
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """As in the parent class; the messages are remembered, for edits that put text before the question."""
-        text = super().apply_chat_template(chat_history, add_generation_prompt)  # type: ignore[misc]
+        text = super().apply_chat_template(chat_history, add_generation_prompt)
         self._chats[text] = ([dict(message) for message in chat_history], add_generation_prompt)
         return text
 
@@ -106,7 +113,7 @@ class BesideTheWeights:
         messages = [dict(message) for message in messages]
         last = max(number for number, message in enumerate(messages) if message["role"] == "user")
         messages[last]["content"] = text + messages[last]["content"]
-        return super().apply_chat_template(messages, generation_prompt)  # type: ignore[misc]
+        return super().apply_chat_template(messages, generation_prompt)
 
     def _question_of(self, prompt: str) -> str:
         """What a prompt asks, without the clothes of a chat."""
@@ -129,7 +136,7 @@ class BesideTheWeights:
     ) -> list[tuple[float, bool]]:
         """As in the parent class; under hooks or contexts by our own engine, which knows where prompts end."""
         if self._standing is None:
-            stock = super()._loglikelihood_tokens  # type: ignore[misc]
+            stock = super()._loglikelihood_tokens
             return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
         items = [
             ScoreItem(tuple(context), tuple(target)) if texts is None else self._score_item(*texts).item
@@ -141,7 +148,7 @@ class BesideTheWeights:
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The parent's ``generate_until``; under hooks or contexts by our own engine, greedily."""
         if self._standing is None:
-            return super().generate_until(requests, disable_tqdm=disable_tqdm)  # type: ignore[misc]
+            return super().generate_until(requests, disable_tqdm=disable_tqdm)
         items = [self._generate_item(*request.args) for request in requests]
         answers = self._generate([(item, self._standing) for item in items])
         texts = []

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES, build_model, build_tokenizer, save_tiny
+from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, NATURAL_TOKENIZER, SENTENCES, build_model, build_tokenizer, save_tiny
 
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.cli import main
@@ -53,11 +53,11 @@ def test_a_good_edit_has_no_warnings(tiny, caplog):
 # --- second moments ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("editor", ["r_rome", "memit", "alphaedit", "emmet"])
-def test_a_corpus_too_small_is_said_and_recorded_with_every_edit(tiny, editor, caplog):
-    settings = {"second_moments": TEXTS[:2]}
-    if editor == "alphaedit":
-        settings["nullspace_energy"] = 0.5
+@pytest.mark.parametrize(
+    ("editor", "more"), [("r_rome", {}), ("memit", {}), ("alphaedit", {"nullspace_energy": 0.5}), ("emmet", {})]
+)
+def test_a_corpus_too_small_is_said_and_recorded_with_every_edit(tiny, editor, more, caplog):
+    settings = {"second_moments": TEXTS[:2], **more}
     with caplog.at_level(logging.WARNING):
         first, second = edit(tiny, editor, (REQUEST, OTHER_TARGET), **settings)
     for delta in (first, second):
@@ -186,13 +186,15 @@ def test_a_small_divisor_of_rome_is_recorded(tiny):
     assert "orthogonal" not in warnings_of(plain)
 
 
-@pytest.mark.parametrize("editor", ["r_rome", "memit", "ft_m"])
+BARE = {"context_templates": ["{}"], "second_moments": None}
+
+
+@pytest.mark.parametrize(("editor", "more"), [("r_rome", BARE), ("memit", BARE), ("ft_m", {})])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
-def test_targets_of_one_and_of_forty_tokens(editor, model_type):
+def test_targets_of_one_and_of_forty_tokens(editor, more, model_type):
     """Together in one batch they are what they are alone."""
-    kind = "byte_bpe" if model_type == "gpt2" else "byte_bpe_bos"
-    tiny = build_model(model_type, dtype=torch.float64), build_tokenizer(kind)
-    specials = 0 if model_type == "gpt2" else 1
+    tiny = build_model(model_type, dtype=torch.float64), build_tokenizer(NATURAL_TOKENIZER[model_type])
+    specials = len(tiny[1]("")["input_ids"])
     long_ids = tiny[1](" " + " ".join(TEXTS))["input_ids"][specials : specials + 40]
     requests = []
     for target in (" Rome", tiny[1].decode(long_ids)):
@@ -202,8 +204,7 @@ def test_targets_of_one_and_of_forty_tokens(editor, model_type):
     one = EditRequest(prompt="The harbour of {} lies in", subject="Port Amelin", target_new="is")
     assert len(tiny[1](" is")["input_ids"]) - specials == 1
     requests.append(one)
-    settings = {"layers": [EDIT_LAYER], "num_steps": 4, **({} if editor == "ft_m" else {"context_templates": ["{}"]})}
-    settings |= {} if editor == "ft_m" else {"second_moments": None}
+    settings = {"layers": [EDIT_LAYER], "num_steps": 4, **more}
     together = load_editor(editor, settings).edit(*tiny, requests)
     for request, delta in zip(requests, together, strict=True):
         (alone,) = load_editor(editor, settings).edit(*tiny, [request])
@@ -216,12 +217,15 @@ def test_a_target_that_stays_unlikely_is_recorded(tiny):
     assert delta.diagnostics["final_nll"] > 1 and "may not take" in warnings_of(delta)
 
 
-@pytest.mark.parametrize("editor", ["r_rome", "memit", "ft_m"])
-def test_what_does_not_fit_into_the_positions_is_refused_before_anything_runs(editor, monkeypatch):
+TEMPLATES = {"context_templates": CONTEXT_TEMPLATES}
+
+
+@pytest.mark.parametrize(("editor", "more"), [("r_rome", TEMPLATES), ("memit", TEMPLATES), ("ft_m", {})])
+def test_what_does_not_fit_into_the_positions_is_refused_before_anything_runs(editor, more, monkeypatch):
     tiny = build_model("gpt2"), build_tokenizer("byte_bpe")
     monkeypatch.setattr(type(tiny[0]), "forward", lambda *_args, **_kwargs: pytest.fail("the model ran"))
     request = EditRequest(prompt="{} lies in", subject="Port Amelin", target_new=" ".join(TEXTS), case_id="17")
-    settings = {"layers": [EDIT_LAYER], **({} if editor == "ft_m" else {"context_templates": CONTEXT_TEMPLATES})}
+    settings = {"layers": [EDIT_LAYER], **more}
     with pytest.raises(EditingError, match=r"case 17: prompt and target_new take \d+ tokens.*128 positions"):
         load_editor(editor, settings).edit(*tiny, [request])
 

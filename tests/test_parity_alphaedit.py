@@ -22,7 +22,9 @@ def editor_for(case, model_name):
     return load_editor("alphaedit", config={**config, **extra})
 
 
-def check(delta: Delta, tensors: dict[str, torch.Tensor], model_name: str, where: str, wide: bool = False) -> None:
+def assert_numbers(
+    delta: Delta, tensors: dict[str, torch.Tensor], model_name: str, where: str, wide: bool = False
+) -> None:
     check_intermediates(delta, tensors, wide, where)
     for layer, update in enumerate(delta.weights().values()):
         after = relative_error(delta.carry[f"keys.layer{layer}"].T, tensors[f"keys_after.layer{layer}"])
@@ -55,7 +57,7 @@ def test_an_edit_gives_the_numbers_of_the_release(model_name, engine, dtype, gol
     editor = editor_for(case, model_name)
     editor.overrides["engine"] = engine
     delta = editor.edit(model, tokenizer, golden_requests())[0]
-    check(delta, tensors, model_name, f"{model_name} edit 0, {engine}, {dtype}", wide)
+    assert_numbers(delta, tensors, model_name, f"{model_name} edit 0, {engine}, {dtype}", wide)
     if not wide:
         check_single_losses(delta, case, wide, model_name)
 
@@ -68,7 +70,7 @@ def test_a_joint_batch_gives_the_numbers_of_the_release(model_name, dtype, golde
     case, _ = golden_case("alphaedit", model_name, "cov-batch012")
     _, tensors = golden_case("alphaedit", model_name, "cov-batch012-float64" if wide else "cov-batch012")
     (delta,) = editor_for(case, model_name).edit(model, tokenizer, golden_requests(), joint=True)
-    check(delta, tensors, model_name, f"{model_name} batch, {dtype}", wide)
+    assert_numbers(delta, tensors, model_name, f"{model_name} batch, {dtype}", wide)
 
 
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)
@@ -78,11 +80,11 @@ def test_a_sequence_carries_the_keys_of_the_release(model_name, golden_model):
     case, tensors = golden_case("alphaedit", model_name, "cov-seq01-2")
     editor = editor_for(case, model_name)
     (first,) = editor.edit(model, tokenizer, golden_requests()[:2], joint=True)
-    check(first, step_tensors(tensors, 0), model_name, f"{model_name} step 0")
+    assert_numbers(first, step_tensors(tensors, 0), model_name, f"{model_name} step 0")
     with edited(model, first):
         (second,) = editor.edit(model, tokenizer, golden_requests()[2:], history=[first])
         (forgetful,) = editor.edit(model, tokenizer, golden_requests()[2:])
-        check(second, step_tensors(tensors, 1), model_name, f"{model_name} step 1")
+        assert_numbers(second, step_tensors(tensors, 1), model_name, f"{model_name} step 1")
         after = case["steps"][1]["target_nll_after"][0]
         with edited(model, second):
             nll = token_nll(model, after["prompt_ids"], after["target_ids"])

@@ -20,7 +20,7 @@ def _config(case):
     }
 
 
-def _check(delta, case, tensors, model):
+def assert_numbers(delta, case, tensors, model):
     where = f"requests {case['requests']}"
     weights = delta.weights()
     for name, reference in tensors.items():
@@ -42,7 +42,7 @@ def test_single_edits_give_the_numbers_of_the_release(model_name, number, golden
     model, tokenizer = golden_model(model_name)
     case, tensors = golden_case("ft-m", model_name, f"edit{number}")
     (delta,) = load_editor("ft_m", config=_config(case)).edit(model, tokenizer, [golden_requests()[number]])
-    _check(delta, case, tensors, model)
+    assert_numbers(delta, case, tensors, model)
 
 
 def test_independent_edits_in_one_call_are_the_single_edits(golden_model):
@@ -51,7 +51,7 @@ def test_independent_edits_in_one_call_are_the_single_edits(golden_model):
     deltas = load_editor("ft_m", config=_config(cases[0][0])).edit(model, tokenizer, golden_requests())
     assert len(deltas) == 3
     for delta, (case, tensors) in zip(deltas, cases, strict=True):
-        _check(delta, case, tensors, model)
+        assert_numbers(delta, case, tensors, model)
 
 
 def test_a_joint_batch_gives_the_numbers_of_the_release(golden_model):
@@ -60,7 +60,7 @@ def test_a_joint_batch_gives_the_numbers_of_the_release(golden_model):
     case, tensors = golden_case("ft-m", "tiny-llama", "batch012")
     deltas = load_editor("ft_m", config=_config(case)).edit(model, tokenizer, golden_requests(), joint=True)
     assert len(deltas) == 1
-    _check(deltas[0], case, tensors, model)
+    assert_numbers(deltas[0], case, tensors, model)
 
 
 def test_a_joint_batch_on_absolute_positions_starts_from_the_single_losses(golden_model):

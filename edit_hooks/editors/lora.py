@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import Role, architecture_of, is_transposed, num_layers, unwrapped
+from edit_hooks.architectures import Role, architecture_of, is_transposed, num_layers, unwrapped, weight_of
 from edit_hooks.base import Editor, EditorConfig, Job, setting
 from edit_hooks.capture import frozen, hooks, widened
 from edit_hooks.delta import Delta, Factor
@@ -83,6 +83,10 @@ class Adapter(NamedTuple):
         scale = config.alpha / (len(self.A) if self.E is None else len(self.A) + 1e-5)
         right = self.A if self.E is None else self.A * self.E
         return Factor(self.B * scale, right.T, transposed)
+
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
+        """The adapter with every tensor changed."""
+        return Adapter(change(self.A), change(self.B), None if self.E is None else change(self.E))
 
 
 class LoRA(Editor):
@@ -196,7 +200,7 @@ def _delta(
     factors: dict[str, Factor] = {}
     carry: dict[str, torch.Tensor] = {}
     for name, adapter in adapters.items():
-        kept = Adapter(*(None if tensor is None else tensor.detach().clone() for tensor in adapter))  # type: ignore[arg-type]
+        kept = adapter.mapped(lambda tensor: tensor.detach().clone())
         module = model.get_submodule(name)
         factor = kept.factor(config, is_transposed(module))
         carry |= {f"{CARRY}/{part}/{name}": t for part, t in zip(Adapter._fields, kept, strict=True) if t is not None}
@@ -231,9 +235,10 @@ def _carried(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -
         )
     adapters = {}
     for name in names:
-        device = model.get_submodule(name).weight.device  # type: ignore[union-attr]
-        parts = (kept.get(f"{CARRY}/{part}/{name}") for part in Adapter._fields)
-        adapters[name] = Adapter(*(None if tensor is None else tensor.to(device) for tensor in parts))  # type: ignore[arg-type]
+        device = weight_of(model.get_submodule(name)).device
+        a, b, e = (kept.get(f"{CARRY}/{part}/{name}") for part in Adapter._fields)
+        assert a is not None and b is not None, "checked above, and written together"
+        adapters[name] = Adapter(a.to(device), b.to(device), None if e is None else e.to(device))
     return adapters
 
 
@@ -289,8 +294,8 @@ def _injected(model: Any, names: list[str], config: LoRAConfig, num_chunks: int)
 def _adapter_of(layer: Any) -> Adapter:
     """The trained parameters of peft's layer."""
     a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
-    if isinstance(a, nn.Module):
-        return Adapter(a.weight, b.weight)  # type: ignore[arg-type]
+    if isinstance(a, nn.Linear) and isinstance(b, nn.Linear):
+        return Adapter(a.weight, b.weight)
     return Adapter(a, b, layer.lora_E[ADAPTER])
 
 
