@@ -233,9 +233,10 @@ def threshold(values: list[Value], where: float) -> float:
     clamp=st.sampled_from([0.05, 0.7, 4.0]),
     stop_at=st.floats(0, 1),
     max_tokens=st.sampled_from([1, 20, 60, 512]),
+    max_logit_rows=st.sampled_from([1, 2, 5, 96]),
 )
 def test_any_batch_equals_its_edits_one_by_one(
-    model_type, requests, num_templates, layer, site, num_steps, clamp, stop_at, max_tokens
+    model_type, requests, num_templates, layer, site, num_steps, clamp, stop_at, max_tokens, max_logit_rows
 ):
     """Lengths, target lengths, stops (at step 0, on the way, never), clamps, layers and chunk sizes at random."""
     model, tokenizer = loaded(model_type)
@@ -243,7 +244,9 @@ def test_any_batch_equals_its_edits_one_by_one(
     problems = [problem(tokenizer, request, CONTEXT_TEMPLATES[:num_templates]) for request in requests]
     endless = optimise_values(model, problems, dataclasses.replace(chosen, early_stop_loss=0.0), "reference")
     chosen = dataclasses.replace(chosen, early_stop_loss=threshold(endless, stop_at))
-    together = optimise_values(model, problems, chosen, "fast", ValueLimits(max_tokens=max_tokens))
+    together = optimise_values(
+        model, problems, chosen, "fast", ValueLimits(max_tokens=max_tokens, max_logit_rows=max_logit_rows)
+    )
     alone = [optimise_values(model, [one], chosen, "reference")[0] for one in problems]
     assert_same_values(together, alone, LIMIT)
 
@@ -362,6 +365,17 @@ def test_what_the_engines_capture_is_what_the_modules_compute(model_type):
     with torch.no_grad():
         assert relative(module(value.keys_NF), value.outputs_ND) < LIMIT
     assert relative(value.v0_D, value.outputs_ND[0]) < LIMIT  # the MLP module ends with the rewrite module
+
+
+@pytest.mark.parametrize("max_logit_rows", [1, 2, 3, 5])
+def test_logits_made_some_rows_at_a_time_are_the_same(max_logit_rows):
+    """Also where the cut goes through the label rows, through the KL rows, or between them."""
+    model, tokenizer = loaded("llama")
+    problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
+    whole = optimise_values(model, problems, SETTINGS)
+    assert len({value.losses[-1]["kl"] for value in whole}) == len(whole)  # mixed-up rows would show
+    limits = ValueLimits(max_logit_rows=max_logit_rows)
+    assert_same_values(optimise_values(model, problems, SETTINGS, limits=limits), whole, LIMIT)
 
 
 # --- ROME's algebra ------------------------------------------------------------------------------------------------
