@@ -21,10 +21,9 @@ the embeddings is logged.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -33,9 +32,9 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.architectures import input_device
 from edit_hooks.base import EditorConfig, setting
-from edit_hooks.capture import hooks, on_output, widened
+from edit_hooks.capture import widened
 from edit_hooks.errors import EditingError
-from edit_hooks.forwards import Batch, SuffixForward
+from edit_hooks.forwards import Batch
 from edit_hooks.locate import Row, encode, fact_position
 from edit_hooks.request import EditRequest
 
@@ -135,34 +134,17 @@ class EVKTerm:
         noise_RTD = torch.zeros(*batch.ids_RT.shape, drawn[0][0].noise_TD.shape[1], dtype=torch.float64)
         for index, instance in enumerate(instance for own in drawn for instance in own):
             noise_RTD[index, : len(instance.noise_TD)] = instance.noise_TD
-        self.noise_RTD = noise_RTD.to(device, model.get_input_embeddings().weight.dtype)
+        batch.noise_RTD = noise_RTD.to(device, model.get_input_embeddings().weight.dtype)
         with torch.no_grad():
-            with self._noisy(whole=True):
-                self.forward = make_forward(batch)
+            self.forward = make_forward(batch)
             site_RD = self.forward.captured.site_RD
             original_LV = self._logits(site_RD.new_zeros(len(drawn), site_RD.shape[1]))
         most = min(max(config.evk_top_k), original_LV.shape[1])
         self.original_LK, self.token_LK = original_LV.topk(most, dim=1)
 
-    @contextlib.contextmanager
-    def _noisy(self, whole: bool) -> Iterator[None]:
-        """Perturb what the embedding gives: whole rows, or rows from their fact token on."""
-
-        def add(hidden: torch.Tensor) -> torch.Tensor:
-            noise_RTD = self.noise_RTD
-            if not whole:
-                index_RS = self.forward.batch.positions_R[:, None] + torch.arange(hidden.shape[1], device=hidden.device)
-                index_RS = index_RS.clamp(max=noise_RTD.shape[1] - 1)
-                noise_RTD = noise_RTD.gather(1, index_RS[..., None].expand(-1, -1, noise_RTD.shape[2]))
-            return hidden + noise_RTD.to(hidden)
-
-        with hooks(on_output(self.model.get_input_embeddings(), add)):
-            yield
-
     def _logits(self, delta_ED: torch.Tensor) -> torch.Tensor:
         """Logits [L, V] after every instance still running."""
-        with self._noisy(whole=not isinstance(self.forward, SuffixForward)):
-            states = self.forward.states(delta_ED)
+        states = self.forward.states(delta_ED)
         return widened(self.forward.readout(states[: len(self.forward.batch.label_row_L)]))
 
     def loss(self, delta_ED: torch.Tensor, step: int) -> torch.Tensor:
@@ -182,7 +164,6 @@ class EVKTerm:
         keep_R = keep_E[batch.edit_R]
         keep_L = keep_R[batch.label_row_L].to(self.token_LK.device)
         self.token_LK, self.original_LK = self.token_LK[keep_L], self.original_LK[keep_L]
-        self.noise_RTD = self.noise_RTD[keep_R]
         self.forward.select(keep_E)
 
 

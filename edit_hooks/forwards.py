@@ -24,8 +24,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from edit_hooks.architectures import Architecture, architecture_of, decoder_of, unwrapped
 from edit_hooks.capture import first_tensor, forward_replaced, hooks, on_input, on_output, widened
-from edit_hooks.kv_cache import shift_columns
 from edit_hooks.locate import Row
+from edit_hooks.prefix import Prefix, keys_and_values
 
 Site = Literal["mlp", "block"]
 
@@ -52,6 +52,7 @@ class Batch:
         edit_R: edit (0..E-1) each row belongs to.
         label_row_L, label_column_L, label_token_L: where logits are read for target tokens, and the token wanted.
         kl_row_E: the row that carries each edit's KL term.
+        noise_RTD: added to the input embeddings, if anything.
     """
 
     ids_RT: torch.Tensor
@@ -62,6 +63,7 @@ class Batch:
     label_column_L: torch.Tensor
     label_token_L: torch.Tensor
     kl_row_E: torch.Tensor
+    noise_RTD: torch.Tensor | None = None
 
     @classmethod
     def of(cls, problems: Sequence[tuple[Sequence[Row], Row]], device: torch.device) -> Batch:
@@ -110,6 +112,7 @@ class Batch:
                 label_column_L=self.label_column_L[labels],
                 label_token_L=self.label_token_L[labels],
                 kl_row_E=new_row_R[self.kl_row_E[keep_E]],
+                noise_RTD=None if self.noise_RTD is None else self.noise_RTD[rows],
             ),
             rows,
         )
@@ -128,9 +131,11 @@ class ReferenceForward:
 
     @torch.no_grad()
     def _capture(self) -> Captured:
-        with _captures(self.model, self.arch, self.batch, self.layer, self.site) as captured:
-            self.model(input_ids=self.batch.ids_RT, attention_mask=self.batch.mask_RT, use_cache=False)
-        return captured()
+        batch = self.batch
+        noisy = noisy_embeddings(self.model, batch.noise_RTD)
+        with noisy, _captures(self.model, self.arch, batch.positions_R, self.layer, self.site) as captured:
+            self.model(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, use_cache=False)
+        return Captured(*captured())
 
     def states(self, delta_ED: torch.Tensor) -> torch.Tensor:
         """Logits at the L label positions, then at the E KL positions, [L + E, V], under per-edit offsets."""
@@ -139,7 +144,7 @@ class ReferenceForward:
         def add(hidden: torch.Tensor) -> torch.Tensor:
             return _add_at(hidden, batch.rows_R, batch.positions_R, delta_ED[batch.edit_R])
 
-        with hooks(on_output(self._site_module(), add)):
+        with noisy_embeddings(self.model, batch.noise_RTD), hooks(on_output(self._site_module(), add)):
             logits = self.model(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, use_cache=False).logits
         # Normalised at every position, as the released loops do; normalising twice changes nothing.
         logits = widened(logits).log_softmax(-1)
@@ -169,27 +174,58 @@ class _Kept:
 
 
 @dataclass
-class _Frozen:
-    """What a suffix step reuses.
+class _Part:
+    """Rows of similar suffix length that run together (r of them, S suffix columns), and what their steps reuse.
 
     Attributes:
-        cache: per block keys and values of the prefix. outputs: per kept module its hidden states [R, S, d].
-        ids_RS, position_ids_RS: the suffix. mask_RC: prefix and suffix columns that hold tokens.
+        rows_r: their numbers in the batch. ids_rS, position_ids_rS, mask_rC: the suffix; prefix and suffix columns that
+            hold tokens. entries: per block keys and values of the prefix. outputs: per kept module its hidden states.
+        noise_rSD: what joins the embeddings.
     """
 
-    cache: list[tuple[torch.Tensor, torch.Tensor]]
+    rows_r: torch.Tensor
+    ids_rS: torch.Tensor
+    position_ids_rS: torch.Tensor
+    mask_rC: torch.Tensor
+    entries: list[tuple[torch.Tensor, torch.Tensor]]
     outputs: list[torch.Tensor]
-    ids_RS: torch.Tensor
-    mask_RC: torch.Tensor
-    position_ids_RS: torch.Tensor
+    noise_rSD: torch.Tensor | None
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Arguments of the decoder."""
+        has_prefix = bool(self.entries)
+        return {
+            "input_ids": self.ids_rS,
+            "attention_mask": self.mask_rC,
+            "position_ids": self.position_ids_rS,
+            "past_key_values": DynamicCache(self.entries) if has_prefix else None,
+            "use_cache": has_prefix,
+        }
+
+    def select(self, keep_r: torch.Tensor, new_row_R: torch.Tensor) -> _Part:
+        """Only some of the rows, with their new numbers."""
+
+        def kept(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[keep_r.to(tensor.device)]
+
+        return _Part(
+            rows_r=new_row_R[kept(self.rows_r)],
+            ids_rS=kept(self.ids_rS),
+            position_ids_rS=kept(self.position_ids_rS),
+            mask_rC=kept(self.mask_rC),
+            entries=[(kept(keys), kept(values)) for keys, values in self.entries],
+            outputs=[kept(output) for output in self.outputs],
+            noise_rSD=None if self.noise_rSD is None else kept(self.noise_rSD),
+        )
 
 
 class SuffixForward:
     """Only the tokens from the fact token on, only the blocks from the edited one up, only the logits that matter.
 
     Exact because the offset enters at one block and one position: by causality nothing before that position changes
-    at any block, and nothing at all changes below that block. One unedited forward fills the keys and values; they are
-    then shifted so that every row's fact token stands in the same column.
+    at any block, and nothing at all changes below that block. What stands before the fact tokens gives keys and values
+    once (:mod:`edit_hooks.prefix`); the tokens from there on then run up to the edited block, once.
     """
 
     def __init__(self, model: nn.Module, batch: Batch, layer: int, site: Site) -> None:
@@ -211,8 +247,41 @@ class SuffixForward:
 
     @torch.no_grad()
     def _prepare(self) -> None:
-        """One unedited forward: keys and values of the prefix, outputs of the kept modules, activations for editors."""
+        """The unedited pass: keys and values of the prefixes, then the suffixes up to the edited block."""
         batch = self.batch
+        rows = zip(batch.ids_RT.tolist(), batch.positions_R.tolist(), strict=True)
+        before = [row[:position] for row, position in rows]
+        with self._noisy(batch.noise_RTD):
+            prefix = keys_and_values(self.model, before, share=batch.noise_RTD is None)
+        suffix_R = batch.mask_RT.sum(1) - batch.positions_R
+        suffix_R[batch.kl_row_E] = 1  # read at the fact token, so nothing behind it matters
+        self.parts: list[_Part] = []
+        pieces = []
+        for numbers in _of_similar_length(suffix_R.tolist()):
+            rows_r = torch.tensor(numbers, device=suffix_R.device)
+            part, captured = self._prepare_part(rows_r, suffix_R[rows_r], prefix)
+            self.parts.append(part)
+            pieces.append(captured)
+        order_R = torch.cat([part.rows_r for part in self.parts]).argsort()
+        self.captured = Captured(
+            *(torch.cat(parts)[order_R.to(parts[0].device)] for parts in zip(*pieces, strict=True))  # type: ignore[arg-type]
+        )
+
+    def _prepare_part(
+        self, rows_r: torch.Tensor, suffix_r: torch.Tensor, prefix: Prefix | None
+    ) -> tuple[_Part, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """What the steps of some rows reuse, and their activations at the fact token."""
+        batch = self.batch
+        columns_S = torch.arange(int(suffix_r.max()), device=suffix_r.device)
+        index_rS = (batch.positions_R[rows_r, None] + columns_S).clamp(max=batch.ids_RT.shape[1] - 1)
+        mask_rC = (columns_S < suffix_r[:, None]).long()
+        entries: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if prefix is not None:
+            prefix = prefix.rows(rows_r)
+            entries = prefix.entries
+            mask_rC = torch.cat([prefix.mask_RP, mask_rC], 1)
+        noise_rSD = None if batch.noise_RTD is None else _columns(batch.noise_RTD[rows_r], index_rS)
+        part = _Part(rows_r, batch.ids_RT[rows_r].gather(1, index_rS), index_rS, mask_rC, entries, [], noise_rSD)
         outputs: dict[str, Any] = {}
 
         def keep(name: str) -> Any:
@@ -221,91 +290,115 @@ class SuffixForward:
 
             return lambda: self.model.get_submodule(name).register_forward_hook(hook)
 
-        cache = DynamicCache()
         reads = [keep(kept.source) for kept in self.kept]
-        with _captures(self.model, self.arch, batch, self.layer, self.site) as captured, hooks(*reads):
-            decoder_of(self.model)(
-                input_ids=batch.ids_RT, attention_mask=batch.mask_RT, past_key_values=cache, use_cache=True
-            )
-        self.captured = captured()
+        first_r = torch.zeros_like(rows_r)
+        with (
+            _captures(self.model, self.arch, first_r, self.layer, self.site) as captured,
+            hooks(*reads),
+            self._noisy(noise_rSD),
+            _only_up_to(self.model.get_submodule(self.arch.block_name(self.layer))),
+        ):
+            decoder_of(self.model)(**part.inputs)
         # Families differ in what surrounds the hidden states: nothing, or a tuple with attention weights.
         self._tuple_lengths = [
             None if isinstance(outputs[kept.source], torch.Tensor) else len(outputs[kept.source]) for kept in self.kept
         ]
-        self.frozen = self._align(cache, [first_tensor(outputs[kept.source]) for kept in self.kept])
-
-    def _align(self, cache: DynamicCache, outputs: list[torch.Tensor]) -> _Frozen:
-        """Shift rows so that fact tokens share a column: prefix [R, P] right-aligned, suffix [R, S] left-aligned."""
-        batch = self.batch
-        device, width = batch.ids_RT.device, batch.ids_RT.shape[1]
-        prefix = int(batch.positions_R.max())
-        lengths_R = batch.mask_RT.sum(1)
-        suffix = int((lengths_R - batch.positions_R).max())
-        # Column c of the prefix holds token position_r - P + c; negative ones are padding.
-        index_RP = batch.positions_R[:, None] - prefix + torch.arange(prefix, device=device)
-        index_RS = batch.positions_R[:, None] + torch.arange(suffix, device=device)
-        mask_RC = torch.cat([index_RP >= 0, index_RS < lengths_R[:, None]], 1).long()
-        safe_RS = index_RS.clamp(max=width - 1)
-        shifted = []
-        for number, entry in enumerate(cache.layers):
-            if number <= self.layer:
-                # Never read: only its length counts, for the mask.
-                placeholder = torch.zeros(len(batch.ids_RT), 1, prefix, 1, device=device)
-                shifted.append((placeholder, placeholder))
-                continue
-            shifted.append((shift_columns(entry.keys, index_RP), shift_columns(entry.values, index_RP)))
-        return _Frozen(
-            cache=shifted,
-            outputs=[_columns(output, safe_RS) for output in outputs],
-            ids_RS=batch.ids_RT.gather(1, safe_RS),
-            mask_RC=mask_RC,
-            position_ids_RS=safe_RS,
-        )
+        part.outputs = [first_tensor(outputs[kept.source]) for kept in self.kept]
+        if prefix is not None:
+            # The blocks up to the edited one never read theirs again: only the length counts, for the mask.
+            placeholder = torch.zeros(len(rows_r), 1, prefix.width, 1, device=rows_r.device)
+            part.entries = [
+                (placeholder, placeholder) if number <= self.layer else entry for number, entry in enumerate(entries)
+            ]
+        return part, captured()
 
     def states(self, delta_ED: torch.Tensor) -> torch.Tensor:
         """What the head gets at the L label positions, then at the E KL positions, [L + E, d], under the offsets."""
-        batch, frozen = self.batch, self.frozen
+        batch = self.batch
         offset_RD = delta_ED[batch.edit_R]
-        label_column = batch.label_column_L - batch.positions_R[batch.label_row_L]
-        row = torch.cat([batch.label_row_L, batch.kl_row_E])
-        column = torch.cat([label_column, torch.zeros_like(batch.kl_row_E)])
-        has_prefix = frozen.mask_RC.shape[1] > frozen.ids_RS.shape[1]
-        with contextlib.ExitStack() as scope:
-            self._hand_on_what_is_kept(scope, offset_RD)
-            hidden_RSD = decoder_of(self.model)(
-                input_ids=frozen.ids_RS,
-                attention_mask=frozen.mask_RC,
-                position_ids=frozen.position_ids_RS,
-                past_key_values=DynamicCache(frozen.cache) if has_prefix else None,
-                use_cache=has_prefix,
-            ).last_hidden_state
-        return hidden_RSD[row.to(hidden_RSD.device), column.to(hidden_RSD.device)]
+        found = []
+        start_R = torch.zeros_like(batch.edit_R)  # where a row begins once all parts' tokens stand one after another
+        start = 0
+        for part in self.parts:
+            with contextlib.ExitStack() as scope:
+                scope.enter_context(self._noisy(part.noise_rSD))
+                self._hand_on_what_is_kept(scope, part, offset_RD[part.rows_r])
+                hidden_rSD = decoder_of(self.model)(**part.inputs).last_hidden_state
+            found.append(hidden_rSD.flatten(0, 1))
+            width = hidden_rSD.shape[1]
+            start_R[part.rows_r] = start + width * torch.arange(len(part.rows_r), device=start_R.device)
+            start += width * len(part.rows_r)
+        label_column_L = batch.label_column_L - batch.positions_R[batch.label_row_L]
+        index_N = torch.cat([start_R[batch.label_row_L] + label_column_L, start_R[batch.kl_row_E]])
+        return torch.cat(found)[index_N.to(found[0].device)]
 
     def readout(self, states_ND: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of states [N, d]: the head and whatever the model does after it (soft-capping, scaling)."""
         done = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
         with forward_replaced(decoder_of(self.model), _always(done)):
-            return self.model(input_ids=self.frozen.ids_RS[:1, :1]).logits[0]
+            return self.model(input_ids=self.batch.ids_RT[:1, :1]).logits[0]
 
-    def _hand_on_what_is_kept(self, scope: contextlib.ExitStack, offset_RD: torch.Tensor) -> None:
+    def _hand_on_what_is_kept(self, scope: contextlib.ExitStack, part: _Part, offset_rD: torch.Tensor) -> None:
         """Let modules hand on kept outputs instead of computing; the offset joins where it belongs."""
-        for kept, output, length in zip(self.kept, self.frozen.outputs, self._tuple_lengths, strict=True):
-            hidden = _add_at_first(output, offset_RD) if kept.takes_offset else output
+        for kept, output, length in zip(self.kept, part.outputs, self._tuple_lengths, strict=True):
+            hidden = _add_at_first(output, offset_rD) if kept.takes_offset else output
             result = hidden if length is None else (hidden, *[None] * (length - 1))
             for name in kept.stands_for:
                 scope.enter_context(forward_replaced(self.model.get_submodule(name), _always(result)))
 
+    def _noisy(self, noise_RTD: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
+        return noisy_embeddings(self.model, noise_RTD)
+
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
-        self.batch, rows = self.batch.select(keep_E)
-        frozen = self.frozen
-        self.frozen = _Frozen(
-            cache=[(keys[rows], values[rows]) for keys, values in frozen.cache],
-            outputs=[output[rows] for output in frozen.outputs],
-            ids_RS=frozen.ids_RS[rows],
-            mask_RC=frozen.mask_RC[rows],
-            position_ids_RS=frozen.position_ids_RS[rows],
-        )
+        keep_R = keep_E[self.batch.edit_R]
+        new_row_R = keep_R.cumsum(0) - 1
+        self.batch, _ = self.batch.select(keep_E)
+        parts = [part.select(keep_R[part.rows_r], new_row_R) for part in self.parts]
+        self.parts = [part for part in parts if len(part.rows_r)]
+
+
+WORTH_A_PASS = 24  # tokens: more padding than this is avoided by another pass
+
+
+def _of_similar_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Row numbers grouped so that a group's padding stays below what another pass costs, shortest rows first."""
+    groups: list[list[int]] = []
+    padding = 0
+    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
+        if groups:
+            padding += (lengths[index] - lengths[groups[-1][-1]]) * len(groups[-1])
+        if not groups or padding > WORTH_A_PASS:
+            groups.append([])
+            padding = 0
+        groups[-1].append(index)
+    return groups
+
+
+class _Reached(Exception):
+    """Raised where nothing further is needed of a forward pass."""
+
+
+@contextlib.contextmanager
+def _only_up_to(module: nn.Module) -> Iterator[None]:
+    """Forward passes inside end after this module."""
+
+    def stop(*_args: Any) -> None:
+        raise _Reached
+
+    with hooks(lambda: module.register_forward_hook(stop)), contextlib.suppress(_Reached):
+        yield
+
+
+@contextlib.contextmanager
+def noisy_embeddings(model: Any, noise_RTD: torch.Tensor | None) -> Iterator[None]:
+    """Add to what the embedding gives for the first columns."""
+
+    def add(hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + noise_RTD[:, : hidden.shape[1]].to(hidden)  # type: ignore[index]
+
+    with hooks(*([] if noise_RTD is None else [on_output(model.get_input_embeddings(), add)])):
+        yield
 
 
 def _always(result: Any) -> Callable[..., Any]:
@@ -322,15 +415,17 @@ def _site_module(model: nn.Module, arch: Architecture, layer: int, site: Site) -
 
 
 @contextlib.contextmanager
-def _captures(model: nn.Module, arch: Architecture, batch: Batch, layer: int, site: Site) -> Iterator[Any]:
-    """Hooks that keep keys, rewrite outputs and site outputs at the fact tokens; yields a function giving them."""
+def _captures(
+    model: nn.Module, arch: Architecture, column_R: torch.Tensor, layer: int, site: Site
+) -> Iterator[Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+    """Hooks that keep keys, rewrite outputs and site outputs at one column per row; yields a function giving them."""
     kept: dict[str, torch.Tensor] = {}
+    row_R = torch.arange(len(column_R), device=column_R.device)
     rewrite = model.get_submodule(arch.rewrite_name(layer))
 
     def keep(name: str) -> Any:
         def read(hidden: torch.Tensor) -> None:
-            rows, positions = batch.rows_R.to(hidden.device), batch.positions_R.to(hidden.device)
-            kept[name] = widened(hidden[rows, positions].detach())
+            kept[name] = widened(hidden[row_R.to(hidden.device), column_R.to(hidden.device)].detach())
 
         return read
 
@@ -339,7 +434,7 @@ def _captures(model: nn.Module, arch: Architecture, batch: Batch, layer: int, si
         on_output(rewrite, keep("outputs")),
         on_output(_site_module(model, arch, layer, site), keep("site")),
     ):
-        yield lambda: Captured(kept["keys"], kept["outputs"], kept["site"])
+        yield lambda: (kept["keys"], kept["outputs"], kept["site"])
 
 
 def _add_at(hidden: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:

@@ -63,6 +63,8 @@ class EditedHFLM(Replicas, BesideTheWeights, HFLM):
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         check_known_options(kwargs, HFLM, OWN_OPTIONS)
         own = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
+        if kwargs.get("device") is None:  # the parent's default is a GPU, also where there is none
+            kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"
         self.options = EditingOptions(**own)
         self.editor = self._new_editor()
         self.is_demo = pretrained is None

@@ -37,7 +37,7 @@ from edit_hooks.base import EditorConfig, Job, setting
 from edit_hooks.capture import first_tensor, forward_replaced, frozen, hooks, on_input, on_output, widened
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
 from edit_hooks.errors import EditingError
-from edit_hooks.forwards import Batch, Captured, Site
+from edit_hooks.forwards import Batch, Captured, Site, noisy_embeddings
 from edit_hooks.value import ADAM_BETAS, ADAM_EPS, Problem, Term, Value, ValueLimits
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
@@ -163,7 +163,8 @@ class PairForward:
     def _decode(self) -> torch.Tensor:
         # Without a mask padding sees the text before it, and nothing sees padding: a token that sees nothing, as in a
         # sliding window full of padding, would make gradients NaN.
-        return decoder_of(self.model)(input_ids=self.batch.ids_RT, use_cache=False).last_hidden_state
+        with noisy_embeddings(self.model, self.batch.noise_RTD):
+            return decoder_of(self.model)(input_ids=self.batch.ids_RT, use_cache=False).last_hidden_state
 
     def states(self, delta_EW: torch.Tensor) -> torch.Tensor:
         """What the head gets at the L label positions, then at the E KL positions, [L + E, d]."""
