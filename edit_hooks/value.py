@@ -106,7 +106,7 @@ class ValueLimits:
     """
 
     max_tokens: int = 512
-    max_logit_rows: int = 96
+    max_logit_rows: int = 64
     max_edits: int = 1024
 
     @classmethod
