@@ -28,6 +28,7 @@ from edit_hooks.locate import Row
 from edit_hooks.prefix import Prefix, keys_and_values
 
 Site = Literal["mlp", "block"]
+Captures = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # keys, outputs, site; see `Captured`
 
 
 @dataclass
@@ -126,14 +127,22 @@ class ReferenceForward:
         self.arch = architecture_of(self.model)
         self.captured = self._capture()
 
-    def _site_module(self) -> nn.Module:
-        return _site_module(self.model, self.arch, self.layer, self.site)
+    def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
+        return captures(self.model, self.arch, column_R, self.layer, self.site)
+
+    def _adding(self, delta_ED: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+        """Inside, the offsets join at the fact tokens."""
+        return hooks(on_output(_site_module(self.model, self.arch, self.layer, self.site), self._plus(delta_ED)))
+
+    def _plus(self, delta_ED: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        batch = self.batch
+        return lambda hidden: _add_at(hidden, batch.rows_R, batch.positions_R, delta_ED[batch.edit_R])
 
     @torch.no_grad()
     def _capture(self) -> Captured:
         batch = self.batch
         noisy = noisy_embeddings(self.model, batch.noise_RTD)
-        with noisy, _captures(self.model, self.arch, batch.positions_R, self.layer, self.site) as captured:
+        with noisy, self._capturing(batch.positions_R) as captured:
             self.model(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, use_cache=False)
         return Captured(*captured())
 
@@ -141,10 +150,7 @@ class ReferenceForward:
         """Logits at the L label positions, then at the E KL positions, [L + E, V], under per-edit offsets."""
         batch = self.batch
 
-        def add(hidden: torch.Tensor) -> torch.Tensor:
-            return _add_at(hidden, batch.rows_R, batch.positions_R, delta_ED[batch.edit_R])
-
-        with noisy_embeddings(self.model, batch.noise_RTD), hooks(on_output(self._site_module(), add)):
+        with noisy_embeddings(self.model, batch.noise_RTD), self._adding(delta_ED):
             logits = self.model(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, use_cache=False).logits
         # Normalised at every position, as the released loops do; normalising twice changes nothing.
         logits = widened(logits).log_softmax(-1)
@@ -161,7 +167,7 @@ class ReferenceForward:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class Kept:
     """The unedited output of a module, handed on instead of running ``stands_for`` (see `SuffixForward`).
 
     Attributes:
@@ -174,7 +180,7 @@ class _Kept:
 
 
 @dataclass
-class _Part:
+class Part:
     """Rows of similar suffix length that run together (r of them, S suffix columns), and what their steps reuse.
 
     Attributes:
@@ -203,13 +209,13 @@ class _Part:
             "use_cache": has_prefix,
         }
 
-    def select(self, keep_r: torch.Tensor, new_row_R: torch.Tensor) -> _Part:
+    def select(self, keep_r: torch.Tensor, new_row_R: torch.Tensor) -> Part:
         """Only some of the rows, with their new numbers."""
 
         def kept(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[keep_r.to(tensor.device)]
 
-        return _Part(
+        return Part(
             rows_r=new_row_R[kept(self.rows_r)],
             ids_rS=kept(self.ids_rS),
             position_ids_rS=kept(self.position_ids_rS),
@@ -234,15 +240,15 @@ class SuffixForward:
         self.kept = self._modules_to_keep()
         self._prepare()
 
-    def _modules_to_keep(self) -> list[_Kept]:
+    def _modules_to_keep(self) -> list[Kept]:
         """What does not depend on the offset: all blocks below, and the edited block up to where the offset joins."""
         block, layer = self.arch.block_name, self.layer
         if self.site == "block":
-            return [_Kept(block(layer), tuple(block(number) for number in range(layer + 1)), True)]
+            return [Kept(block(layer), tuple(block(number) for number in range(layer + 1)), True)]
         attention, mlp = self.arch.attention.format(layer), self.arch.mlp_name(layer)
-        kept = [_Kept(attention, (attention,), False), _Kept(mlp, (mlp,), True)]
+        kept = [Kept(attention, (attention,), False), Kept(mlp, (mlp,), True)]
         if layer > 0:
-            kept.append(_Kept(block(layer - 1), tuple(block(number) for number in range(layer)), False))
+            kept.append(Kept(block(layer - 1), tuple(block(number) for number in range(layer)), False))
         return kept
 
     @torch.no_grad()
@@ -255,7 +261,7 @@ class SuffixForward:
             prefix = keys_and_values(self.model, before, share=batch.noise_RTD is None)
         suffix_R = batch.mask_RT.sum(1) - batch.positions_R
         suffix_R[batch.kl_row_E] = 1  # read at the fact token, so nothing behind it matters
-        self.parts: list[_Part] = []
+        self.parts: list[Part] = []
         pieces = []
         for numbers in _of_similar_length(suffix_R.tolist()):
             rows_r = torch.tensor(numbers, device=suffix_R.device)
@@ -269,7 +275,7 @@ class SuffixForward:
 
     def _prepare_part(
         self, rows_r: torch.Tensor, suffix_r: torch.Tensor, prefix: Prefix | None
-    ) -> tuple[_Part, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    ) -> tuple[Part, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """What the steps of some rows reuse, and their activations at the fact token."""
         batch = self.batch
         columns_S = torch.arange(int(suffix_r.max()), device=suffix_r.device)
@@ -281,7 +287,7 @@ class SuffixForward:
             entries = prefix.entries
             mask_rC = torch.cat([prefix.mask_RP, mask_rC], 1)
         noise_rSD = None if batch.noise_RTD is None else _columns(batch.noise_RTD[rows_r], index_rS)
-        part = _Part(rows_r, batch.ids_RT[rows_r].gather(1, index_rS), index_rS, mask_rC, entries, [], noise_rSD)
+        part = Part(rows_r, batch.ids_RT[rows_r].gather(1, index_rS), index_rS, mask_rC, entries, [], noise_rSD)
         outputs: dict[str, Any] = {}
 
         def keep(name: str) -> Any:
@@ -293,7 +299,7 @@ class SuffixForward:
         reads = [keep(kept.source) for kept in self.kept]
         first_r = torch.zeros_like(rows_r)
         with (
-            _captures(self.model, self.arch, first_r, self.layer, self.site) as captured,
+            self._capturing(first_r) as captured,
             hooks(*reads),
             self._noisy(noise_rSD),
             _only_up_to(self.model.get_submodule(self.arch.block_name(self.layer))),
@@ -322,7 +328,7 @@ class SuffixForward:
         for part in self.parts:
             with contextlib.ExitStack() as scope:
                 scope.enter_context(self._noisy(part.noise_rSD))
-                self._hand_on_what_is_kept(scope, part, offset_RD[part.rows_r])
+                self._join(scope, part, offset_RD[part.rows_r])
                 hidden_rSD = decoder_of(self.model)(**part.inputs).last_hidden_state
             found.append(hidden_rSD.flatten(0, 1))
             width = hidden_rSD.shape[1]
@@ -338,10 +344,13 @@ class SuffixForward:
         with forward_replaced(decoder_of(self.model), _always(done)):
             return self.model(input_ids=self.batch.ids_RT[:1, :1]).logits[0]
 
-    def _hand_on_what_is_kept(self, scope: contextlib.ExitStack, part: _Part, offset_rD: torch.Tensor) -> None:
+    def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
+        return captures(self.model, self.arch, column_R, self.layer, self.site)
+
+    def _join(self, scope: contextlib.ExitStack, part: Part, offset_rD: torch.Tensor) -> None:
         """Let modules hand on kept outputs instead of computing; the offset joins where it belongs."""
         for kept, output, length in zip(self.kept, part.outputs, self._tuple_lengths, strict=True):
-            hidden = _add_at_first(output, offset_rD) if kept.takes_offset else output
+            hidden = add_at_first(output, offset_rD) if kept.takes_offset else output
             result = hidden if length is None else (hidden, *[None] * (length - 1))
             for name in kept.stands_for:
                 scope.enter_context(forward_replaced(self.model.get_submodule(name), _always(result)))
@@ -415,9 +424,9 @@ def _site_module(model: nn.Module, arch: Architecture, layer: int, site: Site) -
 
 
 @contextlib.contextmanager
-def _captures(
+def captures(
     model: nn.Module, arch: Architecture, column_R: torch.Tensor, layer: int, site: Site
-) -> Iterator[Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+) -> Iterator[Captures]:
     """Hooks that keep keys, rewrite outputs and site outputs at one column per row; yields a function giving them."""
     kept: dict[str, torch.Tensor] = {}
     row_R = torch.arange(len(column_R), device=column_R.device)
@@ -444,7 +453,7 @@ def _add_at(hidden: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, off
     return hidden + padded
 
 
-def _add_at_first(hidden: torch.Tensor, offset_RD: torch.Tensor) -> torch.Tensor:
+def add_at_first(hidden: torch.Tensor, offset_RD: torch.Tensor) -> torch.Tensor:
     """``hidden`` plus ``offset`` in the first column, out of place."""
     first = hidden[:, :1] + offset_RD.to(hidden.device, hidden.dtype)[:, None]
     return torch.cat([first, hidden[:, 1:]], 1)

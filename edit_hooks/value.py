@@ -150,7 +150,7 @@ def optimise_values(
         limits = dataclasses.replace(limits, max_edits=1)
     results: list[Value | None] = [None] * len(problems)
     with frozen(inner):
-        for chunk in _chunks(problems, limits):
+        for chunk in chunks_of(problems, limits):
             more = terms(chunk) if terms is not None else ()
             values = _solve(inner, [problems[index] for index in chunk], settings, engine, limits, progress, more)
             for index, value in zip(chunk, values, strict=True):
@@ -158,7 +158,7 @@ def optimise_values(
     return results  # type: ignore[return-value]
 
 
-def _chunks(problems: Sequence[Problem], limits: ValueLimits) -> list[list[int]]:
+def chunks_of(problems: Sequence[Problem], limits: ValueLimits) -> list[list[int]]:
     """Indices of edits solved together: similar suffix lengths side by side, within the limits."""
 
     def suffix_length(index: int) -> int:

@@ -16,29 +16,26 @@ Then the layers as in MEMIT, but residuals are those of the MLP projection's out
 Where a norm stands behind the MLP (Gemma, OLMo 2), ``residual_mode: normalised`` measures n(z) - n(V_L), what block L's
 MLP should add to the residual stream and what it adds, and each layer takes the MLP output whose norm is nearest to its
 share of that (:mod:`edit_hooks.postnorm`); ``faithful`` is the release's arithmetic.
-
-The optimisation runs whole rows through the blocks from L on; the blocks below are run once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from edit_hooks.architectures import architecture_of, decoder_of, input_device
+from edit_hooks.architectures import input_device
 from edit_hooks.base import EditorConfig, Job, setting
-from edit_hooks.capture import first_tensor, forward_replaced, frozen, hooks, on_input, on_output, widened
+from edit_hooks.capture import frozen, hooks, on_output, widened
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
 from edit_hooks.errors import EditingError
-from edit_hooks.forwards import Batch, Captured, Site, noisy_embeddings
-from edit_hooks.value import ADAM_BETAS, ADAM_EPS, Problem, Term, Value, ValueLimits
+from edit_hooks.forwards import Batch, Captures, Kept, Part, ReferenceForward, Site, SuffixForward, add_at_first
+from edit_hooks.value import ADAM_BETAS, ADAM_EPS, Problem, Term, Value, ValueLimits, chunks_of
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
 
@@ -88,13 +85,16 @@ class PMET(MEMIT):
         layer = config.layers[-1]
         plain = config.engine == "reference"
 
-        def make_forward(batch: Batch) -> PairForward:
-            return PairForward(model, batch, layer, keep_below=not plain)
+        def make_forward(batch: Batch) -> PairSuffix | PairReference:
+            return (PairReference if plain else PairSuffix)(model, batch, layer, "mlp")
 
         terms = self.terms(model, tokenizer, job.requests, config, make_forward)
+        limits = ValueLimits.for_device(model)
+        if plain:
+            limits = dataclasses.replace(limits, max_edits=1)
         values: list[Value | None] = [None] * len(problems)
         with frozen(model):
-            for chunk in _chunks(problems, 1 if plain else ValueLimits.for_device(model).max_tokens):
+            for chunk in chunks_of(problems, limits):
                 forward = make_forward(Batch.of([problems[index] for index in chunk], input_device(model)))
                 more = terms(chunk) if terms is not None else ()
                 solved = _solve(forward, len(chunk), config, more, job.progress)
@@ -103,109 +103,60 @@ class PMET(MEMIT):
         return values  # type: ignore[return-value]
 
 
-def _chunks(problems: Sequence[Problem], max_tokens: int) -> list[list[int]]:
-    """Indices of edits solved together, similar lengths side by side; at least one each."""
+class PairSuffix(SuffixForward):
+    """The fast path with offsets at the attention and at the MLP projection of one block, side by side [E, 2 d].
 
-    def longest(index: int) -> int:
-        return max(len(row.ids) for row in problems[index][0])
+    The block's attention is kept like the blocks below; its MLP sees the attention's offset, so it runs in every step.
+    """
 
-    chunks: list[list[int]] = [[]]
-    rows = 0
-    for index in sorted(range(len(problems)), key=longest):
-        own = len(problems[index][0]) + 1
-        if chunks[-1] and (rows + own) * longest(index) > max_tokens:
-            chunks.append([])
-            rows = 0
-        chunks[-1].append(index)
-        rows += own
-    return chunks
+    def _modules_to_keep(self) -> list[Kept]:
+        attention, _, *below = super()._modules_to_keep()
+        return [dataclasses.replace(attention, takes_offset=True), *below]
+
+    def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
+        return _pair_captures(super()._capturing(column_R), self, column_R)
+
+    def _join(self, scope: contextlib.ExitStack, part: Part, offset_rD: torch.Tensor) -> None:
+        attention_rD, mlp_rD = offset_rD.chunk(2, dim=1)
+        super()._join(scope, part, attention_rD)
+        rewrite = self.model.get_submodule(self.arch.rewrite_name(self.layer))
+        scope.enter_context(hooks(on_output(rewrite, lambda hidden: add_at_first(hidden, mlp_rD))))
 
 
-class PairForward:
-    """Forward passes with offsets at the attention and at the MLP projection of one block, side by side [E, 2 d]."""
+class PairReference(ReferenceForward):
+    """The plain path with offsets at the attention and at the MLP projection of one block, side by side [E, 2 d]."""
 
-    def __init__(self, model: Any, batch: Batch, layer: int, keep_below: bool) -> None:
-        self.model, self.batch, self.layer = model, batch, layer
-        arch = architecture_of(model)
-        self.attention = model.get_submodule(arch.attention_out.format(layer))
-        self.rewrite = model.get_submodule(arch.rewrite_name(layer))
-        self.below = [model.get_submodule(arch.block_name(n)) for n in range(layer)] if keep_below else []
-        self.kept: Any = None
-        self.captured = self._capture()
+    def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
+        return _pair_captures(super()._capturing(column_R), self, column_R)
 
-    @torch.no_grad()
-    def _capture(self) -> Captured:
-        """Activations at the fact tokens, and what enters the block."""
-        found: dict[str, torch.Tensor] = {}
+    def _adding(self, delta_ED: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+        names = (self.arch.attention_out.format(self.layer), self.arch.rewrite_name(self.layer))
+        both = zip(names, delta_ED.chunk(2, dim=1), strict=True)
+        return hooks(*(on_output(self.model.get_submodule(name), self._plus(offset)) for name, offset in both))
 
-        def keep(name: str) -> Callable[[torch.Tensor], None]:
-            def read(hidden: torch.Tensor) -> None:
-                rows, positions = self.batch.rows_R.to(hidden.device), self.batch.positions_R.to(hidden.device)
-                found[name] = widened(hidden[rows, positions])
 
-            return read
+@contextlib.contextmanager
+def _pair_captures(
+    inner: contextlib.AbstractContextManager[Captures], forward: PairSuffix | PairReference, column_R: torch.Tensor
+) -> Iterator[Captures]:
+    """What the other forward passes capture, with the outputs of both projections [R, 2 d] as the site."""
+    attention = forward.model.get_submodule(forward.arch.attention_out.format(forward.layer))
+    row_R = torch.arange(len(column_R), device=column_R.device)
+    found: list[torch.Tensor] = []
 
-        def keep_block(_module: nn.Module, _args: Any, output: Any) -> None:
-            self.kept = output
+    def keep(hidden: torch.Tensor) -> None:
+        found.append(widened(hidden[row_R.to(hidden.device), column_R.to(hidden.device)].detach()))
 
-        reads = [
-            on_input(self.rewrite, keep("keys")),
-            on_output(self.rewrite, keep("outputs")),
-            on_output(self.attention, keep("attention")),
-        ]
-        if self.below:
-            reads.append(lambda: self.below[-1].register_forward_hook(keep_block))
-        with hooks(*reads):
-            self._decode()
-        site_RD = torch.cat([found["attention"], found["outputs"]], 1)
-        return Captured(found["keys"], found["outputs"], site_RD)
+    def both() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        keys_RF, outputs_RD, _ = read()
+        return keys_RF, outputs_RD, torch.cat([found[0].to(outputs_RD.device), outputs_RD], 1)
 
-    def _decode(self) -> torch.Tensor:
-        # Without a mask padding sees the text before it, and nothing sees padding: a token that sees nothing, as in a
-        # sliding window full of padding, would make gradients NaN.
-        with noisy_embeddings(self.model, self.batch.noise_RTD):
-            return decoder_of(self.model)(input_ids=self.batch.ids_RT, use_cache=False).last_hidden_state
-
-    def states(self, delta_EW: torch.Tensor) -> torch.Tensor:
-        """What the head gets at the L label positions, then at the E KL positions, [L + E, d]."""
-        batch = self.batch
-        attention_ED, mlp_ED = delta_EW.chunk(2, dim=1)
-
-        def add(offset_ED: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-            def plus(hidden: torch.Tensor) -> torch.Tensor:
-                where = (batch.rows_R.to(hidden.device), batch.positions_R.to(hidden.device))
-                return hidden + torch.zeros_like(hidden).index_put(where, offset_ED[batch.edit_R].to(hidden))
-
-            return plus
-
-        with contextlib.ExitStack() as scope:
-            for block in self.below:
-                scope.enter_context(forward_replaced(block, lambda *_args, **_kwargs: self.kept))
-            scope.enter_context(
-                hooks(on_output(self.attention, add(attention_ED)), on_output(self.rewrite, add(mlp_ED)))
-            )
-            hidden_RTD = self._decode()
-        row = torch.cat([batch.label_row_L, batch.kl_row_E]).to(hidden_RTD.device)
-        column = torch.cat([batch.label_column_L, batch.positions_R[batch.kl_row_E]]).to(hidden_RTD.device)
-        return hidden_RTD[row, column]
-
-    def readout(self, states_ND: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] of states [N, d]: the head and whatever the model does after it."""
-        done = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
-        with forward_replaced(decoder_of(self.model), lambda *_args, **_kwargs: done):
-            return self.model(input_ids=self.batch.ids_RT[:1, :1]).logits[0]
-
-    def select(self, keep_E: torch.Tensor) -> None:
-        """Drop finished edits."""
-        self.batch, rows = self.batch.select(keep_E)
-        if self.kept is not None:
-            hidden = first_tensor(self.kept)
-            hidden = hidden[rows.to(hidden.device)]
-            self.kept = hidden if isinstance(self.kept, torch.Tensor) else (hidden, *[None] * (len(self.kept) - 1))
+    with inner as read, hooks(on_output(attention, keep)):
+        yield both
 
 
 def _solve(
-    forward: PairForward,
+    forward: PairSuffix | PairReference,
     num_edits: int,
     config: PMETConfig,
     terms: Sequence[Term],
@@ -267,7 +218,7 @@ def _solve(
     return list(values)
 
 
-def _initial(forward: PairForward, edit: int) -> PairValue:
+def _initial(forward: PairSuffix | PairReference, edit: int) -> PairValue:
     """Keys, outputs and v0 of one edit; its first row is the bare prompt, its last one the KL row."""
     rows = (forward.batch.edit_R == edit).nonzero()[:-1, 0]
     outputs_ND = forward.captured.outputs_RD[rows]
@@ -287,7 +238,7 @@ def _finish(value: PairValue, delta_2D: torch.Tensor, bound_2: torch.Tensor, ste
 
 
 def _likelihoods(
-    forward: PairForward, delta_EW: torch.Tensor, original_EV: torch.Tensor | None
+    forward: PairSuffix | PairReference, delta_EW: torch.Tensor, original_EV: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """NLL [E], KL(edited || original) [E], whether every target token is the most likely one [E], log p at KL rows."""
     batch = forward.batch
