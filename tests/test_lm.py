@@ -87,6 +87,13 @@ def case(subject="Port Elna", target="Dravonia", unedited=True):
     return {"edit_requests": [request.to_dict()], "ask_unedited": unedited, "case_id": subject}
 
 
+def test_without_a_device_the_machine_decides(model_path):
+    """lm-eval's class assumes a GPU when simple_evaluate is called from Python without a device."""
+    lm = EditedHFLM(pretrained=model_path, store="off", editor_args=dict(FAST))
+    assert lm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert lm.loglikelihood([instance(case(), "Port Elna is the capital of", " Dravonia")])[0]["num_tokens"] >= 1
+
+
 # -- single edits ----------------------------------------------------------------------------------------------------
 
 
