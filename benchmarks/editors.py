@@ -4,10 +4,12 @@
     python benchmarks/editors.py --out results/editors --editors r_rome memit --limit 8
     python benchmarks/editors.py --out results/editors --table          # only print what is there
 
-Every cell is one `lm_eval` run on the embedded mini sets, in its own process; its result file is kept under --out and
-never made twice. ``single``: the first --limit cases of each task, every case alone on the untouched model.
-``stream``: --stream edits in steps of --step (one by one where an editor cannot write several at once), the first
---limit of their cases scored after the last step. Seconds per edit are those of the run, on a machine that may be busy.
+The numbers of a row come from three `lm_eval` runs on the embedded mini sets, each in its own process; a result file is
+kept under --out and never made twice. ``single``: the first --limit cases of each task, every case alone on the
+untouched model. ``stream``: --stream edits in steps of --step (one by one where an editor cannot write several at
+once), the first --limit of their cases scored after the last step. ``seconds``: eight single edits made together, one
+job at a time after all other runs. Rows are grouped by what an editor changes, because context editors answer another
+question: the model is told the new fact.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,52 +35,62 @@ COLUMNS = (
     ("WILD EM", "qaedit_wild_reliability", "reliability_wild_em"),
 )
 UNEDITED = "unedited"
+PARTS = ("single", "stream", "seconds")
+TIMED = 8  # edits whose time is taken
 
 
 def runs_of(name: str, how: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The evaluations behind one row: options of the model class and tasks."""
+    """The evaluations behind a part of a row: options of the model class and tasks."""
     if name == UNEDITED:
-        return [{"options": {"mode": "none"}, "tasks": [*BAKE, *WILD]}]
-    own = json.loads(arguments.settings.read_text(encoding="utf-8")) if arguments.settings else {}
-    editor = {"editor": name, **({"editor_args": own[name]} if name in own else {})}
+        return [{"options": {"mode": "none"}, "tasks": [*BAKE, *WILD]}] if how == "single" else []
+    options = {"editor": name, "editor_args": settings_of(name, arguments)}
     if how == "single":
-        return [{"options": {**editor, "mode": "single"}, "tasks": [*BAKE, *WILD]}]
+        return [{"options": {**options, "mode": "single"}, "tasks": [*BAKE, *WILD]}]
+    if how == "seconds":
+        return [{"options": options, "tasks": []}]
     from edit_hooks.registry import editor_class
 
     step = arguments.step if editor_class(name).supports_joint else 1
-    stream = {**editor, "mode": "sequential", "num_edits": arguments.stream, "edit_batch_size": step}
+    stream = {**options, "mode": "sequential", "num_edits": arguments.stream, "edit_batch_size": step}
     return [
         {"options": {**stream, "edits": "bake"}, "tasks": list(BAKE)},
         {"options": {**stream, "edits": "qaedit"}, "tasks": list(WILD)},
     ]
 
 
+def settings_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """An editor's settings over the shipped ones."""
+    return json.loads(arguments.settings.read_text(encoding="utf-8")).get(name, {}) if arguments.settings else {}
+
+
 def make(name: str, how: str, number: int, arguments: argparse.Namespace) -> None:
-    """One evaluation in this process; writes its file."""
+    """One evaluation (or timing) in this process; writes its file."""
+    run = runs_of(name, how, arguments)[number]
+    kept = {"run": run, **(timed(run) if how == "seconds" else evaluated(run, arguments.limit))}
+    place(name, how, number, arguments).write_text(json.dumps(kept, default=str, indent=1), encoding="utf-8")
+
+
+def evaluated(run: dict[str, Any], limit: int) -> dict[str, Any]:
     import lm_eval
 
-    run = runs_of(name, how, arguments)[number]
     found = lm_eval.simple_evaluate(
-        model="edited_hf",
-        model_args=run["options"],
-        tasks=run["tasks"],
-        limit=arguments.limit,
-        bootstrap_iters=0,
+        model="edited_hf", model_args=run["options"], tasks=run["tasks"], limit=limit, bootstrap_iters=0
     )
-    seconds = [
-        sample["edit"]["seconds"]
-        for samples in found["samples"].values()
-        for sample in samples
-        if isinstance(sample.get("edit"), dict) and "seconds" in sample["edit"]
-    ]
-    kept = {
-        "results": found["results"],
-        "run": run,
-        "limit": arguments.limit,
-        "seconds_per_edit": sum(seconds) / len(seconds) if seconds else None,
-        "config": {key: value for key, value in found["config"].items() if key != "model_args"},
-    }
-    place(name, how, number, arguments).write_text(json.dumps(kept, default=str, indent=1), encoding="utf-8")
+    config = {key: value for key, value in found["config"].items() if key != "model_args"}
+    return {"results": found["results"], "limit": limit, "config": config}
+
+
+def timed(run: dict[str, Any]) -> dict[str, Any]:
+    """Seconds per edit of eight edits made together, after one that warms up (and reads or makes statistics)."""
+    from edit_hooks.lm import EditedHFLM
+    from edit_hooks.plan import load_edits
+
+    lm = EditedHFLM(**run["options"], store="off")
+    requests = load_edits("bake", {"data": "mini"}, TIMED + 1)
+    lm.editor.edit(lm.model, lm.tokenizer, requests[TIMED:])
+    began = time.perf_counter()
+    lm.editor.edit(lm.model, lm.tokenizer, requests[:TIMED])
+    return {"seconds": (time.perf_counter() - began) / TIMED}
 
 
 def place(name: str, how: str, number: int, arguments: argparse.Namespace) -> Path:
@@ -85,15 +98,17 @@ def place(name: str, how: str, number: int, arguments: argparse.Namespace) -> Pa
 
 
 def make_all(arguments: argparse.Namespace) -> None:
-    """All missing runs, --jobs at a time, each in a process of its own."""
+    """All missing runs, --jobs at a time, each in a process of its own; timings last and one by one."""
     arguments.out.mkdir(parents=True, exist_ok=True)
-    todo = [
-        (name, how, number)
-        for name in arguments.editors
-        for how in (("single",) if name == UNEDITED else ("single", "stream"))
-        for number in range(len(runs_of(name, how, arguments)))
-        if not place(name, how, number, arguments).exists()
-    ]
+
+    def missing(*parts: str) -> list[tuple[str, str, int]]:
+        return [
+            (name, how, number)
+            for name in arguments.editors
+            for how in parts
+            for number in range(len(runs_of(name, how, arguments)))
+            if not place(name, how, number, arguments).exists()
+        ]
 
     def start(job: tuple[str, str, int]) -> None:
         name, how, number = job
@@ -104,29 +119,49 @@ def make_all(arguments: argparse.Namespace) -> None:
         print(f"{name} {how} {number}: " + ("done" if code == 0 else f"failed, see {log}"), flush=True)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(start, todo))
+        list(pool.map(start, missing(*(part for part in arguments.parts if part != "seconds"))))
+    for job in missing(*(part for part in arguments.parts if part == "seconds")):
+        start(job)
 
 
 def cells(name: str, how: str, arguments: argparse.Namespace) -> list[str]:
-    """Printed numbers of a row: the metrics of :data:`COLUMNS`, then seconds per edit; hyphen: no run."""
-    numbers = range(len(runs_of(name, how, arguments)))
-    files = [place(name, how, number, arguments) for number in numbers]
-    kept = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-    found = {task: row for part in kept for task, row in part["results"].items()}
+    """Printed numbers of a row, one per entry of :data:`COLUMNS`; hyphen: no run, or nothing scored."""
+    found = {task: row for part in files_of(name, how, arguments) for task, row in part["results"].items()}
     row = []
     for _, task, metric in COLUMNS:
         values = [v for key, v in found.get(task, {}).items() if key.partition(",")[0] == metric]
         row.append(f"{values[0]:.2f}" if values and isinstance(values[0], float) else "-")
-    seconds = [part["seconds_per_edit"] for part in kept if part["seconds_per_edit"] is not None]
-    return [*row, f"{sum(seconds) / len(seconds):.1f}" if seconds else "-"]
+    return row
+
+
+def files_of(name: str, how: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the finished runs of a part of a row have written."""
+    files = [place(name, how, number, arguments) for number in range(len(runs_of(name, how, arguments)))]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+
+
+def changes(name: str) -> str:
+    """What an editor changes: weights, hooks or context."""
+    if name == UNEDITED:
+        return "nothing"
+    from edit_hooks.registry import editor_class
+
+    return "/".join(editor_class(name).writes)
 
 
 def table(arguments: argparse.Namespace) -> None:
-    headings = [heading for heading, _, _ in COLUMNS] + ["s/edit"]
+    headings = [heading for heading, _, _ in COLUMNS]
+    groups = ["nothing", "weights", "hooks", "context"]
     for how in ("single", "stream"):
-        print(f"\n{how}:\n\n| editor | " + " | ".join(headings) + " |\n|---|" + "---|" * len(headings))
-        for name in arguments.editors:
-            print(f"| `{name}` | " + " | ".join(cells(name, "single" if name == UNEDITED else how, arguments)) + " |")
+        last = " s/edit |" if how == "single" else ""
+        width = len(headings) + 2 + bool(last)
+        print(f"\n{how}:\n\n| editor | changes | " + " | ".join(headings) + f" |{last}\n" + "|---" * width + "|")
+        for name in sorted(arguments.editors, key=lambda name: groups.index(changes(name))):
+            row = [f"`{name}`", changes(name), *cells(name, "single" if name == UNEDITED else how, arguments)]
+            if last:
+                seconds = [part["seconds"] for part in files_of(name, "seconds", arguments)]
+                row.append(f"{seconds[0]:.1f}" if seconds else "-")
+            print("| " + " | ".join(row) + " |")
 
 
 def main() -> None:
@@ -137,6 +172,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=16, help="cases per task")
     parser.add_argument("--stream", type=int, default=48, help="edits of a stream")
     parser.add_argument("--step", type=int, default=8, help="edits written at once in a stream")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side; set OMP_NUM_THREADS accordingly")
     parser.add_argument("--table", action="store_true", help="print the table of what is there and stop")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
