@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import logging
 import types
 import typing
@@ -131,13 +132,7 @@ class Editor(abc.ABC):
         merged = self.config_class.from_mapping({**shipped, **self.overrides})
         if merged.layers is None:
             merged.layers = self.default_layers(config)
-            log.warning(
-                "no configuration is shipped for this %s model of %d blocks: editor %s edits layer %s, by depth.",
-                config.model_type,
-                num_layers(config),
-                self.name,
-                merged.layers,
-            )
+            _say_depth(self.name, config.model_type, num_layers(config), tuple(merged.layers))
         check_layers(merged.layers, config)
         architecture_of(config)
         return merged
@@ -296,3 +291,15 @@ def _jsonable(value: Any) -> Any:
     if hasattr(value, "shape"):
         return {"shape": list(value.shape), "dtype": str(value.dtype), "sum": float(value.double().sum())}
     return value
+
+
+@functools.cache
+def _say_depth(editor: str, model_type: str, blocks: int, layers: tuple[int, ...]) -> None:
+    """Once per process: a run makes its editor more than once."""
+    log.warning(
+        "no configuration is shipped for this %s model of %d blocks: editor %s edits layer %s, by depth.",
+        model_type,
+        blocks,
+        editor,
+        list(layers),
+    )

