@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,6 +32,7 @@ from edit_hooks.files import replacing
 
 FORMAT = "lm-eval-editing/mend/1"
 WEIGHTS_NAME, MANIFEST_NAME = "hypernetwork.safetensors", "manifest.json"
+TRAINED_ON = "trained_on"
 SMALL = 1e-7
 
 Sign = Literal["minus", "plus"]
@@ -182,16 +183,26 @@ def _key(shape: tuple[int, int]) -> str:
     return f"{shape[1]}_to_{shape[0]}"
 
 
-def save_network(network: HyperNetwork, manifest: Mapping[str, Any], folder: Path) -> None:
+def edit_digest(prompt: str, target: str) -> int:
+    """63 bits of the SHA-256 of an edit's two texts: by these an artefact knows again what it was trained on."""
+    text = json.dumps([prompt.strip(), target.strip()], ensure_ascii=False)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def save_network(
+    network: HyperNetwork, manifest: Mapping[str, Any], folder: Path, trained_on: Collection[int] = ()
+) -> None:
     """Write the artefact: one safetensors file that holds the manifest too, and a copy of the manifest to read.
 
     Args:
         manifest: base model, edited matrices, data, steps, losses (JSON-able). The network's form is added.
+        trained_on: :func:`edit_digest` of every training edit.
     """
     folder.mkdir(parents=True, exist_ok=True)
     full = {**manifest, "format": FORMAT, "network": asdict(network.settings), "shapes": network.shapes}
     text = json.dumps(full, indent=1)
-    write_tensors(folder / WEIGHTS_NAME, network.state_dict(), {"format": FORMAT, "manifest": text})
+    tensors = network.state_dict() | {TRAINED_ON: torch.tensor(sorted(trained_on), dtype=torch.int64)}
+    write_tensors(folder / WEIGHTS_NAME, tensors, {"format": FORMAT, "manifest": text})
     with replacing(folder / MANIFEST_NAME) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
@@ -237,5 +248,12 @@ def load_network(path: str | Path) -> tuple[HyperNetwork, dict[str, Any]]:
     shapes = {name: (int(d), int(f)) for name, (d, f) in manifest["shapes"].items()}
     network = HyperNetwork(shapes, NetworkSettings(**manifest["network"]))
     with safe_open(artefact_file(path), framework="pt") as file:
-        network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        names = [name for name in file.keys() if name != TRAINED_ON]  # noqa: SIM118
+        network.load_state_dict({name: file.get_tensor(name) for name in names})
     return network, manifest
+
+
+def trained_on(path: str | Path) -> frozenset[int]:
+    """:func:`edit_digest` of every edit an artefact was trained on."""
+    with safe_open(artefact_file(path), framework="pt") as file:
+        return frozenset(file.get_tensor(TRAINED_ON).tolist() if TRAINED_ON in file.keys() else ())  # noqa: SIM118

@@ -41,7 +41,7 @@ from edit_hooks.delta import write_tensors
 from edit_hooks.editors.mend import MEND, MENDConfig, edited_shapes, token_factors
 from edit_hooks.errors import EditingError
 from edit_hooks.fingerprint import key_of, model_fingerprint
-from edit_hooks.hypernetwork import HyperNetwork, Tokens, Update, save_network
+from edit_hooks.hypernetwork import HyperNetwork, Tokens, Update, edit_digest, save_network
 from edit_hooks.supervised import Example, LabelledRows, keep_below, label_logits, label_nll, padded_for, target_example
 
 log = logging.getLogger("lm_eval.edited_hf")
@@ -338,7 +338,8 @@ class Trainer:
             "losses": self.progress.losses,
             "skipped_steps": self.progress.skipped,
         }
-        save_network(self.network, manifest, self.out)
+        seen = {edit_digest(example.prompt, example.target) for example in self.data.train}
+        save_network(self.network, manifest, self.out, seen)
 
     def _save_state(self) -> None:
         tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}

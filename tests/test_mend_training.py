@@ -105,6 +105,17 @@ def test_the_artefact_says_what_it_is_and_edits(trained):
     assert joint.diagnostics["final_loss"] < joint.diagnostics["initial_nll"]
 
 
+def test_edits_that_were_trained_on_carry_a_warning(trained):
+    model, tokenizer, out, _ = trained
+    (known, *_), (new, *_) = DATA.train, DATA.validation
+    requests = [EditRequest(prompt=example.prompt, target_new=example.target) for example in (known, new)]
+    seen, unseen = load_editor("mend", {"artefact": str(out)}).edit(model, tokenizer, requests)
+    assert any("trained on this very edit" in text for text in seen.diagnostics["warnings"])
+    assert "warnings" not in unseen.diagnostics
+    other = EditRequest(prompt=known.prompt, target_new=new.target)  # the same prompt with another target is new
+    assert "warnings" not in load_editor("mend", {"artefact": str(out)}).edit(model, tokenizer, [other])[0].diagnostics
+
+
 def test_the_loss_is_that_of_the_edited_weights(trained):
     """The hooks of training and the delta of editing are the same update: NLL and KL from plain forwards."""
     model, tokenizer, out, _ = trained

@@ -36,13 +36,19 @@ from edit_hooks.hypernetwork import (
     Sign,
     Tokens,
     artefact_digest,
+    edit_digest,
     load_network,
     read_manifest,
+    trained_on,
 )
 from edit_hooks.request import EditRequest
 from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example, update_norm_ratio
 
 IDENTITY = "identity"
+TRAINED_ON_IT = (
+    "the hyper-network was trained on this very edit, so its scores say nothing about edits it has not seen; evaluate "
+    "on others."
+)
 
 
 @dataclass(kw_only=True)
@@ -97,6 +103,7 @@ class MEND(Editor):
     def __init__(self, overrides: Any = None) -> None:
         super().__init__(overrides)
         self._networks: dict[str, HyperNetwork] = {}
+        self._seen: dict[str | None, frozenset[int]] = {}
 
     def default_layers(self, config: Any) -> list[int]:
         """The last three blocks."""
@@ -124,6 +131,21 @@ class MEND(Editor):
                 "folder as editor_args=artefact:<folder> (artefact:identity: untrained, a plain gradient step)."
             )
         return config
+
+    def remarks(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Any,
+        requests: Sequence[EditRequest],
+        delta: Delta,
+    ) -> list[str]:
+        if config.artefact == IDENTITY:
+            return []
+        if config.artefact_digest not in self._seen:
+            self._seen[config.artefact_digest] = trained_on(config.artefact)
+        seen = self._seen[config.artefact_digest]
+        return [TRAINED_ON_IT] if any(edit_digest(r.text, r.target_new) in seen for r in requests) else []
 
     def _take_over(self, config: Any, manifest: dict[str, Any]) -> None:
         """Use the artefact's settings; one that the user set otherwise is an error."""
