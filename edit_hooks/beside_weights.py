@@ -88,6 +88,8 @@ class BesideTheWeights(_Harness):
             log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
             return item, {"facts": 0, "demonstrations": 0, "left_out": 0, "cut": False}
         told = choose(delta.contexts, self._question_of(question))
+        if told is None:
+            return item, {"facts": 0, "demonstrations": 0, "left_out": 0, "cut": False}
         for shown in range(len(told.demonstrations), -1, -1):
             built = self._rebuilt(item, self._before_question(told.before(shown), question))
             if not built.cut:

@@ -36,6 +36,7 @@ class ContextEdit:
         states_fact: whether the fact itself is told; without it only demonstrations are shown (a control).
         num_facts: of several facts, how many are told: those most like the question.
         embedder: what measures likeness; see :mod:`edit_hooks.embeddings`.
+        min_likeness: the fact is told only before questions at least so like it (cosine); ``None``: before all.
     """
 
     prompt: str
@@ -44,6 +45,7 @@ class ContextEdit:
     states_fact: bool = True
     num_facts: int = 1
     embedder: str = "words"
+    min_likeness: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping from which :meth:`from_dict` makes an equal one."""
@@ -74,10 +76,14 @@ class Told(NamedTuple):
         return "".join(text + BLOCK_END for text in shown) + "".join(told) + QUESTION
 
 
-def choose(contexts: Sequence[ContextEdit], question: str) -> Told:
-    """Which of several facts are told before a question: the ``num_facts`` most like it, the most alike last."""
-    count, name = contexts[0].num_facts, contexts[0].embedder
-    if len(contexts) <= count:
+def choose(contexts: Sequence[ContextEdit], question: str) -> Told | None:
+    """Which of several facts are told before a question: the ``num_facts`` most like it, the most alike last.
+
+    ``None`` when none is like enough: the question is then asked as it is.
+    """
+    count, name, least = contexts[0].num_facts, contexts[0].embedder, contexts[0].min_likeness
+    if len(contexts) <= count and least is None:
         return Told(tuple(contexts))
     facts = [f"{context.prompt} {context.target_new}" for context in contexts]
-    return Told(tuple(contexts[index] for index in reversed(nearest(name, question, facts, count))))
+    found = nearest(name, question, facts, count, least)
+    return Told(tuple(contexts[index] for index in reversed(found))) if found else None

@@ -103,7 +103,12 @@ def embedded(name: str, texts: Sequence[str], label: str = "Embedding sentences"
     return torch.stack([known[text] for text in texts])
 
 
-def nearest(name: str, query: str, texts: Sequence[str], count: int) -> list[int]:
-    """Indices of the ``count`` texts most like ``query``, the most alike first; ties go to the earlier text."""
+def nearest(name: str, query: str, texts: Sequence[str], count: int, least: float | None = None) -> list[int]:
+    """Indices of the ``count`` texts most like ``query``, the most alike first; ties go to the earlier text.
+
+    Args:
+        least: texts with a smaller cosine are left out.
+    """
     scores = embedded(name, texts) @ embedded(name, [query])[0]
-    return scores.argsort(descending=True, stable=True)[:count].tolist()
+    found = scores.argsort(descending=True, stable=True)[:count].tolist()
+    return found if least is None else [index for index in found if scores[index] >= least]

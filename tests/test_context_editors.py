@@ -186,6 +186,18 @@ def test_of_several_facts_the_one_like_the_question_is_told():
     assert {fact.target_new for fact in told.facts} == {"harp", "Dravonia"} and told.facts[-1].target_new == "harp"
 
 
+def test_a_question_that_is_like_no_fact_is_told_none():
+    facts = [
+        ContextEdit(prompt, target, min_likeness=0.3)
+        for prompt, target in (("Port Elna is the capital of", "Dravonia"), ("Lake Omber lies in", "Peru"))
+    ]
+    assert choose(facts, "In which country is Lake Omber?").facts == (facts[1],)
+    assert choose(facts[1:], "In which country is Lake Omber?").facts == (facts[1],)
+    assert choose(facts, "Who wrote the opera?") is None and choose(facts[:1], "Who wrote the opera?") is None
+    nothing_else = ContextEdit(facts[1].prompt, "Peru", num_facts=2, min_likeness=0.3)
+    assert choose([facts[0], nothing_else], "Lake Omber lies in Peru").facts == (nothing_else,)
+
+
 # -- as a delta ------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +235,17 @@ def test_answers_are_those_of_the_unedited_model_after_the_text(model_path):
     asked = [instance(case(unedited=False), prompt, settings, "generate_until")]
     longer = [instance(case(unedited=False), FACT + "Prompt: " + prompt, dict(settings), "generate_until")]
     assert lm.generate_until(asked)[0]["token_ids"] == plain.generate_until(longer)[0]["token_ids"]
+
+
+def test_outside_the_scope_the_unedited_model_answers(model_path):
+    lm, plain = build(model_path, editor="ice", editor_args={"min_likeness": 0.5}), build(model_path, mode="none")
+    near, far = "Port Elna is the capital of", "She wrote the novel in"
+    (inside,) = lm.loglikelihood([instance(case(), near, " Peru")])
+    (outside,) = lm.loglikelihood([instance(case(), far, " Peru")])
+    assert inside["context"]["facts"] == 1 and outside["context"]["facts"] == 0
+    (as_is,) = plain.loglikelihood([instance(case(), far, " Peru")])
+    assert outside["token_logprobs"] == pytest.approx(as_is["token_logprobs"], abs=1e-6)
+    assert inside["logprob"] != pytest.approx(inside["unedited"]["logprob"], abs=1e-6)
 
 
 def test_the_unedited_answer_has_no_context(model_path):
@@ -409,3 +432,8 @@ def test_contexts_and_edits_are_stored_and_reused(model_path, tmp_path, monkeypa
     monkeypatch.setattr("edit_hooks.editors.rome.ROME.compute", lambda *a: pytest.fail("made again"))
     assert_same_answers(first, answers(run(build(model_path, tmp_path, icl="fact"), ["bake_es"], limit=2)))
     assert not list(Path(tmp_path).rglob("*.pkl"))
+
+
+def test_a_likeness_is_a_cosine():
+    with pytest.raises(EditingError, match="min_likeness"):
+        load_editor("ice", {"min_likeness": 20})

@@ -11,6 +11,9 @@ from the evaluation set itself; it exists as ``ike_leaky_pool``, for reproducing
 
 Several edits (batch, stream): each keeps its context, and a question is asked under the ``num_facts`` edits it is most
 like. The releases build every context from scratch, so that a stream is nothing but single edits there.
+
+``min_likeness`` bounds the scope: a question that is like no fact is asked as it is, on the unedited model. Published
+IKE tells the fact before every question, unrelated ones too.
 """
 
 from __future__ import annotations
@@ -40,6 +43,10 @@ class ICEConfig(EditorConfig):
     states_fact: bool = setting("tell the fact; without it only demonstrations are shown (a control)", default=True)
     num_facts: int = setting("of several edits, how many are told before a question", default=1)
     embedder: str = setting("measures likeness: minilm, words, or a sentence-transformers model", default="words")
+    min_likeness: float | None = setting(
+        "tell a fact only before questions whose cosine with it is at least this; null: before every question",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,6 +54,8 @@ class ICEConfig(EditorConfig):
             raise EditingError("'layers' has no meaning for an editor that changes the prompt; drop it.")
         if self.num_facts < 1:
             raise EditingError(f"editor setting 'num_facts' is {self.num_facts}; at least one fact is told.")
+        if self.min_likeness is not None and not -1 <= self.min_likeness <= 1:
+            raise EditingError(f"editor setting 'min_likeness' is a cosine (-1 to 1) or null, not {self.min_likeness}.")
         require(self.embedder)
 
 
@@ -102,6 +111,7 @@ class ICE(Editor):
                 states_fact=job.config.states_fact,
                 num_facts=job.config.num_facts,
                 embedder=job.config.embedder,
+                min_likeness=job.config.min_likeness,
             )
             meta = {"requests": [request.to_dict()], "config": job.config.to_dict()}
             deltas.append(Delta(contexts=(told,), diagnostics=report, meta=meta))
