@@ -13,6 +13,9 @@ number of edits, the depth and the templates. The last line is machine-readable:
 where ``edit`` and ``case`` are reference seconds over fast seconds (21 templates; 6 templates and 8 questions) and
 ``peak`` is the fast path's peak memory over the size of the model's weights.
 
+With --operations the floating-point operations per edit are counted too (matrix products, from two short runs): a ratio
+that depends on no machine.
+
 The reference path computes every token of every row in every step, writes each edit into the weights and asks one
 question at a time with the model's own generate. Both run the same number of steps: early stopping is off.
 """
@@ -126,6 +129,22 @@ def seconds_per_edit(setup: Setup, engine: str, num_templates: int, edits: int, 
     return timed(lambda: made.edit(setup.model, setup.tokenizer, asked)) / edits
 
 
+def operations_per_edit(setup: Setup, engine: str, num_templates: int, edits: int, steps: int) -> float:
+    """Floating-point operations per edit, in 1e9; every step costs the same, so two short runs tell the rest."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    asked = requests(setup.arguments, edits)
+
+    def counted(steps: int) -> float:
+        made = editor(setup, engine, num_templates, steps)
+        with FlopCounterMode(display=False) as counter:
+            made.edit(setup.model, setup.tokenizer, asked)
+        return counter.get_total_flops() / edits / 1e9
+
+    first, second = counted(2), counted(3)
+    return first + (steps - 2) * (second - first)
+
+
 def case_items(setup: Setup, request: Any) -> tuple[list[Any], list[Any]]:
     """Eight questions of a case: four scored continuations and four natural continuations of up to 50 tokens."""
     from edit_hooks.answer import GenerateItem, ScoreItem
@@ -166,13 +185,14 @@ def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float
 
 
 def measure(arguments: argparse.Namespace, name: str, job: dict[str, Any], connection: Any) -> None:
-    """One measurement in its own process: seconds, peak memory above the start, size of the weights."""
+    """One measurement in its own process: seconds (or operations), peak memory, size of the weights."""
     import torch
 
     setup = load(arguments)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    seconds = {"edit": seconds_per_edit, "case": seconds_per_case}[name](setup, **job)
+    measures = {"edit": seconds_per_edit, "case": seconds_per_case, "operations": operations_per_edit}
+    seconds = measures[name](setup, **job)
     if torch.cuda.is_available():
         peak = torch.cuda.max_memory_allocated()
     else:
@@ -225,6 +245,7 @@ def main() -> None:
     parser.add_argument("--edits", type=int, default=16, help="edits made together by the fast path")
     parser.add_argument("--steps", type=int, default=20, help="steps of the value optimisation")
     parser.add_argument("--reference-edits", type=int, default=1, help="edits the reference path is timed on")
+    parser.add_argument("--operations", action="store_true", help="also count operations per edit")
     parser.add_argument("--growth", action="store_true", help="also measure growth with edits, depth and templates")
     arguments = parser.parse_args()
     fast = {"edits": arguments.edits, "steps": arguments.steps}
@@ -239,6 +260,14 @@ def main() -> None:
         job = {"num_templates": templates}
         ratios[templates] = compare(arguments, f"edit, {templates} templates", "edit", fast | job, slow | job)
     case_ratio, case_peak = compare(arguments, "case, 6 templates, 8 questions", "case", fast, slow)
+    if arguments.operations:
+        print("\n| operations per edit | reference 1e9 | fast 1e9 | ratio |\n|---|---|---|---|")
+        for templates in (21, 11, 6):
+            row = [
+                in_own_process(arguments, "operations", engine=engine, num_templates=templates, **job)[0]
+                for engine, job in (("reference", slow), ("fast", fast))
+            ]
+            print(f"| {templates} templates | {row[0]:.0f} | {row[1]:.0f} | {row[0] / row[1]:.1f} |", flush=True)
     if arguments.growth:
         base = {"num_templates": 6, "steps": arguments.steps}
         growth(arguments, "number of edits", {n: base | {"edits": n} for n in (1, 4, 16, 32)})
