@@ -263,7 +263,7 @@ class SuffixForward:
         suffix_R[batch.kl_row_E] = 1  # read at the fact token, so nothing behind it matters
         self.parts: list[Part] = []
         pieces = []
-        for numbers in _of_similar_length(suffix_R.tolist()):
+        for numbers in _of_similar_length(suffix_R.tolist(), WORTH_A_PASS[suffix_R.device.type == "cuda"]):
             rows_r = torch.tensor(numbers, device=suffix_R.device)
             part, captured = self._prepare_part(rows_r, suffix_R[rows_r], prefix)
             self.parts.append(part)
@@ -367,17 +367,19 @@ class SuffixForward:
         self.parts = [part for part in parts if len(part.rows_r)]
 
 
-WORTH_A_PASS = 24  # tokens: more padding than this is avoided by another pass
+# Tokens of padding that cost more than another pass. A small pass costs a CPU the reading of the weights, a GPU hundreds
+# of launches.
+WORTH_A_PASS = {False: 24, True: 128}
 
 
-def _of_similar_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Row numbers grouped so that a group's padding stays below what another pass costs, shortest rows first."""
+def _of_similar_length(lengths: Sequence[int], most_padding: int) -> list[list[int]]:
+    """Row numbers in groups without much padding, shortest rows first."""
     groups: list[list[int]] = []
     padding = 0
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
         if groups:
             padding += (lengths[index] - lengths[groups[-1][-1]]) * len(groups[-1])
-        if not groups or padding > WORTH_A_PASS:
+        if not groups or padding > most_padding:
             groups.append([])
             padding = 0
         groups[-1].append(index)
