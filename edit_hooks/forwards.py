@@ -367,8 +367,8 @@ class SuffixForward:
         self.parts = [part for part in parts if len(part.rows_r)]
 
 
-# Tokens of padding that cost more than another pass. A small pass costs a CPU the reading of the weights, a GPU hundreds
-# of launches.
+# Tokens of padding that cost more than another pass: a small one makes a CPU read all weights, a GPU launch hundreds of
+# kernels.
 WORTH_A_PASS = {False: 24, True: 128}
 
 
