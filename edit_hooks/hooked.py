@@ -25,6 +25,7 @@ from edit_hooks.errors import EditingError
 HOOK_KINDS: dict[str, str] = {
     "codebook": "edit_hooks.codebook:CodebookHooks",
     "side_memory": "edit_hooks.side_memory:SideMemoryHooks",
+    "adapter_database": "edit_hooks.adapter_database:AdapterDatabaseHooks",
 }
 
 

@@ -27,6 +27,7 @@ EDITORS: dict[str, str] = {
     "ft_m": "edit_hooks.editors.ft_m:FTM",
     "grace": "edit_hooks.editors.grace:GRACE",
     "wise": "edit_hooks.editors.wise:WISE",
+    "melo": "edit_hooks.editors.melo:MELO",
     "ice": "edit_hooks.editors.ike:ICE",
     "ike": "edit_hooks.editors.ike:IKE",
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",

@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "context_templates": ["{}", "The band released. {}"],
         "loc_prompts": ["The museum in Karsk shows paintings."],
     },
+    "melo": {"layers": [EDIT_LAYER], "num_steps": 8, "lr": 0.01, "scale": 8.0, "radius": 0.05},
 }
 HOOKED = [name for name in EDITORS if "hooks" in editor_class(name).writes]
 each_editor = pytest.mark.parametrize("editor", HOOKED)
