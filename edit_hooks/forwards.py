@@ -149,7 +149,6 @@ class ReferenceForward:
     def states(self, delta_ED: torch.Tensor) -> torch.Tensor:
         """Logits at the L label positions, then at the E KL positions, [L + E, V], under per-edit offsets."""
         batch = self.batch
-
         with noisy_embeddings(self.model, batch.noise_RTD), self._adding(delta_ED):
             logits = self.model(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, use_cache=False).logits
         # Normalised at every position, as the released loops do; normalising twice changes nothing.
@@ -282,6 +281,8 @@ class SuffixForward:
         index_rS = (batch.positions_R[rows_r, None] + columns_S).clamp(max=batch.ids_RT.shape[1] - 1)
         mask_rC = (columns_S < suffix_r[:, None]).long()
         entries: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if prefix is not None and not prefix.length_R[rows_r].any():
+            prefix = None
         if prefix is not None:
             prefix = prefix.rows(rows_r)
             entries = prefix.entries

@@ -142,3 +142,15 @@ def test_values_do_not_depend_on_sharing_and_grouping(model_type, eager, monkeyp
     assert_same_values(ours, optimise_values(model, problems, SETTINGS), LIMIT)
     assert parts[0] > 2 and parts[-1] == 1  # the settings were in force
     assert_same_values(ours, optimise_values(model, problems, SETTINGS, engine="reference"), LIMIT)
+
+
+@each_model
+def test_rows_without_anything_before_the_fact_token(model_type, eager):
+    """A subject that begins the text of a tokenizer without BOS, beside rows that have a prefix."""
+    model, tokenizer = loaded(model_type)
+    first = EditRequest(prompt="{} speaks", subject="He", target_new="French and Italian")
+    alone = [problem(tokenizer, first, ["{}"])]
+    mixed = [*alone, problem(tokenizer, EditRequest(**REQUESTS[0]))]
+    for problems in (alone, mixed):
+        fast = optimise_values(model, problems, SETTINGS)
+        assert_same_values(fast, optimise_values(model, problems, SETTINGS, engine="reference"), LIMIT)
