@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.architectures import unwrapped
 from edit_hooks.base import Editor, EditorConfig, setting
 from edit_hooks.capture import widened
+from edit_hooks.configs import shipped_config
 from edit_hooks.delta import Delta, parameter_name
 from edit_hooks.errors import EditingError
 
@@ -52,10 +53,10 @@ class WrapperEditor(Editor):
         self.needs_subject = self.base.needs_subject  # type: ignore[misc]
 
     def config_for(self, model: nn.Module) -> EditorConfig:
-        return self._with_base(self.base.config_for(model))
+        return self._with_base(self.base.config_for(model), model)
 
     def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
-        return self._with_base(self.base.resolve(model, tokenizer))
+        return self._with_base(self.base.resolve(model, tokenizer), model)
 
     def resolve(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> EditorConfig:
         config = super().resolve(model, tokenizer)
@@ -65,11 +66,12 @@ class WrapperEditor(Editor):
     def adopt(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
         inner = unwrapped(model)
         self.base.adopt(inner, settings["base_settings"])
-        self._resolved[inner] = self._with_base(self.base._resolved[inner])
+        self._resolved[inner] = self._with_base(self.base._resolved[inner], inner)
 
-    def _with_base(self, base: EditorConfig) -> EditorConfig:
-        """Our configuration with the base's in full."""
-        config = self.config_class.from_mapping(self.overrides)
+    def _with_base(self, base: EditorConfig, model: nn.Module) -> EditorConfig:
+        """Our configuration with the base's in full; a shipped file of ours says nothing about the base."""
+        shipped = shipped_config(self.config_folders, unwrapped(model).config)
+        config = self.config_class.from_mapping({**shipped, **self.overrides})
         settings = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
         return dataclasses.replace(
             config,

@@ -57,6 +57,7 @@ class SimIE(WrapperEditor):
 
     name: ClassVar[str] = "simie"
     config_class: ClassVar[type[EditorConfig]] = SimIEConfig
+    config_folders: ClassVar[tuple[str, ...]] = ("simie",)
 
     def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
         inner = unwrapped(model)
