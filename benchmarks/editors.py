@@ -52,6 +52,7 @@ def runs_of(name: str, how: str, arguments: argparse.Namespace) -> list[dict[str
 
     step = arguments.step if editor_class(name).supports_joint else 1
     stream = {**options, "mode": "sequential", "num_edits": arguments.stream, "edit_batch_size": step}
+    stream["immediate"] = False  # what is asked right after each step is not shown
     return [
         {"options": {**stream, "edits": "bake"}, "tasks": list(BAKE)},
         {"options": {**stream, "edits": "qaedit"}, "tasks": list(WILD)},
