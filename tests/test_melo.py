@@ -79,7 +79,7 @@ def test_targets_are_compared_token_by_token():
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma3_text"])
 def test_adapters_are_those_of_a_plain_loop(model_type):
-    """One edit, whole forwards, torch's Adam and StepLR; wide throughout, because Adam decides by the smallest signs."""
+    """One edit, whole forwards, torch's Adam and StepLR; wide throughout: Adam decides by the smallest signs."""
     with KeepWide():
         adapters_are_those_of_a_plain_loop(model_type)
 
