@@ -48,9 +48,9 @@ def runs_of(name: str, how: str, arguments: argparse.Namespace) -> list[dict[str
         return [{"options": {**options, "mode": "single"}, "tasks": [*BAKE, *WILD]}]
     if how == "seconds":
         return [{"options": options, "tasks": []}]
-    from edit_hooks.registry import editor_class
+    from edit_hooks.registry import load_editor
 
-    step = arguments.step if editor_class(name).supports_joint else 1
+    step = arguments.step if load_editor(name, options["editor_args"]).supports_joint else 1  # wrappers: as the base
     stream = {**options, "mode": "sequential", "num_edits": arguments.stream, "edit_batch_size": step}
     stream["immediate"] = False  # what is asked right after each step is not shown
     return [
