@@ -4,7 +4,7 @@
     python benchmarks/editors.py --out results/editors --editors r_rome memit --limit 8
     python benchmarks/editors.py --out results/editors --table          # only print what is there
 
-The numbers of a row come from three `lm_eval` runs on the embedded mini sets, each in its own process; a result file is
+The numbers of a row come from four `lm_eval` runs on the embedded mini sets, each in its own process; a result file is
 kept under --out and never made twice. ``single``: the first --limit cases of each task, every case alone on the
 untouched model. ``stream``: --stream edits in steps of --step (one by one where an editor cannot write several at
 once), the first --limit of their cases scored after the last step. ``seconds``: eight single edits made together, one
@@ -42,10 +42,12 @@ TIMED = 8  # edits whose time is taken
 def runs_of(name: str, how: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The evaluations behind a part of a row: options of the model class and tasks."""
     if name == UNEDITED:
-        return [{"options": {"mode": "none"}, "tasks": [*BAKE, *WILD]}] if how == "single" else []
+        return (
+            [{"options": {"mode": "none"}, "tasks": list(tasks)} for tasks in (BAKE, WILD)] if how == "single" else []
+        )
     options = {"editor": name, "editor_args": settings_of(name, arguments)}
     if how == "single":
-        return [{"options": {**options, "mode": "single"}, "tasks": [*BAKE, *WILD]}]
+        return [{"options": {**options, "mode": "single"}, "tasks": list(tasks)} for tasks in (BAKE, WILD)]
     if how == "seconds":
         return [{"options": options, "tasks": []}]
     from edit_hooks.registry import load_editor
