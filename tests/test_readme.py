@@ -120,7 +120,8 @@ def test_options_table_names_real_options():
 
 
 def test_editor_tables_agree_with_the_registry():
-    described, measured = (ROOT / "edit_hooks/README.md").read_text(encoding="utf-8").split("## Measured on the demo model")
+    text = (ROOT / "edit_hooks/README.md").read_text(encoding="utf-8")
+    described, measured = text.split("## Measured on the demo model")
 
     def rows(text):
         return re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)
