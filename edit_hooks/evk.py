@@ -37,6 +37,7 @@ from edit_hooks.errors import EditingError
 from edit_hooks.forwards import Batch
 from edit_hooks.locate import Row, encode, fact_position
 from edit_hooks.request import EditRequest
+from edit_hooks.vocabulary import top_words
 
 log = logging.getLogger(__name__)
 
@@ -138,20 +139,19 @@ class EVKTerm:
         with torch.no_grad():
             self.forward = make_forward(batch)
             site_RD = self.forward.captured.site_RD
-            original_LV = self._logits(site_RD.new_zeros(len(drawn), site_RD.shape[1]))
-        most = min(max(config.evk_top_k), original_LV.shape[1])
-        self.original_LK, self.token_LK = original_LV.topk(most, dim=1)
+            states_LD = self._states(site_RD.new_zeros(len(drawn), site_RD.shape[1]))
+            self.original_LK, self.token_LK = top_words(self.forward.readout, states_LD, max(config.evk_top_k))
 
-    def _logits(self, delta_ED: torch.Tensor) -> torch.Tensor:
-        """Logits [L, V] after every instance still running."""
-        states = self.forward.states(delta_ED)
-        return widened(self.forward.readout(states[: len(self.forward.batch.label_row_L)]))
+    def _states(self, delta_ED: torch.Tensor) -> torch.Tensor:
+        """What the head gets after every instance still running, [L, d]."""
+        return self.forward.states(delta_ED)[: len(self.forward.batch.label_row_L)]
 
     def loss(self, delta_ED: torch.Tensor, step: int) -> torch.Tensor:
         """lambda times the mean divergence over an edit's instances, [E]."""
         late = step >= self.config.evk_stage * self.config.num_steps
         k = min(self.config.evk_top_k[late], self.token_LK.shape[1])
-        log_q_LK = self._logits(delta_ED).gather(1, self.token_LK[:, :k]).log_softmax(1)
+        logits_LK = self.forward.readout.logits(self._states(delta_ED), self.token_LK[:, :k])
+        log_q_LK = widened(logits_LK).log_softmax(1)
         log_p_LK = self.original_LK[:, :k].log_softmax(1)
         kl_L = (log_p_LK.exp() * (log_p_LK - log_q_LK)).sum(1).to(delta_ED.device)
         batch = self.forward.batch

@@ -20,12 +20,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from edit_hooks.architectures import Architecture, architecture_of, decoder_of, unwrapped
 from edit_hooks.capture import first_tensor, forward_replaced, hooks, on_input, on_output, widened
 from edit_hooks.locate import Row
 from edit_hooks.prefix import Prefix, keys_and_values
+from edit_hooks.vocabulary import GivenLogits, Head
 
 Site = Literal["mlp", "block"]
 Captures = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # keys, outputs, site; see `Captured`
@@ -125,6 +125,7 @@ class ReferenceForward:
     def __init__(self, model: nn.Module, batch: Batch, layer: int, site: Site) -> None:
         self.model, self.batch, self.layer, self.site = unwrapped(model), batch, layer, site
         self.arch = architecture_of(self.model)
+        self.readout = GivenLogits()
         self.captured = self._capture()
 
     def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
@@ -155,10 +156,6 @@ class ReferenceForward:
         logits = widened(logits).log_softmax(-1)
         rows = torch.cat([batch.label_row_L, batch.kl_row_E])
         return logits[rows, torch.cat([batch.label_column_L, batch.positions_R[batch.kl_row_E]])]
-
-    def readout(self, states_NV: torch.Tensor) -> torch.Tensor:
-        """The states of this path are logits already; see :meth:`SuffixForward.readout`."""
-        return states_NV.clone()
 
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
@@ -236,6 +233,7 @@ class SuffixForward:
     def __init__(self, model: nn.Module, batch: Batch, layer: int, site: Site) -> None:
         self.model, self.batch, self.layer, self.site = unwrapped(model), batch, layer, site
         self.arch = architecture_of(self.model)
+        self.readout = Head(self.model)
         self.kept = self._modules_to_keep()
         self._prepare()
 
@@ -338,12 +336,6 @@ class SuffixForward:
         label_column_L = batch.label_column_L - batch.positions_R[batch.label_row_L]
         index_N = torch.cat([start_R[batch.label_row_L] + label_column_L, start_R[batch.kl_row_E]])
         return torch.cat(found)[index_N.to(found[0].device)]
-
-    def readout(self, states_ND: torch.Tensor) -> torch.Tensor:
-        """Logits [N, V] of states [N, d]: the head and whatever the model does after it (soft-capping, scaling)."""
-        done = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
-        with forward_replaced(decoder_of(self.model), _always(done)):
-            return self.model(input_ids=self.batch.ids_RT[:1, :1]).logits[0]
 
     def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
         return captures(self.model, self.arch, column_R, self.layer, self.site)

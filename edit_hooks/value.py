@@ -28,9 +28,10 @@ import torch
 from torch import nn
 
 from edit_hooks.architectures import input_device, unwrapped
-from edit_hooks.capture import frozen, widened
+from edit_hooks.capture import frozen
 from edit_hooks.forwards import Batch, Captured, ReferenceForward, Site, SuffixForward
 from edit_hooks.locate import Row
+from edit_hooks.vocabulary import Original, likelihoods
 
 Forward = type[SuffixForward] | type[ReferenceForward]
 ENGINES: dict[str, Forward] = {"fast": SuffixForward, "reference": ReferenceForward}
@@ -101,12 +102,12 @@ class ValueLimits:
 
     Attributes:
         max_tokens: suffix tokens (padding included) whose activations are held for the backward pass.
-        max_logit_rows: positions whose logits are held.
+        max_logits: logits held (positions times words), about.
         max_edits: edits solved together.
     """
 
     max_tokens: int = 512
-    max_logit_rows: int = 64
+    max_logits: int = 2**18
     max_edits: int = 1024
 
     @classmethod
@@ -118,9 +119,9 @@ class ValueLimits:
         config = model.config.get_text_config()
         width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         per_token = config.num_hidden_layers * (16 * config.hidden_size + 4 * width) * weight.element_size()
-        per_label = 4 * 4 * weight.shape[0]  # logits, their logarithms and gradients in float32
+        per_logit = 4 * 4  # itself, its exponential and their gradients, in float32
         budget = torch.cuda.mem_get_info(weight.device)[0] // 2
-        return cls(max_tokens=max(512, budget // 2 // per_token), max_logit_rows=max(64, budget // 2 // per_label))
+        return cls(max_tokens=max(512, budget // 2 // per_token), max_logits=max(2**24, budget // 2 // per_logit))
 
 
 def optimise_values(
@@ -195,7 +196,7 @@ def _solve(
         delta_ED = state.delta_ED.detach().requires_grad_(True)
         with torch.enable_grad():
             is_last = step == settings.num_steps - 1
-            total_E, parts = _losses(forward, delta_ED, state, settings, limits.max_logit_rows, not is_last)
+            total_E, parts = _losses(forward, delta_ED, state, settings, limits.max_logits, not is_last)
             reached_E = total_E.detach() < settings.early_stop_loss
             for term in terms:
                 parts[term.name] = term.loss(delta_ED, step)
@@ -244,7 +245,7 @@ class _State:
     first_ED: torch.Tensor
     second_ED: torch.Tensor
     v0_norm_E: torch.Tensor
-    original_EV: torch.Tensor | None = None
+    original: Original | None = None
     num_updates: int = 0
 
     @classmethod
@@ -271,9 +272,10 @@ class _State:
             value.clamped = bool(value.delta_D.norm() >= bound * (1 - 1e-5)) and self.num_updates > 0
 
     def select(self, keep_E: torch.Tensor) -> None:
-        for name in ("edits_E", "delta_ED", "first_ED", "second_ED", "v0_norm_E", "original_EV"):
-            tensor = getattr(self, name)
-            setattr(self, name, None if tensor is None else tensor[keep_E])
+        for name in ("edits_E", "delta_ED", "first_ED", "second_ED", "v0_norm_E"):
+            setattr(self, name, getattr(self, name)[keep_E])
+        if self.original is not None:
+            self.original = self.original.select(keep_E)
 
     def update(self, gradient_ED: torch.Tensor, settings: ValueSettings) -> None:
         """One Adam step (all running edits have made the same number of steps) and the projection onto the ball."""
@@ -294,89 +296,25 @@ def _losses(
     delta_ED: torch.Tensor,
     state: _State,
     settings: ValueSettings,
-    rows_at_once: int,
+    max_logits: int,
     wants_gradient: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Total loss [E] and its parts (factors included) for the running edits."""
     batch = forward.batch
     states_ND = forward.states(delta_ED)
-    nll_L, kl_E, log_p_EV = _LabelAndKL.apply(
-        states_ND, forward.readout, batch.label_token_L, state.original_EV, rows_at_once, wants_gradient
-    )
-    if state.original_EV is None:  # the first evaluation runs with a zero offset
-        state.original_EV = log_p_EV
-    nll_L, kl_E = nll_L.to(delta_ED.device), kl_E.to(delta_ED.device)
-    weighted_L = nll_L / _label_counts(batch)
-    nll_E = torch.zeros_like(state.v0_norm_E).index_add(0, batch.edit_R[batch.label_row_L], weighted_L)
+    found = likelihoods(forward.readout, states_ND, batch.label_token_L, state.original, max_logits, wants_gradient)
+    state.original = found.original  # of the first evaluation, which runs with a zero offset
+    nll_E, kl_E = mean_over_labels(batch, found.nll_L, delta_ED), found.kl_E.to(delta_ED.device)
     # The norm's gradient at zero is taken as zero, as torch.norm does.
     decay_E = delta_ED.norm(dim=1) / state.v0_norm_E**2
     parts = {"nll": nll_E, "kl": settings.kl_factor * kl_E, "weight_decay": settings.weight_decay * decay_E}
     return nll_E + parts["kl"] + parts["weight_decay"], parts
 
 
-class _LabelAndKL(torch.autograd.Function):
-    """Negative log-likelihood at label rows and KL(edited || original) at KL rows.
-
-    With a large vocabulary the logits would be the largest tensor of a step. A row's loss depends on that row's state
-    only, so its gradient is taken at once, some rows at a time, and no logits are kept for the backward pass.
-    """
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        states_ND: torch.Tensor,
-        readout: Callable[[torch.Tensor], torch.Tensor],
-        token_L: torch.Tensor,
-        original_EV: torch.Tensor | None,
-        rows_at_once: int,
-        wants_gradient: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """States hold L label rows, then E KL rows; without ``original`` the KL rows define it (and KL is 0)."""
-        num_labels = len(token_L)
-        losses: list[torch.Tensor] = []
-        gradients: list[torch.Tensor] = []
-        originals: list[torch.Tensor] = []
-        for start in range(0, len(states_ND), rows_at_once):
-            states = states_ND[start : start + rows_at_once].detach().requires_grad_(wants_gradient)
-            with torch.set_grad_enabled(wants_gradient):
-                logits_CV = readout(states)
-            log_p_CV = widened(logits_CV.detach()).log_softmax(1)
-            split = min(max(num_labels - start, 0), len(states))
-            token_C = token_L[start : start + split].to(log_p_CV.device)[:, None]
-            nll_C = -log_p_CV[:split].gather(1, token_C)[:, 0]
-            if original_EV is None:
-                originals.append(log_p_CV[split:].clone())
-                relative_CV = torch.zeros_like(originals[-1])
-            else:
-                first = max(start - num_labels, 0)
-                relative_CV = log_p_CV[split:] - original_EV[first : first + len(states) - split]
-            p_CV = log_p_CV.exp_()
-            kl_C = (p_CV[split:] * relative_CV).sum(1)
-            losses.append(torch.cat([nll_C, kl_C]))
-            if wants_gradient:
-                # d NLL / d logit_w = p_w - [w is the target]; d KL / d logit_w = p_w (log p_w - log q_w - KL)
-                p_CV[:split].scatter_add_(1, token_C, -torch.ones_like(nll_C)[:, None])
-                p_CV[split:].mul_(relative_CV.sub_(kl_C[:, None]))
-                gradients += torch.autograd.grad(logits_CV, states, p_CV.to(logits_CV.dtype))
-            del logits_CV, log_p_CV, p_CV, relative_CV  # before the next rows' are made
-        if original_EV is None:
-            original_EV = torch.cat(originals)
-        ctx.save_for_backward(*([torch.cat(gradients)] if wants_gradient else []))
-        ctx.mark_non_differentiable(original_EV)
-        loss_N = torch.cat(losses)
-        return loss_N[:num_labels], loss_N[num_labels:], original_EV
-
-    @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, grad_nll_L: torch.Tensor, grad_kl_E: torch.Tensor, _unused: torch.Tensor
-    ) -> tuple[Any, ...]:
-        (gradient_ND,) = ctx.saved_tensors
-        scale_N = torch.cat([grad_nll_L, grad_kl_E]).to(gradient_ND.device)
-        return (gradient_ND * scale_N[:, None]).to(gradient_ND.dtype), None, None, None, None, None
-
-
-def _label_counts(batch: Batch) -> torch.Tensor:
-    """What each label [L] is divided by so that the sum is the mean over rows of the mean over a row's labels."""
+def mean_over_labels(batch: Batch, nll_L: torch.Tensor, like_E: torch.Tensor) -> torch.Tensor:
+    """Per edit the mean over its rows of the mean over a row's labels, [E]; type, device and E as ``like_E`` has."""
     labels_R = torch.bincount(batch.label_row_L, minlength=len(batch.ids_RT))
     rows_E = torch.bincount(batch.edit_R[labels_R > 0])
-    return labels_R[batch.label_row_L] * rows_E[batch.edit_R[batch.label_row_L]]
+    edit_L = batch.edit_R[batch.label_row_L]
+    weighted_L = nll_L.to(like_E) / (labels_R[batch.label_row_L] * rows_E[edit_L])
+    return like_E.new_zeros(len(like_E)).index_add(0, edit_L, weighted_L)

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from tiny import (
 )
 from torch.overrides import TorchFunctionMode
 
-from edit_hooks import EditRequest, edited, load_editor
+from edit_hooks import EditRequest, edited, load_editor, vocabulary
 from edit_hooks import locate as locate_module
 from edit_hooks.architectures import ARCHITECTURES
 from edit_hooks.forwards import Batch, ReferenceForward, SuffixForward
@@ -233,10 +234,10 @@ def threshold(values: list[Value], where: float) -> float:
     clamp=st.sampled_from([0.05, 0.7, 4.0]),
     stop_at=st.floats(0, 1),
     max_tokens=st.sampled_from([1, 20, 60, 512]),
-    max_logit_rows=st.sampled_from([1, 2, 5, 96]),
+    max_logits=st.sampled_from([1, 2**10, 2**30]),
 )
 def test_any_batch_equals_its_edits_one_by_one(
-    model_type, requests, num_templates, layer, site, num_steps, clamp, stop_at, max_tokens, max_logit_rows
+    model_type, requests, num_templates, layer, site, num_steps, clamp, stop_at, max_tokens, max_logits
 ):
     """Lengths, target lengths, stops (at step 0, on the way, never), clamps, layers and chunk sizes at random."""
     model, tokenizer = loaded(model_type)
@@ -244,9 +245,9 @@ def test_any_batch_equals_its_edits_one_by_one(
     problems = [problem(tokenizer, request, CONTEXT_TEMPLATES[:num_templates]) for request in requests]
     endless = optimise_values(model, problems, dataclasses.replace(chosen, early_stop_loss=0.0), "reference")
     chosen = dataclasses.replace(chosen, early_stop_loss=threshold(endless, stop_at))
-    together = optimise_values(
-        model, problems, chosen, "fast", ValueLimits(max_tokens=max_tokens, max_logit_rows=max_logit_rows)
-    )
+    limits = ValueLimits(max_tokens=max_tokens, max_logits=max_logits)
+    with mock.patch.object(vocabulary, "FEWEST_WORDS", 5):
+        together = optimise_values(model, problems, chosen, "fast", limits)
     alone = [optimise_values(model, [one], chosen, "reference")[0] for one in problems]
     assert_same_values(together, alone, LIMIT)
 
@@ -367,15 +368,16 @@ def test_what_the_engines_capture_is_what_the_modules_compute(model_type):
     assert relative(value.v0_D, value.outputs_ND[0]) < LIMIT  # the MLP module ends with the rewrite module
 
 
-@pytest.mark.parametrize("max_logit_rows", [1, 2, 3, 5])
-def test_logits_made_some_rows_at_a_time_are_the_same(max_logit_rows):
-    """Also where the cut goes through the label rows, through the KL rows, or between them."""
+@pytest.mark.parametrize("fewest", [7, 64])
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_vocabulary_in_slices_gives_the_same(engine, fewest, monkeypatch):
     model, tokenizer = loaded("llama")
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
-    whole = optimise_values(model, problems, SETTINGS)
+    whole = optimise_values(model, problems, SETTINGS, engine)
     assert len({value.losses[-1]["kl"] for value in whole}) == len(whole)  # mixed-up rows would show
-    limits = ValueLimits(max_logit_rows=max_logit_rows)
-    assert_same_values(optimise_values(model, problems, SETTINGS, limits=limits), whole, LIMIT)
+    monkeypatch.setattr(vocabulary, "FEWEST_WORDS", fewest)
+    sliced = optimise_values(model, problems, SETTINGS, limits=ValueLimits(max_logits=1))
+    assert_same_values(sliced, whole, LIMIT)
 
 
 # --- ROME's algebra ------------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ from edit_hooks.capture import frozen, hooks, on_output, widened
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
 from edit_hooks.errors import EditingError
 from edit_hooks.forwards import Batch, Captures, Kept, Part, ReferenceForward, Site, SuffixForward, add_at_first
-from edit_hooks.value import ADAM_BETAS, ADAM_EPS, Problem, Term, Value, ValueLimits, chunks_of
+from edit_hooks.value import ADAM_BETAS, ADAM_EPS, Problem, Term, Value, ValueLimits, chunks_of, mean_over_labels
+from edit_hooks.vocabulary import Original, likelihoods
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
 
@@ -97,7 +98,7 @@ class PMET(MEMIT):
             for chunk in chunks_of(problems, limits):
                 forward = make_forward(Batch.of([problems[index] for index in chunk], input_device(model)))
                 more = terms(chunk) if terms is not None else ()
-                solved = _solve(forward, len(chunk), config, more, job.progress)
+                solved = _solve(forward, len(chunk), config, limits.max_logits, more, job.progress)
                 for index, value in zip(chunk, solved, strict=True):
                     values[index] = value
         return values  # type: ignore[return-value]
@@ -159,6 +160,7 @@ def _solve(
     forward: PairSuffix | PairReference,
     num_edits: int,
     config: PMETConfig,
+    max_logits: int,
     terms: Sequence[Term],
     progress: Callable[[int], None],
 ) -> list[Value]:
@@ -170,12 +172,18 @@ def _solve(
     first_E2D, second_E2D = torch.zeros_like(delta_E2D), torch.zeros_like(delta_E2D)
     edits_E = torch.arange(num_edits, device=delta_E2D.device)
     nll_factor_E = torch.full_like(v0_norm_E2[:, 0], config.nll_factor)
-    original_EV: torch.Tensor | None = None
+    original: Original | None = None
     for step in range(config.num_steps):
         delta_E2D = delta_E2D.detach().requires_grad_(True)
         flat_EW = delta_E2D.flatten(1)
-        nll_E, kl_E, satisfied_E, log_p_EV = _likelihoods(forward, flat_EW, original_EV)
-        original_EV = log_p_EV if original_EV is None else original_EV
+        batch = forward.batch
+        found = likelihoods(forward.readout, forward.states(flat_EW), batch.label_token_L, original, max_logits)
+        original = found.original  # of the first evaluation
+        nll_E, kl_E = mean_over_labels(batch, found.nll_L, flat_EW), found.kl_E.to(flat_EW)
+        missed_E = torch.zeros_like(nll_factor_E).index_add(
+            0, batch.edit_R[batch.label_row_L], (~found.best_L).to(nll_factor_E)
+        )
+        satisfied_E = missed_E == 0  # every target token is the most likely one
         # The norm's gradient at zero is taken as zero, as torch.norm does.
         decay_E = (delta_E2D.norm(dim=2) / v0_norm_E2**2).sum(1)
         parts = {
@@ -202,7 +210,7 @@ def _solve(
         # Only the edits still running, from here on.
         nll_factor_E = torch.where(satisfied_E, SATISFIED_NLL_SHARE * config.nll_factor, config.nll_factor)[~done_E]
         gradient_E2D, delta_E2D = gradient_E2D[~done_E], delta_E2D.detach()[~done_E]
-        first_E2D, second_E2D, original_EV = first_E2D[~done_E], second_E2D[~done_E], original_EV[~done_E]
+        first_E2D, second_E2D, original = first_E2D[~done_E], second_E2D[~done_E], original.select(~done_E)
         edits_E, v0_norm_E2 = edits_E[~done_E], v0_norm_E2[~done_E]
         if done_E.any():
             forward.select(~done_E)
@@ -235,25 +243,3 @@ def _finish(value: PairValue, delta_2D: torch.Tensor, bound_2: torch.Tensor, ste
     value.num_updates = step
     value.stop_reason = "loss" if reached else "steps"
     value.clamped = bool(value.delta_D.norm() >= bound_2[1] * (1 - 1e-5)) and step > 0
-
-
-def _likelihoods(
-    forward: PairSuffix | PairReference, delta_EW: torch.Tensor, original_EV: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """NLL [E], KL(edited || original) [E], whether every target token is the most likely one [E], log p at KL rows."""
-    batch = forward.batch
-    log_p_NV = widened(forward.readout(forward.states(delta_EW))).log_softmax(1)
-    num_labels, token_L = len(batch.label_row_L), batch.label_token_L.to(log_p_NV.device)
-    nll_L = -log_p_NV[:num_labels].gather(1, token_L[:, None])[:, 0]
-    # Mean over rows of the mean over a row's labels.
-    labels_R = torch.bincount(batch.label_row_L, minlength=len(batch.ids_RT))
-    rows_E = torch.bincount(batch.edit_R[labels_R > 0])
-    edit_L = batch.edit_R[batch.label_row_L]
-    count_L = labels_R[batch.label_row_L] * rows_E[edit_L]
-    nll_E = delta_EW.new_zeros(len(delta_EW)).index_add(0, edit_L, (nll_L.to(delta_EW) / count_L))
-    missed_L = (log_p_NV[:num_labels].argmax(1) != token_L).to(delta_EW)
-    satisfied_E = delta_EW.detach().new_zeros(len(delta_EW)).index_add(0, edit_L, missed_L) == 0
-    log_p_EV = log_p_NV[num_labels:]
-    relative_EV = log_p_EV - (log_p_EV.detach() if original_EV is None else original_EV)
-    kl_E = (log_p_EV.exp() * relative_EV).sum(1)
-    return nll_E, kl_E.to(delta_EW), satisfied_E, log_p_EV.detach()

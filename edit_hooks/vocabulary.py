@@ -1,0 +1,338 @@
+"""The vocabulary projection, some words at a time, and the losses that need it.
+
+With 262k words the logits of a step would be its largest tensor, and a matrix product that streams the whole head past
+few rows runs at half the machine's rate. So the head is walked in slices of words that stay in the cache; sums over the
+vocabulary are kept relative to the largest logit so far and rescaled when it grows (the online softmax of Milakov and
+Gimelshein, 2018), for the losses and for their gradients alike. Nothing is approximated.
+
+Shapes: N states (L label positions, then E KL positions), d residual width, V vocabulary, W words of a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from edit_hooks.architectures import decoder_of, head_of, input_device
+from edit_hooks.capture import forward_replaced, widened
+
+ALL = slice(None)
+FEWEST_WORDS, WORDS_STEP = 2048, 512  # below that the overhead of a slice shows; matrix products like round widths
+
+
+# Given weights [M, W] of the words of M states and the numbers [M] of these states, sums over words of weight times the
+# logit's gradient, [M, d].
+Pull = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Readout(Protocol):
+    """Gives logits of states."""
+
+    def logits(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
+        """Logits of some words, [N, W]: a slice of the vocabulary, W numbers, or numbers of each state's own [N, W]."""
+
+    def pulling(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, Pull]:
+        """Logits [N, W] of a slice or of W words, without a graph, and how to pull weights of them back to states."""
+
+    def slices(self, num_states: int, max_logits: int) -> list[slice]:
+        """The vocabulary in parts, of which ``num_states`` states have about ``max_logits`` logits."""
+
+
+class Head:
+    """The model's vocabulary projection and whatever it does after it, which is elementwise (soft-capping, scaling)."""
+
+    def __init__(self, model: Any) -> None:
+        module: Any = head_of(model)
+        self.model, self.module = model, module
+        self.num_words = int(module.weight.shape[0])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether words can be picked from the weight: not where it is quantised, offloaded or hooked."""
+        module = self.module
+        return (
+            type(module).forward is nn.Linear.forward
+            and module.weight.device.type != "meta"
+            and not module._forward_hooks
+            and not module._forward_pre_hooks
+        )
+
+    def logits(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
+        if not self.is_plain or (isinstance(words, slice) and words == ALL):
+            return picked(self._after(states_ND), words)
+        return self._from_projected(self._projected(states_ND, words))
+
+    def pulling(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, Pull]:
+        if not self.is_plain:
+            return _through_autograd(self.logits, states_ND, words)
+        weight_WD = self.module.weight[
+            words.to(self.module.weight.device) if isinstance(words, torch.Tensor) else words
+        ]
+        with torch.no_grad():
+            projected_NW = self._projected(states_ND, words)
+        with torch.enable_grad():
+            logits_NW = self._from_projected(projected_NW.requires_grad_(True))
+        slope_NW = None
+        if logits_NW.data_ptr() != projected_NW.data_ptr():  # the model does something to them
+            (slope_NW,) = torch.autograd.grad(logits_NW, projected_NW, torch.ones_like(logits_NW))
+
+        def pull(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
+            weights_MW = weights_MW.to(weight_WD.dtype)
+            return (weights_MW if slope_NW is None else weights_MW * slope_NW[state_M]) @ weight_WD
+
+        return logits_NW.detach(), pull
+
+    def slices(self, num_states: int, max_logits: int) -> list[slice]:
+        if not self.is_plain:
+            return [ALL]
+        width = max(FEWEST_WORDS, max_logits // max(num_states, 1) // WORDS_STEP * WORDS_STEP)
+        if width >= self.num_words:
+            return [ALL]
+        return [slice(a, min(a + width, self.num_words)) for a in range(0, self.num_words, width)]
+
+    def _after(self, states_ND: torch.Tensor) -> torch.Tensor:
+        """What the model makes of states that its decoder would have given."""
+        done = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
+        some_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=input_device(self.model))
+        with forward_replaced(decoder_of(self.model), lambda *_args, **_kwargs: done):
+            # squeeze is a view both ways; the backward pass of an index would fill a tensor of logits with zeros
+            return self.model(input_ids=some_ids_11).logits.squeeze(0)
+
+    def _from_projected(self, projected_NW: torch.Tensor) -> torch.Tensor:
+        """What the model makes of what its head would have given."""
+        with forward_replaced(self.module, lambda _states: projected_NW[None]):
+            return self._after(projected_NW)
+
+    def _projected(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
+        weight, bias = self.module.weight, self.module.bias
+        states_ND = states_ND.to(weight.device)
+        if isinstance(words, torch.Tensor):
+            words = words.to(weight.device)
+            if words.ndim == 2:
+                found_NW = (weight[words] @ states_ND[:, :, None])[..., 0]
+                return found_NW if bias is None else found_NW + bias[words]
+        return functional.linear(states_ND, weight[words], None if bias is None else bias[words])
+
+
+def _through_autograd(
+    logits_of: Callable[[torch.Tensor, slice | torch.Tensor], torch.Tensor],
+    states_ND: torch.Tensor,
+    words: slice | torch.Tensor,
+) -> tuple[torch.Tensor, Pull]:
+    """See :meth:`Readout.pulling`, for logits about which nothing is known."""
+
+    def pull(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
+        states_MD = states_ND[state_M.to(states_ND.device)].detach().requires_grad_(True)
+        with torch.enable_grad():
+            logits_MW = logits_of(states_MD, words)
+        (pulled_MD,) = torch.autograd.grad(logits_MW, states_MD, weights_MW.to(logits_MW.dtype))
+        return pulled_MD
+
+    with torch.no_grad():
+        return logits_of(states_ND, words), pull
+
+
+class GivenLogits:
+    """For states that are logits already."""
+
+    def logits(self, states_NV: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
+        return picked(states_NV, words).clone()
+
+    def pulling(self, states_NV: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, Pull]:
+        def pull(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
+            pulled_MV = torch.zeros(len(state_M), states_NV.shape[1]).to(weights_MW)
+            pulled_MV[:, words] = weights_MW
+            return pulled_MV
+
+        return self.logits(states_NV, words), pull
+
+    def slices(self, num_states: int, max_logits: int) -> list[slice]:
+        return [ALL]
+
+
+def picked(logits_NV: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
+    """Some words' logits out of all of them; see :class:`Readout`."""
+    if isinstance(words, torch.Tensor):
+        words = words.to(logits_NV.device)
+        return logits_NV.gather(1, words) if words.ndim == 2 else logits_NV[:, words]
+    return logits_NV if words == ALL else logits_NV[:, words]
+
+
+@dataclass
+class Original:
+    """The distributions at the KL positions before the edit: logits [E, V] and the logarithm of their sum [E]."""
+
+    logits_EV: torch.Tensor
+    log_sum_E: torch.Tensor
+
+    def select(self, keep_E: torch.Tensor) -> Original:
+        keep_E = keep_E.to(self.log_sum_E.device)
+        return Original(self.logits_EV[keep_E], self.log_sum_E[keep_E])
+
+
+@dataclass
+class Likelihoods:
+    """What one evaluation says.
+
+    Attributes:
+        nll_L: negative log-likelihood of the wanted tokens. kl_E: KL(edited || original) at the KL positions.
+        best_L: whether the wanted token is the most likely one.
+        original: the distributions of this evaluation if none were given (then the KL terms are 0).
+    """
+
+    nll_L: torch.Tensor
+    kl_E: torch.Tensor
+    best_L: torch.Tensor
+    original: Original
+
+
+def likelihoods(
+    readout: Readout,
+    states_ND: torch.Tensor,
+    token_L: torch.Tensor,
+    original: Original | None,
+    max_logits: int,
+    wants_gradient: bool = True,
+) -> Likelihoods:
+    """Losses at L label states, then at E KL states; gradients reach the states.
+
+    Args:
+        token_L: the wanted tokens. original: what the KL terms compare with; ``None`` at the first evaluation.
+        max_logits: logits held at once, about.
+    """
+    wants_gradient = wants_gradient and torch.is_grad_enabled() and states_ND.requires_grad
+    sums = _Sums(readout, states_ND.detach(), token_L, original, wants_gradient)
+    for words in readout.slices(len(states_ND), max_logits):
+        sums.add(words)
+    loss_N = sums.losses()
+    if wants_gradient:
+        loss_N = _WithGradient.apply(states_ND, loss_N, sums.gradients())
+    num_labels = len(token_L)
+    best_L = sums.wanted_L >= sums.largest_N[:num_labels]
+    return Likelihoods(loss_N[:num_labels], loss_N[num_labels:], best_L, original or sums.as_original())
+
+
+@torch.no_grad()
+def top_words(readout: Readout, states_ND: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest logits of every state and their words, [N, min(count, V)] each."""
+    logits_NV = widened(readout.logits(states_ND, slice(None)))
+    return logits_NV.topk(min(count, logits_NV.shape[1]), dim=1)  # type: ignore[return-value]
+
+
+class _WithGradient(torch.autograd.Function):
+    """Losses [N], each of which depends on its own state only, and their gradients [N, d], which are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, states_ND: torch.Tensor, loss_N: torch.Tensor, gradient_ND: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(gradient_ND.to(states_ND))
+        return loss_N.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (gradient_ND,) = ctx.saved_tensors
+        return (gradient_ND * grad_N.to(gradient_ND.device)[:, None]).to(gradient_ND.dtype), None, None
+
+
+class _Sums:
+    """Sums over the words seen so far, of p_w = exp(logit_w - largest logit) and of what it weighs.
+
+    NLL = log(sum of exp(logits)) - the wanted logit. With u_w, how much a logit has changed, and p normalised:
+    KL = E_p[u] - the change of log(sum of exp(logits)). Changes are small where logits are not, so nothing cancels.
+
+    Attributes:
+        largest_N, sum_N: largest logit, sum of p. wanted_L: logits of the wanted tokens. change_E: sum of p u.
+        toward_MD: p pulled back to the N states, then p u to the E states of KL terms.
+    """
+
+    def __init__(
+        self,
+        readout: Readout,
+        states_ND: torch.Tensor,
+        token_L: torch.Tensor,
+        original: Original | None,
+        wants_gradient: bool,
+    ) -> None:
+        self.readout, self.states_ND, self.token_L = readout, states_ND, token_L
+        self.original, self.wants_gradient = original, wants_gradient
+        self.num_labels = len(token_L)
+        self.seen: list[torch.Tensor] = []  # logits at the KL positions, when they become the original ones
+        self.largest_N = torch.empty(0)
+
+    def _start(self, logits_NW: torch.Tensor) -> None:
+        """Nothing seen; on the device of the logits, which may be another one than the states'."""
+        num_states = len(self.states_ND)
+        self.largest_N = logits_NW.new_full((num_states,), -torch.inf)
+        self.sum_N = torch.zeros_like(self.largest_N)
+        self.token_L = self.token_L.to(logits_NW.device)
+        self.wanted_L = torch.zeros_like(self.largest_N[: self.num_labels])
+        self.change_E = torch.zeros_like(self.largest_N[self.num_labels :])
+        self.state_M = torch.arange(num_states, device=logits_NW.device)
+        if self.original is not None:
+            self.state_M = torch.cat([self.state_M, self.state_M[self.num_labels :]])
+        self.toward_MD = logits_NW.new_zeros(len(self.state_M), self.states_ND.shape[1])
+
+    def add(self, words: slice) -> None:
+        computed_NW, pull = self.readout.pulling(self.states_ND, words)
+        logits_NW = widened(computed_NW)
+        if not len(self.largest_N):
+            self._start(logits_NW)
+        here_L = self.token_L - (words.start or 0)
+        is_here_L = (here_L >= 0) & (here_L < logits_NW.shape[1])
+        own_L = logits_NW[: self.num_labels].gather(1, here_L.clamp(0, logits_NW.shape[1] - 1)[:, None])[:, 0]
+        self.wanted_L = torch.where(is_here_L, own_L, self.wanted_L)
+
+        largest_N = torch.maximum(self.largest_N, logits_NW.amax(1))
+        shrunk_N = (self.largest_N - largest_N).exp()
+        self.largest_N = largest_N
+        p_NW = (logits_NW - largest_N[:, None]).exp_()
+        self.sum_N = self.sum_N * shrunk_N + p_NW.sum(1)
+        if self.original is None:
+            weights_MW = p_NW
+            self.seen.append(logits_NW[self.num_labels :].clone())
+        else:
+            before_EW = self.original.logits_EV[:, words].to(logits_NW.device)
+            change_EW = (logits_NW[self.num_labels :] - before_EW).mul_(p_NW[self.num_labels :])
+            self.change_E = self.change_E * shrunk_N[self.num_labels :] + change_EW.sum(1)
+            weights_MW = torch.cat([p_NW, change_EW])
+        if self.wants_gradient:
+            self.toward_MD.mul_(shrunk_N[self.state_M][:, None]).add_(pull(weights_MW, self.state_M))
+
+    @property
+    def log_sum_N(self) -> torch.Tensor:
+        return self.largest_N + self.sum_N.log()
+
+    def losses(self) -> torch.Tensor:
+        """NLL at the label positions, then KL."""
+        nll_L = (self.largest_N[: self.num_labels] - self.wanted_L) + self.sum_N[: self.num_labels].log()
+        kl_E = torch.zeros_like(self.change_E)
+        if self.original is not None:
+            grown_E = self.log_sum_N[self.num_labels :] - self.original.log_sum_E.to(kl_E.device)
+            kl_E = self.change_E / self.sum_N[self.num_labels :] - grown_E
+        return torch.cat([nll_L, kl_E])
+
+    def gradients(self) -> torch.Tensor:
+        """Of the losses with respect to their states, [N, d].
+
+        d NLL = E_p[d logit_w] - d wanted logit; d KL is the covariance under p of the change and d logit_w.
+        """
+        num_states = len(self.states_ND)
+        mean_ND = self.toward_MD[:num_states] / self.sum_N[:, None]
+        words_U, own_L = self.token_L.unique(return_inverse=True)
+        one_LU = functional.one_hot(own_L, len(words_U)).to(mean_ND)
+        _, pull = self.readout.pulling(self.states_ND[: self.num_labels], words_U)
+        label_LD = mean_ND[: self.num_labels] - pull(one_LU, self.state_M[: self.num_labels])
+        kl_ED = torch.zeros_like(mean_ND[self.num_labels :])
+        if self.original is not None:
+            sum_E1 = self.sum_N[self.num_labels :, None]
+            change_E1 = self.change_E[:, None] / sum_E1
+            kl_ED = self.toward_MD[num_states:] / sum_E1 - change_E1 * mean_ND[self.num_labels :]
+        return torch.cat([label_LD, kl_ED])
+
+    def as_original(self) -> Original:
+        return Original(torch.cat(self.seen, 1), self.log_sum_N[self.num_labels :])

@@ -1,0 +1,144 @@
+"""The vocabulary in slices: losses, gradients and picked logits as from all logits at once, on every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from test_engine import KeepWide, each_model, loaded
+from torch import nn
+
+from edit_hooks import vocabulary
+from edit_hooks.vocabulary import ALL, GivenLogits, Head, likelihoods, top_words
+
+WITHIN = {"rtol": 1e-9, "atol": 1e-11}
+
+
+@pytest.fixture(autouse=True)
+def _keep_wide() -> Iterator[None]:
+    with KeepWide():
+        yield
+
+
+def plainly(logits_NV, token_L, original_EV):
+    """NLL and KL by their definitions."""
+    log_p_NV = logits_NV.log_softmax(1)
+    nll_L = -log_p_NV[range(len(token_L)), token_L]
+    log_p_EV = log_p_NV[len(token_L) :]
+    return nll_L, (log_p_EV.exp() * (log_p_EV - original_EV.log_softmax(1))).sum(1)
+
+
+def some_states(model, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(count, model.config.hidden_size, generator=generator, dtype=torch.float64)
+
+
+@each_model
+@pytest.mark.parametrize("fewest", [5, 2048])
+def test_losses_and_gradients_equal_those_of_all_logits(model_type, fewest, monkeypatch):
+    model, _ = loaded(model_type)
+    monkeypatch.setattr(vocabulary, "FEWEST_WORDS", fewest)
+    head = Head(model)
+    assert (len(head.slices(7, 1)) > 1) == (fewest < head.num_words)
+    token_L = torch.tensor([3, 9, 3, head.num_words - 1, 0])
+    first = likelihoods(head, some_states(model, 7, 0), token_L, None, 1)
+    torch.testing.assert_close(first.kl_E, torch.zeros_like(first.kl_E))
+    states = some_states(model, 7, 1).requires_grad_(True)
+    found = likelihoods(head, states, token_L, first.original, 1)
+    weights = torch.linspace(-1, 2, 7, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((torch.cat([found.nll_L, found.kl_E]) * weights).sum(), states)
+
+    logits = head.logits(states, ALL)
+    nll, kl = plainly(logits, token_L, head.logits(some_states(model, 7, 0)[5:], ALL).detach())
+    (expected,) = torch.autograd.grad((torch.cat([nll, kl]) * weights).sum(), states)
+    torch.testing.assert_close(found.nll_L, nll, **WITHIN)
+    torch.testing.assert_close(found.kl_E, kl, **WITHIN)
+    torch.testing.assert_close(gradient, expected, **WITHIN)
+    assert found.best_L.tolist() == (logits[:5].argmax(1) == token_L).tolist()
+
+
+@each_model
+def test_all_logits_are_the_models_own(model_type):
+    """Soft-capping and scaling included: the states before the head, taken from a plain forward."""
+    model, _ = loaded(model_type)
+    kept = {}
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _m, args: kept.update(states=args[0][0]))
+    with torch.no_grad():
+        expected = model(torch.tensor([[5, 6, 7]])).logits[0]
+    handle.remove()
+    torch.testing.assert_close(Head(model).logits(kept["states"], ALL), expected, **WITHIN)
+
+
+@each_model
+def test_picked_words_are_those_of_all(model_type):
+    model, _ = loaded(model_type)
+    head, states = Head(model), some_states(model, 3, 2)
+    all_logits = head.logits(states, ALL)
+    several, own = torch.tensor([8, 1, 1, 4]), torch.tensor([[1, 2], [9, 0], [4, 4]])
+    torch.testing.assert_close(head.logits(states, slice(3, 11)), all_logits[:, 3:11], **WITHIN)
+    torch.testing.assert_close(head.logits(states, several), all_logits[:, several], **WITHIN)
+    torch.testing.assert_close(head.logits(states, own), all_logits.gather(1, own), **WITHIN)
+    largest, words = top_words(head, states, 4)
+    torch.testing.assert_close(head.logits(states, words), largest, **WITHIN)
+
+
+class Scaled(nn.Linear):
+    """A head that is more than its weight."""
+
+    def forward(self, states):
+        return 2 * super().forward(states)
+
+
+def test_a_head_that_is_more_than_its_weight_is_used_whole():
+    model, _ = loaded("llama")
+    own, states = model.get_output_embeddings(), some_states(model, 3, 2)
+    plain = Head(model).logits(states, ALL)
+    scaled = Scaled(own.in_features, own.out_features, bias=False, dtype=torch.float64)
+    scaled.weight = own.weight
+    model.set_output_embeddings(scaled)
+    try:
+        head = Head(model)
+        assert head.slices(7, 1) == [ALL]
+        torch.testing.assert_close(head.logits(states, slice(3, 11)), 2 * plain[:, 3:11], **WITHIN)
+    finally:
+        model.set_output_embeddings(own)
+
+
+def test_a_hooked_head_is_used_whole():
+    model, _ = loaded("llama")
+    handle = model.get_output_embeddings().register_forward_hook(lambda _m, _a, output: output + 1)
+    try:
+        assert Head(model).slices(7, 1) == [ALL]
+    finally:
+        handle.remove()
+    assert len(Head(model).slices(7, 1)) >= 1
+
+
+@given(
+    data=arrays("float64", (5, 11), elements=st.floats(-400, 400)),
+    before=arrays("float64", (2, 11), elements=st.floats(-30, 30)),
+    tokens=st.lists(st.integers(0, 10), min_size=3, max_size=3),
+    width=st.integers(1, 11),
+)
+def test_sums_over_any_slices_are_the_softmax(data, before, tokens, width):
+    """Logits as large as exp() overflows on, in slices of any width, in any order of sizes."""
+
+    class InSlices(GivenLogits):
+        def slices(self, num_states, max_logits):
+            return [slice(a, min(a + width, 11)) for a in range(0, 11, width)]
+
+    token_L, before = torch.tensor(tokens), torch.tensor(before)
+    original = likelihoods(InSlices(), torch.cat([torch.zeros(3, 11), before]), token_L, None, 1).original
+    states = torch.tensor(data).requires_grad_(True)
+    found = likelihoods(InSlices(), states, token_L, original, 1)
+    (gradient,) = torch.autograd.grad(found.nll_L.sum() + found.kl_E.sum(), states)
+    nll, kl = plainly(states, token_L, before)
+    (expected,) = torch.autograd.grad(nll.sum() + kl.sum(), states)
+    bounds = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(found.nll_L, nll, **bounds)
+    torch.testing.assert_close(found.kl_E, kl, **bounds)
+    torch.testing.assert_close(gradient, expected, **bounds)
