@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
+from edit_hooks import prefix_attention
 from edit_hooks.architectures import Architecture, architecture_of, decoder_of, unwrapped
 from edit_hooks.capture import first_tensor, forward_replaced, hooks, on_input, on_output, widened
 from edit_hooks.locate import Row
@@ -193,17 +194,18 @@ class Part:
     outputs: list[torch.Tensor]
     noise_rSD: torch.Tensor | None
 
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """Arguments of the decoder."""
-        has_prefix = bool(self.entries)
-        return {
-            "input_ids": self.ids_rS,
-            "attention_mask": self.mask_rC,
-            "position_ids": self.position_ids_rS,
-            "past_key_values": DynamicCache(self.entries) if has_prefix else None,
-            "use_cache": has_prefix,
-        }
+    def run(self, model: Any) -> Any:
+        """The decoder's output for the suffix."""
+        inputs = {"input_ids": self.ids_rS, "attention_mask": self.mask_rC, "position_ids": self.position_ids_rS}
+        if not self.entries:
+            return decoder_of(model)(**inputs, use_cache=False)
+        apart = prefix_attention.is_supported(model)
+        with (
+            prefix_attention.kept_prefix(model, self.entries)
+            if apart
+            else contextlib.nullcontext(DynamicCache(self.entries))
+        ) as cache:
+            return decoder_of(model)(**inputs, past_key_values=cache, use_cache=True)
 
     def select(self, keep_r: torch.Tensor, new_row_R: torch.Tensor) -> Part:
         """Only some of the rows, with their new numbers."""
@@ -303,7 +305,7 @@ class SuffixForward:
             self._noisy(noise_rSD),
             _only_up_to(self.model.get_submodule(self.arch.block_name(self.layer))),
         ):
-            decoder_of(self.model)(**part.inputs)
+            part.run(self.model)
         # Families differ in what surrounds the hidden states: nothing, or a tuple with attention weights.
         self._tuple_lengths = [
             None if isinstance(outputs[kept.source], torch.Tensor) else len(outputs[kept.source]) for kept in self.kept
@@ -328,7 +330,7 @@ class SuffixForward:
             with contextlib.ExitStack() as scope:
                 scope.enter_context(self._noisy(part.noise_rSD))
                 self._join(scope, part, offset_RD[part.rows_r])
-                hidden_rSD = decoder_of(self.model)(**part.inputs).last_hidden_state
+                hidden_rSD = part.run(self.model).last_hidden_state
             found.append(hidden_rSD.flatten(0, 1))
             width = hidden_rSD.shape[1]
             start_R[part.rows_r] = start + width * torch.arange(len(part.rows_r), device=start_R.device)
