@@ -101,12 +101,12 @@ class ValueLimits:
     """How much of the value optimisation is computed at once. A batch always holds at least one edit.
 
     Attributes:
-        max_tokens: suffix tokens (padding included) whose activations are held for the backward pass.
+        max_tokens: suffix tokens whose activations are held for the backward pass.
         max_logits: logits held (positions times words), about.
         max_edits: edits solved together.
     """
 
-    max_tokens: int = 512
+    max_tokens: int = 320
     max_logits: int = 2**18
     max_edits: int = 1024
 
@@ -162,19 +162,19 @@ def optimise_values(
 def chunks_of(problems: Sequence[Problem], limits: ValueLimits) -> list[list[int]]:
     """Indices of edits solved together: similar suffix lengths side by side, within the limits."""
 
-    def suffix_length(index: int) -> int:
-        return max(len(row.ids) - row.position for row in problems[index][0])
+    def suffixes(index: int) -> list[int]:
+        """Tokens from the fact token on, per row; of the KL row only one matters."""
+        return [len(row.ids) - row.position for row in problems[index][0]] + [1]
 
     chunks: list[list[int]] = []
-    rows = 0
-    for index in sorted(range(len(problems)), key=suffix_length):
-        own_rows = len(problems[index][0]) + 1
-        tokens = (rows + own_rows) * suffix_length(index)  # the last one is the longest
-        if not chunks or tokens > limits.max_tokens or len(chunks[-1]) >= limits.max_edits:
+    tokens = 0
+    for index in sorted(range(len(problems)), key=lambda index: max(suffixes(index))):
+        own = sum(suffixes(index))
+        if not chunks or tokens + own > limits.max_tokens or len(chunks[-1]) >= limits.max_edits:
             chunks.append([])
-            rows = 0
+            tokens = 0
         chunks[-1].append(index)
-        rows += own_rows
+        tokens += own
     return chunks
 
 
