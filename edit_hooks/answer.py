@@ -17,11 +17,12 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from edit_hooks.architectures import head_of, input_device, unwrapped
-from edit_hooks.capture import frozen, hooks, keep_rows, on_input, widened
+from edit_hooks.architectures import decoder_of, input_device, unwrapped
+from edit_hooks.capture import frozen
 from edit_hooks.delta import AppliedDeltas, Delta
 from edit_hooks.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.row_edits import RowEdits
+from edit_hooks.vocabulary import Head, best_words, log_likelihoods
 
 Progress = Callable[[int], None]
 
@@ -70,12 +71,10 @@ class Limits:
 
     Attributes:
         max_tokens: tokens (padding included) of one forward pass.
-        max_logits: logits held at once (positions times vocabulary).
         max_rows: rows of one batch.
     """
 
     max_tokens: int = 4096
-    max_logits: int = 2**26
     max_rows: int = 256
 
 
@@ -91,9 +90,7 @@ def score(
         Per item ``logprob``, ``is_greedy``, ``num_tokens``, ``token_logprobs``, ``token_argmax``, ``token_ids``.
     """
     inner = unwrapped(model)
-    vocabulary = inner.get_output_embeddings().weight.shape[0]
     lengths = [len(item.context) + len(item.continuation) - 1 for item, _ in items]
-    labels = [len(item.continuation) for item, _ in items]
     results: list[dict[str, Any]] = [{}] * len(items)
 
     def run(batch: list[int], deltas: list[Delta | None]) -> None:
@@ -102,7 +99,7 @@ def score(
             results[index] = answer
         progress(len(batch))
 
-    _in_batches(model, [delta for _, delta in items], lengths, [n * vocabulary for n in labels], limits, run)
+    _in_batches(model, [delta for _, delta in items], lengths, limits, run)
     return results
 
 
@@ -117,13 +114,11 @@ def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | 
         for i, token in enumerate(item.continuation)
     ]
     row_L, column_L, token_L = (torch.tensor(part, device=device) for part in zip(*positions, strict=True))
-    head = head_of(model)
     prompt_length_R = torch.tensor([len(item.context) for item in items], device=device)
-    with RowEdits(model, deltas).prefill(mask_RT, prompt_length_R), hooks(on_input(head, keep_rows(row_L, column_L))):
-        logits_LV = model(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).logits[0]
-    logprob_LV = widened(logits_LV).log_softmax(1)
-    logprob_L = logprob_LV.gather(1, token_L.to(logprob_LV.device)[:, None])[:, 0].tolist()
-    argmax_L = logprob_LV.argmax(1).tolist()
+    with RowEdits(model, deltas).prefill(mask_RT, prompt_length_R):
+        hidden_RTD = decoder_of(model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).last_hidden_state
+    states_LD = hidden_RTD[row_L.to(hidden_RTD.device), column_L.to(hidden_RTD.device)]
+    logprob_L, argmax_L = (part.tolist() for part in log_likelihoods(Head(model), states_LD, token_L))
     answers, start = [], 0
     for item in items:
         stop = start + len(item.continuation)
@@ -146,7 +141,6 @@ def generate(
     """
     inner = unwrapped(model)
     results: list[dict[str, Any]] = [{}] * len(items)
-    vocabulary = inner.get_output_embeddings().weight.shape[0]
 
     def run(batch: list[int], deltas: list[Delta | None]) -> None:
         loop = _GreedyLoop(inner, tokenizer, [items[index][0] for index in batch], deltas)
@@ -155,7 +149,7 @@ def generate(
         progress(len(batch))
 
     lengths = [len(item.context) + item.max_new_tokens for item, _ in items]
-    _in_batches(model, [delta for _, delta in items], lengths, [vocabulary] * len(items), limits, run)
+    _in_batches(model, [delta for _, delta in items], lengths, limits, run)
     return results
 
 
@@ -171,7 +165,7 @@ class _GreedyLoop:
     ) -> None:
         self.model, self.tokenizer, self.items = model, tokenizer, items
         self.device = input_device(model)
-        self.head = head_of(model)
+        self.head = Head(model)
         self.edits = RowEdits(model, deltas)
         self.end_tokens = end_token_ids(model, tokenizer)
         self.new_tokens: list[list[int]] = [[] for _ in items]
@@ -194,15 +188,15 @@ class _GreedyLoop:
             ids_R1 = torch.tensor([[self.new_tokens[index][-1]] for index in running], device=self.device)
             mask_RC = torch.cat([mask_RC, torch.ones_like(mask_RC[:, :1])], 1)
             with edits.step():
-                logits_RV = self.model(
+                hidden_R1D = decoder_of(self.model)(
                     input_ids=ids_R1,
                     attention_mask=mask_RC,
                     position_ids=length_R[:, None],
                     past_key_values=cache,
                     use_cache=True,
-                ).logits[:, -1]
+                ).last_hidden_state
             length_R = length_R + 1
-            next_tokens = logits_RV.argmax(1).tolist()
+            next_tokens = best_words(self.head, hidden_R1D[:, -1]).tolist()
         return [self._answer(index) for index in range(len(self.items))]
 
     def _prefill(self) -> tuple[list[int], DynamicCache, torch.Tensor, torch.Tensor]:
@@ -211,10 +205,13 @@ class _GreedyLoop:
         length_R = mask_RT.sum(1)
         rows_R = torch.arange(len(ids_RT), device=self.device)
         cache = DynamicCache()
-        with self.edits.prefill(mask_RT, length_R), hooks(on_input(self.head, keep_rows(rows_R, length_R - 1))):
-            output = self.model(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
+        decoder = decoder_of(self.model)
+        with self.edits.prefill(mask_RT, length_R):
+            output = decoder(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
+        hidden_RTD = output.last_hidden_state
+        last_RD = hidden_RTD[rows_R.to(hidden_RTD.device), (length_R - 1).to(hidden_RTD.device)]
         aligned = right_aligned(cache, length_R, ids_RT.shape[1])
-        return output.logits[0].argmax(1).tolist(), aligned.cache, aligned.mask_RT, length_R
+        return best_words(self.head, last_RD).tolist(), aligned.cache, aligned.mask_RT, length_R
 
     def _append(self, index: int, token: int) -> bool:
         """Add a token to an item; returns whether the item has now stopped."""
@@ -248,7 +245,6 @@ def _in_batches(
     model: nn.Module,
     deltas: Sequence[Delta | None],
     lengths: Sequence[int],
-    logits: Sequence[int],
     limits: Limits,
     run: Callable[[list[int], list[Delta | None]], None],
 ) -> None:
@@ -259,30 +255,25 @@ def _in_batches(
         if delta is not None and not delta.acts_per_row:
             groups.setdefault(id(delta), []).append(index)
     with frozen(unwrapped(model)):
-        for batch in _batches(per_row, lengths, logits, limits):
+        for batch in _batches(per_row, lengths, limits):
             run(batch, [deltas[index] for index in batch])
         for group in groups.values():
             delta = deltas[group[0]]
             assert delta is not None
             with AppliedDeltas(model) as applied:
                 applied.add(delta)
-                for batch in _batches(group, lengths, logits, limits):
+                for batch in _batches(group, lengths, limits):
                     run(batch, [applied.standing] * len(batch))
 
 
-def _batches(
-    indices: Iterable[int], lengths: Sequence[int], logits: Sequence[int], limits: Limits
-) -> Iterator[list[int]]:
+def _batches(indices: Iterable[int], lengths: Sequence[int], limits: Limits) -> Iterator[list[int]]:
     """Batches of similar length, longest first, within the limits."""
     batch: list[int] = []
-    used = 0
     for index in sorted(indices, key=lambda index: (-lengths[index], index)):
         width = lengths[batch[0]] if batch else lengths[index]
-        too_many = len(batch) >= limits.max_rows or (len(batch) + 1) * width > limits.max_tokens
-        if batch and (too_many or used + logits[index] > limits.max_logits):
+        if batch and (len(batch) >= limits.max_rows or (len(batch) + 1) * width > limits.max_tokens):
             yield batch
-            batch, used = [], 0
+            batch = []
         batch.append(index)
-        used += logits[index]
     if batch:
         yield batch

@@ -31,7 +31,7 @@ from edit_hooks.architectures import input_device, unwrapped
 from edit_hooks.capture import frozen
 from edit_hooks.forwards import Batch, Captured, ReferenceForward, Site, SuffixForward
 from edit_hooks.locate import Row
-from edit_hooks.vocabulary import Original, likelihoods
+from edit_hooks.vocabulary import Original, likelihoods, logits_at_once
 
 Forward = type[SuffixForward] | type[ReferenceForward]
 ENGINES: dict[str, Forward] = {"fast": SuffixForward, "reference": ReferenceForward}
@@ -107,7 +107,7 @@ class ValueLimits:
     """
 
     max_tokens: int = 320
-    max_logits: int = 2**18
+    max_logits: int = logits_at_once(torch.device("cpu"))
     max_edits: int = 1024
 
     @classmethod

@@ -24,6 +24,12 @@ from edit_hooks.capture import forward_replaced, widened
 
 ALL = slice(None)
 FEWEST_WORDS, WORDS_STEP = 2048, 512  # below that the overhead of a slice shows; matrix products like round widths
+ROWS_AT_ONCE = 512  # of one batch of answers
+
+
+def logits_at_once(device: torch.device) -> int:
+    """About how many logits to hold: what stays in a CPU's cache, what keeps a GPU busy."""
+    return 2**26 if device.type == "cuda" else 2**14
 
 
 # Given weights [M, W] of the words of M states and the numbers [M] of these states, sums over words of weight times the
@@ -51,6 +57,7 @@ class Head:
         module: Any = head_of(model)
         self.model, self.module = model, module
         self.num_words = int(module.weight.shape[0])
+        self.ends_with_projection: bool | None = None  # known once it has been seen
 
     @property
     def is_plain(self) -> bool:
@@ -79,7 +86,7 @@ class Head:
         with torch.enable_grad():
             logits_NW = self._from_projected(projected_NW.requires_grad_(True))
         slope_NW = None
-        if logits_NW.data_ptr() != projected_NW.data_ptr():  # the model does something to them
+        if not self.ends_with_projection:
             (slope_NW,) = torch.autograd.grad(logits_NW, projected_NW, torch.ones_like(logits_NW))
 
         def pull(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
@@ -106,18 +113,25 @@ class Head:
 
     def _from_projected(self, projected_NW: torch.Tensor) -> torch.Tensor:
         """What the model makes of what its head would have given."""
+        if self.ends_with_projection:
+            return projected_NW
         with forward_replaced(self.module, lambda _states: projected_NW[None]):
-            return self._after(projected_NW)
+            logits_NW = self._after(projected_NW)
+        self.ends_with_projection = logits_NW.data_ptr() == projected_NW.data_ptr()
+        return logits_NW
 
     def _projected(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
         weight, bias = self.module.weight, self.module.bias
         states_ND = states_ND.to(weight.device)
-        if isinstance(words, torch.Tensor):
-            words = words.to(weight.device)
-            if words.ndim == 2:
-                found_NW = (weight[words] @ states_ND[:, :, None])[..., 0]
-                return found_NW if bias is None else found_NW + bias[words]
-        return functional.linear(states_ND, weight[words], None if bias is None else bias[words])
+        words = words.to(weight.device) if isinstance(words, torch.Tensor) else words
+        if isinstance(words, torch.Tensor) and words.ndim == 2:
+            found_NW = (weight[words] @ states_ND[:, :, None])[..., 0]
+        else:
+            # With the weight on the left a CPU is several times as fast for a few states; for one alone it would take
+            # the matrix-vector product, which runs on one thread.
+            columns_DN = states_ND.expand(2, -1).T if len(states_ND) == 1 else states_ND.T
+            found_NW = (weight[words] @ columns_DN).T[: len(states_ND)]
+        return found_NW if bias is None else found_NW + bias[words]
 
 
 def _through_autograd(
@@ -182,7 +196,7 @@ class Likelihoods:
 
     Attributes:
         nll_L: negative log-likelihood of the wanted tokens. kl_E: KL(edited || original) at the KL positions.
-        best_L: whether the wanted token is the most likely one.
+        best_L: the most likely words (of equal ones the first).
         original: the distributions of this evaluation if none were given (then the KL terms are 0).
     """
 
@@ -214,8 +228,35 @@ def likelihoods(
     if wants_gradient:
         loss_N = _WithGradient.apply(states_ND, loss_N, sums.gradients())
     num_labels = len(token_L)
-    best_L = sums.wanted_L >= sums.largest_N[:num_labels]
+    best_L = sums.best_N[:num_labels]
     return Likelihoods(loss_N[:num_labels], loss_N[num_labels:], best_L, original or sums.as_original())
+
+
+@torch.no_grad()
+def log_likelihoods(
+    readout: Readout, states_ND: torch.Tensor, token_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of tokens, and the most likely words, [N] each."""
+    at_once = logits_at_once(states_ND.device)
+    rows = [slice(a, a + ROWS_AT_ONCE) for a in range(0, len(states_ND), ROWS_AT_ONCE)]
+    parts = [likelihoods(readout, states_ND[part], token_N[part], None, at_once, wants_gradient=False) for part in rows]
+    return -torch.cat([part.nll_L for part in parts]), torch.cat([part.best_L for part in parts])
+
+
+@torch.no_grad()
+def best_words(readout: Readout, states_ND: torch.Tensor) -> torch.Tensor:
+    """The most likely word after every state, [N]; of equal ones the first."""
+    largest_N, best_N = None, None
+    for words in readout.slices(len(states_ND), logits_at_once(states_ND.device)):
+        found_N, index_N = readout.logits(states_ND, words).max(1)
+        index_N = index_N + (words.start or 0)
+        if largest_N is None or best_N is None:
+            largest_N, best_N = found_N, index_N
+        else:
+            best_N = torch.where(found_N > largest_N, index_N, best_N)
+            largest_N = torch.maximum(largest_N, found_N)
+    assert best_N is not None
+    return best_N
 
 
 @torch.no_grad()
@@ -246,7 +287,8 @@ class _Sums:
     KL = E_p[u] - the change of log(sum of exp(logits)). Changes are small where logits are not, so nothing cancels.
 
     Attributes:
-        largest_N, sum_N: largest logit, sum of p. wanted_L: logits of the wanted tokens. change_E: sum of p u.
+        largest_N, best_N, sum_N: largest logit, its word, sum of p. wanted_L: logits of the wanted tokens.
+        change_E: sum of p u.
         toward_MD: p pulled back to the N states, then p u to the E states of KL terms.
     """
 
@@ -269,6 +311,7 @@ class _Sums:
         num_states = len(self.states_ND)
         self.largest_N = logits_NW.new_full((num_states,), -torch.inf)
         self.sum_N = torch.zeros_like(self.largest_N)
+        self.best_N = torch.zeros_like(self.largest_N, dtype=torch.long)
         self.token_L = self.token_L.to(logits_NW.device)
         self.wanted_L = torch.zeros_like(self.largest_N[: self.num_labels])
         self.change_E = torch.zeros_like(self.largest_N[self.num_labels :])
@@ -287,7 +330,9 @@ class _Sums:
         own_L = logits_NW[: self.num_labels].gather(1, here_L.clamp(0, logits_NW.shape[1] - 1)[:, None])[:, 0]
         self.wanted_L = torch.where(is_here_L, own_L, self.wanted_L)
 
-        largest_N = torch.maximum(self.largest_N, logits_NW.amax(1))
+        found_N, index_N = logits_NW.max(1)
+        self.best_N = torch.where(found_N > self.largest_N, index_N + (words.start or 0), self.best_N)
+        largest_N = torch.maximum(self.largest_N, found_N)
         shrunk_N = (self.largest_N - largest_N).exp()
         self.largest_N = largest_N
         p_NW = (logits_NW - largest_N[:, None]).exp_()

@@ -13,7 +13,7 @@ from test_engine import KeepWide, each_model, loaded
 from torch import nn
 
 from edit_hooks import vocabulary
-from edit_hooks.vocabulary import ALL, GivenLogits, Head, likelihoods, top_words
+from edit_hooks.vocabulary import ALL, GivenLogits, Head, best_words, likelihoods, log_likelihoods, top_words
 
 WITHIN = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -58,7 +58,10 @@ def test_losses_and_gradients_equal_those_of_all_logits(model_type, fewest, monk
     torch.testing.assert_close(found.nll_L, nll, **WITHIN)
     torch.testing.assert_close(found.kl_E, kl, **WITHIN)
     torch.testing.assert_close(gradient, expected, **WITHIN)
-    assert found.best_L.tolist() == (logits[:5].argmax(1) == token_L).tolist()
+    assert found.best_L.tolist() == logits[:5].argmax(1).tolist() == best_words(head, states[:5].detach()).tolist()
+    log_p, best = log_likelihoods(head, states[:5].detach(), token_L)
+    torch.testing.assert_close(log_p, -nll.detach(), **WITHIN)
+    assert best.tolist() == found.best_L.tolist()
 
 
 @each_model
@@ -138,6 +141,9 @@ def test_sums_over_any_slices_are_the_softmax(data, before, tokens, width):
     (gradient,) = torch.autograd.grad(found.nll_L.sum() + found.kl_E.sum(), states)
     nll, kl = plainly(states, token_L, before)
     (expected,) = torch.autograd.grad(nll.sum() + kl.sum(), states)
+    assert (
+        found.best_L.tolist() == states[:3].argmax(1).tolist() == best_words(InSlices(), states[:3].detach()).tolist()
+    )
     bounds = {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(found.nll_L, nll, **bounds)
     torch.testing.assert_close(found.kl_E, kl, **bounds)

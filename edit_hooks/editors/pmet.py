@@ -181,7 +181,7 @@ def _solve(
         original = found.original  # of the first evaluation
         nll_E, kl_E = mean_over_labels(batch, found.nll_L, flat_EW), found.kl_E.to(flat_EW)
         missed_E = torch.zeros_like(nll_factor_E).index_add(
-            0, batch.edit_R[batch.label_row_L], (~found.best_L).to(nll_factor_E)
+            0, batch.edit_R[batch.label_row_L], (found.best_L != batch.label_token_L.to(found.best_L)).to(nll_factor_E)
         )
         satisfied_E = missed_E == 0  # every target token is the most likely one
         # The norm's gradient at zero is taken as zero, as torch.norm does.
