@@ -43,7 +43,7 @@ def _attention(
     query_rHSK: torch.Tensor,
     key_rGSK: torch.Tensor,
     value_rGSK: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor,
     scaling: float | None = None,
     softcap: float | None = None,
     **_kwargs: Any,
@@ -61,22 +61,19 @@ def _attention(
     scores = scores.view(rows, groups, -1, new, known + new)
     scores = widened(scores)
     # Not -inf: padding far behind a row may see nothing in a sliding window, and nobody reads it.
-    scores = scores.masked_fill(~_visible(attention_mask, scores)[:, None], torch.finfo(scores.dtype).min)
+    scores = scores.masked_fill(~attention_mask[:, None], torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1).to(query.dtype).view(rows, groups, -1, known + new)
     found = weights[..., :known] @ before_values + weights[..., known:] @ value_rGSK
     return found.view(rows, -1, new, width).transpose(1, 2).contiguous(), None
 
 
-def _visible(attention_mask: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:
-    """Whether a token sees a column, [r or 1, 1, S, C]; without a mask all that stands before it."""
-    if attention_mask is not None:
-        return attention_mask
-    new, columns = scores.shape[-2:]
-    return torch.ones(1, 1, new, columns, dtype=torch.bool, device=scores.device).tril(columns - new)
+def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Which columns a token sees, [r, 1, S, C]; always spelled out."""
+    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
 
 AttentionInterface.register(NAME, _attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, _mask)
 
 
 def is_supported(model: Any) -> bool:

@@ -74,6 +74,17 @@ def test_apart_equals_joined(model_type, implementation):
         assert relative(ours, theirs) < LIMIT
 
 
+def test_one_token_that_sees_everything():
+    """Where transformers would leave the mask out."""
+    model, _ = loaded("llama")
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    expected = decoder_of(model)(ids, use_cache=False).last_hidden_state[:, -1]
+    prefix = keys_and_values(model, ids[:, :-1].tolist(), share=False)
+    with kept_prefix(model, prefix.entries) as cache:
+        found = decoder_of(model)(ids[:, -1:], attention_mask=torch.ones_like(ids), past_key_values=cache)
+    assert relative(found.last_hidden_state[:, -1], expected) < LIMIT
+
+
 @each_model
 def test_families_whose_attention_can_be_chosen(model_type):
     assert is_supported(loaded(model_type)[0]) == (model_type != "gptj")

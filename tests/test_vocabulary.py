@@ -89,6 +89,16 @@ def test_picked_words_are_those_of_all(model_type):
     torch.testing.assert_close(head.logits(states, words), largest, **WITHIN)
 
 
+def test_many_states_are_read_in_parts(monkeypatch):
+    model, _ = loaded("llama")
+    head, states = Head(model), some_states(model, 5, 3)
+    token_L = torch.tensor([3, 9, 4, 1, 0])
+    whole = log_likelihoods(head, states, token_L)
+    monkeypatch.setattr(vocabulary, "ROWS_AT_ONCE", 2)
+    for ours, theirs in zip(log_likelihoods(head, states, token_L), whole, strict=True):
+        torch.testing.assert_close(ours, theirs, **WITHIN)
+
+
 class Scaled(nn.Linear):
     """A head that is more than its weight."""
 
