@@ -74,6 +74,7 @@ def test_apart_equals_joined(model_type, implementation):
         assert relative(ours, theirs) < LIMIT
 
 
+@torch.no_grad()
 def test_one_token_that_sees_everything():
     """Where transformers would leave the mask out."""
     model, _ = loaded("llama")
