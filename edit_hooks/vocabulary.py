@@ -286,10 +286,13 @@ class _Sums:
     NLL = log(sum of exp(logits)) - the wanted logit. With u_w, how much a logit has changed, and p normalised:
     KL = E_p[u] - the change of log(sum of exp(logits)). Changes are small where logits are not, so nothing cancels.
 
+    Half precision rounds what is pulled back, so nothing is pulled back that another term would cancel: not the wanted
+    word, whose weight is -(1 - p), and not the common part of the changes (about `shift_E`).
+
     Attributes:
         largest_N, best_N, sum_N: largest logit, its word, sum of p. wanted_L: logits of the wanted tokens.
-        change_E: sum of p u.
-        toward_MD: p pulled back to the N states, then p u to the E states of KL terms.
+        rest_L: sum of p without the wanted token. change_E: sum of p (u - shift).
+        toward_MD: p without the wanted tokens, pulled back to the N states, then p (u - shift) to those of KL terms.
     """
 
     def __init__(
@@ -314,6 +317,8 @@ class _Sums:
         self.best_N = torch.zeros_like(self.largest_N, dtype=torch.long)
         self.token_L = self.token_L.to(logits_NW.device)
         self.wanted_L = torch.zeros_like(self.largest_N[: self.num_labels])
+        self.rest_L = torch.zeros_like(self.wanted_L)
+        self.shift_E: torch.Tensor | None = None
         self.change_E = torch.zeros_like(self.largest_N[self.num_labels :])
         self.state_M = torch.arange(num_states, device=logits_NW.device)
         if self.original is not None:
@@ -325,25 +330,31 @@ class _Sums:
         logits_NW = widened(computed_NW)
         if not len(self.largest_N):
             self._start(logits_NW)
-        here_L = self.token_L - (words.start or 0)
-        is_here_L = (here_L >= 0) & (here_L < logits_NW.shape[1])
-        own_L = logits_NW[: self.num_labels].gather(1, here_L.clamp(0, logits_NW.shape[1] - 1)[:, None])[:, 0]
-        self.wanted_L = torch.where(is_here_L, own_L, self.wanted_L)
-
         found_N, index_N = logits_NW.max(1)
         self.best_N = torch.where(found_N > self.largest_N, index_N + (words.start or 0), self.best_N)
         largest_N = torch.maximum(self.largest_N, found_N)
         shrunk_N = (self.largest_N - largest_N).exp()
+        shrunk_L, shrunk_E = shrunk_N[: self.num_labels], shrunk_N[self.num_labels :]
         self.largest_N = largest_N
         p_NW = (logits_NW - largest_N[:, None]).exp_()
         self.sum_N = self.sum_N * shrunk_N + p_NW.sum(1)
+
+        index_L = self.token_L - (words.start or 0)
+        (here_l,) = ((index_L >= 0) & (index_L < logits_NW.shape[1])).nonzero(as_tuple=True)
+        self.wanted_L[here_l] = logits_NW[here_l, index_L[here_l]]
+        p_NW[here_l, index_L[here_l]] = 0
+        self.rest_L = self.rest_L * shrunk_L + p_NW[: self.num_labels].sum(1)
         if self.original is None:
             weights_MW = p_NW
             self.seen.append(logits_NW[self.num_labels :].clone())
         else:
+            p_EW = p_NW[self.num_labels :]
             before_EW = self.original.logits_EV[:, words].to(logits_NW.device)
-            change_EW = (logits_NW[self.num_labels :] - before_EW).mul_(p_NW[self.num_labels :])
-            self.change_E = self.change_E * shrunk_N[self.num_labels :] + change_EW.sum(1)
+            change_EW = logits_NW[self.num_labels :] - before_EW
+            if self.shift_E is None:
+                self.shift_E = (change_EW * p_EW).sum(1) / p_EW.sum(1)
+            change_EW.sub_(self.shift_E[:, None]).mul_(p_EW)
+            self.change_E = self.change_E * shrunk_E + change_EW.sum(1)
             weights_MW = torch.cat([p_NW, change_EW])
         if self.wants_gradient:
             self.toward_MD.mul_(shrunk_N[self.state_M][:, None]).add_(pull(weights_MW, self.state_M))
@@ -356,22 +367,24 @@ class _Sums:
         """NLL at the label positions, then KL."""
         nll_L = (self.largest_N[: self.num_labels] - self.wanted_L) + self.sum_N[: self.num_labels].log()
         kl_E = torch.zeros_like(self.change_E)
-        if self.original is not None:
+        if self.original is not None and self.shift_E is not None:
             grown_E = self.log_sum_N[self.num_labels :] - self.original.log_sum_E.to(kl_E.device)
-            kl_E = self.change_E / self.sum_N[self.num_labels :] - grown_E
+            kl_E = self.change_E / self.sum_N[self.num_labels :] + (self.shift_E - grown_E)
         return torch.cat([nll_L, kl_E])
 
     def gradients(self) -> torch.Tensor:
         """Of the losses with respect to their states, [N, d].
 
-        d NLL = E_p[d logit_w] - d wanted logit; d KL is the covariance under p of the change and d logit_w.
+        d NLL = sum over the other words of p d logit_w, minus (1 - p) d logit of the wanted one, p normalised;
+        d KL is the covariance under p of the change and d logit_w.
         """
         num_states = len(self.states_ND)
         mean_ND = self.toward_MD[:num_states] / self.sum_N[:, None]
         words_U, own_L = self.token_L.unique(return_inverse=True)
-        one_LU = functional.one_hot(own_L, len(words_U)).to(mean_ND)
+        missing_L1 = (self.rest_L / self.sum_N[: self.num_labels])[:, None]
+        wanted_LU = functional.one_hot(own_L, len(words_U)) * missing_L1
         _, pull = self.readout.pulling(self.states_ND[: self.num_labels], words_U)
-        label_LD = mean_ND[: self.num_labels] - pull(one_LU, self.state_M[: self.num_labels])
+        label_LD = mean_ND[: self.num_labels] - pull(wanted_LU, self.state_M[: self.num_labels])
         kl_ED = torch.zeros_like(mean_ND[self.num_labels :])
         if self.original is not None:
             sum_E1 = self.sum_N[self.num_labels :, None]

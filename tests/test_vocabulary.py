@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from test_engine import KeepWide, each_model, loaded
+from test_engine import KeepWide, each_model, loaded, relative
+from tiny import build_model
 from torch import nn
 
 from edit_hooks import vocabulary
@@ -87,6 +88,37 @@ def test_picked_words_are_those_of_all(model_type):
     torch.testing.assert_close(head.logits(states, own), all_logits.gather(1, own), **WITHIN)
     largest, words = top_words(head, states, 4)
     torch.testing.assert_close(head.logits(states, words), largest, **WITHIN)
+
+
+@pytest.mark.parametrize("likely", [12.0, 27.0])
+def test_gradients_survive_half_precision(likely):
+    """A nearly certain target and logits that all moved alike: what is left is small, and must not drown in rounding.
+
+    The same weights and states in bfloat16 and in float64; the logits' own rounding leaves a few percent.
+    """
+    generator = torch.Generator().manual_seed(0)
+    models = [build_model("llama", dtype=dtype) for dtype in (torch.bfloat16, torch.float64)]
+    weight_VD = torch.randn(models[0].get_output_embeddings().weight.shape, generator=generator)
+    weight_VD[:, 0] = 1  # along this direction all logits move alike
+    token_L = torch.tensor([7, 11])
+    toward_LD = weight_VD[token_L]
+    before_ND = torch.randn(4, weight_VD.shape[1], generator=generator) * 0.2
+    before_ND[:2] += likely * toward_LD / toward_LD.square().sum(1, keepdim=True)
+    after_ND = before_ND + torch.randn(before_ND.shape, generator=generator) * 0.05
+    after_ND[:, 0] += 8
+
+    def gradients(model):
+        head = Head(model)
+        with torch.no_grad():
+            head.module.weight.copy_(weight_VD.bfloat16())
+        before, after = (states.bfloat16().to(head.module.weight.dtype) for states in (before_ND, after_ND))
+        original = likelihoods(head, before, token_L, None, 1).original
+        found = likelihoods(head, after.requires_grad_(True), token_L, original, 1)
+        return [torch.autograd.grad(loss.sum(), after, retain_graph=True)[0] for loss in (found.nll_L, found.kl_E)]
+
+    for ours, exact in zip(*map(gradients, models), strict=True):
+        assert float(exact.norm()) > 1e-5
+        assert relative(ours.double(), exact) < 0.06
 
 
 def test_many_states_are_read_in_parts(monkeypatch):
