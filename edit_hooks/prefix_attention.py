@@ -58,8 +58,7 @@ def _attention(
     scores = scores * (scaling if scaling is not None else width**-0.5)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    scores = scores.view(rows, groups, -1, new, known + new)
-    scores = widened(scores)
+    scores = widened(scores.view(rows, groups, -1, new, known + new))
     # Not -inf: padding far behind a row may see nothing in a sliding window, and nobody reads it.
     scores = scores.masked_fill(~attention_mask[:, None], torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1).to(query.dtype).view(rows, groups, -1, known + new)

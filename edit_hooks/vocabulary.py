@@ -78,9 +78,7 @@ class Head:
     def pulling(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, Pull]:
         if not self.is_plain:
             return _through_autograd(self.logits, states_ND, words)
-        weight_WD = self.module.weight[
-            words.to(self.module.weight.device) if isinstance(words, torch.Tensor) else words
-        ]
+        weight_WD = self.module.weight[self._at_head(words)]
         with torch.no_grad():
             projected_NW = self._projected(states_ND, words)
         with torch.enable_grad():
@@ -120,10 +118,12 @@ class Head:
         self.ends_with_projection = logits_NW.data_ptr() == projected_NW.data_ptr()
         return logits_NW
 
+    def _at_head(self, words: slice | torch.Tensor) -> slice | torch.Tensor:
+        return words.to(self.module.weight.device) if isinstance(words, torch.Tensor) else words
+
     def _projected(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
         weight, bias = self.module.weight, self.module.bias
-        states_ND = states_ND.to(weight.device)
-        words = words.to(weight.device) if isinstance(words, torch.Tensor) else words
+        states_ND, words = states_ND.to(weight.device), self._at_head(words)
         if isinstance(words, torch.Tensor) and words.ndim == 2:
             found_NW = (weight[words] @ states_ND[:, :, None])[..., 0]
         else:
@@ -228,7 +228,7 @@ def likelihoods(
     if wants_gradient:
         loss_N = _WithGradient.apply(states_ND, loss_N, sums.gradients())
     num_labels = len(token_L)
-    best_L = sums.best_N[:num_labels]
+    best_L = sums.best.word_N[:num_labels]
     return Likelihoods(loss_N[:num_labels], loss_N[num_labels:], best_L, original or sums.as_original())
 
 
@@ -246,31 +246,43 @@ def log_likelihoods(
 @torch.no_grad()
 def best_words(readout: Readout, states_ND: torch.Tensor) -> torch.Tensor:
     """The most likely word after every state, [N]; of equal ones the first."""
-    largest_N, best_N = None, None
+    best = _Best()
     for words in readout.slices(len(states_ND), logits_at_once(states_ND.device)):
-        found_N, index_N = readout.logits(states_ND, words).max(1)
-        index_N = index_N + (words.start or 0)
-        if largest_N is None or best_N is None:
-            largest_N, best_N = found_N, index_N
-        else:
-            best_N = torch.where(found_N > largest_N, index_N, best_N)
-            largest_N = torch.maximum(largest_N, found_N)
-    assert best_N is not None
-    return best_N
+        best.add(readout.logits(states_ND, words), words)
+    return best.word_N
+
+
+class _Best:
+    """The largest logit so far and its word, [N] each; of equal ones the first."""
+
+    largest_N: torch.Tensor
+    word_N: torch.Tensor
+
+    def add(self, logits_NW: torch.Tensor, words: slice) -> None:
+        found_N, index_N = logits_NW.max(1)
+        word_N = index_N + (words.start or 0)
+        if hasattr(self, "largest_N"):
+            word_N = torch.where(found_N > self.largest_N, word_N, self.word_N)
+            found_N = torch.maximum(self.largest_N, found_N)
+        self.largest_N, self.word_N = found_N, word_N
 
 
 @torch.no_grad()
 def top_words(readout: Readout, states_ND: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest logits of every state and their words, [N, min(count, V)] each."""
-    logits_NV = widened(readout.logits(states_ND, slice(None)))
-    return logits_NV.topk(min(count, logits_NV.shape[1]), dim=1)  # type: ignore[return-value]
+    logits_NV = widened(readout.logits(states_ND, ALL))
+    largest_NK, words_NK = logits_NV.topk(min(count, logits_NV.shape[1]), dim=1)
+    return largest_NK, words_NK
 
 
 class _WithGradient(torch.autograd.Function):
     """Losses [N], each of which depends on its own state only, and their gradients [N, d], which are known already."""
 
+    # torch declares both methods with any arguments at all, which no real one can match.
     @staticmethod
-    def forward(ctx: Any, states_ND: torch.Tensor, loss_N: torch.Tensor, gradient_ND: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, states_ND: torch.Tensor, loss_N: torch.Tensor, gradient_ND: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(gradient_ND.to(states_ND))
         return loss_N.clone()
 
@@ -290,8 +302,8 @@ class _Sums:
     word, whose weight is -(1 - p), and not the common part of the changes (about `shift_E`).
 
     Attributes:
-        largest_N, best_N, sum_N: largest logit, its word, sum of p. wanted_L: logits of the wanted tokens.
-        rest_L: sum of p without the wanted token. change_E: sum of p (u - shift).
+        best: the largest logit and its word. largest_N, sum_N: largest logit, sum of p.
+        wanted_L: logits of the wanted tokens. rest_L: sum of p without the wanted token. change_E: sum of p (u - shift).
         toward_MD: p without the wanted tokens, pulled back to the N states, then p (u - shift) to those of KL terms.
     """
 
@@ -307,6 +319,7 @@ class _Sums:
         self.original, self.wants_gradient = original, wants_gradient
         self.num_labels = len(token_L)
         self.seen: list[torch.Tensor] = []  # logits at the KL positions, when they become the original ones
+        self.best = _Best()
         self.largest_N = torch.empty(0)
 
     def _start(self, logits_NW: torch.Tensor) -> None:
@@ -314,7 +327,6 @@ class _Sums:
         num_states = len(self.states_ND)
         self.largest_N = logits_NW.new_full((num_states,), -torch.inf)
         self.sum_N = torch.zeros_like(self.largest_N)
-        self.best_N = torch.zeros_like(self.largest_N, dtype=torch.long)
         self.token_L = self.token_L.to(logits_NW.device)
         self.wanted_L = torch.zeros_like(self.largest_N[: self.num_labels])
         self.rest_L = torch.zeros_like(self.wanted_L)
@@ -330,9 +342,8 @@ class _Sums:
         logits_NW = widened(computed_NW)
         if not len(self.largest_N):
             self._start(logits_NW)
-        found_N, index_N = logits_NW.max(1)
-        self.best_N = torch.where(found_N > self.largest_N, index_N + (words.start or 0), self.best_N)
-        largest_N = torch.maximum(self.largest_N, found_N)
+        self.best.add(logits_NW, words)
+        largest_N = self.best.largest_N
         shrunk_N = (self.largest_N - largest_N).exp()
         shrunk_L, shrunk_E = shrunk_N[: self.num_labels], shrunk_N[self.num_labels :]
         self.largest_N = largest_N

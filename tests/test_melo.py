@@ -77,14 +77,17 @@ def test_targets_are_compared_token_by_token():
 # -- training and use ------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def keep_wide():
+    """Adam decides by the smallest signs."""
+    with KeepWide():
+        yield
+
+
+@pytest.mark.usefixtures("keep_wide")
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma3_text"])
 def test_adapters_are_those_of_a_plain_loop(model_type):
-    """One edit, whole forwards, torch's Adam and StepLR; wide throughout: Adam decides by the smallest signs."""
-    with KeepWide():
-        adapters_are_those_of_a_plain_loop(model_type)
-
-
-def adapters_are_those_of_a_plain_loop(model_type):
+    """One edit, whole forwards, torch's Adam and StepLR."""
     model = build_model(model_type, dtype=torch.float64)
     tokenizer = build_tokenizer(NATURAL_TOKENIZER[model_type])
     request, steps, scale = EDIT_REQUESTS[0], 7, 8.0
