@@ -303,7 +303,7 @@ class _Sums:
 
     Attributes:
         best: the largest logit and its word. largest_N, sum_N: largest logit, sum of p.
-        wanted_L: logits of the wanted tokens. rest_L: sum of p without the wanted token. change_E: sum of p (u - shift).
+        wanted_L: logits of the wanted tokens. rest_L: sum of p without them. change_E: sum of p (u - shift).
         toward_MD: p without the wanted tokens, pulled back to the N states, then p (u - shift) to those of KL terms.
     """
 
