@@ -4,29 +4,36 @@ The Python API: an :class:`EditRequest` says what to change, :func:`load_editor`
 :class:`Delta` values, and :func:`edited` applies them for the length of a ``with`` block.
 """
 
+from __future__ import annotations
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edit_hooks.base import Editor, EditorConfig
-    from edit_hooks.delta import Delta, Factor, PerRowAdapters, edited
-    from edit_hooks.errors import EditingError
-    from edit_hooks.registry import EDITORS, load_editor
+    from edit_hooks.base.config import EditorConfig
+    from edit_hooks.base.editor import Editor
+    from edit_hooks.base.registry import EDITORS, load_editor
+    from edit_hooks.deltas.apply import edited
+    from edit_hooks.deltas.delta import Delta, Factor
+    from edit_hooks.deltas.row_adapters import PerRowAdapters
     from edit_hooks.request import EditRequest
+    from edit_hooks.utils.errors import EditingError
+
 
 # Imported on first use: the command line must not wait for torch to show its help.
 _HOMES = {
-    "EDITORS": "registry",
-    "Delta": "delta",
+    "EDITORS": "base.registry",
+    "Delta": "deltas.delta",
     "EditRequest": "request",
-    "EditingError": "errors",
-    "Editor": "base",
-    "EditorConfig": "base",
-    "Factor": "delta",
-    "PerRowAdapters": "delta",
-    "edited": "delta",
-    "load_editor": "registry",
+    "EditingError": "utils.errors",
+    "Editor": "base.editor",
+    "EditorConfig": "base.config",
+    "Factor": "deltas.delta",
+    "PerRowAdapters": "deltas.row_adapters",
+    "edited": "deltas.apply",
+    "load_editor": "base.registry",
 }
+
 
 __all__ = [
     "EDITORS",

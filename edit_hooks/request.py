@@ -6,11 +6,11 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from edit_hooks.errors import EditingError, unknown_keys_error
+from edit_hooks.utils.errors import EditingError, unknown_keys_error
 
 SLOT = "{}"
 
@@ -132,3 +132,16 @@ class EditRequest:
             return cls(**record)
         except EditingError as error:
             raise EditingError(f"{prefix}{error}") from None
+
+
+def require_subjects(requests: Sequence[EditRequest], editor: str) -> None:
+    """Refuse requests without a subject on behalf of an editor that locates one."""
+    for request in requests:
+        if request.subject is None:
+            raise EditingError(
+                f"editor {editor!r} needs the field 'subject', which is missing in case {request.case_id} "
+                f"(prompt {request.prompt!r}); add it to the record or use an editor that needs none (ft_m)."
+            )
+
+
+Unit = tuple[EditRequest, ...]

@@ -1,5 +1,7 @@
 """Who decides whether an answer is right: string comparison and model judges, behind the same `Verdict`."""
 
+from __future__ import annotations
+
 from judges.base import CORRECT, INCORRECT, LABELS, CoverageError, Item, Judge, Judged, Report, Verdict
 from judges.match import alias_match, any_exact_match, contains, exact_match, match_ratio, normalise
 

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from edit_hooks.errors import EditingError
+from edit_hooks.utils.errors import EditingError
 
 CORRECT = "correct"
+
+
 INCORRECT = "incorrect"
+
+
 LABELS = (CORRECT, INCORRECT)
 
 

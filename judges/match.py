@@ -11,6 +11,8 @@ import string
 from collections.abc import Iterable
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 

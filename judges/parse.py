@@ -9,14 +9,27 @@ from typing import NamedTuple
 from judges.match import normalise
 
 UNPARSABLE = "the judge's reply holds no verdict"
+
+
 EMPTY = "the judge's reply is empty"
+
+
 CUT = "the judge's reply was cut before its verdict"
+
+
 REFUSED = "the judge refused"
 
+
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
 # What may stand around a label on its line: emphasis, quotes, brackets, one closing mark.
 _WRAPPING = "*_`\"'()[]{}#> \t"
+
+
 _CLOSING = ".:!,;)"
+
+
 _PREFIX = re.compile(
     r"^(?:(?:the|my|final|so|therefore|thus)\s+)*(?:verdict|answer|grade|label|decision|judge?ment|option|choice)"
     r"\s*(?:is\s*:?|[:=\-])\s*",
@@ -77,6 +90,8 @@ def _bare(text: str) -> str:
 
 
 _YES = {"yes", "yeah", "yep", "true", "correct", "right"}
+
+
 _NO = {"no", "nope", "false", "incorrect", "wrong", "not"}
 
 

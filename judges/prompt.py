@@ -23,16 +23,27 @@ from typing import Any
 
 import yaml
 
-from edit_hooks.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from judges.base import LABELS, Item
 
 FOLDER = Path(__file__).parent / "prompts"
+
+
 QUOTING = ("json", "raw")
+
+
 HEADER_KEYS = ("name", "version", "labels", "quoting", "system")
+
+
 DEFAULT_LABELS = {"A": "correct", "B": "incorrect"}
+
+
 _SLOT = re.compile(r"\{(question|gold|answer)\}")
+
+
 # Marks with a meaning in chat templates and markup; escaped in JSON strings, so that no special token can arise.
 _MARKS = frozenset("<>[]{}|`")
+
 
 Chat = list[dict[str, str]]
 

@@ -15,17 +15,26 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from edit_hooks.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 
 ENVIRONMENT = "LM_EDIT_JUDGE"
+
+
 OFF = "off"
+
+
 BACKENDS = ("openai", "hf")
+
+
 OPENAI_URL = "https://api.openai.com/v1"
+
+
 HOW_TO = (
     "--metadata judge=published (gpt-4o-mini; OPENAI_API_KEY in the environment), "
     "judge=openai:MODEL@http://HOST:PORT/v1 (any compatible server), judge=hf:MODEL (a local model), judge=FILE.yaml, "
     f"or the same in the environment variable {ENVIRONMENT}"
 )
+
 
 # Named settings; a preset is the start, other keys beside it replace its values.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -211,6 +220,8 @@ def _is_secret(name: str) -> bool:
 
 
 _POSITIVE = ("concurrency", "timeout", "max_attempts", "give_up_after", "batch_size", "max_reply_tokens")
+
+
 _WHOLE = (
     "concurrency",
     "max_attempts",
@@ -221,8 +232,14 @@ _WHOLE = (
     "max_calls",
     "max_tokens",
 )
+
+
 _NUMBERS = (*_WHOLE, "timeout", "max_wait", "min_coverage", "temperature")
+
+
 _OPTIONAL = ("max_reply_tokens", "seed", "max_calls", "max_tokens", "temperature")
+
+
 _TEXTS = ("prompt", "system", "base_url", "store", "revision", "dtype", "device")
 
 

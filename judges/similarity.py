@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from edit_hooks.errors import EditingError
-from edit_hooks.files import packaged_file
-from edit_hooks.minilm import PACKAGE as MINILM_PACKAGE
-from edit_hooks.minilm import load_minilm
+from edit_hooks.assets.minilm import PACKAGE as MINILM_PACKAGE
+from edit_hooks.assets.minilm import load_minilm
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import packaged_file
 
 EMBEDDING_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
 BERTSCORE_MODEL = "roberta-large"  # bert-score's own choice for English; its layer is the package's
 
 

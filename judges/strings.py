@@ -14,6 +14,8 @@ RULES: dict[str, Callable[[Item], bool]] = {
     "contains": lambda item: contains(item.answer, item.gold),
     "match_ratio": lambda item: match_ratio(item.answer, item.gold) == 1.0,
 }
+
+
 SUMMARIES = {
     "em": "equal to the gold answer or an alias after normalisation",
     "alias": "the gold answer or an alias occurs as whole words",

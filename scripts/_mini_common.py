@@ -20,7 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run from a clone that is not installed
     sys.path.insert(0, str(ROOT))
 
-from edit_hooks.demo import DEMO_NAME, DEMO_SHA256, demo_model_path  # noqa: E402
+from edit_hooks.assets.demo_model import (  # noqa: E402
+    DEMO_NAME,
+    DEMO_SHA256,
+    demo_model_path,
+)
 
 FACTS = ROOT / "scripts" / "facts"
 BUILDER_VERSION = 1  # raise it when the same facts would give other records

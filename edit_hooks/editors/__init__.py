@@ -1,1 +1,1 @@
-"""One editor per file; the table of names is :mod:`edit_hooks.registry`."""
+"""One editor per file; the table of names is :mod:`edit_hooks.base.registry`."""

@@ -33,12 +33,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import input_device
-from edit_hooks.base import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, setting
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
-from edit_hooks.errors import EditingError
-from edit_hooks.nullspace import GivenProjector, null_space_of
-from edit_hooks.solve import load_matrices
+from edit_hooks.locate.null_space import GivenProjector, null_space_of
+from edit_hooks.locate.solve import load_matrices
+from edit_hooks.modeling.architectures import input_device
+from edit_hooks.utils.errors import EditingError
 
 DEFAULT_L2, RELATIVE_L2 = 10.0, 0.01
 

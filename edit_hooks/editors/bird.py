@@ -34,20 +34,26 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import decoder_of, input_device, unwrapped
-from edit_hooks.base import EditorConfig, Job, setting
-from edit_hooks.capture import hooks, on_output, widened
-from edit_hooks.configs import read_yaml
-from edit_hooks.delta import Delta
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Job
+from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.rome import ROME, ROMEConfig
-from edit_hooks.errors import EditingError, near_misses
-from edit_hooks.evk import MakeForward
-from edit_hooks.forwards import Batch, SuffixForward
-from edit_hooks.locate import Encoding, Row, encode, fact_position, split_template
+from edit_hooks.locate.evk_align import MakeForward
+from edit_hooks.locate.rows import Row, fact_position
+from edit_hooks.locate.value_batch import Batch
+from edit_hooks.locate.value_forward import SuffixForward
+from edit_hooks.locate.value_optimization import Term, TermMaker
+from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
+from edit_hooks.modeling.hooks import hooks, on_output
+from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tokens import Encoding, encode, split_template
 from edit_hooks.request import EditRequest
-from edit_hooks.value import Term, TermMaker
+from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.yaml_io import read_yaml
 
-PHRASES = Path(__file__).parents[1] / "relation_phrases.yaml"
+PHRASES = Path(__file__).parent / "data" / "relation_phrases.yaml"
+
+
 MAX_TOKENS = 4096
 
 
@@ -151,7 +157,7 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
 
 
 class BIRDTerm:
-    """The bidirectional terms for the edits of one batch (a :class:`edit_hooks.value.Term`).
+    """The bidirectional terms for the edits of one batch (a :class:`edit_hooks.locate.value_optimization.Term`).
 
     Shapes: E edits, N templates, d residual width.
     """

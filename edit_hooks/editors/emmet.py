@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, setting
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
-from edit_hooks.errors import EditingError
-from edit_hooks.solve import SecondMoment
+from edit_hooks.locate.solve import SecondMoment
+from edit_hooks.utils.errors import EditingError
 
 
 @dataclass(kw_only=True)

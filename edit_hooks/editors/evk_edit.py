@@ -1,7 +1,8 @@
 """EVK-Edit: AlphaEdit with EVK-Align ("Beyond Local Edits: Embedding-Virtualized Knowledge ...").
 
-The targets are optimised with the divergence on perturbed prompts as one more term (:mod:`edit_hooks.evk`), everything
-else is AlphaEdit. The same term goes with every other locate-then-edit editor: ``evk_align: true``.
+The targets are optimised with the divergence on perturbed prompts as one more term
+(:mod:`edit_hooks.locate.evk_align`), everything else is AlphaEdit.
+The same term goes with every other locate-then-edit editor: ``evk_align: true``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edit_hooks.base import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, setting
 from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
 
 

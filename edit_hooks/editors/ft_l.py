@@ -22,12 +22,12 @@ from typing import ClassVar, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, setting
 from edit_hooks.editors.ft_m import FTM, FTConfig
-from edit_hooks.errors import EditingError
-from edit_hooks.locate import encode
+from edit_hooks.gradient.labelled_rows import Example, Objective
+from edit_hooks.modeling.tokens import encode
 from edit_hooks.request import EditRequest
-from edit_hooks.supervised import Example, Objective
+from edit_hooks.utils.errors import EditingError
 
 
 @dataclass(kw_only=True)

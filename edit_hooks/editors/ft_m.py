@@ -18,13 +18,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import architecture_of, is_transposed, linear_of, unwrapped
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import forward_replaced, frozen, widened
-from edit_hooks.delta import Delta
-from edit_hooks.errors import EditingError
-from edit_hooks.request import EditRequest
-from edit_hooks.supervised import (
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.gradient.labelled_rows import (
     Example,
     LabelledRows,
     Objective,
@@ -34,6 +31,11 @@ from edit_hooks.supervised import (
     padded_for,
     target_example,
 )
+from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of, unwrapped
+from edit_hooks.modeling.hooks import forward_replaced, frozen
+from edit_hooks.modeling.tensors import widened
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
 
 
 @dataclass(kw_only=True)

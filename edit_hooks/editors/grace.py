@@ -20,15 +20,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import architecture_of, map_shape, unwrapped, weight_of
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import frozen, hooks, on_input, on_output, widened
-from edit_hooks.codebook import Query, Replacement, distances, place
-from edit_hooks.delta import Delta
-from edit_hooks.errors import EditingError
-from edit_hooks.hooked import Hooked, Pass
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.hook_edit import Hooked, Pass
+from edit_hooks.gradient.labelled_rows import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.memory.codebook import Query, Replacement, distances, place
+from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped, weight_of
+from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
+from edit_hooks.modeling.tensors import widened
 from edit_hooks.request import EditRequest
-from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.utils.errors import EditingError
 
 SPLIT_GAP = 1e-5  # by which the older key's radius is smaller after a split, so that one of the two is nearer
 

@@ -25,13 +25,14 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.context import ContextEdit
-from edit_hooks.delta import Delta
-from edit_hooks.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_of
-from edit_hooks.embeddings import MINILM, nearest, require
-from edit_hooks.errors import EditingError
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.context_edit import ContextEdit
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.in_context.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_of
+from edit_hooks.in_context.embeddings import MINILM, nearest, require
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
 
 KINDS = ("copy", "update", "retain")
 

@@ -46,7 +46,13 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from edit_hooks.architectures import (
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.apply import edited
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.norms import update_norm_ratio
+from edit_hooks.gradient.labelled_rows import label_nll, mean_over_rows, padded_for, target_example
+from edit_hooks.modeling.architectures import (
     architecture_of,
     head_of,
     input_device,
@@ -55,13 +61,11 @@ from edit_hooks.architectures import (
     num_layers,
     unwrapped,
 )
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import frozen, hooks, keep_rows, on_input, on_output, widened
-from edit_hooks.delta import Delta, Factor, edited
-from edit_hooks.errors import EditingError
-from edit_hooks.locate import encode, split_continuation, split_template
+from edit_hooks.modeling.hooks import frozen, hooks, keep_rows, on_input, on_output
+from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tokens import encode, split_continuation, split_template
 from edit_hooks.request import EditRequest
-from edit_hooks.supervised import label_nll, mean_over_rows, padded_for, target_example, update_norm_ratio
+from edit_hooks.utils.errors import EditingError
 
 SHARING_STEP, FEWEST, MOST = 0.05, 2, 5
 

@@ -28,13 +28,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import Role, architecture_of, is_transposed, num_layers, unwrapped, weight_of
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import frozen, hooks, widened
-from edit_hooks.delta import Delta, Factor
-from edit_hooks.errors import EditingError
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.norms import update_norm_ratio
+from edit_hooks.gradient.labelled_rows import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, num_layers, unwrapped, weight_of
+from edit_hooks.modeling.hooks import frozen, hooks
+from edit_hooks.modeling.tensors import widened
 from edit_hooks.request import EditRequest
-from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example, update_norm_ratio
+from edit_hooks.utils.errors import EditingError
 
 ADAPTER, CARRY = "edit", "adapter"
 

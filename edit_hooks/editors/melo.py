@@ -27,16 +27,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.adapter_database import Adapter, Cluster, Database, Point, outputs_at
-from edit_hooks.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import frozen, hooks, widened
-from edit_hooks.codebook import distances
-from edit_hooks.delta import Delta
-from edit_hooks.errors import EditingError
-from edit_hooks.hooked import Hooked
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.hook_edit import Hooked
+from edit_hooks.gradient.labelled_rows import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point, outputs_at
+from edit_hooks.memory.codebook import distances
+from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
+from edit_hooks.modeling.hooks import frozen, hooks
+from edit_hooks.modeling.tensors import widened
 from edit_hooks.request import EditRequest
-from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.utils.errors import EditingError
 
 SPLIT_GAP = 1e-5  # by which radii differ after a split, so that a prompt half way belongs to the newer cluster
 

@@ -22,7 +22,8 @@ without a ``moment_weight`` lambda is chosen so that this is four fifths.
 Blocks that normalise the MLP output before adding it (Gemma 2 and 3, OLMo 2) overshoot under step 2. There the default
 is ``residual_mode: normalised``: the offset is optimised at the MLP output m of layer L, where every value can be
 reached, z = h^L + n(m + delta) - n(m), and each layer's share of the residual is turned into the MLP output whose norm
-is nearest to the wanted contribution (:mod:`edit_hooks.postnorm`). ``faithful`` is the released algorithm everywhere.
+is nearest to the wanted contribution (:mod:`edit_hooks.locate.post_norm`). ``faithful`` is the released algorithm
+everywhere.
 
 With ``carry_keys`` the keys K_p of earlier steps of a stream join the system, lambda C + K_p K_p^T + K K^T
 ("MEMIT_seq" of the AlphaEdit release); they are read with the step's edits in place and travel in ``Delta.carry``.
@@ -39,26 +40,35 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.architectures import architecture_of, is_transposed, linear_of, map_shape, num_layers, unwrapped
-from edit_hooks.base import EditorConfig, Job, setting
-from edit_hooks.delta import Delta, Factor, edited
-from edit_hooks.errors import EditingError
-from edit_hooks.forwards import Site
-from edit_hooks.locate import Row
-from edit_hooks.located import (
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Job
+from edit_hooks.deltas.apply import edited
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.locate.editor import (
     LocatedConfig,
     LocatedEditor,
     check_reach,
     forward_maker,
     value_diagnostics,
     value_settings,
-    weight_norm,
 )
-from edit_hooks.postnorm import nearest_outputs
-from edit_hooks.readout import Reading, read_rows
+from edit_hooks.locate.key_reader import Reading, read_rows
+from edit_hooks.locate.post_norm import nearest_outputs
+from edit_hooks.locate.rows import Row
+from edit_hooks.locate.solve import adjusted_keys
+from edit_hooks.locate.value_batch import Site
+from edit_hooks.locate.value_optimization import Problem, Value, optimise_values
+from edit_hooks.modeling.architectures import (
+    architecture_of,
+    is_transposed,
+    linear_of,
+    map_shape,
+    num_layers,
+    unwrapped,
+)
+from edit_hooks.modeling.tensors import weight_norm
 from edit_hooks.request import EditRequest
-from edit_hooks.solve import adjusted_keys
-from edit_hooks.value import Problem, Value, optimise_values
+from edit_hooks.utils.errors import EditingError
 
 DEFAULT_WRITTEN_SHARE = 0.8
 

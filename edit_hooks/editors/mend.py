@@ -1,9 +1,10 @@
 """MEND: a trained hyper-network turns the gradient of one edit into an update that generalises.
 
 Mitchell et al., "Fast Model Editing at Scale". One forward and backward of the mean NLL of the target tokens gives
-token factors at every edited matrix; the hyper-network (:mod:`edit_hooks.hypernetwork`) maps them to an update of rank
-number of tokens, so that an edit acts per row of a batch and independent edits share a backward pass. It has to be
-trained for the model first (``lm-edit train-mend``, :mod:`edit_hooks.mend_training`) and is refused on any other.
+token factors at every edited matrix; the hyper-network (:mod:`edit_hooks.gradient.hypernetwork`) maps them to an
+update of rank number of tokens, so that an edit acts per row of a batch and independent edits share a backward pass. It
+has to be trained for the model first (``lm-edit train-mend``, :mod:`edit_hooks.training.mend_trainer`) and is
+refused on any other.
 ``artefact: identity`` is the untrained network: one plain gradient step of size ``edit_lr``.
 
 Joint edits: ``joint_loss: mean`` averages the loss over all target tokens of all edits, as released, which makes each
@@ -24,13 +25,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, unwrapped
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import frozen, hooks, widened
-from edit_hooks.delta import Delta, Factor, PerRowAdapters, edited
-from edit_hooks.errors import EditingError
-from edit_hooks.fingerprint import model_fingerprint
-from edit_hooks.hypernetwork import (
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.apply import edited
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.norms import update_norm_ratio
+from edit_hooks.deltas.row_adapters import PerRowAdapters
+from edit_hooks.gradient.hypernetwork import (
     HyperNetwork,
     NetworkSettings,
     Sign,
@@ -41,10 +42,17 @@ from edit_hooks.hypernetwork import (
     read_manifest,
     trained_on,
 )
+from edit_hooks.gradient.labelled_rows import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, unwrapped
+from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.modeling.hooks import frozen, hooks
+from edit_hooks.modeling.tensors import widened
 from edit_hooks.request import EditRequest
-from edit_hooks.supervised import LabelledRows, keep_below, label_nll, padded_for, target_example, update_norm_ratio
+from edit_hooks.utils.errors import EditingError
 
 IDENTITY = "identity"
+
+
 TRAINED_ON_IT = (
     "the hyper-network was trained on this very edit, so its scores say nothing about edits it has not seen; evaluate "
     "on others."

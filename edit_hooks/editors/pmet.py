@@ -15,7 +15,7 @@ Then the layers as in MEMIT, but residuals are those of the MLP projection's out
 
 Where a norm stands behind the MLP (Gemma, OLMo 2), ``residual_mode: normalised`` measures n(z) - n(V_L), what block L's
 MLP should add to the residual stream and what it adds, and each layer takes the MLP output whose norm is nearest to its
-share of that (:mod:`edit_hooks.postnorm`); ``faithful`` is the release's arithmetic.
+share of that (:mod:`edit_hooks.locate.post_norm`); ``faithful`` is the release's arithmetic.
 """
 
 from __future__ import annotations
@@ -29,14 +29,26 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.architectures import input_device
-from edit_hooks.base import EditorConfig, Job, setting
-from edit_hooks.capture import frozen, hooks, on_output, widened
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Job
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
-from edit_hooks.errors import EditingError
-from edit_hooks.forwards import Batch, Captures, Kept, Part, ReferenceForward, Site, SuffixForward, add_at_first
-from edit_hooks.value import ADAM_BETAS, ADAM_EPS, Problem, Term, Value, ValueLimits, chunks_of, mean_over_labels
-from edit_hooks.vocabulary import Original, likelihoods
+from edit_hooks.locate.value_batch import Batch, Site
+from edit_hooks.locate.value_forward import Captures, Kept, Part, ReferenceForward, SuffixForward, add_at_first
+from edit_hooks.locate.value_optimization import (
+    ADAM_BETAS,
+    ADAM_EPS,
+    Problem,
+    Term,
+    Value,
+    ValueLimits,
+    chunks_of,
+    mean_over_labels,
+)
+from edit_hooks.modeling.architectures import input_device
+from edit_hooks.modeling.hooks import frozen, hooks, on_output
+from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.vocab_loss import Original, likelihoods
+from edit_hooks.utils.errors import EditingError
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
 

@@ -26,14 +26,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import unwrapped
-from edit_hooks.base import EditorConfig, Job, setting
-from edit_hooks.delta import Delta, Factor, edited, parameter_name
-from edit_hooks.errors import EditingError
-from edit_hooks.fingerprint import tensor_checksum
-from edit_hooks.wrapped import WrapperConfig, WrapperEditor
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Job
+from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
+from edit_hooks.deltas.apply import edited, parameter_name
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.fingerprint import tensor_checksum
+from edit_hooks.utils.errors import EditingError
 
 log = logging.getLogger(__name__)
+
 
 CARRY = "prune"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edit_hooks.base import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, setting
 from edit_hooks.editors.rome import ROME, KeyMode, ROMEConfig
 
 

@@ -27,11 +27,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import unwrapped
-from edit_hooks.base import EditorConfig, Job, setting
-from edit_hooks.delta import Delta, pack_bits, parameter_name
-from edit_hooks.errors import EditingError
-from edit_hooks.wrapped import WrapperConfig, WrapperEditor
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Job
+from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
+from edit_hooks.deltas.apply import parameter_name
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.tensors import pack_bits
+from edit_hooks.utils.errors import EditingError
 
 
 @dataclass(kw_only=True)

@@ -29,25 +29,30 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import architecture_of, is_transposed, linear_of, unwrapped
-from edit_hooks.base import EditorConfig, Job, setting
-from edit_hooks.delta import Delta, Factor
-from edit_hooks.errors import EditingError
-from edit_hooks.located import (
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Job
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.locate.editor import (
     LocatedConfig,
     LocatedEditor,
     check_reach,
     forward_maker,
     value_diagnostics,
     value_settings,
-    weight_norm,
 )
+from edit_hooks.locate.solve import SecondMoment
+from edit_hooks.locate.value_optimization import Value, optimise_values
+from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of, unwrapped
+from edit_hooks.modeling.tensors import weight_norm
 from edit_hooks.request import EditRequest
-from edit_hooks.solve import SecondMoment
-from edit_hooks.value import Value, optimise_values
+from edit_hooks.utils.errors import EditingError
 
 KeyMode = Literal["mixed", "prefixed", "prompt"]
+
+
 SMALL_DIVISOR = 0.1
+
+
 INCONSISTENT_KEYS = (
     "the key of the bare prompt is nearly orthogonal to the mean key over the templates, or points away from it: the "
     "denominator of ROME is below a tenth of what consistent keys give, and the update as many times too large. r_rome "

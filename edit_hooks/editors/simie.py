@@ -27,14 +27,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import input_device, is_transposed, unwrapped, weight_of
-from edit_hooks.base import EditorConfig, Job, setting
-from edit_hooks.capture import frozen, hooks, on_input
-from edit_hooks.delta import Delta, Factor, edited
-from edit_hooks.errors import EditingError
-from edit_hooks.locate import split_continuation
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Job
+from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
+from edit_hooks.deltas.apply import edited
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.modeling.architectures import input_device, is_transposed, unwrapped, weight_of
+from edit_hooks.modeling.hooks import frozen, hooks, on_input
+from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
-from edit_hooks.wrapped import WrapperConfig, WrapperEditor
+from edit_hooks.utils.errors import EditingError
 
 CARRY = "simie/keys/"
 

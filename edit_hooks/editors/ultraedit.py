@@ -42,7 +42,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import (
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.apply import edited
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.row_adapters import PerRowAdapters
+from edit_hooks.gradient.labelled_rows import Example, LabelledRows, label_nll, padded_for, target_example
+from edit_hooks.locate.solve import adjusted_keys
+from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,
     linear_of,
@@ -51,19 +58,21 @@ from edit_hooks.architectures import (
     unwrapped,
     weight_of,
 )
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import frozen, hooks, on_input, on_output
-from edit_hooks.context_templates import sample_texts
-from edit_hooks.delta import Delta, Factor, PerRowAdapters, edited
-from edit_hooks.errors import EditingError, near_misses
-from edit_hooks.locate import encode
-from edit_hooks.located import weight_norm
-from edit_hooks.solve import adjusted_keys
-from edit_hooks.supervised import Example, LabelledRows, label_nll, padded_for, target_example
+from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
+from edit_hooks.modeling.sampling import sample_texts
+from edit_hooks.modeling.tensors import weight_norm
+from edit_hooks.modeling.tokens import encode
+from edit_hooks.utils.errors import EditingError, near_misses
 
 ROLES = ("rewrite", "up", "gate")
+
+
 CALIBRATION_TEXTS, CALIBRATION_LENGTH = 4, 24  # per seed word, tokens
+
+
 MAX_TOKENS = 2048
+
+
 CARRY = "ultraedit"
 
 

@@ -24,23 +24,29 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.architectures import architecture_of, is_transposed, unwrapped, weight_of
-from edit_hooks.base import Editor, EditorConfig, Job, setting
-from edit_hooks.capture import frozen, widened
-from edit_hooks.context_templates import check_templates, sample_templates
-from edit_hooks.delta import Delta
-from edit_hooks.errors import EditingError
-from edit_hooks.hooked import Hooked
-from edit_hooks.locate import encode, split_template
-from edit_hooks.merging import MERGES, merged
+from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.editor import Editor, Job
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.hook_edit import Hooked
+from edit_hooks.gradient.labelled_rows import Example, LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.locate.context_templates import check_templates, sample_templates
+from edit_hooks.memory.merging import MERGES, merged
+from edit_hooks.memory.side_memory import Decide, Distance, Memories, Memory, moved, row_distance, shifted
+from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
+from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tokens import encode, split_template
 from edit_hooks.request import EditRequest
-from edit_hooks.side_memory import Decide, Distance, Memories, Memory, moved, row_distance, shifted
-from edit_hooks.supervised import Example, LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.utils.errors import EditingError
 
 log = logging.getLogger("lm_eval.edited_hf")
 
+
 STOP_CHANGE, STOP_LOSS = 1e-4, 0.02  # a run ends where the loss is this small and hardly moves
+
+
 KEPT_SHARE = 0.6  # weight of the memory merged before, with retrieve=false
+
 
 # Unrelated texts, our own: on them the copy is to give what the original gives.
 LOC_PROMPTS = (

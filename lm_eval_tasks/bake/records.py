@@ -8,16 +8,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.request import EditRequest
-from lm_eval_tasks.common.sources import Fields, Loaded, Source, choice, load
+from edit_hooks.utils.options import choice
+from lm_eval_tasks.common.dataset import Loaded, Source, load
+from lm_eval_tasks.common.fields import Fields
 
 _MINI = Path(__file__).parent / "data"
+
+
 _HUB_ID = "jym7/BAKE"
+
+
 SOURCES = {
     "qa": Source(name="BAKE-Q&J", hub_id=_HUB_ID, files=("BAKE_qa.json", "BAKE_qa.jsonl"), mini=_MINI / "mini.jsonl"),
     "judge": Source(
         name="BAKE-J", hub_id=_HUB_ID, files=("BAKE_judge.json", "BAKE_judge.jsonl"), mini=_MINI / "mini_judge.jsonl"
     ),
 }
+
+
 ALL_SOURCES = tuple(SOURCES.values())
 
 
@@ -112,6 +120,8 @@ JUDGE_TEMPLATES = {
         "wrong:{statement}. Is this sentence correct?"
     ),
 }
+
+
 JUDGE_OPTIONS = ("yes, it is true", "no, it is false")
 
 

@@ -9,17 +9,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.options import switch
 from lm_eval_tasks.bake.records import BakeRecord, Question, judge_question, judge_template, load_records
-from lm_eval_tasks.common import heldout, measures, scoring
-from lm_eval_tasks.common.heldout import Case
+from lm_eval_tasks.common import cases, measures, scoring
+from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.measures import Excluded, Measure, Score, Unscored, case_mean, evaluate
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
-from lm_eval_tasks.common.sources import switch
 
 __all__ = ["edit_requests", "load_records"]
 
+
 Settings = Mapping[str, Any]
+
+
 NO_PARAPHRASES = "paraphrase prompts"
+
+
 NO_NEIGHBORS = "neighborhood prompts"
 
 
@@ -33,8 +38,8 @@ def tuning_cases(settings: Settings, subset: str = "qa") -> list[Case]:
     return [
         Case(
             record.request,
-            [heldout.Question(probe.prompt, *probe.targets) for probe in paraphrases(record)],
-            [heldout.Question(probe.prompt, *probe.targets) for probe in neighbors(record)],
+            [cases.Question(probe.prompt, *probe.targets) for probe in paraphrases(record)],
+            [cases.Question(probe.prompt, *probe.targets) for probe in neighbors(record)],
         )
         for record in load_records(settings, subset).records
     ]

@@ -9,10 +9,10 @@ A task's YAML names four things (lm-eval's own keys, read a little differently):
   among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
   setting is off, ``filtered: true`` marks one from which a published filter may exclude cases, ``from: judge`` one that
-  only judged pipelines report (:mod:`lm_eval_tasks.common.judging`).
+  only judged pipelines report (:mod:`lm_eval_tasks.common.judge_filter`).
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
-edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.common.streams`); tasks need not know.
+edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.common.stages`); tasks need not know.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.api.utils import ends_with_whitespace
 
 import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, which the YAML names
-from edit_hooks.errors import EditingError
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.options import switch
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
-from lm_eval_tasks.common.judging import PIPELINE, describe_verdicts, judge_pipeline
+from lm_eval_tasks.common.dataset import Loaded, which_data
+from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
 from lm_eval_tasks.common.measures import Excluded, Measure, Score, case_mean, evaluate, verdict
 from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers
-from lm_eval_tasks.common.sources import Loaded, switch, which_data
-from lm_eval_tasks.common.streams import OUTSIDE, RETENTION, Reading, Stage, Stages, is_judge, read_all
+from lm_eval_tasks.common.stages import OUTSIDE, RETENTION, Reading, Stage, Stages, is_judge, read_all
 
 logger = logging.getLogger("lm_eval.editing_tasks")
+
 
 for _name, _function in AGGREGATIONS.items():
     aggregation_registry.register(_name, target=_function)

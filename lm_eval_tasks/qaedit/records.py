@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.options import choice
 from judges.match import normalise
-from lm_eval_tasks.common.sources import Fields, Loaded, Source, choice, load
+from lm_eval_tasks.common.dataset import Loaded, Source, load
+from lm_eval_tasks.common.fields import Fields
 
 SOURCE = Source(
     name="QAEdit",
@@ -17,7 +19,10 @@ SOURCE = Source(
     files=("QAEdit.json", "QAEdit_inter_1k.json", "QAEdit.jsonl"),
     mini=Path(__file__).parent / "data" / "mini.jsonl",
 )
+
+
 ALL_SOURCES = (SOURCE,)
+
 
 # `qa_inst` is the released code, with a blank line; the figure of the paper shows a single newline.
 CONTEXTS = {

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.options import switch
 from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.heldout import Case, Question
+from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.measures import Excluded, Measure
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
-from lm_eval_tasks.common.sources import switch
 from lm_eval_tasks.qaedit.records import QAEditRecord, context, load_records
 
 __all__ = ["edit_requests", "load_records"]
 
+
 Settings = Mapping[str, Any]
+
 
 PRE_EDIT = "pre_edit"  # helper probe: does the unedited model answer the edited question wrongly?
 

@@ -1,0 +1,107 @@
+"""TODO: say what is here."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union
+
+from edit_hooks.utils.errors import EditingError, unknown_keys_error
+
+
+def setting(help: str, **kwargs: Any) -> Any:
+    """A configuration field with its one-line help."""
+    return field(metadata={"help": help}, **kwargs)
+
+
+@dataclass(kw_only=True)
+class EditorConfig:
+    """Settings every editor has. Unknown keys and wrong types are errors; ``layers=None`` asks for a default."""
+
+    layers: list[int] | None = setting("blocks whose rewrite module is edited, ascending", default=None)
+    seed: int = setting("seed of everything that is drawn at random", default=0)
+    engine: Literal["fast", "reference"] = setting(
+        "fast: batched and suffix only; reference: plain loop", default="fast"
+    )
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            setattr(self, item.name, _coerce(getattr(self, item.name), hints[item.name], item.name))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> EditorConfig:
+        """Build from a mapping (YAML, ``editor_args``); unknown keys are errors with near misses."""
+        known = {item.name for item in dataclasses.fields(cls)}
+        if unknown := set(mapping) - known:
+            raise unknown_keys_error("editor setting", unknown, known)
+        return cls(**mapping)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings, defaults filled in, JSON-able (tensors are described by shape and checksum)."""
+        return {item.name: _jsonable(getattr(self, item.name)) for item in dataclasses.fields(self)}
+
+
+def _coerce(value: Any, hint: Any, name: str) -> Any:
+    """Check a setting against its annotation; numbers written as text (YAML's 5e-4) become numbers."""
+    if hint is Any:
+        return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        for option in arguments:
+            try:
+                return _coerce(value, option, name)
+            except EditingError:
+                continue
+    elif origin is Literal:
+        if value in arguments:
+            return value
+    elif hint is type(None):
+        if value is None:
+            return None
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+    elif hint is float:
+        return _number(value, float, name, hint)
+    elif hint is int:
+        return _number(value, int, name, hint)
+    elif origin is list:
+        if isinstance(value, (list, tuple)):
+            return [_coerce(entry, arguments[0], name) for entry in value]
+    elif origin is dict:
+        if isinstance(value, Mapping):
+            return {_coerce(k, arguments[0], name): _coerce(v, arguments[1], name) for k, v in value.items()}
+    elif isinstance(value, origin or hint):
+        return value
+    raise EditingError(f"editor setting {name!r} is {value!r}; accepted: {_spell(hint)}.")
+
+
+def _number(value: Any, kind: type, name: str, hint: Any) -> Any:
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            number = kind(value)
+        except ValueError:
+            number = None
+        if number is not None and (isinstance(value, str) or number == value):
+            return number
+    raise EditingError(f"editor setting {name!r} is {value!r}; accepted: {_spell(hint)}.")
+
+
+def _spell(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(repr(option) for option in typing.get_args(hint))
+    return str(getattr(hint, "__name__", hint)) if not typing.get_args(hint) else str(hint)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(entry) for entry in value]
+    if hasattr(value, "shape"):
+        return {"shape": list(value.shape), "dtype": str(value.dtype), "sum": float(value.double().sum())}
+    return value

@@ -1,0 +1,81 @@
+"""What the registered editors can do and which settings they have, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from edit_hooks.base.registry import EDITORS, editor_class
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of an editor: its name, accepted type, default as text, and one line of help."""
+
+    name: str
+    kind: str
+    default: str
+    help: str
+
+
+@dataclass(frozen=True)
+class EditorDescription:
+    """One row of the editor table.
+
+    Attributes:
+        summary: first line of the class's documentation.
+        needs_subject: requests must mark the subject.
+        supports_joint: several requests can be written at once (``mode=batch``, ``edit_batch_size`` above 1).
+        writes: what the edits change: weights, hooks, context.
+    """
+
+    name: str
+    summary: str
+    needs_subject: bool
+    supports_joint: bool
+    writes: tuple[str, ...]
+    settings: tuple[Setting, ...]
+
+
+def describe_editor(name: str) -> EditorDescription:
+    """One editor.
+
+    Raises:
+        EditingError: for an unknown name.
+    """
+    editor = editor_class(name)
+    hints = typing.get_type_hints(editor.config_class)
+    settings = tuple(
+        Setting(field.name, _kind(hints[field.name]), _default(field), str(field.metadata.get("help", "")))
+        for field in dataclasses.fields(editor.config_class)
+    )
+    summary = re.sub(r":\w+:`~?([^`]*)`", r"\1", (inspect.getdoc(editor) or "").split("\n")[0])
+    return EditorDescription(name, summary, editor.needs_subject, editor.supports_joint, editor.writes, settings)
+
+
+def describe_editors() -> list[EditorDescription]:
+    """All editors of the registry, in its order."""
+    return [describe_editor(name) for name in EDITORS]
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    return repr(field.default_factory()) if field.default_factory is not dataclasses.MISSING else "required"
+
+
+def _kind(hint: Any) -> str:
+    """An annotation as people write it: ``int | None``, ``'fast' or 'reference'``."""
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(repr(option) for option in typing.get_args(hint))
+    if hint is Any:
+        return "any"
+    if hint is type(None):
+        return "None"
+    if typing.get_args(hint) and typing.get_origin(hint) not in (list, dict, tuple):
+        return " | ".join(_kind(option) for option in typing.get_args(hint))
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

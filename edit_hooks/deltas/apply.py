@@ -1,0 +1,159 @@
+"""TODO: say what is here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.hook_edit import Hooked, attached
+from edit_hooks.modeling.architectures import is_transposed, map_shape, unwrapped
+from edit_hooks.modeling.fingerprint import tensor_checksum
+from edit_hooks.modeling.tensors import widened
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.hashing import key_of
+
+UNEDITED_STATE = "unedited"
+
+
+class AppliedDeltas:
+    """Deltas written into a model's weights one after another; on exit the original weights are back, bit for bit.
+
+    Hooks and contexts are not put on the model here: :attr:`standing` says what whoever asks questions has to apply.
+
+    Every parameter name is resolved and every shape checked before the first write. Each sum W + update is formed in at
+    least float32 and rounded once to the weight's dtype, so a stream of deltas rounds once per step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = unwrapped(model)
+        self._parameters = dict(self.model.named_parameters())
+        self._originals: dict[str, torch.Tensor] = {}
+        self.standing: Delta | None = None
+
+    def __enter__(self) -> AppliedDeltas:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.restore()
+
+    @property
+    def hooked(self) -> Hooked | None:
+        """What of the deltas so far acts through hooks."""
+        return None if self.standing is None else self.standing.hooked
+
+    def check(self, delta: Delta) -> None:
+        """Raise EditingError when a delta does not fit this model, or what was added before."""
+        _check_shapes(self.model, delta)
+        if delta.hooked is not None:
+            delta.hooked.check(self.model)
+            Hooked.composed([part.hooked for part in (self.standing, delta) if part is not None and part.hooked])
+        for name in delta.parameter_names:
+            weight = self._parameters[self._resolved(name)]
+            if name in delta.dense and delta.dense[name].shape != weight.shape:
+                raise EditingError(
+                    f"the edit of {name} has shape {list(delta.dense[name].shape)}, the weight {list(weight.shape)}."
+                )
+
+    @torch.no_grad()
+    def add(self, delta: Delta) -> None:
+        """Write one more delta."""
+        self.check(delta)
+        for name, update in delta.weights().items():
+            name = self._resolved(name)
+            weight = self._parameters[name]
+            if name not in self._originals:
+                self._originals[name] = weight.detach().clone()
+            weight.copy_((widened(weight) + update.to(weight.device)).to(weight.dtype))
+        if not delta.weights_only:
+            self.standing = Delta.summed([part for part in (self.standing, delta.standing) if part is not None])
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the original weights back."""
+        self.standing = None
+        for name, original in self._originals.items():
+            self._parameters[name].copy_(original)
+        self._originals.clear()
+
+    def state(self) -> str:
+        """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write."""
+        if not self._originals and self.standing is None:
+            return UNEDITED_STATE
+        written: dict[str, Any] = {name: tensor_checksum(self._parameters[name]) for name in sorted(self._originals)}
+        return key_of(written if self.standing is None else {**written, "standing": self.standing.checksum()})
+
+    @torch.no_grad()
+    def norm_ratio(self) -> float:
+        """||W_now - W_before|| / ||W_before|| over all weights written so far."""
+        moved = before = 0.0
+        for name, original in self._originals.items():
+            moved += float((widened(self._parameters[name]) - widened(original)).norm()) ** 2
+            before += float(widened(original).norm()) ** 2
+        return (moved / before) ** 0.5 if before else 0.0
+
+    def _resolved(self, name: str) -> str:
+        return parameter_name(name, self._parameters)
+
+
+@contextlib.contextmanager
+def edited(
+    model: nn.Module, *deltas: Delta, prompt_lengths: Sequence[int] | torch.Tensor | None = None
+) -> Iterator[nn.Module]:
+    """Apply deltas inside the scope and put everything back on exit, also after an exception.
+
+    Args:
+        prompt_lengths: for hooked edits the prompt tokens of each row of the batches run inside (one number serves all
+            rows); by default all that is fed at prefill is prompt. See :func:`edit_hooks.deltas.hook_edit.attached`.
+
+    Raises:
+        EditingError: for edits of another model, and for contexts, which no model can hold.
+    """
+    for delta in deltas:
+        require_no_context(delta)
+    with AppliedDeltas(model) as applied:
+        for delta in deltas:
+            applied.check(delta)
+        for delta in deltas:
+            applied.add(delta)
+        with attached(model, applied.hooked, prompt_lengths):
+            yield model
+
+
+def require_no_context(delta: Delta) -> None:
+    """Refuse an edit that is text before the prompt where there is no prompt to change."""
+    if delta.contexts:
+        raise EditingError(
+            "this edit is a context: it changes prompts, not the model. Ask through edited_hf, or put "
+            "ContextEdit.before(question) in front of the prompt and apply delta.without_contexts, if that is not None."
+        )
+
+
+def parameter_name(name: str, parameters: Mapping[str, torch.Tensor]) -> str:
+    """Resolve ``module.weight`` through adapter wrappers; an unknown name is an error before any write."""
+    if name in parameters:
+        return name
+    module, _, leaf = name.rpartition(".")
+    wrapped = f"{module}.base_layer.{leaf}"
+    if wrapped in parameters:
+        return wrapped
+    raise EditingError(f"the model has no parameter {name!r}; was this edit made for another model?")
+
+
+def _check_shapes(model: nn.Module, delta: Delta) -> None:
+    for name, factor in delta.factors.items():
+        try:
+            module = model.get_submodule(name)
+        except AttributeError:
+            raise EditingError(f"the model has no module {name!r}; was this edit made for another model?") from None
+        if (factor.left.shape[0], factor.right.shape[0]) != map_shape(module):
+            raise EditingError(
+                f"the edit of {name} maps {factor.right.shape[0]} -> {factor.left.shape[0]}, "
+                f"the model's module {map_shape(module)[1]} -> {map_shape(module)[0]}."
+            )
+        if factor.transposed != is_transposed(module):
+            raise EditingError(f"the edit of {name} was made for a weight stored in the other orientation.")

@@ -1,0 +1,234 @@
+"""Edits as others can use them: a PEFT LoRA adapter, or the edited model as an ordinary checkpoint folder.
+
+An adapter is exact: at every edited module ``lora_B @ lora_A`` is the update itself (scaling 1), in float32. It needs
+neither peft nor the model's weights to be written. Stock ``lm_eval --model hf`` with ``peft=<folder>`` and servers with
+LoRA support answer with the edited model. Two things to know: the harness shrinks the embedding to the length of the
+tokenizer when it loads an adapter, so on models with unused vocabulary rows log-likelihoods leave those rows out; and
+an adapter adds to the output of a module, where a merged checkpoint rounds the sum to the weight's dtype.
+
+A checkpoint holds W + update, formed in float32 or wider and rounded once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.modeling.architectures import is_transposed, unwrapped
+from edit_hooks.modeling.tensors import write_tensors
+from edit_hooks.utils.errors import EditingError
+
+CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+
+
+ORIGIN_NAME = "edit_origin.json"
+
+
+PREFIX = "base_model.model."
+
+
+def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None) -> Path:
+    """Write a low-rank edit as a PEFT LoRA adapter; peft itself is not needed.
+
+    Args:
+        base_model: name or folder of the model the edit was made for, for the adapter's description.
+
+    Returns:
+        The folder, with ``adapter_config.json``, ``adapter_model.safetensors`` and where the edit comes from.
+
+    Raises:
+        EditingError: for edits that are no sum of low-rank updates, and for a null edit.
+    """
+    _require_low_rank(delta)
+    factors = {name: _thin(factor) for name, factor in delta.factors.items()}
+    transposed = {factor.transposed for factor in factors.values()}
+    if len(transposed) > 1:
+        raise EditingError("the edit mixes weights of both orientations, which one adapter cannot; export it merged.")
+    # One rank for all modules (padded with zeros): not every reader knows rank_pattern.
+    rank = max(factor.left.shape[1] for factor in factors.values())
+    tensors = {}
+    for name, factor in factors.items():
+        padded_A = nn.functional.pad(factor.right.T.float(), (0, 0, 0, rank - factor.right.shape[1]))
+        padded_B = nn.functional.pad(factor.left.float(), (0, rank - factor.left.shape[1]))
+        tensors[f"{PREFIX}{name}.lora_A.weight"], tensors[f"{PREFIX}{name}.lora_B.weight"] = padded_A, padded_B
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": transposed == {True},
+        "target_modules": sorted(factors),  # complete names: no other module can match
+        "inference_mode": True,
+        "use_rslora": False,
+        "use_dora": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    with _new_folder(folder) as work:
+        write_tensors(work / WEIGHTS_NAME, {name: tensor.cpu() for name, tensor in tensors.items()}, {"format": "pt"})
+        _write_json(work / CONFIG_NAME, config)
+        _write_json(work / ORIGIN_NAME, _origin(delta))
+    return Path(folder)
+
+
+def export_merged(model: nn.Module, tokenizer: PreTrainedTokenizerBase, delta: Delta, folder: str | Path) -> Path:
+    """Write the edited model as a checkpoint folder (safetensors, configuration, tokenizer); the model stays as it was.
+
+    Args:
+        delta: any edit of weights, low-rank or dense.
+
+    Raises:
+        EditingError: when the edit does not fit the model, or the model carries adapters.
+    """
+    if unwrapped(model) is not model:
+        raise EditingError("the model carries adapters; merge them into it before exporting an edit.")
+    _require_weights(delta)
+    with _new_folder(folder) as work, AppliedDeltas(model) as applied:
+        applied.add(delta)
+        config = dict(vars(model.config))
+        try:
+            model.save_pretrained(work)  # type: ignore[operator]
+        finally:
+            vars(model.config).update(config)  # saving writes the class's name into the model's own configuration
+        tokenizer.save_pretrained(work)
+        _write_json(work / ORIGIN_NAME, _origin(delta))
+    return Path(folder)
+
+
+def read_peft(folder: str | Path, model: nn.Module) -> Delta:
+    """A LoRA adapter folder as an edit of ``model``, ours or another tool's.
+
+    Raises:
+        EditingError: for adapters that are more than low-rank updates of linear maps, and for damaged folders.
+    """
+    folder = Path(folder)
+    config = _adapter_config(folder / CONFIG_NAME)
+    try:
+        with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise EditingError(f"cannot read the adapter in {folder}: {error}") from error
+    inner = unwrapped(model)
+    delta = Delta(meta=_read_origin(folder / ORIGIN_NAME))
+    for key, right in tensors.items():
+        name, _, kind = key.removeprefix(PREFIX).rpartition(".lora_")
+        if kind == "B.weight":
+            continue
+        left = tensors.get(key.replace(".lora_A.", ".lora_B."))
+        if kind != "A.weight" or left is None:
+            raise EditingError(f"{folder}: tensor {key!r} is no low-rank update of a linear map.")
+        try:
+            transposed = is_transposed(inner.get_submodule(name))
+        except AttributeError:
+            raise EditingError(f"{folder}: the model has no module {name!r}; is it another base model?") from None
+        delta.factors[name] = Factor(left.float() * _scaling(config, name), right.float().T, transposed)
+    return delta
+
+
+def _require_weights(delta: Delta) -> None:
+    if not delta.parameter_names and delta.weights_only:
+        raise EditingError("this edit changes no weight, so there is nothing to export.")
+    if not delta.weights_only:
+        raise EditingError(
+            "this edit is not all in the weights: it needs hooks while the model runs, or text before the prompt, "
+            "which neither a checkpoint nor an adapter can hold. Use it with edited_hf (load_edit=...)."
+        )
+
+
+def _require_low_rank(delta: Delta) -> None:
+    _require_weights(delta)
+    if not delta.is_low_rank:
+        raise EditingError(
+            f"this edit changes {', '.join(sorted([*delta.dense, *delta.masks]))} by updates that are not low-rank, "
+            "which a LoRA adapter cannot hold. Export it as a checkpoint: lm-edit export --format merged, or "
+            "export_merged(...)."
+        )
+
+
+def _thin(factor: Factor) -> Factor:
+    """The same update with rank at most min(d, f): a long stream adds up to more columns than the weight has."""
+    (width_out, rank), width_in = factor.left.shape, factor.right.shape[0]
+    if rank <= min(width_out, width_in):
+        return factor
+    update_DF = factor.left.double() @ factor.right.double().T
+    if width_out <= width_in:
+        return Factor(torch.eye(width_out), update_DF.T.float(), factor.transposed)
+    return Factor(update_DF.float(), torch.eye(width_in), factor.transposed)
+
+
+def _scaling(config: Mapping[str, Any], name: str) -> float:
+    """What peft multiplies ``lora_B @ lora_A`` with at one module."""
+    rank, alpha = config["r"], config["lora_alpha"]
+    for pattern, value in (config.get("rank_pattern") or {}).items():
+        rank = value if name == pattern or name.endswith(f".{pattern}") else rank
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        alpha = value if name == pattern or name.endswith(f".{pattern}") else alpha
+    return float(alpha) / (float(rank) ** 0.5 if config.get("use_rslora") else float(rank))
+
+
+def _adapter_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind, _ = config["peft_type"], (config["r"], config["lora_alpha"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EditingError(f"{path} is not readable as an adapter's configuration: {error!r}") from None
+    more = [name for name in ("use_dora", "modules_to_save", "trainable_token_indices") if config.get(name)]
+    if config.get("bias", "none") != "none":
+        more.append("bias")
+    if kind != "LORA" or more:
+        raise EditingError(
+            f"{path.parent}: only plain LoRA adapters are edits of weights; this one is {kind} "
+            f"{'with ' + ', '.join(more) if more else ''}. Load it with peft={path.parent} instead."
+        )
+    return config
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _origin(delta: Delta) -> dict[str, Any]:
+    return {"meta": delta.meta, "checksum": delta.checksum()}
+
+
+def _read_origin(path: Path) -> dict[str, Any]:
+    """What the edit is, as exported; empty for adapters of other tools."""
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["meta"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise EditingError(f"{path} is damaged: {error!r}") from None
+
+
+@contextmanager
+def _new_folder(folder: str | Path) -> Iterator[Path]:
+    """A temporary sibling that becomes ``folder`` when the block ends well; an existing folder is not written to."""
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise EditingError(f"{folder} exists and is not empty; name a new folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    work.mkdir()
+    try:
+        yield work
+        if folder.exists():
+            folder.rmdir()
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,20 @@
+"""TODO: say what is here."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.modeling.tensors import weight_norm
+
+
+@torch.no_grad()
+def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
+    """||update|| / ||W||, the root mean square over the edited matrices; 0 without any. Nothing dense is formed."""
+    norms = {name.removesuffix(".weight"): float(update.norm()) for name, update in delta.dense.items()}
+    for name, factor in delta.factors.items():
+        gram = (factor.left.T @ factor.left) * (factor.right.T @ factor.right)
+        norms[name] = max(float(gram.sum()), 0.0) ** 0.5
+    squared = [(norm / weight_norm(model.get_submodule(name))) ** 2 for name, norm in norms.items()]
+    return (sum(squared) / len(squared)) ** 0.5 if squared else 0.0

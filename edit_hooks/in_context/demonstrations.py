@@ -1,0 +1,188 @@
+"""The pool of in-context editing: facts with questions about them, from which demonstrations are chosen.
+
+A record has an edit, questions that mean the same (*update*: answered by the edit) and questions about other facts
+(*retain*: answered as before). Files in the CounterFact or BAKE schema are read as they are; the built-in pool is made
+of invented people and places, so that no benchmark can contain it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edit_hooks.deltas.context_edit import block, fact_line
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
+
+BUILTIN = "builtin"
+
+
+@dataclass(frozen=True)
+class PoolRecord:
+    """One fact and what can be asked about it.
+
+    Attributes:
+        edit: the fact.
+        paraphrases: questions answered by ``edit.target_new``.
+        neighbors: (question, answer) about other facts.
+    """
+
+    edit: EditRequest
+    paraphrases: tuple[str, ...]
+    neighbors: tuple[tuple[str, str], ...]
+
+    @property
+    def query(self) -> str:
+        """What a request is compared by: the fact and its question, without the answer."""
+        return query_of(self.edit)
+
+    def block(self, question: str, answer: str) -> str:
+        """A demonstration that answers a question after this fact."""
+        return block(self.edit.text, self.edit.target_new, question, answer)
+
+    def copy(self) -> str:
+        """The demonstration that asks the edit prompt itself; also what records are found by."""
+        return self.block(self.edit.text, self.edit.target_new)
+
+
+def query_of(request: EditRequest) -> str:
+    """A request as the text that is compared with demonstrations."""
+    return f"{fact_line(request.text, request.target_new)}Prompt: {request.text}"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Usable records of a source, and how many could not be used."""
+
+    records: tuple[PoolRecord, ...]
+    incomplete: int
+    digest: str
+
+    @functools.cached_property
+    def prompts(self) -> frozenset[str]:
+        """Every sentence asked in the pool, lower case."""
+        return frozenset(
+            text.lower()
+            for record in self.records
+            for text in (record.edit.text, *record.paraphrases, *(question for question, _ in record.neighbors))
+        )
+
+    @functools.cached_property
+    def edits(self) -> frozenset[str]:
+        """Every edit prompt of the pool, lower case."""
+        return frozenset(record.edit.text.lower() for record in self.records)
+
+
+@functools.cache
+def load_pool(source: str, start: int = 0) -> Pool:
+    """Records of the built-in pool or of a JSON or JSONL file, from number ``start`` on.
+
+    Records without a paraphrase or without a neighbour with its answer are left out and counted.
+
+    Raises:
+        EditingError: for files that cannot be read, records of another schema, and pools that are empty.
+    """
+    if source == BUILTIN:
+        return Pool(tuple(_builtin()), 0, BUILTIN)
+    path = Path(source).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise EditingError(
+            f"pool={source}: cannot be read ({error.strerror}); give a JSON or JSONL file of records in the "
+            f"CounterFact or BAKE schema, or {BUILTIN!r}."
+        ) from None
+    try:
+        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(r) for r in text.split("\n") if r]
+    except json.JSONDecodeError as error:
+        raise EditingError(f"pool={source}: not valid JSON ({error.msg}, line {error.lineno}).") from None
+    found = [_record(row, f"pool={source}, record {number}") for number, row in enumerate(rows) if number >= start]
+    usable = tuple(record for record in found if record.paraphrases and record.neighbors)
+    if not usable:
+        raise EditingError(f"pool={source}: no usable record from number {start} on (of {len(rows)}).")
+    return Pool(usable, len(found) - len(usable), hashlib.sha256(text.encode()).hexdigest())
+
+
+def _record(row: Any, where: str) -> PoolRecord:
+    if not isinstance(row, Mapping) or not isinstance(row.get("requested_rewrite"), Mapping):
+        raise EditingError(
+            f"{where}: the field 'requested_rewrite' is missing; the CounterFact or BAKE schema is read."
+        )
+    rewrite = dict(row["requested_rewrite"])
+    targets = {name: (rewrite.get(name) or {}).get("str") for name in ("target_new", "target_true")}
+    fields = {"prompt": rewrite.get("prompt"), "subject": rewrite.get("subject"), **targets}
+    edit = EditRequest.from_dict({name: value for name, value in fields.items() if value is not None}, where=where)
+    neighbors = [text for text in row.get("neighborhood_prompts", []) if text.strip()]
+    return PoolRecord(
+        edit=edit,
+        paraphrases=tuple(text.strip() for text in row.get("paraphrase_prompts", []) if text.strip()),
+        neighbors=tuple((text.strip(), edit.target_true) for text in neighbors) if edit.target_true else (),
+    )
+
+
+# (edit prompt, paraphrases, subjects, objects): our own inventions. "{}" is the subject.
+_RELATIONS: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = (
+    (
+        "The mother tongue of {} is",
+        ("At home {} speaks", "The language {} grew up with is"),
+        ("Arlo Venn", "Mirela Tosk", "Jonas Habbeck", "Ines Quall", "Pavel Ostrin", "Dora Lindgard", "Teo Marrash"),
+        ("Dutch", "Welsh", "Finnish", "Korean", "Greek", "Basque", "Danish"),
+    ),
+    (
+        "The town of {} is located in",
+        ("Travellers to {} fly to", "The country around the town of {} is"),
+        ("Brellin", "Osterwick", "Caldora", "Nimmersee", "Port Savane", "Yarrowmouth", "Tessaly"),
+        ("Portugal", "Norway", "Chile", "Japan", "Ghana", "Austria", "Canada"),
+    ),
+    (
+        "{} works as a",
+        ("The profession of {} is that of a", "People know {} as a"),
+        ("Hilda Bromm", "Samir Okello", "Lena Fauste", "Viktor Amsel", "Rosa Tienda", "Colm Arden", "Yuki Hanato"),
+        ("baker", "geologist", "lawyer", "sculptor", "pilot", "nurse", "weaver"),
+    ),
+    (
+        "The instrument that {} plays is the",
+        ("On stage {} is seen with the", "As a musician {} chose the"),
+        ("Greta Sool", "Malik Dorne", "Petra Wynn", "Ivo Castell", "Nora Blix", "Emil Raske", "Salma Irwin"),
+        ("cello", "flute", "harp", "trombone", "oboe", "drums", "organ"),
+    ),
+    (
+        "The company {} was founded in",
+        ("The first office of {} opened in", "The birthplace of the firm {} is"),
+        ("Halvex", "Mirrowell", "Tandrix", "Coppergate Mills", "Solvane", "Bexley & Orr", "Nordlux"),
+        ("Lyon", "Boston", "Nairobi", "Osaka", "Prague", "Lima", "Oslo"),
+    ),
+    (
+        "The author of the novel {} is",
+        ("The novel {} was written by", "The cover of {} bears the name of"),
+        ("The Salt Orchard", "Nine Winters", "A Lamp for Ada", "The Glass Ferry", "Low Tide", "Red Clover", "Ashlane"),
+        ("Mara Ellery", "Tomas Brink", "Joan Sayer", "Felix Durand", "Anna Kosta", "Leo Hartwell", "Ruth Amado"),
+    ),
+)
+
+
+def _builtin() -> list[PoolRecord]:
+    """Every subject of every relation once: the new object is the next one's, neighbours keep their own."""
+    records = []
+    for prompt, paraphrases, subjects, objects in _RELATIONS:
+        for number, subject in enumerate(subjects):
+            edit = EditRequest(
+                prompt=prompt,
+                subject=subject,
+                target_new=objects[(number + 1) % len(objects)],
+                target_true=objects[number],
+            )
+            others = [(number + step) % len(subjects) for step in (2, 3)]
+            records.append(
+                PoolRecord(
+                    edit=edit,
+                    paraphrases=tuple(text.replace("{}", subject) for text in paraphrases),
+                    neighbors=tuple((prompt.replace("{}", subjects[i]), objects[i]) for i in others),
+                )
+            )
+    return records

@@ -1,0 +1,51 @@
+"""TODO: say what is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from torch import nn
+
+from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.items import Limits
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.hooks import frozen
+
+
+def _in_batches(
+    model: nn.Module,
+    deltas: Sequence[Delta | None],
+    lengths: Sequence[int],
+    limits: Limits,
+    run: Callable[[list[int], list[Delta | None]], None],
+) -> None:
+    """Run items in length-sorted batches: edits that act per row and none mixed, every other edit for its own."""
+    per_row = [index for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row]
+    groups: dict[int, list[int]] = {}
+    for index, delta in enumerate(deltas):
+        if delta is not None and not delta.acts_per_row:
+            groups.setdefault(id(delta), []).append(index)
+    with frozen(unwrapped(model)):
+        for batch in _batches(per_row, lengths, limits):
+            run(batch, [deltas[index] for index in batch])
+        for group in groups.values():
+            delta = deltas[group[0]]
+            assert delta is not None
+            with AppliedDeltas(model) as applied:
+                applied.add(delta)
+                for batch in _batches(group, lengths, limits):
+                    run(batch, [applied.standing] * len(batch))
+
+
+def _batches(indices: Iterable[int], lengths: Sequence[int], limits: Limits) -> Iterator[list[int]]:
+    """Batches of similar length, longest first, within the limits."""
+    batch: list[int] = []
+    for index in sorted(indices, key=lambda index: (-lengths[index], index)):
+        width = lengths[batch[0]] if batch else lengths[index]
+        if batch and (len(batch) >= limits.max_rows or (len(batch) + 1) * width > limits.max_tokens):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -1,0 +1,133 @@
+"""TODO: say what is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedTokenizerBase
+
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.row_edits import RowEdits
+from edit_hooks.inference.batching import _in_batches
+from edit_hooks.inference.items import GenerateItem, Limits, Progress
+from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
+from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
+from edit_hooks.modeling.lm_head import Head
+from edit_hooks.modeling.vocab_loss import best_words
+
+
+def generate(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    items: Sequence[tuple[GenerateItem, Delta | None]],
+    limits: Limits,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Greedy continuations, each under its own edit; a row leaves the batch when it has stopped.
+
+    Returns:
+        Per item ``text`` (not cut at the stop string), ``token_ids`` and ``stop`` (eos, stop_string or length).
+    """
+    inner = unwrapped(model)
+    results: list[dict[str, Any]] = [{}] * len(items)
+
+    def run(batch: list[int], deltas: list[Delta | None]) -> None:
+        loop = _GreedyLoop(inner, tokenizer, [items[index][0] for index in batch], deltas)
+        for index, answer in zip(batch, loop.run(), strict=True):
+            results[index] = answer
+        progress(len(batch))
+
+    lengths = [len(item.context) + item.max_new_tokens for item, _ in items]
+    _in_batches(model, [delta for _, delta in items], lengths, limits, run)
+    return results
+
+
+class _GreedyLoop:
+    """Prefill once, then one token per step for the rows that have not stopped."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        items: list[GenerateItem],
+        deltas: list[Delta | None],
+    ) -> None:
+        self.model, self.tokenizer, self.items = model, tokenizer, items
+        self.device = input_device(model)
+        self.head = Head(model)
+        self.edits = RowEdits(model, deltas)
+        self.end_tokens = end_token_ids(model, tokenizer)
+        self.new_tokens: list[list[int]] = [[] for _ in items]
+        self.stop: list[str | None] = [None] * len(items)
+
+    @torch.no_grad()
+    def run(self) -> list[dict[str, Any]]:
+        running = list(range(len(self.items)))
+        next_tokens, cache, mask_RC, length_R = self._prefill()
+        edits = self.edits
+        while True:
+            kept = [row for row, index in enumerate(running) if not self._append(index, next_tokens[row])]
+            if not kept:
+                break
+            if len(kept) < len(running):
+                rows = torch.tensor(kept, device=self.device)
+                running = [running[row] for row in kept]
+                cache = select_rows(cache, rows)
+                mask_RC, length_R, edits = mask_RC[rows], length_R[rows], edits.select(rows)
+            ids_R1 = torch.tensor([[self.new_tokens[index][-1]] for index in running], device=self.device)
+            mask_RC = torch.cat([mask_RC, torch.ones_like(mask_RC[:, :1])], 1)
+            with edits.step():
+                hidden_R1D = decoder_of(self.model)(
+                    input_ids=ids_R1,
+                    attention_mask=mask_RC,
+                    position_ids=length_R[:, None],
+                    past_key_values=cache,
+                    use_cache=True,
+                ).last_hidden_state
+            length_R = length_R + 1
+            next_tokens = best_words(self.head, hidden_R1D[:, -1]).tolist()
+        return [self._answer(index) for index in range(len(self.items))]
+
+    def _prefill(self) -> tuple[list[int], DynamicCache, torch.Tensor, torch.Tensor]:
+        """First tokens, the cache shifted so that all prompts end in the same column, its mask, the prompt lengths."""
+        ids_RT, mask_RT = right_padded([item.context for item in self.items], self.device)
+        length_R = mask_RT.sum(1)
+        rows_R = torch.arange(len(ids_RT), device=self.device)
+        cache = DynamicCache()
+        decoder = decoder_of(self.model)
+        with self.edits.prefill(mask_RT, length_R):
+            output = decoder(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
+        hidden_RTD = output.last_hidden_state
+        last_RD = hidden_RTD[rows_R.to(hidden_RTD.device), (length_R - 1).to(hidden_RTD.device)]
+        aligned = right_aligned(cache, length_R, ids_RT.shape[1])
+        return best_words(self.head, last_RD).tolist(), aligned.cache, aligned.mask_RT, length_R
+
+    def _append(self, index: int, token: int) -> bool:
+        """Add a token to an item; returns whether the item has now stopped."""
+        item, tokens = self.items[index], self.new_tokens[index]
+        tokens.append(token)
+        if token in self.end_tokens:
+            self.stop[index] = "eos"
+        elif any(stop in self._text(tokens) for stop in item.stops):
+            self.stop[index] = "stop_string"
+        elif len(tokens) >= item.max_new_tokens:
+            self.stop[index] = "length"
+        return self.stop[index] is not None
+
+    def _text(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _answer(self, index: int) -> dict[str, Any]:
+        tokens = self.new_tokens[index]
+        return {"text": self._text(tokens), "token_ids": tokens, "stop": self.stop[index]}
+
+
+def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that end a text: the tokenizer's end token and those of the model's generation config."""
+    ends = {tokenizer.eos_token_id}
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends.update(configured if isinstance(configured, (list, tuple)) else [configured])
+    return {int(token) for token in ends if token is not None}

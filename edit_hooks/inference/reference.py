@@ -1,0 +1,89 @@
+"""Answering under edits the plain way: one edit in the weights, one question at a time, the model's own ``generate``.
+
+Slow and obviously right; ``engine=reference`` and the tests use it. Inputs and outputs are those of
+:mod:`edit_hooks.inference.scoring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+
+from edit_hooks.deltas.apply import edited
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.decoding import end_token_ids
+from edit_hooks.inference.items import GenerateItem, Progress, ScoreItem
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.tensors import widened
+
+
+def score_reference(
+    model: nn.Module, items: Sequence[tuple[ScoreItem, Delta | None]], progress: Progress
+) -> list[dict[str, Any]]:
+    """Whole sequences, all logits, one item at a time."""
+    answers = []
+    with frozen(unwrapped(model)), torch.no_grad():
+        for item, delta in items:
+            with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
+                answers.append(_score_one(unwrapped(model), item))
+            progress(1)
+    return answers
+
+
+def _score_one(model: Any, item: ScoreItem) -> dict[str, Any]:
+    fed = torch.tensor([[*item.context, *item.continuation][:-1]], device=model.device)
+    logprobs = widened(model(input_ids=fed, use_cache=False).logits[0, len(item.context) - 1 :]).log_softmax(1)
+    token_logprobs = [float(logprobs[i, token]) for i, token in enumerate(item.continuation)]
+    return item.record(token_logprobs, logprobs.argmax(1).tolist())
+
+
+def generate_reference(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    items: Sequence[tuple[GenerateItem, Delta | None]],
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """The model's own greedy ``generate``, one item at a time."""
+    answers = []
+    with frozen(unwrapped(model)):
+        for item, delta in items:
+            with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
+                answers.append(_generate_one(unwrapped(model), tokenizer, item))
+            progress(1)
+    return answers
+
+
+class _StopOnText(StoppingCriteria):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: tuple[str, ...], prompt_length: int) -> None:
+        self.tokenizer, self.stops, self.prompt_length = tokenizer, stops, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        text = self.tokenizer.decode(input_ids[0, self.prompt_length :], skip_special_tokens=True)
+        return torch.tensor([any(stop in text for stop in self.stops)], device=input_ids.device)
+
+
+def _generate_one(model: Any, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> dict[str, Any]:
+    prompt = torch.tensor([item.context], device=model.device)
+    ends = end_token_ids(model, tokenizer)
+    output = model.generate(
+        input_ids=prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=item.max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=min(ends, default=0),
+        stopping_criteria=StoppingCriteriaList([_StopOnText(tokenizer, item.stops, prompt.shape[1])]),
+    )
+    tokens = output[0, prompt.shape[1] :].tolist()
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    if tokens and tokens[-1] in ends:
+        stop = "eos"
+    else:
+        stop = "stop_string" if any(end in text for end in item.stops) else "length"
+    return {"text": text, "token_ids": tokens, "stop": stop}

@@ -1,0 +1,74 @@
+"""Asking questions under edits: many prompts of many edits in one forward pass or one decoding loop.
+
+Low-rank edits and most hooked ones act per row (`RowEdits`), so rows of different edits and of the unedited model share
+a batch.
+Other edits are applied, asked and undone one after another; the caller sees no difference. Prompts are right-padded
+for the prefill, which is exact under causal attention; keys and values are then shifted to a common last column, so
+that no padding is ever computed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.row_edits import RowEdits
+from edit_hooks.inference.batching import _in_batches
+from edit_hooks.inference.items import Limits, Progress, ScoreItem
+from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
+from edit_hooks.modeling.kv_cache import right_padded
+from edit_hooks.modeling.lm_head import Head
+from edit_hooks.modeling.vocab_loss import log_likelihoods
+
+
+def score(
+    model: nn.Module,
+    items: Sequence[tuple[ScoreItem, Delta | None]],
+    limits: Limits,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Log-probabilities and teacher-forced argmaxes of continuations, each under its own edit.
+
+    Returns:
+        Per item ``logprob``, ``is_greedy``, ``num_tokens``, ``token_logprobs``, ``token_argmax``, ``token_ids``.
+    """
+    inner = unwrapped(model)
+    lengths = [len(item.context) + len(item.continuation) - 1 for item, _ in items]
+    results: list[dict[str, Any]] = [{}] * len(items)
+
+    def run(batch: list[int], deltas: list[Delta | None]) -> None:
+        answers = _score_batch(inner, [items[index][0] for index in batch], deltas)
+        for index, answer in zip(batch, answers, strict=True):
+            results[index] = answer
+        progress(len(batch))
+
+    _in_batches(model, [delta for _, delta in items], lengths, limits, run)
+    return results
+
+
+@torch.no_grad()
+def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | None]) -> list[dict[str, Any]]:
+    device = input_device(model)
+    fed = [(*item.context, *item.continuation)[:-1] for item in items]
+    ids_RT, mask_RT = right_padded(fed, device)
+    positions = [
+        (row, len(item.context) - 1 + i, token)
+        for row, item in enumerate(items)
+        for i, token in enumerate(item.continuation)
+    ]
+    row_L, column_L, token_L = (torch.tensor(part, device=device) for part in zip(*positions, strict=True))
+    prompt_length_R = torch.tensor([len(item.context) for item in items], device=device)
+    with RowEdits(model, deltas).prefill(mask_RT, prompt_length_R):
+        hidden_RTD = decoder_of(model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).last_hidden_state
+    states_LD = hidden_RTD[row_L.to(hidden_RTD.device), column_L.to(hidden_RTD.device)]
+    logprob_L, argmax_L = (part.tolist() for part in log_likelihoods(Head(model), states_LD, token_L))
+    answers, start = [], 0
+    for item in items:
+        stop = start + len(item.continuation)
+        answers.append(item.record(logprob_L[start:stop], argmax_L[start:stop]))
+        start = stop
+    return answers

@@ -1,0 +1,19 @@
+"""The lm-eval model class ``edited_hf``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edit_hooks.lm.model import EditedHFLM
+
+__all__ = ["EditedHFLM"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the class on first use: importing a sibling module must not load lm-eval."""
+    if name != "EditedHFLM":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from edit_hooks.lm.model import EditedHFLM
+
+    return EditedHFLM

@@ -1,0 +1,133 @@
+"""Several processes, each with the whole model: who answers which documents, and one result in document order.
+
+``accelerate launch`` or ``torchrun`` starts the processes; the harness gives rank r the documents r, r + W, ... of
+every task. Ranks never wait for each other while they answer: the only meeting is the gathering of results at the end.
+So a rank may have other kinds of requests than its neighbour, or no document at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from edit_hooks.utils.errors import EditingError
+
+log = logging.getLogger(__name__)
+
+
+def start_processes(tensor_parallel: bool) -> None:
+    """Join the process group on machines without an accelerator; elsewhere the harness's class does.
+
+    ``accelerate`` takes a process that ``torchrun`` started on a CPU for a lone one unless it is told about the CPU
+    before anything else. Without this every process would do all the work.
+    """
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    accelerators = getattr(torch, "accelerator", torch.cuda)  # torch before 2.6 has no torch.accelerator
+    if several and not tensor_parallel and not accelerators.is_available():
+        from accelerate import Accelerator, InitProcessGroupKwargs
+
+        Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(weeks=52))])
+    elif not several and os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_PORT" in os.environ:
+        log.warning(
+            "accelerate launch --cpu starts a single process, whatever --num_processes says (unless mpirun is used). "
+            "Several processes on a CPU: torchrun --nproc_per_node 2 -m lm_eval ..."
+        )
+
+
+class Replicas:
+    """The part of the harness's model class that deals with other processes; every rank holds the whole model."""
+
+    accelerator: Any
+    _rank: int
+    _world_size: int
+
+    def _join_processes(self) -> None:
+        """Rank and number of processes from accelerate, on every kind of device and over several machines.
+
+        The harness's class does it for several GPUs of one machine only.
+        """
+        accelerator = getattr(self, "accelerator", None)
+        if accelerator is not None and accelerator.num_processes > 1:
+            self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's numbers as if they were everybody's.
+
+        The harness asks for counts, to pad all ranks with copies of requests until they make equally many forward
+        passes, as sharded models need. Ours hold whole models: no padding, and no rank waits for another.
+        """
+        if self._world_size <= 1:
+            return tensor
+        return torch.cat([tensor.reshape(-1)] * self._world_size)
+
+    def barrier(self) -> None:
+        """Nothing: a rank without requests of some kind would never come to it."""
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """Everybody's results at rank ``dst``, in document order, so that they read as those of one process."""
+        if self._world_size <= 1:
+            return [obj]
+        states = self._gathered(self._stream_state(), dst)
+        gathered = self._gathered(obj, dst)
+        if gathered is None or states is None:
+            return None
+        if len({state for state in states if state is not None}) > 1:
+            raise EditingError(
+                f"the {self._world_size} processes ended with different weights after the same stream of edits, so "
+                "their answers do not belong together. Keep the store on (store=<folder all of them see>): then one "
+                "process makes each step and the others load it."
+            )
+        return in_document_order(gathered)
+
+    def _gathered(self, obj: Any, dst: int) -> list[Any] | None:
+        gathered = [None] * self._world_size if self._rank == dst else None
+        torch.distributed.gather_object(obj, gathered, dst=dst)
+        return gathered
+
+    def _stream_state(self) -> str | None:
+        """Fingerprint of the weights that this rank's documents were answered with, where all ranks must agree."""
+        return None
+
+
+def in_document_order(gathered: list[Any]) -> list[Any]:
+    """Per-task results of all ranks merged into the first rank's place; the others' places stay, empty.
+
+    Args:
+        gathered: per rank ``{task: {metric: [one value per document]}}`` or ``{task: [samples]}``; rank r has the
+            documents r, r + W, ... A rank without documents may lack metrics. Anything else is returned as it is.
+    """
+    if not all(isinstance(results, Mapping) for results in gathered):
+        return gathered
+    merged: dict[str, Any] = {}
+    for task in gathered[0]:
+        parts = [results[task] for results in gathered]
+        if all(isinstance(part, Mapping) for part in parts):
+            names = dict.fromkeys(name for part in parts for name in part)
+            merged[task] = {name: _interleaved([part.get(name, []) for part in parts]) for name in names}
+        elif all(isinstance(part, list) for part in parts):
+            merged[task] = _samples_in_order(parts)
+        else:
+            return gathered
+    empty = {task: {name: [] for name in part} if isinstance(part, Mapping) else [] for task, part in merged.items()}
+    return [merged, *(empty for _ in gathered[1:])]
+
+
+def _interleaved(parts: list[list[Any]]) -> list[Any]:
+    """Values of all documents: one of every rank in turn."""
+    longest = max(map(len, parts))
+    return [part[index] for index in range(longest) for part in parts if index < len(part)]
+
+
+def _samples_in_order(parts: list[list[Any]]) -> list[Any]:
+    """By filter, then by document, as one process writes them."""
+    filters = dict.fromkeys(sample["filter"] for part in parts for sample in part)
+    return [
+        sample
+        for name in filters
+        for sample in _interleaved([[sample for sample in part if sample["filter"] == name] for part in parts])
+    ]

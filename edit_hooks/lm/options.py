@@ -1,0 +1,199 @@
+"""The options of ``edited_hf``: what is accepted in ``--model_args``, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edit_hooks.base.registry import editor_class
+from edit_hooks.lm.plan import MODES
+from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
+
+ANSWERS = ("auto", "patch")
+
+
+ENGINES = ("fast", "reference")
+
+
+DEFAULT_EDITOR = "r_rome"
+
+
+# icl -> the editor that makes the context, and its settings
+ICL: dict[str, tuple[str, dict[str, Any]]] = {
+    "no": ("", {}),
+    "yes": ("ike", {}),
+    "fact": ("ice", {}),
+    "demonstrations": ("ike", {"states_fact": False}),
+}
+
+
+# Keyword arguments the harness's class hands on to transformers' from_pretrained.
+FROM_PRETRAINED = (
+    "attn_implementation",
+    "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant",
+    "cache_dir",
+    "device_map",
+    "force_download",
+    "load_in_4bit",
+    "load_in_8bit",
+    "local_files_only",
+    "low_cpu_mem_usage",
+    "max_memory",
+    "rope_scaling",
+    "token",
+    "use_safetensors",
+    "variant",
+)
+
+
+@dataclass(frozen=True)
+class EditingOptions:
+    """Our own options.
+
+    Attributes:
+        editor: name in the registry; the demo's default is r_rome.
+        mode: ``none`` (unedited), ``single`` (every case on the untouched model), ``batch`` (all edits at once) or
+            ``sequential`` (a stream of edits on the same weights). With ``load_edit`` it is ``loaded`` and need not be
+            given.
+        load_edit: a saved edit (delta file, folder with one, or LoRA adapter folder) with which everything is asked.
+        editor_args: settings that override the editor's shipped configuration.
+        data: where the benchmarks come from; the tasks read it, here it is stamped into the results.
+        icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
+            ``fact`` (only the line that tells the edit) and ``demonstrations`` (all but that line).
+        icl_args: settings of the context, as ``editor_args``.
+        seed: seed of the editor, unless ``editor_args`` sets one.
+        answer: ``auto`` lets low-rank edits act per row of a mixed batch; ``patch`` writes every edit into the weights
+            while its questions are answered (the rounding of half-precision weights included).
+        engine: ``fast``, or for tests ``reference``: one edit, full forwards, patched weights, one question at a time.
+        store: folder of the content-addressed store, or ``off``.
+        max_batch_tokens: bound on the tokens of one answering pass.
+        edits: batch and sequential: where the edits come from, a benchmark's name or a JSONL file of edit requests.
+        num_edits: batch and sequential: how many of them, in order; all when absent.
+        edit_batch_size: sequential: edits written in one step.
+        group_size: batch: write groups of so many edits, each group on the untouched model (k-edit settings).
+        checkpoints: sequential: numbers of edits after which everything edited so far is answered too.
+        immediate: sequential: also answer every case right after its own edit.
+        retention: sequential: re-answer all earlier cases after every step (the triangular matrix; costs a lot).
+        guard: sequential: ``report`` or ``stop`` when the edited weights or the model's loss run away.
+        guard_norm_ratio, guard_loss_increase: when that is, see :class:`edit_hooks.lm.stream.Guard`.
+    """
+
+    editor: str = DEFAULT_EDITOR
+    mode: str = ""
+    load_edit: str | None = None
+    editor_args: Mapping[str, Any] | None = None
+    data: str | None = None
+    icl: Any = False
+    icl_args: Mapping[str, Any] | None = None
+    seed: int = 0
+    answer: str = "auto"
+    engine: str = "fast"
+    store: str | None = None
+    max_batch_tokens: int = 4096
+    edits: str | None = None
+    num_edits: int | None = None
+    edit_batch_size: int | None = None
+    group_size: int | None = None
+    checkpoints: Any = ()
+    immediate: bool = True
+    retention: bool = False
+    guard: str = "report"
+    guard_norm_ratio: float = 1.0
+    guard_loss_increase: float = 3.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", self.mode or ("loaded" if self.load_edit else "single"))
+        _one_of("mode", self.mode, MODES)
+        self._check_plan()
+        _one_of("answer", self.answer, ANSWERS)
+        _one_of("engine", self.engine, ENGINES)
+        editor_class(self.editor)  # raises with near misses
+        _whole("seed", self.seed, 0)
+        _whole("max_batch_tokens", self.max_batch_tokens, 1)
+        object.__setattr__(self, "editor_args", parse_editor_args(self.editor_args))
+        self._check_icl()
+
+    def _check_icl(self) -> None:
+        spelt = ("yes" if self.icl else "no") if isinstance(self.icl, bool) else self.icl
+        _one_of("icl", spelt, ICL)
+        object.__setattr__(self, "icl", spelt)
+        object.__setattr__(self, "icl_args", parse_editor_args(self.icl_args))
+        if self.icl == "no" and self.icl_args:
+            raise EditingError("icl_args has no meaning without icl=true; drop it.")
+        if self.icl != "no" and self.mode in ("none", "loaded"):
+            raise EditingError(
+                f"icl={self.icl} puts each edit's context before its questions; mode={self.mode} makes no edit. For "
+                "the context without an editor use editor=ike."
+            )
+        if self.icl != "no" and editor_class(self.editor).writes == ("context",):
+            raise EditingError(f"editor={self.editor} is a context already; drop icl or name another editor.")
+
+    @property
+    def context_editor(self) -> tuple[str, dict[str, Any]]:
+        """Name and settings of the editor behind ``icl``."""
+        name, settings = ICL[self.icl]
+        return name, {"seed": self.seed, **settings, **(self.icl_args or {})}
+
+    def _check_plan(self) -> None:
+        """Options of batch and sequential runs: complete, of the right kind, and not set in vain."""
+        for name in ("num_edits", "edit_batch_size", "group_size"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        for name in ("immediate", "retention"):
+            if not isinstance(getattr(self, name), bool):
+                raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
+        _one_of("guard", self.guard, ("report", "stop"))
+        object.__setattr__(self, "checkpoints", parse_checkpoints(self.checkpoints))
+        only_for = {
+            "edits": ("batch", "sequential"),
+            "num_edits": ("batch", "sequential"),
+            "edit_batch_size": ("sequential",),
+            "group_size": ("batch",),
+            "checkpoints": ("sequential",),
+            "retention": ("sequential",),
+            "load_edit": ("loaded",),
+        }
+        for name, modes in only_for.items():
+            if getattr(self, name) and self.mode not in modes:
+                raise EditingError(
+                    f"{name}={getattr(self, name)!r} has no meaning in mode={self.mode}; drop it or use "
+                    f"mode={' or mode='.join(modes)}."
+                )
+        if self.mode == "loaded" and not self.load_edit:
+            raise EditingError("mode=loaded needs load_edit=<saved edit: a delta file or a LoRA adapter folder>.")
+        if self.mode == "loaded" and self.editor_args:
+            raise EditingError("editor_args has no meaning in mode=loaded: the edit is made already; drop it.")
+        if self.mode in ("batch", "sequential") and not self.edits:
+            raise EditingError(
+                f"mode={self.mode} needs edits=<benchmark or JSONL file>; edits never depend on what is asked."
+            )
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The editor's settings given by the user, seed and engine included."""
+        return {"seed": self.seed, "engine": self.engine, **(self.editor_args or {})}
+
+
+def _one_of(name: str, value: object, accepted: Iterable[str]) -> None:
+    accepted = list(accepted)
+    if value not in accepted:
+        hint = near_misses(str(value), accepted)
+        raise EditingError(f"{name}={value!r} is not known.{hint} Accepted: {', '.join(accepted)}.")
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise EditingError(f"{name}={value!r}; a whole number >= {least} is needed.")
+
+
+def check_known_options(given: Iterable[str], base_class: type, own: Iterable[str]) -> None:
+    """Refuse options that neither we, the harness's class, nor from_pretrained know, with near misses."""
+    harness = set(inspect.signature(base_class).parameters) - {"kwargs"}
+    known = harness | set(own) | set(FROM_PRETRAINED)
+    if unknown := set(given) - known:
+        raise unknown_keys_error("option of edited_hf", unknown, known)

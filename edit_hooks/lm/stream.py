@@ -1,0 +1,232 @@
+"""Streams: edits written one step after another on the same weights, resumable and watched.
+
+A step's delta is stored under everything it depends on, the weights before it included. A second pass, or a run that
+was killed, writes the stored deltas again and checks the fingerprint of the weights after every step before going on,
+so a resumed stream is the same stream bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.base.editor import Editor
+from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.hook_edit import attached
+from edit_hooks.lm.plan import EditPlan
+from edit_hooks.lm.resolve import resolve_with_store
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.request import Unit
+from edit_hooks.store.store import Store
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.hashing import code_fingerprint, key_of
+
+log = logging.getLogger("lm_eval.edited_hf")
+
+
+# A short plain text; its loss on the edited model shows a collapse long before any benchmark does.
+PROBE_TEXT = "The weather was fine in the morning, so they walked to the market and bought bread, apples and cheese."
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Watches a stream.
+
+    Attributes:
+        action: ``report`` (say it and go on) or ``stop`` (make no further edits, and say so).
+        max_norm_ratio: allowed ||W_now - W_0|| / ||W_0|| of the edited weights.
+        max_loss_increase: allowed increase of the loss per token of a plain sentence, in nats.
+    """
+
+    action: str = "report"
+    max_norm_ratio: float = 1.0
+    max_loss_increase: float = 3.0
+
+    def complaint(self, record: dict[str, Any], loss_before: float) -> str | None:
+        """What is wrong after a step, if anything."""
+        if not record["finite"]:
+            return "the model's logits are not finite"
+        if record["norm_ratio"] > self.max_norm_ratio:
+            return f"the edited weights have moved by {record['norm_ratio']:.2f} of their norm"
+        if record["probe_loss"] - loss_before > self.max_loss_increase:
+            return f"the loss of a plain sentence rose from {loss_before:.2f} to {record['probe_loss']:.2f}"
+        return None
+
+
+class EditStream:
+    """The steps of a cumulative plan on one model.
+
+    ``visit`` runs through them with the weights in place; the model is as before afterwards.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        editor: Editor,
+        plan: EditPlan,
+        store: Store | None,
+        guard: Guard,
+        quiet: bool = False,
+        shared: bool = False,
+    ) -> None:
+        """Args: ``shared``: other processes make the same stream; one makes each step, the others load it."""
+        self.model, self.tokenizer, self.editor, self.plan = model, tokenizer, editor, plan
+        self.shared = shared
+        self.store, self.guard, self.quiet = store, guard, quiet
+        self._check(plan)
+        self.fingerprint, self.config = resolve_with_store(model, tokenizer, editor, store)
+        self._unedited_loss, _ = self._probe()
+        self.steps: list[dict[str, Any]] = []
+        self.stopped: str | None = None
+        self.deltas: list[Delta] = []
+
+    def _check(self, plan: EditPlan) -> None:
+        largest = max(len(unit) for unit in plan.units)
+        if largest > 1 and not self.editor.supports_joint:
+            raise EditingError(
+                f"editor {self.editor.name!r} writes one request at a time, the plan has steps of {largest}; "
+                "use mode=sequential,edit_batch_size=1 or an editor that writes batches (memit, alphaedit, ft_m)."
+            )
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps made, fewer than planned when the guard stopped the stream; planned before the first pass."""
+        return len(self.steps) if self.stopped else len(self.plan.units)
+
+    @property
+    def final_state(self) -> str | None:
+        """Fingerprint of the weights after the last step; ``None`` before the first pass."""
+        return self.steps[-1]["state_after"] if self.steps else None
+
+    def visit(self, visitor: Callable[[int, Delta | None], None]) -> None:
+        """Write the steps in order and call ``visitor(step, standing)`` after each with the weights in place.
+
+        ``standing`` is what of the edits so far is not in the weights (hooks, contexts): questions are asked under it.
+
+        The first pass makes (or loads) the deltas; later passes write the same ones. The weights are restored at the
+        end, also after an exception.
+        """
+        with (
+            AppliedDeltas(self.model) as applied,
+            tqdm(total=self.plan.num_edits, desc=self._label, unit="edit", disable=self.quiet) as bar,
+        ):
+            history: list[Delta] = []
+            for step, unit in enumerate(self.plan.units):
+                if self.stopped and step >= len(self.steps):
+                    break
+                history.append(self._write(step, unit, applied, history))
+                bar.update(len(unit))
+                visitor(step, applied.standing)
+
+    @property
+    def _label(self) -> str:
+        return f"Stream of {self.editor.name}"
+
+    def _write(self, step: int, unit: Unit, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+        """Put step ``step`` into the weights: the delta of an earlier pass, a stored one, or a new one."""
+        if step < len(self.deltas):
+            applied.add(self.deltas[step])
+            self._verify(step, applied.state(), self.steps[step]["state_after"])
+            return self.deltas[step]
+        with self._one_at_a_time():
+            delta = self._load_or_make(step, unit, applied, history)
+        self.deltas.append(delta)
+        self._watch(step, delta, applied)
+        return delta
+
+    def _load_or_make(self, step: int, unit: Unit, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+        description = self._description(unit, applied.state())
+        delta = self.store.load_delta(description) if self.store else None
+        if delta is not None:
+            applied.add(delta)
+            self._verify(step, applied.state(), delta.meta["state_after"])
+            return delta
+        delta = self._make(unit, applied, history)
+        delta.meta |= {"description": description, "state_after": applied.state()}
+        if self.store:
+            self.store.save_delta(description, delta)
+        return delta
+
+    def _one_at_a_time(self) -> contextlib.AbstractContextManager[None]:
+        """Where several processes make this stream: only one is at work on a step, so that all get the same delta."""
+        if not self.shared or self.store is None:
+            return contextlib.nullcontext()
+        return self.store.lock(
+            key_of([self.fingerprint, self.editor.name, self.config, sorted(self.plan.unit_of)])[:16]
+        )
+
+    def _make(self, unit: Unit, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+        began = time.perf_counter()
+        joint = len(unit) > 1 or self.editor.supports_joint
+        (delta,) = self.editor.edit(self.model, self.tokenizer, list(unit), joint=joint, history=history)
+        delta.diagnostics["seconds"] = round(time.perf_counter() - began, 4)
+        delta.check_finite()
+        applied.add(delta)
+        return delta
+
+    def _description(self, unit: Unit, state: str) -> dict[str, Any]:
+        return {
+            "what": "stream step",
+            "model": self.fingerprint,
+            "editor": self.editor.name,
+            "config": self.config,
+            "requests": [request.key for request in unit],
+            "state_before": state,
+            "code": code_fingerprint(),
+        }
+
+    @staticmethod
+    def _verify(step: int, state: str, expected: str) -> None:
+        if state != expected:
+            raise EditingError(
+                f"the weights after step {step} of the stream are not those of the stored run; the stored edits were "
+                "made under other circumstances. Remove them with lm-edit cache prune and run again."
+            )
+
+    def _watch(self, step: int, delta: Delta, applied: AppliedDeltas) -> None:
+        """Record norms and the loss of a plain sentence; complain, and stop when asked to."""
+        with attached(self.model, applied.hooked):
+            loss, finite = self._probe()
+        record = {
+            "step": step,
+            "num_edits": self.plan.edits_after(step),
+            "norm_ratio": applied.norm_ratio(),
+            "probe_loss": loss,
+            "finite": finite,
+            "state_after": delta.meta["state_after"],
+            **{name: value for name, value in delta.diagnostics.items() if name != "losses"},
+        }
+        complaint = self.guard.complaint(record, self._unedited_loss)
+        if complaint:
+            record["guard"] = complaint
+        self.steps.append(record)
+        if complaint and self.guard.action == "stop":
+            self.stopped = f"the guard stopped the stream after {record['num_edits']} edits: {complaint}"
+            log.warning("%s.", self.stopped)
+        elif complaint:
+            log.warning("after %d edits %s; going on (guard=report).", record["num_edits"], complaint)
+
+    @torch.no_grad()
+    def _probe(self) -> tuple[float, bool]:
+        inner = unwrapped(self.model)
+        ids = self.tokenizer(PROBE_TEXT, return_tensors="pt")["input_ids"].to(inner.device)
+        logits = inner(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        loss = float(nn.functional.cross_entropy(logits, ids[0, 1:].to(logits.device)))
+        return loss, bool(torch.isfinite(logits).all()) and math.isfinite(loss)
+
+    def report(self, step: int) -> dict[str, Any]:
+        """What a sample's record says about the step that made its edit."""
+        keep = {name: value for name, value in self.steps[step].items() if name != "state_after"}
+        return {"editor": self.editor.name, **keep}

@@ -1,0 +1,166 @@
+"""Second moments of keys and the linear solves with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped
+from edit_hooks.utils.errors import EditingError
+
+RELATIVE_RIDGE = 1e-8
+
+
+@dataclass
+class SecondMoment:
+    """C = E[k k^T] of a layer's keys, or the identity when none is given.
+
+    Attributes:
+        matrix_FF: C, shape [f, f]; ``None`` for the identity.
+        report: where C comes from (JSON-able), as the collection wrote it down; empty when unknown.
+    """
+
+    matrix_FF: torch.Tensor | None
+    report: dict[str, Any] = field(default_factory=dict)
+    _remarks: list[str] = field(default_factory=list, repr=False)
+    _factor_FF: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """``"identity"`` or ``"second_moment"``; results name the constraint an edit was made under."""
+        return "identity" if self.matrix_FF is None else "second_moment"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What users of this C should be warned of: from its collection, and from the solves made with it so far."""
+        return [*self.report.get("warnings", []), *self._remarks]
+
+    def solve(self, keys_EF: torch.Tensor, precision: str) -> torch.Tensor:
+        """C^-1 k for every key, shape [E, f].
+
+        Args:
+            precision: ``"float64"`` uses a Cholesky factor, with a small ridge (recorded) if C is singular without it;
+                ``"float32"`` takes the plain inverse in the keys' precision, as the released ROME does.
+
+        Raises:
+            EditingError: when C is not positive definite (``"float64"``) or has no inverse (``"float32"``).
+        """
+        if self.matrix_FF is None:
+            return keys_EF
+        if precision == "float32":
+            inverse_FF, info = torch.linalg.inv_ex(self.matrix_FF.to(keys_EF))
+            if int(info) or not torch.isfinite(inverse_FF).all():
+                raise EditingError(
+                    "the second moment C is singular, so it has no inverse in float32. Use inverse_dtype=float64, "
+                    "which adds a small ridge, or collect C from more tokens (lm-edit stats shows how many it had)."
+                )
+            return keys_EF @ inverse_FF.T
+        if self._factor_FF is None:
+            # Kept in main memory: one such factor per layer would crowd an accelerator.
+            self._factor_FF, ridge = _cholesky(self.matrix_FF.to(keys_EF.device).double())
+            self._factor_FF = self._factor_FF.cpu()
+            if ridge:
+                self._remarks.append(
+                    f"the second moment C is singular to working precision; a ridge of {ridge:.1e} is added to it."
+                )
+        return torch.cholesky_solve(keys_EF.double().T, self._factor_FF.to(keys_EF.device)).T.to(keys_EF.dtype)
+
+    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """The metric of MEMIT, C^-1 k in float64."""
+        return self.solve(keys_EF, "float64")
+
+    def describe(self) -> dict[str, Any]:
+        """What results say about the constraint (JSON-able)."""
+        corpus = self.report.get("description", {}).get("corpus")
+        facts = {"constraint": self.kind}
+        return {**facts, "moment_corpus": corpus, "moment_tokens": self.report["num_tokens"]} if corpus else facts
+
+
+def _cholesky(matrix_FF: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Lower Cholesky factor, and the small ridge that was added because the matrix is singular (0 if it is not).
+
+    The second ridge tried bounds what keeping C in float32 can have done to its smallest eigenvalues.
+    """
+    factor_FF, info = torch.linalg.cholesky_ex(matrix_FF)
+    if not int(info):
+        return factor_FF, 0.0
+    rounding = torch.finfo(torch.float32).eps * float(matrix_FF.norm())
+    identity_FF = torch.eye(len(matrix_FF), dtype=matrix_FF.dtype, device=matrix_FF.device)
+    for ridge in (RELATIVE_RIDGE * float(matrix_FF.diagonal().mean()), rounding):
+        factor_FF, info = torch.linalg.cholesky_ex(matrix_FF + ridge * identity_FF)
+        if not int(info) and ridge > 0:
+            return factor_FF, ridge
+    raise EditingError(
+        "the second moment C is not positive definite, also with a small ridge: it is no mean of k k^T, or was "
+        "collected from keys that are all zero. Collect it again (lm-edit stats) or check the given matrix."
+    )
+
+
+def adjusted_keys(keys_UF: torch.Tensor, applied_UF: torch.Tensor, ridge: float) -> torch.Tensor:
+    """The right factors A of a batch update R A^T: A = M K (ridge I + K^T M K)^-1, as rows [u, f].
+
+    M is the metric of the method: C^-1 for MEMIT (ridge = lambda), the null-space projector for AlphaEdit (ridge = L2),
+    (lambda C)^-1 for EMMET (ridge = eps). With M = C^-1 this equals (ridge C + K K^T)^-1 K, the form the papers give,
+    by the push-through identity, with a u x u system instead of an f x f one.
+
+    Args:
+        keys_UF: keys as rows. applied_UF: M times each key.
+        ridge: added to the diagonal; with 0 the keys are mapped exactly (pseudo-inverse for dependent keys).
+    """
+    gram_UU = keys_UF @ applied_UF.T
+    gram_UU = (gram_UU + gram_UU.T) / 2
+    system_UU = gram_UU + ridge * torch.eye(len(gram_UU), dtype=gram_UU.dtype, device=gram_UU.device)
+    factor_UU, info = torch.linalg.cholesky_ex(system_UU)
+    if int(info):
+        return torch.linalg.pinv(system_UU, hermitian=True) @ applied_UF
+    return torch.cholesky_solve(applied_UF, factor_UU)
+
+
+def load_second_moments(source: Any, layers: list[int], model: nn.Module) -> dict[int, SecondMoment]:
+    """Second moments of the edited layers; the identity for ``None``, else as :func:`load_matrices` reads them."""
+    if source is None:
+        return {layer: SecondMoment(None) for layer in layers}
+    matrices = load_matrices(source, layers, model)
+    for layer, matrix_FF in matrices.items():
+        if not torch.allclose(matrix_FF, matrix_FF.T, rtol=1e-3, atol=1e-4 * float(matrix_FF.abs().max())):
+            raise EditingError(f"the second moment of layer {layer} is not symmetric; C = E[k k^T] is needed, [f, f].")
+    return {layer: SecondMoment(matrix) for layer, matrix in matrices.items()}
+
+
+def load_matrices(
+    source: Any, layers: list[int], model: nn.Module, name: str = "second_moments"
+) -> dict[int, torch.Tensor]:
+    """One [f, f] matrix per edited layer from a mapping layer -> tensor, or a safetensors file ``layerN``.
+
+    Raises:
+        EditingError: for a missing layer, a matrix of the wrong size, and entries that are not finite.
+    """
+    if isinstance(source, (str, Path)):
+        try:
+            source = {int(key.removeprefix("layer")): tensor for key, tensor in load_file(source).items()}
+        except Exception as error:
+            raise EditingError(f"cannot read {name!r} from {source}: {error}") from None
+    if not isinstance(source, Mapping):
+        raise EditingError(
+            f"{name!r} is {type(source).__name__}; accepted: null, a safetensors file, or layer -> matrix."
+        )
+    matrices = {int(layer): matrix for layer, matrix in source.items()}
+    arch, inner = architecture_of(unwrapped(model)), unwrapped(model)
+    for layer in layers:
+        if layer not in matrices:
+            raise EditingError(f"{name!r} has no matrix for layer {layer}; it has {sorted(matrices)}.")
+        width = map_shape(inner.get_submodule(arch.rewrite_name(layer)))[1]
+        if tuple(matrices[layer].shape) != (width, width):
+            raise EditingError(
+                f"the matrix of layer {layer} in {name!r} has shape {tuple(matrices[layer].shape)}; "
+                f"the keys have width {width}, so [{width}, {width}] is needed."
+            )
+        if not torch.isfinite(matrices[layer]).all():
+            raise EditingError(f"the matrix of layer {layer} in {name!r} has entries that are not finite.")
+    return {layer: matrices[layer] for layer in layers}

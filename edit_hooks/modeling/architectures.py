@@ -1,0 +1,223 @@
+"""Where the editable parts of each model family are: one row per ``config.model_type``, no name matching.
+
+Module templates are relative to the causal language model and take the block index. A new family is one row here and
+one tiny config in the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from edit_hooks.utils.errors import EditingError, near_misses
+
+Role = Literal["rewrite", "mlp_in", "query_value", "attention_out"]
+
+
+ROLES: tuple[str, ...] = get_args(Role)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Module templates of one model family.
+
+    Attributes:
+        block: decoder block; its output is the residual stream h^l.
+        mlp: the MLP module; its output m^l is what ROME optimises.
+        rewrite: the MLP output projection, the linear map R^f -> R^d that is edited.
+        attention: the attention module.
+        attention_out: the attention output projection.
+        final_norm: the norm before the head.
+        mlp_in: the MLP input projections; the first f columns of the first one's output, f the MLP's inner width, go
+            through the non-linearity (fused projections hold the gate first).
+        query_value: the attention's query and value projections, or the fused projection that holds them.
+        post_norm: the norm that the block applies to m^l before adding it to the residual stream, if it has one.
+    """
+
+    block: str
+    mlp: str
+    rewrite: str
+    attention: str
+    attention_out: str
+    final_norm: str
+    mlp_in: tuple[str, ...]
+    query_value: tuple[str, ...]
+    post_norm: str | None = None
+
+    @property
+    def normalises_mlp_output(self) -> bool:
+        """Whether m^l enters the residual stream through a norm (post-FFN norm)."""
+        return self.post_norm is not None
+
+    def block_name(self, layer: int) -> str:
+        return self.block.format(layer)
+
+    def mlp_name(self, layer: int) -> str:
+        return self.mlp.format(layer)
+
+    def rewrite_name(self, layer: int) -> str:
+        return self.rewrite.format(layer)
+
+    def module_names(self, role: str, layer: int) -> list[str]:
+        """Names of the linear maps with a role (one of :data:`ROLES`) in a block."""
+        templates = {
+            "rewrite": (self.rewrite,),
+            "mlp_in": self.mlp_in,
+            "query_value": self.query_value,
+            "attention_out": (self.attention_out,),
+        }
+        return [template.format(layer) for template in templates[role]]
+
+    def linear_name(self, which: str, layer: int) -> str:
+        """One of the MLP's linear maps: ``mlp_out`` (the rewrite module) or ``mlp_in``.
+
+        Raises:
+            EditingError: for ``mlp_in`` where two maps lead into the MLP.
+        """
+        if which == "mlp_in" and len(self.mlp_in) > 1:
+            raise EditingError("module=mlp_in, but the MLPs of this model are gated: two maps lead in. Use mlp_out.")
+        return (self.mlp_in[0] if which == "mlp_in" else self.rewrite).format(layer)
+
+    def post_norm_name(self, layer: int) -> str:
+        assert self.post_norm is not None
+        return self.post_norm.format(layer)
+
+
+def _llama_like(**changes: object) -> Architecture:
+    row: dict[str, object] = {
+        "block": "model.layers.{}",
+        "mlp": "model.layers.{}.mlp",
+        "rewrite": "model.layers.{}.mlp.down_proj",
+        "attention": "model.layers.{}.self_attn",
+        "attention_out": "model.layers.{}.self_attn.o_proj",
+        "final_norm": "model.norm",
+        "mlp_in": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
+        "query_value": ("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.v_proj"),
+    }
+    return Architecture(**{**row, **changes})  # type: ignore[arg-type]
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt2": Architecture(
+        block="transformer.h.{}",
+        mlp="transformer.h.{}.mlp",
+        rewrite="transformer.h.{}.mlp.c_proj",
+        attention="transformer.h.{}.attn",
+        attention_out="transformer.h.{}.attn.c_proj",
+        final_norm="transformer.ln_f",
+        mlp_in=("transformer.h.{}.mlp.c_fc",),
+        query_value=("transformer.h.{}.attn.c_attn",),
+    ),
+    "gptj": Architecture(
+        block="transformer.h.{}",
+        mlp="transformer.h.{}.mlp",
+        rewrite="transformer.h.{}.mlp.fc_out",
+        attention="transformer.h.{}.attn",
+        attention_out="transformer.h.{}.attn.out_proj",
+        final_norm="transformer.ln_f",
+        mlp_in=("transformer.h.{}.mlp.fc_in",),
+        query_value=("transformer.h.{}.attn.q_proj", "transformer.h.{}.attn.v_proj"),
+    ),
+    "gpt_neox": Architecture(
+        block="gpt_neox.layers.{}",
+        mlp="gpt_neox.layers.{}.mlp",
+        rewrite="gpt_neox.layers.{}.mlp.dense_4h_to_h",
+        attention="gpt_neox.layers.{}.attention",
+        attention_out="gpt_neox.layers.{}.attention.dense",
+        final_norm="gpt_neox.final_layer_norm",
+        mlp_in=("gpt_neox.layers.{}.mlp.dense_h_to_4h",),
+        query_value=("gpt_neox.layers.{}.attention.query_key_value",),
+    ),
+    "llama": _llama_like(),
+    "mistral": _llama_like(),
+    "qwen2": _llama_like(),
+    "qwen3": _llama_like(),
+    "phi3": _llama_like(
+        mlp_in=("model.layers.{}.mlp.gate_up_proj",), query_value=("model.layers.{}.self_attn.qkv_proj",)
+    ),
+    "gemma2": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
+    "gemma3_text": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
+    "olmo2": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
+}
+
+
+def architecture_of(model_or_config: object) -> Architecture:
+    """The row of a model (or of its config), found by ``config.model_type``.
+
+    Raises:
+        EditingError: for a model type that is not in the table, with the list of known ones.
+    """
+    config = getattr(model_or_config, "config", model_or_config)
+    model_type = getattr(config, "model_type", None)
+    row = ARCHITECTURES.get(str(model_type))
+    if row is None:
+        raise EditingError(
+            f"no row for model type {model_type!r} in the architecture table, so its MLP output projections cannot be "
+            f"found.{near_misses(str(model_type), ARCHITECTURES)} Supported: {', '.join(sorted(ARCHITECTURES))}. "
+            "A new family is one row in edit_hooks/architectures.py; mode=none evaluates any model unedited."
+        )
+    return row
+
+
+def unwrapped(model: nn.Module) -> PreTrainedModel:
+    """The Hugging Face causal model inside adapter wrappers (peft), or the model itself."""
+    base: Any = getattr(model, "get_base_model", None)
+    return base() if base is not None else model
+
+
+def input_device(model: Any) -> torch.device:
+    """Where token ids have to be: the device of the input embedding, also when a device map splits the model."""
+    return model.get_input_embeddings().weight.device
+
+
+def head_of(model: Any) -> nn.Module:
+    """The vocabulary projection; with tied embeddings found as a module, never by parameter name."""
+    return model.get_output_embeddings()
+
+
+def decoder_of(model: Any) -> nn.Module:
+    """The model without its head: embeddings, blocks, final norm."""
+    return getattr(model, model.base_model_prefix)
+
+
+def num_layers(model_or_config: Any) -> int:
+    """Number of decoder blocks."""
+    return int(getattr(model_or_config, "config", model_or_config).num_hidden_layers)
+
+
+def linear_of(module: nn.Module) -> nn.Module:
+    """The plain linear map inside an adapter layer (peft keeps it as ``base_layer``), or the module itself."""
+    return getattr(module, "base_layer", module)
+
+
+def weight_of(module: nn.Module) -> nn.Parameter:
+    """The weight of a linear map, inside an adapter layer or not."""
+    weight = linear_of(module).weight
+    assert isinstance(weight, nn.Parameter)
+    return weight
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight is stored as [in, out] (GPT-2's Conv1D) instead of [out, in]."""
+    return isinstance(linear_of(module), Conv1D)
+
+
+def map_shape(module: nn.Module) -> tuple[int, int]:
+    """(output width d, input width f) of a linear map, whatever the storage orientation."""
+    rows, columns = weight_of(module).shape
+    return (columns, rows) if is_transposed(module) else (rows, columns)
+
+
+def check_layers(layers: list[int], model_or_config: object) -> None:
+    """Refuse layer numbers the model does not have."""
+    count = num_layers(model_or_config)
+    if not layers:
+        raise EditingError("'layers' is empty; give at least one layer to edit.")
+    bad = [layer for layer in layers if not 0 <= layer < count]
+    if bad:
+        raise EditingError(f"'layers' names {bad}, but the model has blocks 0 to {count - 1}.")

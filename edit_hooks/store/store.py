@@ -1,0 +1,153 @@
+"""The content-addressed store on disk: finished edits and other results, found by everything they depend on.
+
+Layout: ``<root>/deltas/<2 hex>/<key>.safetensors`` and ``<root>/json/<kind>/<key>.json``. A key is the SHA-256 of the
+complete description; the description is stored with the content and compared on reading. Files are written under a
+temporary name and renamed, so readers never see half of one, also with several processes. A damaged file is reported,
+removed and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import cache_root, remove_leftovers, write_atomically
+from edit_hooks.utils.hashing import key_of
+
+log = logging.getLogger("lm_eval.edited_hf")
+
+
+Content = TypeVar("Content")
+
+
+KEPT = (".safetensors", ".json", ".sqlite")
+
+
+class Store:
+    """Finished edits (safetensors) and small results (JSON), addressed by their complete description."""
+
+    def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
+        self.root = Path(root) if root is not None else cache_root() / "store"
+
+    def load_delta(self, description: Mapping[str, Any]) -> Delta | None:
+        """The edit made under this description, or ``None``."""
+        path = self._delta_path(key_of(description))
+        return self._read(path, lambda: _checked_delta(path, description))
+
+    def save_delta(self, description: Mapping[str, Any], delta: Delta) -> None:
+        """Keep a finished edit."""
+        path = self._delta_path(key_of(description))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        delta.meta["description"] = dict(description)
+        delta.save(path)
+
+    def load_json(self, kind: str, description: Mapping[str, Any]) -> Any | None:
+        """The result kept under this description, or ``None``."""
+        path = self._json_path(kind, key_of(description))
+        return self._read(path, lambda: _checked_json(path, description))
+
+    def save_json(self, kind: str, description: Mapping[str, Any], content: Any) -> None:
+        """Keep a JSON-able result."""
+        path = self._json_path(kind, key_of(description))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = {"description": dict(description), "content": content, "checksum": key_of(content)}
+        write_atomically(path, json.dumps(record, ensure_ascii=False))
+
+    def size(self) -> dict[str, tuple[int, int]]:
+        """Number of files and bytes by kind."""
+        totals: dict[str, tuple[int, int]] = {}
+        named = {".safetensors": "deltas", ".sqlite": "answers"}
+        for path in self._files():
+            kind = named.get(path.suffix, path.parent.name)
+            count, size = totals.get(kind, (0, 0))
+            totals[kind] = (count + 1, size + path.stat().st_size)
+        return totals
+
+    def prune(self, max_bytes: int = 0) -> int:
+        """Remove least recently used files until at most ``max_bytes`` remain; returns how many went."""
+        files = sorted(self._files(), key=lambda path: path.stat().st_mtime)
+        total = sum(path.stat().st_size for path in files)
+        removed = 0
+        for path in files:
+            if total <= max_bytes:
+                break
+            total -= path.stat().st_size
+            path.unlink(missing_ok=True)
+            removed += 1
+        return removed
+
+    def remove_leftovers(self) -> int:
+        """Remove what killed processes left half-written; returns the number of files."""
+        return remove_leftovers(self.root)
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Wait until no other process holds the lock of this name; the system frees it when its process dies."""
+        from filelock import FileLock
+
+        folder = self.root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{name}.lock"):
+            yield
+
+    def _files(self) -> list[Path]:
+        if not self.root.is_dir():
+            return []
+        return [path for path in self.root.rglob("*") if path.suffix in KEPT and path.is_file()]
+
+    def _delta_path(self, key: str) -> Path:
+        return self.root / "deltas" / key[:2] / f"{key}.safetensors"
+
+    def _json_path(self, kind: str, key: str) -> Path:
+        return self.root / "json" / kind / f"{key}.json"
+
+    def _read(self, path: Path, read: Callable[[], Content]) -> Content | None:
+        if not path.exists():
+            return None
+        try:
+            content = read()
+        except EditingError as error:
+            log.warning("%s; it is removed and made again.", error)
+            path.unlink(missing_ok=True)
+            return None
+        with contextlib.suppress(OSError):  # a store that may only be read, or a file pruned at this moment
+            os.utime(path)  # last use, for pruning
+        return content
+
+
+def kept_beside(store: Store) -> dict[str, tuple[int, int]]:
+    """Number of files and bytes of what else this project keeps in the user's cache: statistics, the demo model."""
+    root = cache_root()
+    totals = {}
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if folder.is_dir() and folder.resolve() != store.root.resolve():
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            totals[str(folder)] = (len(files), sum(path.stat().st_size for path in files))
+    return totals
+
+
+def _checked_delta(path: Path, description: Mapping[str, Any]) -> Delta:
+    delta = Delta.load(path)
+    if key_of(delta.meta.get("description")) != key_of(description):
+        raise EditingError(f"{path} was stored for something else")
+    return delta
+
+
+def _checked_json(path: Path, description: Mapping[str, Any]) -> Any:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        intact = record["checksum"] == key_of(record["content"]) and key_of(record["description"]) == key_of(
+            description
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EditingError(f"cannot read {path}: {error}") from None
+    if not intact:
+        raise EditingError(f"{path} is damaged or was stored for something else")
+    return record["content"]

@@ -1,0 +1,185 @@
+"""MELO's own rules: how clusters grow, split and forget, how adapters are trained, and which prompt uses which."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hook_edits import EDIT_REQUESTS, make, nll, stream_of
+from tiny import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
+from value_problems import KeepWide
+
+from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.editors.melo import MELOConfig, _drawn, add_point
+from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point
+from edit_hooks.modeling.architectures import ARCHITECTURES, map_shape
+from edit_hooks.modeling.tokens import split_continuation
+
+CONFIG = MELOConfig(radius=1.0)
+
+
+def cluster(*points: float, label: int = 0, radius: float = 1.0) -> Cluster:
+    """On a line; block numbers count from 0."""
+    entries = [Point(torch.tensor([place, 0.0]), number) for number, place in enumerate(points)]
+    return Cluster(torch.tensor([sum(points) / len(points), 0.0]), radius, [label], entries)
+
+
+def add(clusters, place: float, label: int = 0):
+    return add_point(clusters, Point(torch.tensor([place, 0.0]), 9), [label], CONFIG)
+
+
+def places(found: Cluster) -> list[float]:
+    return [float(point.query_Q[0]) for point in found.points]
+
+
+# -- the rules -------------------------------------------------------------------------------------------------------
+
+
+def test_an_edit_far_from_every_cluster_begins_one():
+    found, reason = add([], 3.0)
+    assert reason == "first" and places(found[0]) == [3.0] and found[0].radius == 1.0
+    near, reason = add([cluster(0.0)], 2.25)  # beyond its radius and that of a new one
+    assert reason == "new" and [places(part) for part in near] == [[0.0], [2.25]]
+
+
+def test_the_same_target_nearby_joins_moves_the_centre_and_widens():
+    found, reason = add([cluster(0.0)], 1.75)
+    assert reason == "joined" and len(found) == 1 and places(found[0]) == [0.0, 1.75]
+    assert float(found[0].centre_Q[0]) == pytest.approx(0.875) and found[0].radius == 1.0  # never below a new one's
+    wider, _ = add([cluster(0.0, 3.0, radius=1.5)], 3.9)
+    assert float(wider[0].centre_Q[0]) == pytest.approx(2.3) and wider[0].radius == pytest.approx(2.3)
+
+
+def test_another_target_nearby_halves_the_distance_and_points_outside_are_forgotten():
+    old = cluster(-1.0, 0.0, 1.0, radius=1.0)
+    found, reason = add([cluster(50.0, label=3), old], 1.2, label=5)
+    assert reason == "split" and [part.label for part in found] == [[3], [0], [5]]
+    assert places(found[1]) == [0.0] and found[1].radius == pytest.approx(0.6, abs=1e-4)
+    assert found[2].radius > 0.6 > found[1].radius  # a prompt half way belongs to the newer one
+    emptied, _ = add([cluster(-0.5, 0.5)], 0.2, label=5)
+    assert [part.label for part in emptied] == [[5]]  # nothing is left of it
+
+
+def test_the_same_prompt_with_another_target_is_overwritten():
+    found, reason = add([cluster(2.0, radius=1.3), cluster(9.0, label=4)], 2.0, label=5)
+    assert reason == "overwritten" and sorted(part.label[0] for part in found) == [4, 5]
+    (new,) = [part for part in found if part.label == [5]]
+    assert places(new) == [2.0] and new.points[0].block == 9 and new.radius == 1.3
+
+
+def test_targets_are_compared_token_by_token():
+    """The release compares sums, which agree for (1, 4) and (2, 3)."""
+    old = cluster(0.0)
+    old.label = [1, 4]
+    found, reason = add_point([old], Point(torch.tensor([0.5, 0.0]), 9), [2, 3], CONFIG)
+    assert reason == "split" and len(found) == 2
+
+
+# -- training and use ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keep_wide():
+    """Adam decides by the smallest signs."""
+    with KeepWide():
+        yield
+
+
+@pytest.mark.usefixtures("keep_wide")
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma3_text"])
+def test_adapters_are_those_of_a_plain_loop(model_type):
+    """One edit, whole forwards, torch's Adam and StepLR."""
+    model = build_model(model_type, dtype=torch.float64)
+    tokenizer = build_tokenizer(NATURAL_TOKENIZER[model_type])
+    request, steps, scale = EDIT_REQUESTS[0], 7, 8.0
+    (delta,) = make("melo", num_steps=steps, halve_every=3).edit(model, tokenizer, [request])
+    names = ARCHITECTURES[model_type].module_names("mlp_in", EDIT_LAYER)
+    leaves = []
+    for name in names:
+        width_out, width_in = map_shape(model.get_submodule(name))
+        leaves.append(_drawn(request, name, (2, width_in), 0).clone().requires_grad_(True))
+        leaves.append(torch.zeros(width_out, 2, dtype=torch.float64, requires_grad=True))
+    context, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
+    ids = torch.tensor([[*context, *target[:-1]]])
+    optimiser = torch.optim.Adam(leaves, lr=0.01)
+    losses = []
+    handles = [
+        model.get_submodule(name).register_forward_hook(
+            lambda _m, args, out, up=leaves[2 * n], down=leaves[2 * n + 1]: out + scale * args[0] @ up.T @ down.T
+        )
+        for n, name in enumerate(names)
+    ]
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = 0.01 * 0.5 ** (step // 3)
+        logp = model(ids).logits[0, len(context) - 1 :].log_softmax(-1)
+        loss = -logp[range(len(target)), target].mean()
+        losses.append(float(loss.detach()))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    for handle in handles:
+        handle.remove()
+    assert [entry["loss"] for entry in delta.diagnostics["losses"]] == pytest.approx(losses, rel=1e-8)
+    assert losses[-1] < losses[0]
+    (block,) = Database.of(delta.hooked).blocks.values()
+    for n, adapter in enumerate(block):
+        product = scale * leaves[2 * n + 1] @ leaves[2 * n]
+        found = adapter.down_DR @ adapter.up_RF
+        assert (found - product.detach()).norm() < 1e-8 * product.detach().norm()
+
+
+def test_the_edited_prompt_is_answered_and_others_are_bit_identical():
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    (delta,) = make("melo", num_steps=40).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    request, other = EDIT_REQUESTS[0], "The headquarters of the bank are in"
+    assert nll(model, tokenizer, request, delta) < nll(model, tokenizer, request, None) - 0.5
+    ids = torch.tensor([tokenizer(other)["input_ids"]])
+    with torch.no_grad():
+        plain = model(ids).logits
+        with edited(model, delta):
+            assert torch.equal(model(ids).logits, plain)
+
+
+def test_the_nearest_point_of_a_cluster_gives_the_adapter():
+    """Two edits of one target in one cluster keep an adapter each."""
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    first = EDIT_REQUESTS[0]
+    second = EditRequest(prompt=EDIT_REQUESTS[1].text, target_new=first.target_new)
+    steps = stream_of("melo", model, tokenizer, [first, second], radius=1e3)
+    assert [step.diagnostics["entry"] for step in steps] == ["first", "joined"]
+    whole = Delta.summed(steps)
+    database = Database.of(whole.hooked)
+    assert len(database.clusters) == 1 and sorted(database.blocks) == [0, 1]
+    for request, block in ((first, 0), (second, 1)):
+        alone = Database([database.clusters[0]], {block: database.blocks[block]}, 2)
+        alone.clusters[0].points = [Point(point.query_Q, block) for point in database.clusters[0].points]
+        settings = {name: whole.hooked.settings[name] for name in ("module", "targets")}
+        lone = Delta(hooked=alone.hooked(settings, {block}))
+        together, apart = (nll(model, tokenizer, request, delta) for delta in (whole, lone))
+        assert together == pytest.approx(apart, abs=1e-5)
+        assert together < nll(model, tokenizer, request, None)
+
+
+def test_an_adapter_for_all_rows_and_one_per_row_add_the_same():
+    up_RF, down_DR, x = torch.randn(2, 5), torch.randn(4, 2), torch.randn(3, 6, 5)
+    shared = Adapter(up_RF, down_DR).added(x)
+    each = Adapter(up_RF.expand(3, 2, 5), down_DR.expand(3, 4, 2)).added(x)
+    assert torch.allclose(shared, x @ (down_DR @ up_RF).T, atol=1e-5) and torch.allclose(each, shared, atol=1e-5)
+
+
+def test_bad_settings_are_named():
+    for settings, message in (
+        ({"layers": [0]}, "query_layer=-1"),
+        ({"layers": [2], "query_layer": 2}, "query_layer=2"),
+        ({"rank": 0}, "rank"),
+        ({"radius": -1.0}, "radius"),
+    ):
+        with pytest.raises(EditingError, match=message):
+            load_editor("melo", settings)
+
+
+def test_a_database_is_not_edited_on_with_other_modules():
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    history = list(make("melo").edit(model, tokenizer, EDIT_REQUESTS[:1]))
+    with pytest.raises(EditingError, match="not adapters of"):
+        make("melo", layers=[EDIT_LAYER + 1]).edit(model, tokenizer, EDIT_REQUESTS[1:2], history=history)

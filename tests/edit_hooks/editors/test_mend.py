@@ -1,0 +1,202 @@
+"""MEND: gradient factors against autograd, the hyper-network at its start, statistics, sign, batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from state import assert_same_state, snapshot
+from tiny import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
+
+from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.editors.mend import MENDConfig, edited_shapes
+from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings, Tokens, load_network, save_network
+from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.tokens import split_continuation
+
+EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
+LAYERS = list(range(NUM_LAYERS))
+RATE = 2.0**-7  # exact in float32
+SHAPES = {"a": (3, 5), "b": (5, 3), "c": (3, 5)}
+
+
+def identity(**changes):
+    return load_editor("mend", {"artefact": "identity", "layers": LAYERS, "edit_lr": RATE, **changes})
+
+
+def nll(model, tokenizer, request):
+    prompt, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
+    logprob = model(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return -logprob[torch.arange(len(target)), torch.tensor(target)]
+
+
+def plain_gradients(model, names, loss):
+    """Gradients of the weights themselves, in the stored orientation."""
+    weights = [model.get_parameter(f"{name}.weight") for name in names]
+    with frozen(model):
+        for weight in weights:
+            weight.requires_grad_(True)
+        return dict(zip(names, torch.autograd.grad(loss(), weights), strict=True))
+
+
+def random_tokens(num=7, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = SHAPES.items()
+    return {
+        name: Tokens(*(torch.randn(num, width, generator=generator, dtype=dtype) for width in (f, d)))
+        for name, (d, f) in shapes
+    }
+
+
+@pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
+def test_the_untrained_network_makes_one_gradient_step(model_type, tiny_model, tiny_tokenizer):
+    """For every family, orientation, fused projection and padded row: W - lr dL/dW with plain autograd, float64.
+
+    Gemma 2 and GPT-J compute parts of their attention in float32.
+    """
+    loose = model_type in ("gemma2", "gptj")
+    dtype = torch.float32 if loose else torch.float64
+    model, tokenizer = tiny_model(model_type, dtype=dtype), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
+    before = snapshot(model, tokenizer)
+    deltas = identity().edit(model, tokenizer, EDIT_REQUESTS)
+    assert_same_state(before, snapshot(model, tokenizer))
+    names = list(edited_shapes(model, MENDConfig(layers=LAYERS)))
+    for request, delta in zip(EDIT_REQUESTS, deltas, strict=True):
+        gradients = plain_gradients(model, names, lambda request=request: nll(model, tokenizer, request).mean())
+        weights = delta.weights()
+        assert len(weights) == len(names)
+        for name, gradient in gradients.items():
+            expected = -RATE * gradient
+            error = float((weights[f"{name}.weight"] - expected).norm() / expected.norm())
+            assert error < (1e-4 if loose else 1e-8), f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("joint_loss", ["mean", "sum"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+def test_a_joint_edit_is_one_gradient_step_of_the_joint_loss(model_type, joint_loss, tiny_model, tiny_tokenizer):
+    model, tokenizer = tiny_model(model_type, dtype=torch.float64), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
+    config = {"joint_loss": joint_loss, "batch_size": 3}  # chunks of three and one
+    (delta,) = identity(**config).edit(model, tokenizer, EDIT_REQUESTS, joint=True)
+    names = list(edited_shapes(model, MENDConfig(layers=LAYERS)))
+
+    def loss():
+        parts = [nll(model, tokenizer, request) for request in EDIT_REQUESTS]
+        return torch.cat(parts).mean() if joint_loss == "mean" else torch.stack([p.mean() for p in parts]).sum()
+
+    for name, gradient in plain_gradients(model, names, loss).items():
+        torch.testing.assert_close(delta.weights()[f"{name}.weight"], -RATE * gradient, atol=1e-8, rtol=1e-6)
+
+
+def test_edits_are_low_rank_while_that_is_smaller(tiny_model, tiny_tokenizer):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    short = EditRequest(prompt="The train", target_new="is")
+    (delta,) = identity().edit(model, tokenizer, [short])
+    assert delta.is_low_rank and delta.rank <= 4
+    (joint,) = identity().edit(model, tokenizer, EDIT_REQUESTS, joint=True)
+    # Dozens of tokens on matrices of width 32; in the last block only the labelled ones have a gradient.
+    assert "model.layers.0.mlp.down_proj.weight" in joint.dense and "model.layers.0.mlp.down_proj" not in joint.factors
+
+
+def test_the_released_sign_climbs(tiny_model, tiny_tokenizer):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    (ours,) = identity().edit(model, tokenizer, EDIT_REQUESTS[:1])
+    (released,) = identity(sign="plus").edit(model, tokenizer, EDIT_REQUESTS[:1])
+    for name, update in ours.weights().items():
+        assert torch.equal(released.weights()[name], -update)
+    assert ours.diagnostics["final_loss"] < ours.diagnostics["initial_nll"] < released.diagnostics["final_loss"]
+
+
+def test_a_stream_is_undone_bit_for_bit(tiny_model, tiny_tokenizer):
+    model, tokenizer = tiny_model("gpt2"), tiny_tokenizer("byte_bpe")
+    before, editor = snapshot(model, tokenizer), identity(layers=[EDIT_LAYER])
+    (first,) = editor.edit(model, tokenizer, EDIT_REQUESTS[:1])
+    with edited(model, first):
+        (second,) = editor.edit(model, tokenizer, EDIT_REQUESTS[1:2], history=[first])
+        with edited(model, second):
+            pass
+    (alone,) = editor.edit(model, tokenizer, EDIT_REQUESTS[1:2])
+    assert alone.checksum() != second.checksum()
+    assert_same_state(before, snapshot(model, tokenizer))
+
+
+# ------------------------------------------------------------------------------------------------ the network
+
+
+def test_an_untrained_network_returns_its_normalised_input():
+    network = HyperNetwork(SHAPES, NetworkSettings(rank=4)).double()
+    tokens = random_tokens()
+    network.observe(tokens)
+    updates = network(tokens)
+    # a and c share a network and its statistics; b has its own.
+    for name, partners in (("a", "ac"), ("b", "b"), ("c", "ac")):
+        seen = torch.cat([torch.cat(tokens[partner], 1) for partner in partners])
+        normal = (torch.cat(tokens[name], 1) - seen.mean(0)) / (seen.std(0) + 1e-7)
+        width = SHAPES[name][1]
+        torch.testing.assert_close(updates[name].right.T, normal[:, :width], atol=1e-8, rtol=1e-8)
+        torch.testing.assert_close(updates[name].left.T, -1e-4 * normal[:, width:], atol=1e-8, rtol=1e-8)
+    plain = HyperNetwork(SHAPES, NetworkSettings(rank=4, normalise=False)).double()
+    for name, (left, right) in plain(tokens).items():
+        assert torch.equal(right.T, tokens[name].x)
+        torch.testing.assert_close(left.T, -1e-4 * tokens[name].delta, atol=1e-12, rtol=1e-6)
+
+
+def test_training_can_leave_the_identity():
+    """The derivative of the clamp at zero is one; with a relu all of these would be zero for ever."""
+    network = HyperNetwork(SHAPES, NetworkSettings(rank=4, normalise=False)).double()
+    sum((left.sum() + right.sum()) for left, right in network(random_tokens()).values()).backward()
+    for name, parameter in network.named_parameters():
+        if name.endswith(("U", "bias", "shift")) or name == "step_sizes":
+            assert float(parameter.grad.abs().max()) > 0, name
+
+
+def test_gradients_of_the_network_are_right():
+    """Against finite differences, away from the kink of the clamp."""
+    network = HyperNetwork({"a": (2, 3), "b": (2, 3)}, NetworkSettings(rank=2, normalise=False, step_size=0.3)).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.5)
+    tokens = {name: Tokens(torch.randn(4, 3).double() + 2, torch.randn(4, 2).double() + 2) for name in "ab"}
+    parameters = list(network.parameters())
+
+    def outputs(*values):
+        named = dict(zip((name for name, _ in network.named_parameters()), values, strict=True))
+        updates = torch.func.functional_call(network, named, (tokens,))
+        return tuple(left @ right.T for left, right in updates.values())
+
+    assert torch.autograd.gradcheck(outputs, tuple(parameters))
+
+
+def test_statistics_do_not_depend_on_how_tokens_arrive_and_survive_the_disk(tmp_path):
+    whole, parts = (HyperNetwork(SHAPES, NetworkSettings(rank=4)).double() for _ in range(2))
+    tokens = random_tokens(num=9)
+    whole.observe(tokens)
+    for rows in (slice(0, 1), slice(1, 6), slice(6, 9)):
+        parts.observe({name: Tokens(x[rows], delta[rows]) for name, (x, delta) in tokens.items()})
+    empty = {name: Tokens(torch.zeros_like(x), delta) for name, (x, delta) in tokens.items()}
+    parts.observe(empty)  # tokens without input or gradient are not counted
+    for (name, ours), theirs in zip(parts.state_dict().items(), whole.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-8, msg=name)
+    save_network(parts, {"model": "x"}, tmp_path)
+    again, manifest = load_network(tmp_path)
+    assert manifest["model"] == "x" and again.settings == parts.settings and again.shapes == SHAPES
+    for name, tensor in again.double().state_dict().items():
+        torch.testing.assert_close(tensor, parts.state_dict()[name], atol=1e-6, rtol=1e-6)
+    with pytest.raises(EditingError, match="no two tokens"):
+        HyperNetwork(SHAPES, NetworkSettings(rank=4)).double()(tokens)
+
+
+def test_matrices_of_one_shape_share_a_network_and_keep_their_own_mode():
+    network = HyperNetwork(SHAPES, NetworkSettings(rank=4))
+    assert network.modes == {"a": 0, "b": 0, "c": 1} and len(network.networks) == 2
+    # Two blocks each: U and V, the bias, and a scale and a shift per mode.
+    width, rank = 8, 4
+    expected = sum(2 * (2 * width * rank + width + 2 * num_modes * width) for num_modes in (2, 1))
+    assert sum(p.numel() for p in network.networks.parameters()) == expected
+
+
+def test_a_network_is_needed_and_named(tiny_model, tiny_tokenizer, tmp_path):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    with pytest.raises(EditingError, match="lm-edit train-mend"):
+        load_editor("mend").edit(model, tokenizer, EDIT_REQUESTS[:1])
+    with pytest.raises(EditingError, match="no trained hyper-network"):
+        load_editor("mend", {"artefact": str(tmp_path)}).edit(model, tokenizer, EDIT_REQUESTS[:1])

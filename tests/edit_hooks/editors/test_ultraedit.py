@@ -1,0 +1,184 @@
+"""UltraEdit against sums written out by hand in float64, its statistics, and its streams."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
+
+from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.editors.ultraedit import Statistics
+from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
+from edit_hooks.modeling.tokens import split_continuation
+
+EDITS = [EditRequest(**record) for record in REQUESTS]
+TEXTS = ["The mother tongue of Elena is Serbian.", "He speaks English, French and Italian."]
+CONFIG = {"layers": [1], "lr": 3e-3, "calibration": TEXTS}
+UPDATE_BOUND = 1e-8
+FLOAT32_BOUND = 1e-5
+FLOAT32_ATTENTION = {"gptj", "gemma2"}  # the softmax is float32 whatever the weights are
+
+
+def wide(model_type: str):
+    return build_model(model_type, dtype=torch.float64), build_tokenizer(NATURAL_TOKENIZER[model_type])
+
+
+def by_hand(model, name: str, ids: list[int], labels: list[tuple[int, int]], positions: list[int]):
+    """Inputs of a map and gradients of the summed loss at its output, from a forward hook and ``retain_grad``."""
+    kept = {}
+
+    def hook(_module, args, output):
+        kept["h"], kept["y"] = args[0], output
+        output.retain_grad()
+
+    handle = model.get_submodule(name).register_forward_hook(hook)
+    try:
+        with torch.enable_grad():
+            log_p = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+            (-sum(log_p[position, token] for position, token in labels)).backward()
+    finally:
+        handle.remove()
+        model.zero_grad(set_to_none=True)
+    return kept["h"][0, positions].detach(), kept["y"].grad[0, positions].detach()
+
+
+def request_features(model, tokenizer, name: str, request: EditRequest, tokens: str = "target"):
+    context, target = split_continuation(tokenizer, request.text, " " + request.target_new)
+    ids = context + target[:-1]
+    labels = [(len(context) - 1 + i, token) for i, token in enumerate(target)]
+    positions = list(range(len(ids))) if tokens == "all" else [position for position, _ in labels]
+    return by_hand(model, name, ids, labels, positions)
+
+
+def text_features(model, tokenizer, name: str, text: str):
+    ids = tokenizer(text)["input_ids"]
+    return by_hand(model, name, ids[:-1], list(enumerate(ids[1:])), list(range(len(ids) - 1)))
+
+
+def expected_update(new, seen, lr: float, ridge: float) -> torch.Tensor:
+    """W' - W [d, f] of the paper's form, with an f x f system, from plain means and standard deviations."""
+    inputs_TF, gradients_TD = (torch.cat(part) for part in zip(*new, strict=True))
+    everything = torch.cat([torch.cat(pair, 1) for pair in [*seen, *new]])
+    hat = (torch.cat([inputs_TF, gradients_TD], 1) - everything.mean(0)) / everything.std(0)
+    width = inputs_TF.shape[1]
+    values_TD = -lr * hat[:, :width].norm(dim=1, keepdim=True) ** 2 * hat[:, width:]
+    system_FF = inputs_TF.T @ inputs_TF + ridge * torch.eye(width, dtype=torch.float64)
+    return torch.linalg.solve(system_FF, inputs_TF.T @ values_TD).T
+
+
+def stored(model, name: str, update: torch.Tensor) -> torch.Tensor:
+    return update.T if is_transposed(model.get_submodule(name)) else update
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours.double() - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
+def test_single_and_joint_updates_are_the_papers(model_type):
+    model, tokenizer = wide(model_type)
+    name = ARCHITECTURES[model_type].rewrite_name(1)
+    bound = FLOAT32_BOUND if model_type in FLOAT32_ATTENTION else UPDATE_BOUND
+    editor = load_editor("ultraedit", CONFIG)
+    seen = [text_features(model, tokenizer, name, text) for text in TEXTS]
+    new = [request_features(model, tokenizer, name, request) for request in EDITS]
+    singles = editor.edit(model, tokenizer, EDITS)
+    for delta, own in zip(singles, new, strict=True):
+        wanted = stored(model, name, expected_update([own], seen, 3e-3, 1.0))
+        assert relative(delta.weights()[f"{name}.weight"], wanted) < bound
+    (joint,) = editor.edit(model, tokenizer, EDITS, joint=True)
+    wanted = stored(model, name, expected_update(new, seen, 3e-3, 1.0))
+    assert relative(joint.weights()[f"{name}.weight"], wanted) < bound
+    assert joint.diagnostics["num_tokens"] == sum(len(h) for h, _ in new)
+
+
+def test_all_tokens_the_mean_loss_and_no_calibration():
+    """The settings of the other public versions; with more tokens than the matrix has rows the update is dense."""
+    model, tokenizer = wide("llama")
+    name = ARCHITECTURES["llama"].rewrite_name(1)
+    new = [request_features(model, tokenizer, name, request, "all") for request in EDITS]
+    counts = [len(request_features(model, tokenizer, name, request)[0]) for request in EDITS]
+    first, second = sum(counts[:2]), sum(counts[2:])
+    new = [(h, g / (first if i < 2 else second)) for i, (h, g) in enumerate(new)]
+    settings = {**CONFIG, "calibration": [], "tokens": "all", "gradients": "mean", "micro_batch_size": 2, "ridge": 0.5}
+    (delta,) = load_editor("ultraedit", settings).edit(model, tokenizer, EDITS, joint=True)
+    assert not delta.factors
+    assert relative(delta.weights()[f"{name}.weight"], expected_update(new, [], 3e-3, 0.5)) < UPDATE_BOUND
+
+
+def test_gradients_at_all_positions_add_up_to_that_of_the_weight():
+    """dW = sum_t g_t h_t^T, whatever the features were read with: an oracle without hooks."""
+    model, tokenizer = wide("gemma3_text")
+    name = ARCHITECTURES["gemma3_text"].rewrite_name(1)
+    weight = model.get_submodule(name).weight
+    request = EDITS[2]
+    context, target = split_continuation(tokenizer, request.text, " " + request.target_new)
+    log_p = model(torch.tensor([context + target])).logits[0].log_softmax(-1)
+    loss = -sum(log_p[len(context) - 1 + i, token] for i, token in enumerate(target))
+    (gradient,) = torch.autograd.grad(loss, weight)
+    inputs_TF, gradients_TD = request_features(model, tokenizer, name, request, "all")
+    assert relative(gradients_TD.T @ inputs_TF, gradient) < 1e-10
+
+
+def test_statistics_in_parts_are_those_of_all_tokens():
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(n, 5, dtype=torch.float64, generator=generator) * n for n in (1, 7, 2, 11)]
+    running = Statistics.empty(5)
+    for part in parts:
+        running = running.merged(part)
+    whole = torch.cat(parts)
+    assert running.count == 21
+    torch.testing.assert_close(running.mean_X, whole.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        running.normalised(whole), (whole - whole.mean(0)) / whole.std(0), rtol=1e-10, atol=1e-10
+    )
+    still = Statistics.empty(2).merged(torch.tensor([[1.0, 2.0], [1.0, 4.0]]))
+    assert still.normalised(torch.tensor([[1.0, 2.0]], dtype=torch.float64))[0, 0] == 0  # no 0 / 0
+
+
+def test_a_stream_carries_the_statistics(tmp_path):
+    """Step two normalises by everything seen; the second step's own features are read with the first in place."""
+    model, tokenizer = wide("llama")
+    name = ARCHITECTURES["llama"].rewrite_name(1)
+    editor = load_editor("ultraedit", CONFIG)
+    seen = [text_features(model, tokenizer, name, text) for text in TEXTS]
+    seen += [request_features(model, tokenizer, name, request) for request in EDITS[:2]]
+    (first,) = editor.edit(model, tokenizer, EDITS[:2], joint=True)
+    first.save(tmp_path / "first.safetensors")
+    first = Delta.load(tmp_path / "first.safetensors")
+    with edited(model, first):
+        new = [request_features(model, tokenizer, name, request) for request in EDITS[2:]]
+        (second,) = editor.edit(model, tokenizer, EDITS[2:], joint=True, history=[first])
+    assert relative(second.weights()[f"{name}.weight"], expected_update(new, seen, 3e-3, 1.0)) < UPDATE_BOUND
+    with pytest.raises(EditingError, match="one editor throughout"):
+        editor.edit(model, tokenizer, EDITS[:1], history=[Delta()])
+
+
+def test_roles_name_the_published_modules():
+    model, tokenizer = wide("llama")
+    settings = {"modules": {"gate": [0], "up": [0, 2]}, "lr": 3e-3, "calibration": TEXTS}
+    (delta,) = load_editor("ultraedit", settings).edit(model, tokenizer, EDITS[:1])
+    gate, *ups = names = ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj", "model.layers.2.mlp.up_proj"]
+    assert list(delta.factors) == names
+    # Maps of one shape share their statistics.
+    seen = [text_features(model, tokenizer, name, text) for name in names for text in TEXTS]
+    new = {name: request_features(model, tokenizer, name, EDITS[0]) for name in names}
+    others = [new[name] for name in ups]
+    wanted = expected_update([new[gate]], [*seen, *others], 3e-3, 1.0)
+    assert relative(delta.weights()[f"{gate}.weight"], wanted) < UPDATE_BOUND
+    with edited(model, delta):
+        pass  # shapes and names fit
+
+
+def test_wrong_settings_are_refused():
+    model, tokenizer = wide("gpt2")
+    with pytest.raises(EditingError, match="Did you mean 'gate'"):
+        load_editor("ultraedit", {"modules": {"gates": [1]}})
+    with pytest.raises(EditingError, match="give one of them"):
+        load_editor("ultraedit", {"modules": {"up": [1]}, "layers": [2]})
+    with pytest.raises(EditingError, match="no such map of their own"):
+        load_editor("ultraedit", {"modules": {"gate": [1]}}).edit(model, tokenizer, EDITS[:1])
+    one_token = EditRequest(prompt="The", target_new="a")
+    assert len(split_continuation(tokenizer, "The", " a")[1]) == 1
+    with pytest.raises(EditingError, match="a single token"):
+        load_editor("ultraedit", {**CONFIG, "calibration": []}).edit(model, tokenizer, [one_token])

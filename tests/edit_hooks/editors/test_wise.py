@@ -1,0 +1,311 @@
+"""WISE's own rules: what an edit may change, who is routed where, when memories are stored and merged."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, score_item, stream_of
+
+from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.deltas.hook_edit import Hooked
+from edit_hooks.editors.wise import WISEConfig, _mean_positive, examples_of
+from edit_hooks.inference.items import Limits
+from edit_hooks.inference.scoring import score
+from edit_hooks.locate.context_templates import sample_templates
+from edit_hooks.memory.merging import linear, ties
+from edit_hooks.memory.side_memory import Memories, Memory, moved, row_distance
+
+FAR = "Water freezes at zero degrees and boils at"
+CONFIG = SETTINGS["wise"]
+
+
+@functools.cache
+def single(model_type: str, **overrides) -> Delta:
+    model, tokenizer = loaded(model_type)
+    (delta,) = load_editor("wise", {**CONFIG, **overrides}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    return delta
+
+
+def weight_of(model, delta: Delta) -> torch.Tensor:
+    return model.get_submodule(delta.hooked.settings["module"]).weight.detach()
+
+
+def forced(model, delta: Delta, memory: Memory | None, stored: list[Memory] = ()) -> Delta:
+    """A delta with given memories and otherwise the settings of another one."""
+    memories = Memories(memory, list(stored), 1, 9)
+    numbers = {memory.number for memory in memories.all}
+    return Delta(hooked=memories.hooked(delta.hooked.settings, numbers))
+
+
+# -- what an edit changes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gptj", "llama"])
+def test_entries_outside_the_mask_stay_and_those_inside_stay_in_the_ball(model_type):
+    model, _ = loaded(model_type)
+    delta = single(model_type, norm_constraint=0.01, num_steps=4)
+    memory = Memories.of(delta.hooked, weight_of(model, delta)).current
+    assert torch.count_nonzero(memory.change[~memory.mask]) == 0
+    assert 0 < float(memory.change.abs().max()) <= 0.01
+    assert 0.4 < float(memory.mask.float().mean()) < 0.6  # mask_ratio 0.5
+
+
+def test_weight_decay_shrinks_trained_entries_only():
+    model, _ = loaded("llama")
+    decayed, plain = single("llama", weight_decay=0.1, num_steps=1), single("llama", weight_decay=0.0, num_steps=1)
+    first, second = (Memories.of(d.hooked, weight_of(model, d)).current for d in (decayed, plain))
+    expected = -0.3 * 0.1 * weight_of(model, plain) * first.mask  # lr 0.3
+    torch.testing.assert_close(first.change - second.change, expected, atol=1e-5, rtol=1e-4)
+    assert torch.count_nonzero(first.change[~first.mask]) == 0
+
+
+def test_the_released_mean_counts_one_token_more():
+    first = [single("llama", target_mean=mean).diagnostics["initial_nll"] for mean in ("released", "plain")]
+    _, tokenizer = loaded("llama")
+    count = len(score_item(tokenizer, EDIT_REQUESTS[0]).continuation)
+    assert first[0] == pytest.approx(first[1] * count / (count + 1), rel=1e-5)
+
+
+def test_margins_are_means_over_what_is_violated():
+    assert float(_mean_positive(torch.tensor([-1.0, 2.0, 4.0]))) == 3.0
+    assert float(_mean_positive(torch.tensor([-1.0, -2.0]))) == 0.0
+
+
+def test_a_given_mask_is_used(tmp_path):
+    model, tokenizer = loaded("llama")
+    mask = torch.zeros_like(weight_of(model, single("llama")), dtype=torch.bool)
+    mask[:3] = True
+    (delta,) = load_editor("wise", {**CONFIG, "mask": mask}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    assert torch.equal(Memories.of(delta.hooked, mask.float()).current.mask, mask)
+
+
+def test_templates_are_those_of_the_release_and_the_unrelated_text_comes_last():
+    model, tokenizer = loaded("llama")
+    templates = sample_templates(model, tokenizer, "wise_11", seed=0)
+    assert len(templates) == 11 and templates[0] == "{}" and all(text.endswith(" {}") for text in templates[1:])
+    rows = examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**{**CONFIG, "context_templates": templates}))
+    assert len(rows) == 12 and [bool(row.labels) for row in rows] == [True] * 11 + [False]
+    assert tokenizer.decode(rows[-1].ids, skip_special_tokens=True) == CONFIG["loc_prompts"][0]
+
+
+def test_a_chat_prompt_is_encoded_with_one_bos():
+    _, tokenizer = loaded("llama")
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    try:
+        row = examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))[0]
+    finally:
+        tokenizer.chat_template = None
+    assert row.ids.count(tokenizer.bos_token_id) == 1
+    assert tokenizer.decode(row.ids, skip_special_tokens=True).startswith(f"<{EDIT_REQUESTS[0].text}> ")
+    with pytest.raises(EditingError, match="no chat template"):
+        examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))
+
+
+# -- routing ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_one_batch_are_routed_by_themselves():
+    """Some rows use the memory and some the original weight; each as if it were alone, at any batch size."""
+    model, tokenizer = loaded("llama")
+    delta = single("llama")
+    asked = [EDIT_REQUESTS[0].text, FAR, f"The band. {EDIT_REQUESTS[0].text}", "Lake", EDIT_REQUESTS[2].text]
+    memory = Memories.of(delta.hooked, weight_of(model, delta)).current
+    distances = sorted(prompt_distance(model, tokenizer, text, memory, delta) for text in asked)
+    delta = forced(model, delta, Memory(0, memory.change, memory.mask, sum(distances[1:3])))  # times act_ratio 0.5
+    jobs = [(score_item(tokenizer, EDIT_REQUESTS[0], text), delta) for text in asked]
+    together = score(model, jobs, Limits(), lambda count: None)
+    changed = []
+    for job, answer in zip(jobs, together, strict=True):
+        (alone,) = score(model, [job], Limits(), lambda count: None)
+        assert answer["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=1e-4)
+        (unedited,) = score(model, [(job[0], None)], Limits(), lambda count: None)
+        changed.append(alone["token_logprobs"] != unedited["token_logprobs"])
+    assert changed.count(True) == 3 and changed.count(False) == 2
+
+
+@torch.no_grad()
+def prompt_distance(model, tokenizer, text: str, memory: Memory, delta: Delta) -> float:
+    """The distance of a prompt by hand: the module run with either weight on the prompt's own activations."""
+    module, seen = model.get_submodule(delta.hooked.settings["module"]), {}
+    handle = module.register_forward_hook(lambda _m, args, output: seen.update(x=args[0], y=output))
+    model(torch.tensor([tokenizer(text)["input_ids"]]))
+    handle.remove()
+    other = seen["x"] @ (module.weight + memory.change).T
+    act = torch.nn.functional.silu
+    return float((act(other) - act(seen["y"])).norm(dim=-1).mean())
+
+
+def test_an_unrelated_prompt_is_answered_bit_identically():
+    model, tokenizer = loaded("llama")
+    delta = single("llama")
+    memory = Memories.of(delta.hooked, weight_of(model, delta)).current
+    far = prompt_distance(model, tokenizer, FAR, memory, delta)
+    delta = forced(model, delta, Memory(0, memory.change, memory.mask, 2.1 * far))
+    ids = torch.tensor([tokenizer(FAR)["input_ids"]])
+    with torch.no_grad():
+        plain = model(ids).logits
+        with edited(model, delta):
+            assert torch.equal(model(ids).logits, plain)
+        delta.hooked.settings["current"][1] = 1.9 * far
+        with edited(model, delta):
+            assert not torch.equal(model(ids).logits, plain)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gptj", "gpt_neox"])
+def test_biases_are_kept(model_type):
+    """A memory that equals the original gives the original's outputs where it is used."""
+    model, tokenizer = loaded(model_type)
+    weight = weight_of(model, single(model_type))
+    assert model.get_submodule(single(model_type).hooked.settings["module"]).bias.abs().max() > 0.01
+    same = forced(model, single(model_type), Memory(0, torch.zeros_like(weight), weight == weight, 0.0))
+    ids = torch.tensor([tokenizer(FAR)["input_ids"]])
+    with torch.no_grad():
+        plain = model(ids).logits
+        with edited(model, same):
+            torch.testing.assert_close(model(ids).logits, plain, atol=1e-6, rtol=1e-6)
+
+
+def test_a_memory_is_the_map_with_the_other_weight():
+    """Where a memory is used the model is the one with W' written into its weight."""
+    for model_type in ("gpt2", "llama"):
+        model, tokenizer = loaded(model_type)
+        delta = single(model_type)
+        memory = Memories.of(delta.hooked, weight_of(model, delta)).current
+        used = forced(model, delta, Memory(0, memory.change, memory.mask, 0.0))
+        written = Delta(dense={f"{delta.hooked.settings['module']}.weight": memory.change})
+        for text in (FAR, EDIT_REQUESTS[0].text):
+            ours, theirs = (nll(model, tokenizer, EDIT_REQUESTS[0], d, text) for d in (used, written))
+            assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_of_several_memories_the_one_that_moves_the_prompt_most_is_used():
+    model, tokenizer = loaded("llama")
+    delta = single("llama")
+    memory = Memories.of(delta.hooked, weight_of(model, delta)).current
+    everything = memory.mask
+    small, large = (Memory(n, scale * memory.change, everything, 0.0) for n, scale in ((1, 0.5), (2, 1.5)))
+    out_of_reach = Memory(3, 3 * memory.change, everything, 1e6)
+    text = EDIT_REQUESTS[0].text
+
+    def used(*memories: Memory, current: Memory | None = None) -> float:
+        return nll(model, tokenizer, EDIT_REQUESTS[0], forced(model, delta, current, list(memories)), text)
+
+    assert used(small, large, out_of_reach) == used(large, small) == used(large)
+    assert used(small, out_of_reach) == used(small) == used(current=small)
+    # A rejected current memory that moves the prompt more keeps the stored ones out, as in the release.
+    assert used(small, current=out_of_reach) == nll(model, tokenizer, EDIT_REQUESTS[0], None, text)
+
+
+def test_distances_of_rows_skip_what_is_not_counted_and_long_rows_take_the_largest():
+    moved_RT = torch.tensor([[1.0, 3.0, 50.0], [2.0, 4.0, 9.0]])
+    counted = torch.tensor([[True, True, False], [True, True, True]])
+    assert row_distance(moved_RT, counted).tolist() == [2.0, 5.0]
+    assert row_distance(moved_RT, counted, max_over=2).tolist() == [2.0, 9.0]
+    assert moved(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 4.0]]]), None).tolist() == [[5.0]]
+    silu = float(torch.nn.functional.silu(torch.tensor([3.0, 4.0])).norm())
+    assert float(moved(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 4.0]]]), "silu")) == pytest.approx(silu)
+
+
+def test_deciding_in_every_call_counts_the_target_too():
+    """Teacher forcing by the released rule: one decision over prompt and target; a decoding step by its one token."""
+    model, tokenizer = loaded("llama")
+    delta = single("llama", decide="every_call")
+    memory = Memories.of(delta.hooked, weight_of(model, delta)).current
+    item = score_item(tokenizer, EDIT_REQUESTS[0])
+    whole = tokenizer.decode([*item.context, *item.continuation][1:-1])
+    short, long = (prompt_distance(model, tokenizer, text, memory, delta) for text in (EDIT_REQUESTS[0].text, whole))
+    assert short != pytest.approx(long, rel=1e-3)
+    between = Memory(0, memory.change, memory.mask, short + long)  # half of it is between the two
+    told = []
+    for decide in ("prompt", "every_call"):
+        chosen = forced(model, delta, between)
+        chosen.hooked.settings["decide"] = decide
+        (answer,) = score(model, [(item, chosen)], Limits(), lambda count: None)
+        (unedited,) = score(model, [(item, None)], Limits(), lambda count: None)
+        told.append(answer["token_logprobs"] != unedited["token_logprobs"])
+    assert told == [short > long, long > short]
+
+
+# -- storing and merging ---------------------------------------------------------------------------------------------
+
+
+def test_ties_of_a_change_with_itself_is_its_largest_part():
+    change = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    result = ties([change, change], [0.5, 0.5], 0.53)
+    kept = change.abs() >= change.abs().flatten().sort(descending=True).values[int(0.53 * 600) - 1]
+    torch.testing.assert_close(result, change * kept)
+
+
+def test_ties_by_hand():
+    """The sign with more weight wins an entry, and only those that agree with it are averaged."""
+    first, second = torch.tensor([[4.0, -1.0, 3.0, 0.1]]), torch.tensor([[2.0, 5.0, -2.0, 0.2]])
+    assert ties([first, second], [0.5, 0.5], 1.0).tolist() == [[3.0, 5.0, 3.0, pytest.approx(0.15)]]
+    assert ties([first, second], [0.5, 0.5], 0.75).tolist() == [[3.0, 5.0, 3.0, 0.0]]
+    assert ties([first, second], [0.2, 0.8], 1.0).tolist()[0][2] == -2.0
+    assert linear([first, second], [0.25, 0.75], 0.5).tolist()[0][:2] == [2.5, 3.5]
+
+
+@pytest.mark.parametrize("retrieve", [True, False])
+def test_memories_are_stored_and_merged_on_their_turn(retrieve):
+    """Every 2 edits stored, every 4 merged: counts after each of 9 edits, fresh masks, thresholds."""
+    model, tokenizer = loaded("llama")
+    requests = [EditRequest(prompt=f"The river number {n} flows to", target_new="Rome") for n in range(9)]
+    schedule = {**CONFIG, "num_steps": 2, "save_every": 2, "merge_every": 4, "retrieve": retrieve, "merge": "linear"}
+    steps = stream_of("wise", model, tokenizer, requests, **schedule)
+    shape = weight_of(model, steps[0])
+    seen = [Memories.of(Hooked.composed([d.hooked for d in steps[: n + 1]]), shape) for n in range(9)]
+    stored = [len(state.stored) for state in seen]
+    assert stored == ([0, 1, 1, 1, 1, 2, 2, 2, 2] if retrieve else [0, 1, 1, 1, 1, 2, 2, 1, 1])
+    assert [state.current is None for state in seen] == [False, True, False, True, False, True, False, True, False]
+    assert [state.num_edits for state in seen] == list(range(1, 10))
+    first, second = seen[1].stored[0], seen[2].current
+    assert not torch.equal(first.mask, second.mask)
+    merged = seen[3].stored[0]
+    last = Memories.of(Hooked.composed([d.hooked for d in steps[:3]]), shape)
+    assert torch.equal(merged.mask, merged.change != 0) and merged.threshold <= first.threshold
+    assert float((merged.change - 0.5 * first.change)[~last.current.mask].abs().max()) < 1e-6
+    if not retrieve:  # the second time: 0.6 of what was merged, 0.4 shared by the new ones
+        fresh = seen[5].stored[1]
+        only_old = ~fresh.mask & ~seen[6].current.mask
+        torch.testing.assert_close(seen[7].stored[0].change[only_old], 0.6 * merged.change[only_old])
+    assert Hooked.composed([d.hooked for d in steps]).tensors.keys() == {
+        f"{memory.number}/{what}" for memory in seen[-1].all for what in ("values", "mask")
+    }
+
+
+def test_asking_changes_no_memory():
+    model, tokenizer = loaded("llama")
+    steps = stream_of("wise", model, tokenizer, EDIT_REQUESTS[:2], **CONFIG, save_every=1, merge_every=2)
+    total = Delta.summed(steps)
+    before = total.checksum()
+    for request in EDIT_REQUESTS:
+        nll(model, tokenizer, request, total)
+    assert total.checksum() == before
+
+
+def test_later_edits_leave_earlier_ones_in_place():
+    model, tokenizer = loaded("llama")
+    steps = stream_of("wise", model, tokenizer, EDIT_REQUESTS[:2], **{**CONFIG, "num_steps": 20})
+    first, both = steps[0], Delta.summed(steps)
+    for request in EDIT_REQUESTS[:2]:
+        assert nll(model, tokenizer, request, both) < nll(model, tokenizer, request, None) - 0.2
+    assert nll(model, tokenizer, EDIT_REQUESTS[1], both) < nll(model, tokenizer, EDIT_REQUESTS[1], first)
+    assert steps[1].diagnostics["threshold"] == min(step.diagnostics["distance_in"] for step in steps)
+
+
+def test_wrong_settings_are_named():
+    for settings, message in (
+        ({"merge_every": 3, "save_every": 2}, "no multiple"),
+        ({"loc_prompts": []}, "loc_prompts"),
+        ({"layers": [0, 1]}, "one layer"),
+        ({"num_steps": 0}, "positive"),
+        ({"merge": "slerp"}, "'ties' or 'linear'"),
+    ):
+        with pytest.raises(EditingError, match=message):
+            load_editor("wise", settings)
+    model, tokenizer = loaded("gpt2")
+    (book,) = load_editor("grace", SETTINGS["grace"]).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    with pytest.raises(EditingError, match="not side memories"):
+        load_editor("wise", CONFIG).edit(model, tokenizer, EDIT_REQUESTS[:1], history=[book])

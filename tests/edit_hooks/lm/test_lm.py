@@ -1,0 +1,361 @@
+"""`edited_hf` through lm-eval itself, on tiny models: modes, caches, stamps, and the model left as it was."""
+
+import importlib
+import json
+import math
+
+import pytest
+import torch
+from lm_runs import BAKE, FAST, answers, assert_same_answers, build, case, flat, instance, run, seeded_as_by_the_harness
+from paths import RECORDS
+from state import assert_same_state, snapshot
+from tiny import ALL_MODEL_TYPES, save_tiny
+
+from edit_hooks import EditingError
+from edit_hooks.lm.model import EditedHFLM
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return str(save_tiny(tmp_path_factory.mktemp("tiny"), "llama"))
+
+
+def test_without_a_device_the_machine_decides(model_path):
+    """lm-eval's class assumes a GPU when simple_evaluate is called from Python without a device."""
+    lm = EditedHFLM(pretrained=model_path, store="off", editor_args=dict(FAST))
+    assert lm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert lm.loglikelihood([instance(case(), "Port Elna is the capital of", " Dravonia")])[0]["num_tokens"] >= 1
+
+
+# -- single edits ----------------------------------------------------------------------------------------------------
+
+
+def test_answers_carry_edit_unedited_answer_and_diagnostics(model_path):
+    lm = build(model_path)
+    answer, plain = lm.loglikelihood(
+        [
+            instance(case(), "Port Elna is the capital of", " Dravonia"),
+            instance({"question": "an ordinary document"}, "Port Elna is the capital of", " Dravonia"),
+        ]
+    )
+    assert answer["num_tokens"] == len(answer["token_ids"]) == len(answer["token_logprobs"]) >= 1
+    assert math.isclose(answer["logprob"], sum(answer["token_logprobs"]), rel_tol=1e-6)
+    assert answer["logprob"] != answer["unedited"]["logprob"]
+    assert answer["edit"]["final_nll"] < answer["edit"]["initial_nll"]
+    assert answer["edit"]["editor"] == "r_rome" and answer["edit"]["steps"] >= 1
+    # The ordinary document is answered by the harness's own class on the untouched model.
+    assert isinstance(plain, tuple) and math.isclose(plain[0], answer["unedited"]["logprob"], abs_tol=1e-4)
+
+
+def test_stock_answers_are_the_unedited_answers(model_path):
+    """Our scoring and decoding against the harness's own, on the unedited model."""
+    lm = build(model_path, mode="none")
+    contexts = ["Port Elna is the capital of", "The parliament of Port Elna, they say, belongs to", "Lake"]
+    docs = [case(context) for context in contexts]
+    ours = lm.loglikelihood([instance(doc, c, " Dravonia") for doc, c in zip(docs, contexts, strict=True)])
+    stock = lm.loglikelihood([instance({}, context, " Dravonia") for context in contexts])
+    for own, (logprob, greedy) in zip(ours, stock, strict=True):
+        assert math.isclose(own["logprob"], logprob, rel_tol=1e-5, abs_tol=1e-4) and own["is_greedy"] == greedy
+    settings = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
+    ours = lm.generate_until([instance(d, c, settings, "generate_until") for d, c in zip(docs, contexts, strict=True)])
+    for own, context in zip(ours, contexts, strict=True):
+        (text,) = lm.generate_until([instance({}, context, dict(settings), "generate_until")])
+        assert own["text"].split(".")[0] == text
+
+
+def test_adapters_and_patched_weights_agree(model_path):
+    """Invariant 2: per-row adapters against edits written into the weights."""
+    both = [answers(run(build(model_path, answer=answer), BAKE)) for answer in ("auto", "patch")]
+    assert_same_answers(*both)
+
+
+@pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
+def test_the_fast_engine_gives_the_answers_of_the_plain_one(model_type, tmp_path):
+    """Losses, log-probabilities and greedy text, end to end, on every architecture row."""
+    path = str(save_tiny(tmp_path, model_type))
+    both = [answers(run(build(path, engine=engine), BAKE, limit=2)) for engine in ("fast", "reference")]
+    assert_same_answers(*both, tolerance=2e-3)
+    for fast, plain in zip(*both, strict=True):
+        assert fast["edit"]["steps"] == plain["edit"]["steps"]
+        assert math.isclose(fast["edit"]["final_loss"], plain["edit"]["final_loss"], rel_tol=1e-3, abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("editor", ["r_rome", "ft_m"])
+def test_alone_or_together_in_any_order(model_path, editor):
+    """Invariant 3: a case's answers do not depend on the other cases or on the batch size."""
+    arguments = FAST if editor == "r_rome" else {"num_steps": 4, "lr": 0.01}
+    together = run(build(model_path, editor=editor, editor_args=arguments), ["bake_es"])
+    small = run(build(model_path, editor=editor, editor_args=arguments, batch_size=2, max_batch_tokens=40), ["bake_es"])
+    assert_same_answers(answers(together), answers(small))
+    lone = run(build(model_path, editor=editor, editor_args=arguments), ["bake_es"], samples={"bake_es": [2]})
+    of_case = [sample for sample in together["samples"]["bake_es"] if sample["doc_id"] == 2]
+    assert_same_answers(answers({"samples": {"bake_es": of_case}}), answers(lone))
+
+
+def test_the_model_is_left_as_it_was_also_after_an_exception(model_path):
+    lm = build(model_path, answer="patch")
+    seeded_as_by_the_harness()
+    before = snapshot(lm.model, lm.tokenizer)
+    run(lm, BAKE)
+    assert_same_state(before, snapshot(lm.model, lm.tokenizer))
+
+    def interrupt(*_args):
+        raise KeyboardInterrupt
+
+    handle = lm.model.get_output_embeddings().register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lm.loglikelihood([instance(case(), "Port Elna is the capital of", " Dravonia")])
+    handle.remove()
+    assert_same_state(before, snapshot(lm.model, lm.tokenizer))
+
+
+def test_mode_none_answers_are_the_pre_edit_column(model_path):
+    edited, plain = run(build(model_path), ["bake_ls"]), run(build(model_path, mode="none"), ["bake_ls"])
+    assert_same_answers([answer["unedited"] for answer in answers(edited)], answers(plain))
+    assert all(answer["edit"] is None for answer in answers(plain))
+    assert plain["results"]["bake_ls"]["ls_agree_tf,none"] == 1.0
+
+
+def test_a_failed_edit_is_unscored_not_wrong(model_path, monkeypatch):
+    from edit_hooks.editors.rome import ROME
+
+    original = ROME.compute
+
+    def spoilt(self, model, tokenizer, job):
+        deltas = original(self, model, tokenizer, job)
+        for request, delta in zip(job.requests, deltas, strict=True):
+            if request.case_id == "1":
+                for factor in delta.factors.values():
+                    factor.left.fill_(float("nan"))
+        return deltas
+
+    monkeypatch.setattr(ROME, "compute", spoilt)
+    results = run(build(model_path), ["bake_es"])
+    failed = [sample for sample in results["samples"]["bake_es"] if sample["doc"]["case_id"] == "1"]
+    assert all("not finite" in str(sample["unscored_reason"]) for sample in failed) and failed
+    assert results["results"]["bake_es"]["unscored,none"] == len(failed)
+
+
+# -- the store and the harness's caches ------------------------------------------------------------------------------
+
+
+def test_stored_edits_are_reused_and_bit_identical(model_path, tmp_path, monkeypatch):
+    first = run(build(model_path, tmp_path), BAKE)
+
+    def must_not_run(*_args, **_kwargs):
+        raise AssertionError("a stored edit was made again")
+
+    monkeypatch.setattr("edit_hooks.editors.rome.ROME.compute", must_not_run)
+    again = run(build(model_path, tmp_path), BAKE)
+    assert json.dumps([flat(a) for a in answers(first)]) == json.dumps([flat(a) for a in answers(again)])
+    with pytest.raises(AssertionError, match="made again"):
+        run(build(model_path, tmp_path, editor_args={**FAST, "lr": 0.4}), BAKE)
+
+
+def test_unedited_answers_are_asked_before_any_edit_and_reused(model_path, tmp_path, monkeypatch):
+    from edit_hooks.editors.rome import ROME
+
+    asked, original = [], ROME.compute
+    monkeypatch.setattr("edit_hooks.lm.model.score", _spy("asked", asked, "edit_hooks.inference.scoring", "score"))
+
+    def compute(self, *arguments):
+        asked.append("edited")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(ROME, "compute", compute)
+    first = run(build(model_path, tmp_path), ["bake_ls"])
+    assert asked[0] == "asked" and asked.index("edited") == 1
+    asked.clear()
+    again = run(build(model_path, tmp_path), ["bake_ls"])
+    assert "edited" not in asked and asked.count("asked") == 1  # the edited side only
+    before = [flat(answer["unedited"]) for answer in answers(first)]
+    assert before == [flat(answer["unedited"]) for answer in answers(again)]
+
+
+def _spy(word, calls, module, name):
+    function = getattr(importlib.import_module(module), name)
+
+    def spied(*arguments, **settings):
+        calls.append(word)
+        return function(*arguments, **settings)
+
+    return spied
+
+
+def test_a_damaged_answer_store_is_filled_again(model_path, tmp_path):
+    first = run(build(model_path, tmp_path), ["bake_ls"])
+    (database,) = tmp_path.rglob("answers.sqlite")
+    database.write_bytes(b"this is not a database" * 100)
+    assert_same_answers(answers(first), answers(run(build(model_path, tmp_path), ["bake_ls"])))
+
+
+def test_use_cache_is_refused_and_leaves_nothing(model_path, tmp_path):
+    lm = build(model_path)
+    with pytest.raises(EditingError, match="--use_cache"):
+        run(lm, ["bake_es"], use_cache=str(tmp_path / "cache"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_results_say_what_was_done(model_path):
+    lm = build(model_path, seed=7)
+    results = run(lm, ["bake_es"])
+    stamp = lm.get_model_info()["edited_hf"]
+    assert stamp["editor"] == "r_rome" and stamp["mode"] == "single" and stamp["seed"] == 7
+    assert stamp["editor_config"]["num_steps"] == FAST["num_steps"]
+    assert len(stamp["model_fingerprint"]) == 64 and stamp["versions"]["torch"] == torch.__version__
+    assert results["configs"]["bake_es"]["metadata"]["data_source"]["sha256"]
+    json.dumps(stamp)
+
+
+# -- mistakes show before weights are loaded ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"editor": "rom"}, "Did you mean 'rome'"),
+        ({"edtor": "rome"}, "Did you mean 'editor'"),
+        ({"mode": "sngle"}, "Did you mean 'single'"),
+        ({"editor_args": {"lrr": 1}}, "Did you mean 'lr'"),
+        ({"editor_args": {"lr": "fast"}}, "'lr' is 'fast'"),
+        ({"editor_args": "missing.yaml"}, "cannot read missing.yaml"),
+        ({"seed": -1}, "seed=-1"),
+        ({"mode": "sequential"}, "needs edits="),
+        ({"edits": "bake"}, "no meaning in mode=single"),
+        ({"mode": "sequential", "edits": "bakee"}, "Did you mean 'bake'"),
+        ({"mode": "sequential", "edits": "nothing.jsonl"}, "cannot be read"),
+        ({"mode": "sequential", "edits": "bake", "checkpoints": "5;x"}, "checkpoints="),
+        ({"mode": "batch", "edits": "bake", "data": str(RECORDS / "bake_qa.jsonl")}, "one request at a time"),
+    ],
+)
+def test_mistakes_are_named_before_any_weight_is_read(model_path, options, message, monkeypatch):
+    monkeypatch.setattr(
+        "lm_eval.models.huggingface.HFLM._create_model", lambda *a, **k: pytest.fail("weights were read")
+    )
+    with pytest.raises(EditingError, match=message):
+        build(model_path, **options)
+
+
+def test_weights_are_read_after_the_data_was_checked(model_path, tmp_path, monkeypatch):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text((RECORDS / "bake_qa.jsonl").read_text().splitlines()[0] + "\n{not json\n")
+    lm = build(model_path)
+    monkeypatch.setattr(
+        "lm_eval.models.huggingface.HFLM._create_model", lambda *a, **k: pytest.fail("weights were read")
+    )
+    with pytest.raises(EditingError, match=r"broken\.jsonl, line 2"):
+        run(lm, ["bake_es"], settings={"data": str(broken)})
+
+
+def test_an_unknown_architecture_is_refused_but_can_be_scored_unedited(tmp_path):
+    from tiny import build_tokenizer
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    tokenizer = build_tokenizer("byte_bpe")
+    config = GPTNeoConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global"], 2]]
+    )
+    GPTNeoForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(EditingError, match="gpt_neo"):
+        build(str(tmp_path))
+    lm = build(str(tmp_path), mode="none")
+    (answer,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
+    assert math.isfinite(answer["logprob"])
+
+
+# -- batch and sequential ----------------------------------------------------------------------------------------------
+
+STREAM = {"mode": "sequential", "edits": "bake", "data": str(RECORDS / "bake_qa.jsonl")}
+
+
+def test_a_stream_of_one_edit_is_the_single_edit(model_path):
+    """Invariant 4, first half."""
+    single = run(build(model_path), BAKE, samples={task: [0] for task in BAKE})
+    stream = run(build(model_path, **STREAM, num_edits=1), BAKE, samples={task: [0] for task in BAKE})
+    assert_same_answers(answers(single), answers(stream))
+
+
+def test_one_step_of_all_edits_is_the_batch(model_path):
+    """Invariant 4, second half."""
+    arguments = {"editor": "ft_m", "editor_args": {"num_steps": 3, "lr": 0.01}}
+    size = len((RECORDS / "bake_qa.jsonl").read_text().splitlines())
+    batch = run(build(model_path, **arguments, **{**STREAM, "mode": "batch"}), BAKE)
+    stream = run(build(model_path, **arguments, **STREAM, edit_batch_size=size), BAKE)
+    assert [flat(a) for a in answers(batch)] == [flat(a) for a in answers(stream)]
+
+
+def test_stream_answers_at_every_stage(model_path):
+    lm = build(model_path, **STREAM, checkpoints="1;3", retention=True)
+    seeded_as_by_the_harness()
+    before = snapshot(lm.model, lm.tokenizer)
+    results = run(lm, ["bake_es"])
+    assert_same_state(before, snapshot(lm.model, lm.tokenizer))
+    for answer in answers(results):
+        place = answer["stream"]
+        assert place["edited"] and answer["edit"]["num_edits"] == place["step"] + 1
+        assert flat(place["immediate"]) == flat(place["after_step"][str(place["step"])])
+        assert flat(answer) == flat(place["after_step"][str(place["num_edits"] - 1)])
+        assert set(place["checkpoints"]) == {c for c in ("1", "3") if int(c) > place["step"]}
+        if "3" in place["checkpoints"]:
+            assert flat(place["checkpoints"]["3"]) == flat(place["after_step"]["2"])
+
+
+def test_the_limit_changes_who_is_asked_not_what_is_edited(model_path):
+    everyone, few = (run(build(model_path, **STREAM), ["bake_es"], limit=limit) for limit in (None, 2))
+    first = [sample for sample in everyone["samples"]["bake_es"] if sample["doc_id"] < 2]
+    assert_same_answers(answers({"samples": {"bake_es": first}}), answers(few))
+
+
+def test_ordinary_tasks_see_the_streams_final_weights(model_path):
+    lm = build(model_path, **STREAM)
+    (edited,) = lm.loglikelihood([instance({}, "Port Elna is the capital of", " Dravonia")])
+    (plain,) = build(model_path, mode="none").loglikelihood([instance({}, "Port Elna is the capital of", " Dravonia")])
+    (final,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
+    assert edited[0] != plain[0] and math.isclose(edited[0], final["logprob"], rel_tol=1e-4, abs_tol=1e-4)
+
+
+def test_cases_outside_the_stream_say_so(model_path):
+    lm = build(model_path, **STREAM, num_edits=1)
+    (answer,) = lm.loglikelihood([instance(case("Nowhere", "Atlantis"), "Nowhere is the capital of", " Atlantis")])
+    assert answer["stream"]["edited"] is False and answer["edit"] is None
+
+
+def test_the_guard_reports_or_stops(model_path):
+    loud = build(model_path, **STREAM, guard_norm_ratio=1e-9)
+    run(loud, ["bake_es"])
+    steps = loud.session.stamp()["steps"]
+    assert len(steps) == loud.plan.num_edits and all("moved by" in step["guard"] for step in steps)
+    strict = build(model_path, **STREAM, guard="stop", guard_norm_ratio=1e-9)
+    results = run(strict, BAKE)
+    assert len(strict.session.stamp()["steps"]) == 1
+    assert "guard stopped" in str(results["samples"]["bake_es"])
+
+
+def test_groups_are_written_together_on_the_untouched_model(model_path):
+    arguments = {"editor": "ft_m", "editor_args": {"num_steps": 3, "lr": 0.01}}
+    grouped = {**STREAM, "mode": "batch", "num_edits": 3, "group_size": 2}
+    results = run(build(model_path, **arguments, **grouped), ["bake_es"])
+    keys = [answer.get("edit", {}).get("key") for answer in answers(results)]
+    assert len({key for key in keys if key}) == 2
+    assert any("one group" in answer.get("error", "") for answer in answers(results))
+
+
+def test_a_resumed_stream_is_the_same_stream(model_path, tmp_path, monkeypatch):
+    from edit_hooks.editors.rome import ROME
+
+    whole = run(build(model_path, **STREAM), BAKE)
+    original, calls = ROME.compute, []
+
+    def dies_at_the_third(self, *arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    monkeypatch.setattr(ROME, "compute", dies_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        run(build(model_path, tmp_path, **STREAM), BAKE)
+    resumed = run(build(model_path, tmp_path, **STREAM), BAKE)
+    assert len(calls) == 1 + len((RECORDS / "bake_qa.jsonl").read_text().splitlines())
+    assert json.dumps([flat(a) for a in answers(whole)]) == json.dumps([flat(a) for a in answers(resumed)])

@@ -1,0 +1,415 @@
+"""What `pip install` gives: stock `lm_eval` finds our model and tasks, start-up is cheap, uninstalling leaves nothing.
+
+The project is built and installed into fresh environments that see the packages of the running one, torch and lm-eval
+among them, but process none of its `.pth` files: an editable install there cannot stand in for the one under test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import textwrap
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from paths import ROOT
+
+pytestmark = pytest.mark.xdist_group("install")  # one worker builds the wheel, once
+
+PACKAGES = ("edit_hooks", "judges", "lm_eval_tasks", "lm_edit")
+MODULE = "lm_eval_editing_autoload"
+SWITCH = "LM_EVAL_EDITING_AUTOLOAD"
+MAX_START_UP_US = 5000
+
+
+class Environment:
+    """A fresh virtual environment without pip; ``pip`` is that of the running interpreter."""
+
+    def __init__(self, folder: Path, sees_running_packages: bool = True) -> None:
+        venv.EnvBuilder(with_pip=False, symlinks=os.name != "nt").create(folder)
+        self.python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        self.work = folder / "work"  # an empty current directory: nothing is found by accident
+        self.work.mkdir()
+        self.site = Path(self.run("import sysconfig; print(sysconfig.get_paths()['purelib'])").stdout.strip())
+        if sees_running_packages:
+            # Paths named in a .pth file are searched, their own .pth files are not run.
+            outer = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
+            (self.site / "zz_running_environment.pth").write_text("\n".join(outer) + "\n")
+
+    def environ(self, **variables: str) -> dict[str, str]:
+        hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", SWITCH}
+        kept = {name: value for name, value in os.environ.items() if name not in hidden}
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
+        return {**kept, **offline, **variables}
+
+    def call(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.python), *arguments]
+        environ = self.environ(**variables)
+        return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=self.work, timeout=300)
+
+    def run(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        done = self.call("-c", textwrap.dedent(code), **variables)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def ask(self, code: str, **variables: str) -> Any:
+        """What ``code`` prints last, as JSON."""
+        return json.loads(self.run(code, **variables).stdout.strip().splitlines()[-1])
+
+    def pip(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "pip", "--python", str(self.python), "--disable-pip-version-check", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environ(), cwd=self.work, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def files(self) -> set[str]:
+        return {path.relative_to(self.site).as_posix() for path in self.site.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*command, "--wheel-dir", str(folder)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def from_wheel(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    environment = Environment(tmp_path_factory.mktemp("from_wheel"))
+    environment.pip("install", "--no-deps", "--no-index", str(wheel))
+    return environment
+
+
+@pytest.fixture(scope="module")
+def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    environment = Environment(tmp_path_factory.mktemp("editable"))
+    environment.pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--editable", str(ROOT))
+    return environment
+
+
+@pytest.fixture(params=["from_wheel", "editable"])
+def installed(request: pytest.FixtureRequest) -> Environment:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def hook_only(tmp_path: Path) -> Environment:
+    """Only the start-up hook, copied by hand, and none of the running environment's packages."""
+    environment = Environment(tmp_path / "hook_only", sees_running_packages=False)
+    for suffix in (".pth", ".py"):
+        shutil.copy(ROOT / (MODULE + suffix), environment.site)
+    return environment
+
+
+def task_names() -> set[str]:
+    """Names of all tasks and groups, read from our YAML files."""
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
+    configs = [yaml.load(path.read_text(encoding="utf-8"), Loader) for path in (ROOT / "lm_eval_tasks").rglob("*.yaml")]
+    return {config.get("group") or config["task"] for config in configs}
+
+
+# --- the wheel -------------------------------------------------------------------------------------------------------
+
+
+def test_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
+    present = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert shipped == present | {f"{MODULE}.py", f"{MODULE}.pth"}
+
+
+def test_entry_points_resolve(from_wheel: Environment) -> None:
+    code = """
+        import json
+        from importlib.metadata import distribution
+        points = distribution("lm-eval-editing").entry_points
+        print(json.dumps({f"{point.group} {point.name}": point.load().__name__ for point in points}))
+    """
+    assert from_wheel.ask(code) == {"console_scripts lm-edit": "main", "lm_eval.models edited_hf": "EditedHFLM"}
+
+
+# --- stock lm_eval ---------------------------------------------------------------------------------------------------
+
+
+def test_lm_eval_lists_our_tasks_beside_the_built_in_ones(from_wheel: Environment) -> None:
+    done = from_wheel.call("-m", "lm_eval", "ls", "tasks")
+    assert done.returncode == 0, done.stderr
+    listed = set(re.findall(r"^\|\s*([^\s|]+)\s*\|", done.stdout, flags=re.MULTILINE))
+    ours = task_names()
+    assert {"bake_rq", "qaedit_wild"} <= ours
+    assert ours - listed == set()
+    assert {"mmlu", "hellaswag", "glue"} <= listed
+    # lm-eval says so when a task of one folder replaces a task of the same name in an earlier one
+    assert "overrides existing task" not in done.stdout + done.stderr
+
+
+def test_our_model_is_found_and_the_built_in_ones_still_are(installed: Environment) -> None:
+    code = """
+        import json
+        from lm_eval.api.registry import get_model
+        print(json.dumps([get_model(name).__name__ for name in ("edited_hf", "hf", "dummy")]))
+    """
+    assert installed.ask(code) == ["EditedHFLM", "HFLM", "DummyLM"]
+
+
+def test_importing_our_model_first_keeps_the_built_in_ones(installed: Environment) -> None:
+    code = """
+        import json, edit_hooks.lm
+        from lm_eval.api.registry import get_model
+        print(json.dumps([get_model(name).__name__ for name in ("hf", "dummy", "edited_hf")]))
+    """
+    assert installed.ask(code) == ["HFLM", "DummyLM", "EditedHFLM"]
+
+
+def test_simple_evaluate_finds_our_model(installed: Environment) -> None:
+    code = """
+        import json, lm_eval
+        from lm_eval.api.registry import get_model
+
+        class Found(Exception): pass
+
+        def stop(*args, **kwargs): raise Found
+
+        for name in ("create_from_arg_string", "create_from_arg_obj"):
+            setattr(get_model("edited_hf"), name, stop)
+        try:
+            lm_eval.simple_evaluate(model="edited_hf", tasks=["bake_rq"])
+        except Found:
+            print(json.dumps("found"))
+    """
+    assert installed.ask(code) == "found"
+
+
+TASK_MANAGERS = """
+    import json, logging
+    from pathlib import Path
+    from lm_eval.tasks import manager
+    from lm_eval_editing_autoload import TASKS_DIR as ours
+
+    builtin, user = Path("builtin"), Path("user")
+    for folder, text in ((builtin, "builtin"), (user, "user")):
+        folder.mkdir(exist_ok=True)
+    (builtin / "some_task.yaml").write_text("task: some_task")
+    (user / "mine.yaml").write_text("task: bake_rq")
+    manager.__file__ = str(builtin / "manager.py")  # a tiny folder in the place of the 14,000 built-in files
+
+    warnings = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("lm_eval").addHandler(handler)
+
+    def where(**options):
+        found = manager.TaskManager(**options)
+        folders = {name: entry.yaml_path.parent for name, entry in found.task_index.items() if entry.yaml_path}
+        places = {name: folders[name] for name in ("some_task", "bake_rq") if name in folders}
+        labels = {name: "ours" if Path(ours) in place.parents else place.name for name, place in places.items()}
+        return labels, found.include_path
+
+    once = where(include_path=ours)[0]
+    print(json.dumps({
+        "ours_once": [once, warnings.copy()],
+        "default": where(),
+        "user": where(include_path="user"),
+        "user_list": where(include_path=["user"]),
+        "user_path": where(include_path=user)[0],
+        "ours_too": where(include_path=["user", ours])[0],
+        "positional": [e for e in manager.TaskManager(None, "user").task_index if e == "bake_rq"],
+        "no_defaults": where(include_defaults=False),
+        "no_defaults_user": where(include_path="user", include_defaults=False),
+        "no_defaults_ours": where(include_path=ours, include_defaults=False)[0],
+    }))
+"""
+
+
+def test_include_path_overrides_ours_and_no_defaults_leaves_ours_out(from_wheel: Environment) -> None:
+    found = from_wheel.ask(TASK_MANAGERS)
+    assert found["default"] == [{"some_task": "builtin", "bake_rq": "ours"}, None]
+    assert found["user"] == [{"some_task": "builtin", "bake_rq": "user"}, "user"]
+    assert found["user_list"] == [{"some_task": "builtin", "bake_rq": "user"}, ["user"]]
+    assert found["user_path"] == {"some_task": "builtin", "bake_rq": "user"}
+    assert found["ours_once"] == [{"some_task": "builtin", "bake_rq": "ours"}, []]  # no "overrides existing task"
+    assert found["ours_too"] == {"some_task": "builtin", "bake_rq": "ours"}  # the order the user gave
+    assert found["positional"] == ["bake_rq"]
+    assert found["no_defaults"] == [{}, None]
+    assert found["no_defaults_user"] == [{"bake_rq": "user"}, "user"]
+    assert found["no_defaults_ours"] == {"bake_rq": "ours"}
+
+
+def test_editable_install_uses_the_tasks_of_the_checkout(editable: Environment) -> None:
+    code = f"import json, {MODULE} as module; print(json.dumps([module.__file__, module.TASKS_DIR]))"
+    module, tasks = editable.ask(code)
+    assert Path(module).resolve() == ROOT / f"{MODULE}.py"
+    assert Path(tasks).resolve() == ROOT / "lm_eval_tasks"
+
+
+@pytest.mark.parametrize("value", ["0", "off", "False"])
+def test_off_switch(from_wheel: Environment, value: str) -> None:
+    code = """
+        import json, sys
+        import lm_eval.models
+        from lm_eval.api.registry import model_registry
+        from lm_eval.tasks.manager import TaskManager
+        hooks = [finder for finder in sys.meta_path if type(finder).__module__ == "lm_eval_editing_autoload"]
+        print(json.dumps(["edited_hf" in model_registry, TaskManager.__init__.__module__, len(hooks)]))
+    """
+    assert from_wheel.ask(code, **{SWITCH: value}) == [False, "lm_eval.tasks.manager", 0]
+
+
+# --- start-up --------------------------------------------------------------------------------------------------------
+
+
+def test_start_up_costs_less_than_five_milliseconds(from_wheel: Environment) -> None:
+    def cost() -> int:
+        """Microseconds that the import takes, what it imports itself included."""
+        report = from_wheel.call("-X", "importtime", "-c", "pass").stderr
+        (cumulative,) = re.findall(rf"^import time:\s*\d+ \|\s*(\d+) \|\s*{MODULE}$", report, flags=re.MULTILINE)
+        return int(cumulative)
+
+    assert statistics.median(cost() for _ in range(9)) < MAX_START_UP_US
+
+
+def test_start_up_imports_nothing_else(hook_only: Environment, tmp_path: Path) -> None:
+    code = "import sys, json; print(json.dumps(sorted(sys.modules)))"
+    plain = Environment(tmp_path / "plain", sees_running_packages=False)
+    assert set(hook_only.ask(code)) - set(plain.ask(code)) == {MODULE}
+
+
+BROKEN = {
+    "missing": (None, "ModuleNotFoundError"),
+    "syntax error": ("def (", "SyntaxError"),
+    "import error": ("import a_module_that_is_not_there", "a_module_that_is_not_there"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_module_prints_one_reason_and_python_starts(hook_only: Environment, case: str) -> None:
+    content, reason = BROKEN[case]
+    (hook_only.site / f"{MODULE}.py").unlink()
+    if content is not None:
+        (hook_only.site / f"{MODULE}.py").write_text(content)
+    done = hook_only.run("print('alive')")
+    assert done.stdout == "alive\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("lm-eval-editing: ") and reason in line
+
+
+FAKE_LM_EVAL = {
+    "__init__.py": "",
+    "api/__init__.py": "",
+    "api/registry.py": """
+        class Registry(dict):
+            def register(self, name, target):
+                assert name not in self
+                self[name] = target
+        model_registry = Registry()
+    """,
+    "models/__init__.py": """
+        from lm_eval.api.registry import model_registry
+        model_registry.register("hf", target="somewhere:HF")
+    """,
+    "tasks/__init__.py": "from lm_eval.tasks.manager import TaskManager",
+    "tasks/manager.py": """
+        class TaskManager:
+            def __init__(self, include_path=None, include_defaults=True):
+                self.include_path, self.scanned = include_path, include_path
+    """,
+}
+
+LOOK_AT_FAKE = """
+    import json, lm_eval.models, lm_eval.tasks
+    from lm_eval.api import registry
+    scanned = vars(lm_eval.tasks.TaskManager()).get("scanned")
+    print(json.dumps([list(getattr(registry, "model_registry", {}).items()), scanned]))
+"""
+
+
+def fake_lm_eval(folder: Path, **changed: str) -> str:
+    """Write a package that stands for another release of lm-eval; its parent folder, for PYTHONPATH."""
+    for name, content in {**FAKE_LM_EVAL, **changed}.items():
+        path = folder / "lm_eval" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(content))
+    return str(folder)
+
+
+def test_model_known_from_an_entry_point_is_left_alone(hook_only: Environment, tmp_path: Path) -> None:
+    known = '"edited_hf", target="entry:Point"'
+    models = FAKE_LM_EVAL["models/__init__.py"].replace('"hf", target="somewhere:HF"', known)
+    path = fake_lm_eval(tmp_path, **{"models/__init__.py": models})
+    done = hook_only.run(LOOK_AT_FAKE, PYTHONPATH=path)
+    assert done.stderr == ""
+    assert dict(json.loads(done.stdout)[0]) == {"edited_hf": "entry:Point"}
+
+
+def test_changed_lm_eval_gives_a_reason_and_still_imports(hook_only: Environment, tmp_path: Path) -> None:
+    manager = "class TaskManager:\n    def __init__(self, folders=None): self.scanned = folders\n"
+    path = fake_lm_eval(tmp_path, **{"tasks/manager.py": manager, "api/registry.py": "", "models/__init__.py": ""})
+    done = hook_only.run(LOOK_AT_FAKE, PYTHONPATH=path)
+    assert json.loads(done.stdout) == [[], None]
+    about_models, about_tasks = done.stderr.splitlines()
+    assert "could not extend lm_eval.models" in about_models and "model_registry" in about_models
+    assert "could not extend lm_eval.tasks.manager" in about_tasks and "--include_path" in about_tasks
+
+
+def test_importing_the_module_late_catches_up(tmp_path: Path) -> None:
+    """Where no .pth file is read, e.g. after an install into a running notebook kernel."""
+    environment = Environment(tmp_path / "no_hook", sees_running_packages=False)
+    path = os.pathsep.join([fake_lm_eval(tmp_path), str(ROOT)])
+    code = f"import lm_eval.models, lm_eval.tasks, {MODULE}, importlib; importlib.reload({MODULE})\n"
+    models, scanned = environment.ask(code + textwrap.dedent(LOOK_AT_FAKE), PYTHONPATH=path)
+    assert dict(models) == {"hf": "somewhere:HF", "edited_hf": "edit_hooks.lm:EditedHFLM"}
+    assert scanned == [str(ROOT / "lm_eval_tasks")]
+
+
+def test_other_hooks_on_the_same_modules_get_along(hook_only: Environment, tmp_path: Path) -> None:
+    """A second finder that asks all the others in turn, as ours does, must not send both into a loop."""
+    other = """
+        import sys
+        class Other:
+            def find_spec(self, name, path=None, target=None):
+                if name.startswith("lm_eval"):
+                    specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+                    return next(filter(None, specs), None)
+        sys.meta_path.insert(0, Other())
+    """
+    code = textwrap.dedent(other) + textwrap.dedent(LOOK_AT_FAKE)
+    done = hook_only.run(code, PYTHONPATH=fake_lm_eval(tmp_path))
+    assert done.stderr == ""
+    assert "edited_hf" in dict(json.loads(done.stdout)[0])
+
+
+# --- leaving ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_uninstall_leaves_nothing(wheel: Path, tmp_path: Path, kind: str) -> None:
+    environment = Environment(tmp_path / "environment")
+    before = environment.files()
+    source = [str(wheel)] if kind == "wheel" else ["--no-build-isolation", "--editable", str(ROOT)]
+    environment.pip("install", "--no-deps", "--no-index", *source)
+    assert f"{MODULE}.pth" in environment.files()
+    environment.run("import lm_eval.models, edit_hooks")  # byte code written by a run must go as well
+    environment.pip("uninstall", "--yes", "lm-eval-editing")
+    assert environment.files() == before
+    done = environment.run(f"import sys; print({MODULE!r} in sys.modules)")
+    assert (done.stdout, done.stderr) == ("False\n", "")

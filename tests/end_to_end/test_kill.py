@@ -1,0 +1,172 @@
+"""Runs killed at any moment go on where they stopped and end with the results of a run that was left alone.
+
+Each run is a process of its own, forked from one that has imported everything: killing is real, waiting is short.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from paths import HELPERS, RECORDS, ROOT
+from saved_results import differences, read_results
+from tiny import save_tiny
+
+BAKE = RECORDS / "bake_qa.jsonl"
+NUM_KILLS = 10  # of each kind of run
+NUM_CASES = 40  # more than the edits made between two looks at the store
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+class Forge:
+    """Starts evaluations as processes: a parent imports lm-eval once and forks one child per order."""
+
+    def __init__(self, log: Path) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(HELPERS), str(ROOT)])
+        command = [sys.executable, __file__]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True}
+        self.log = log
+        self.parent = subprocess.Popen(command, env=environment, **pipes)  # type: ignore[call-overload]
+
+    def start(self, folder: Path, model_args: str) -> int:
+        """Begin a run; returns its process id."""
+        order = {"folder": str(folder), "model_args": model_args, "tasks": ["bake_ls"], "data": str(folder.parent)}
+        order["data"] = str(next(folder.parent.glob("*.jsonl")))
+        self.parent.stdin.write(json.dumps(order) + "\n")
+        self.parent.stdin.flush()
+        return int(self.parent.stdout.readline())
+
+    def ended(self) -> int:
+        """Wait for the run; returns its exit code, negative for a signal."""
+        return int(self.parent.stdout.readline())
+
+    def finish(self, folder: Path, model_args: str) -> dict:
+        """A run that is left alone."""
+        self.start(folder, model_args)
+        assert self.ended() == 0, self.log.read_text()[-3000:]
+        return read_results(folder)
+
+    def close(self) -> None:
+        self.parent.stdin.close()
+        self.parent.wait(timeout=30)
+
+
+def serve() -> None:
+    """The parent's loop: fork a child per line, say its id, then how it ended."""
+    from saved_results import evaluate_here
+
+    import edit_hooks.lm.model  # noqa: F401  # nothing is left to import after the fork
+    from edit_hooks.utils.hashing import code_fingerprint
+
+    code_fingerprint()  # of the code that was imported, also if somebody edits a file meanwhile
+
+    for line in sys.stdin:
+        order = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.dup2(2, 1)
+            code = 1
+            try:
+                evaluate_here(Path(order.pop("folder")), data=Path(order.pop("data")), **order)
+                code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        print(child, flush=True)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+@pytest.fixture(scope="module")
+def forge(tmp_path_factory):
+    forge = Forge(tmp_path_factory.mktemp("forge") / "log.txt")
+    yield forge
+    forge.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a tiny model, settings and more cases than one batch of edits."""
+    root = tmp_path_factory.mktemp("kill")
+    model = save_tiny(root, "llama")
+    (root / "fast.yaml").write_text('num_steps: 2\ncontext_templates: ["{}"]\n')
+    records = [json.loads(line) for line in BAKE.read_text(encoding="utf-8").splitlines()]
+    with (root / "cases.jsonl").open("w", encoding="utf-8") as file:
+        for number in range(NUM_CASES):
+            record = json.loads(json.dumps(records[number % len(records)]))
+            record["case_id"] = number
+            for field, text in (("target_new", "Dravonia"), ("target_true", "Veldt")):
+                record["requested_rewrite"][field]["str"] = f"{text} {number}"
+            file.write(json.dumps(record) + "\n")
+    return root, f"pretrained={model},editor_args={root / 'fast.yaml'},store="
+
+
+def finished(store: Path) -> dict[str, int]:
+    """Finished edits by the identity of their file: one that is made again is another file under the same name."""
+    return {path.name: path.stat().st_ino for path in store.glob("deltas/*/*.safetensors")}
+
+
+def everything(store: Path) -> list[Path]:
+    return [path for path in store.rglob("*") if path.is_file()]
+
+
+KINDS = {
+    "single": "",
+    "sequential": ",mode=sequential,edits=bake,num_edits=12,checkpoints=4;8,immediate=false,data={data}",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_runs_go_on_and_end_the_same(forge, place, kind):
+    root, common = place
+    arguments = KINDS[kind].format(data=root / "cases.jsonl")
+    began = time.perf_counter()
+    whole = forge.finish(root / f"{kind}-whole", f"{common}{root / f'{kind}-whole-store'}{arguments}")
+    length = time.perf_counter() - began
+    all_files = len(everything(root / f"{kind}-whole-store"))
+    dice = random.Random(7)
+    kept = interrupted = 0
+    for number in range(NUM_KILLS):
+        store = root / f"{kind}-{number}-store"
+        # Half of the kills at a moment of the run, half when so many files of the store are there.
+        moment = dice.uniform(0.2, 1.0) * length if number % 2 else 10 * length
+        enough = dice.randint(1, all_files) if number % 2 == 0 else all_files + 1
+        killed = root / f"{kind}-{number}-killed"
+        interrupted += kill(forge, killed, f"{common}{store}{arguments}", store, moment, enough)
+        before = finished(store)
+        resumed = forge.finish(root / f"{kind}-{number}", f"{common}{store}{arguments}")
+        for part in ("results", "counts", "samples"):
+            assert not differences(whole[part], resumed[part])[:5], f"kill {number} after {len(before)} edits"
+        after = finished(store)
+        assert {name: after.get(name) for name in before} == before, "a finished edit was made again"
+        assert len(after) == len(finished(root / f"{kind}-whole-store"))
+        assert not [path for path in store.rglob("*") if path.name.endswith(".tmp")]
+        kept += bool(before)
+    assert interrupted >= NUM_KILLS // 2 and kept >= 2, (interrupted, kept)
+
+
+def kill(forge, folder, model_args, store, moment, enough):
+    """Kill a run at a moment (in seconds) or when the store has so many files; returns whether it was still going."""
+    began = time.perf_counter()
+    process = forge.start(folder, model_args)
+    while time.perf_counter() - began < moment and len(everything(store)) < enough:
+        time.sleep(0.001)
+        if not Path(f"/proc/{process}/stat").exists() and Path("/proc").exists():
+            break  # it has ended
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    return forge.ended() == -signal.SIGKILL
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,81 @@
+"""Run `edited_hf` on tiny models through lm-eval, and compare the answers of two runs."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import lm_eval
+import numpy
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
+from paths import RECORDS
+
+import lm_eval_tasks
+from edit_hooks import EditRequest
+from edit_hooks.lm.model import EditedHFLM
+
+FAST = {"context_templates": ["{}", "Then they said. {}"], "num_steps": 6}
+
+
+BAKE = ["bake_es", "bake_ls", "bake_rq"]
+
+
+def build(model_path, tmp_path=None, **options):
+    options = {"editor_args": dict(FAST), "store": "off", "device": "cpu", **options}
+    if tmp_path is not None:
+        options["store"] = str(tmp_path / "store")
+    return EditedHFLM(pretrained=model_path, **options)
+
+
+def run(lm, tasks, data="bake_qa.jsonl", settings=None, **options):
+    manager = TaskManager(
+        include_path=str(Path(lm_eval_tasks.__file__).parent),
+        include_defaults=False,
+        metadata={"data": str(RECORDS / data), **(settings or {})},
+    )
+    return lm_eval.simple_evaluate(model=lm, tasks=tasks, task_manager=manager, bootstrap_iters=0, **options)
+
+
+def seeded_as_by_the_harness():
+    """simple_evaluate seeds the global generators at every start; what an edit leaves must be told apart from that."""
+    random.seed(0)
+    numpy.random.seed(1234)
+    torch.manual_seed(1234)
+
+
+def answers(results):
+    """Every raw answer of a run, in order."""
+    return [
+        response
+        for task in sorted(results["samples"])
+        for sample in sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+        for responses in sample["resps"]
+        for response in responses
+    ]
+
+
+def flat(answer):
+    """The numbers of an answer that must agree between ways of computing it."""
+    return answer.get("logprob"), answer.get("text"), answer.get("token_ids"), answer.get("token_argmax")
+
+
+def assert_same_answers(first, second, tolerance=1e-4):
+    assert len(first) == len(second) > 0
+    for left, right in zip(first, second, strict=True):
+        if "logprob" in left:
+            assert math.isclose(left["logprob"], right["logprob"], rel_tol=tolerance, abs_tol=tolerance)
+            assert left["token_argmax"] == right["token_argmax"]
+        else:
+            assert (left["text"], left["token_ids"], left["stop"]) == (right["text"], right["token_ids"], right["stop"])
+
+
+def instance(doc, context, argument, kind="loglikelihood"):
+    return Instance(request_type=kind, doc=doc, arguments=(context, argument), idx=0, metadata=("test", 0, 1))
+
+
+def case(subject="Port Elna", target="Dravonia", unedited=True):
+    request = EditRequest(prompt="{} is the capital of", subject=subject, target_new=target)
+    return {"edit_requests": [request.to_dict()], "ask_unedited": unedited, "case_id": subject}

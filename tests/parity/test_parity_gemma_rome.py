@@ -1,0 +1,68 @@
+"""ROME on Gemma 3 270M against the copy of ROME in the AlphaEdit release (BOS, post-norms, early stop, norm bound)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from golden_data import golden_case, golden_json
+from parity import FLOAT32_BOUNDS, check_losses, golden_requests, relative_error, rome_config
+
+pytestmark = pytest.mark.model
+CASES = [golden_case("rome", "gemma3-270m", f"nocov-edit{number}") for number in range(3)]
+# The README asks for ten times the bounds of the tiny models here.
+FACTOR = 10
+
+
+@pytest.fixture(scope="module")
+def gemma():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from edit_hooks.assets.demo_model import demo_model_path
+
+    pytest.importorskip("gguf", reason="the demo extra is not installed")
+    path = demo_model_path()
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def deltas(gemma):
+    """All three in one call: three edits that stop at different steps, so the batch shrinks on the way."""
+    from edit_hooks import load_editor
+
+    model, tokenizer = gemma
+    return load_editor("rome", config=rome_config(CASES[0][0], None)).edit(model, tokenizer, golden_requests())
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_rome_on_gemma_gives_the_numbers_of_the_release(number, deltas):
+    (case, tensors), delta = CASES[number], deltas[number]
+    for name, (bound, _) in FLOAT32_BOUNDS.items():
+        error = relative_error(delta.intermediates[name], tensors[name])
+        assert error < FACTOR * bound, f"{name} off by {error:.1e}"
+    update = torch.outer(tensors["v"], tensors["u"])
+    assert relative_error(delta.weights()[case["edited_weight"]], update) < FACTOR * 1e-4
+    check_losses(delta.diagnostics["losses"], case["losses"], FACTOR * 1e-4, f"gemma edit {number}")
+    assert delta.diagnostics["clamped"] == case["clamp_bound_active_at_end"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_rows_have_the_positions_of_the_release(number, gemma):
+    from edit_hooks.locate.rows import kl_row, rewriting_row
+
+    _, tokenizer = gemma
+    request = golden_requests()[number]
+    rows = [rewriting_row(tokenizer, request, text) for text in golden_json("common")["context_templates_flat"]]
+    assert [*(row.position for row in rows), kl_row(tokenizer, request).position] == CASES[number][0]["lookup_indices"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_answers_move_as_the_release_says(number, gemma, deltas):
+    from parity import token_nll
+
+    from edit_hooks import edited
+
+    model, _ = gemma
+    after = CASES[number][0]["target_nll_after"]
+    with edited(model, deltas[number]):
+        nll = token_nll(model, after["prompt_ids"], after["target_ids"])
+    assert nll.tolist() == pytest.approx(after["nll_per_token"], abs=5e-3)

@@ -1,0 +1,80 @@
+"""GRACE against EasyEdit's numbers: keys, radii and values of short sequences of edits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from golden_data import GOLDEN_MODELS, golden_case
+from parity import relative_error, token_nll
+
+from edit_hooks import EditRequest, edited, load_editor
+from edit_hooks.deltas.hook_edit import Hooked
+from edit_hooks.modeling.tokens import split_continuation
+
+MODULES = {"tiny-gpt2": "mlp_in", "tiny-llama": "mlp_out"}
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("case_name", ["single", "conflict", "conflict2", "expand"])
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_sequences_give_the_codebook_of_the_release(model_name, case_name, engine, golden_model):
+    """A new key, a far key, a split with another target nearby, and a key widened by the same target.
+
+    Keys and radii to 1e-5; 30 Adam steps on the value to 2e-3 (the release itself differs by 4e-4 from its float64
+    run).
+    """
+    model, tokenizer = golden_model(model_name)
+    case, tensors = golden_case("grace", model_name, case_name)
+    settings = case["hparams"]
+    editor = load_editor(
+        "grace",
+        {
+            "layers": [1],
+            "module": MODULES[model_name],
+            "num_steps": settings["n_iter"],
+            "lr": settings["edit_lr"],
+            "radius": settings["eps"],
+            "value_init": settings["val_init"],
+            "replacement": settings["replacement"],
+            "expand": settings["eps_expand"],
+            "engine": engine,
+        },
+    )
+    history = []
+    for request, losses, nll, place in zip(
+        case["requests"], case["losses"], case["nll_after"], case["key_token_index"], strict=True
+    ):
+        wanted = EditRequest(**request)
+        (delta,) = editor.edit(model, tokenizer, [wanted], history=history)
+        history.append(delta)
+        assert [record["loss"] for record in delta.diagnostics["losses"]] == pytest.approx(losses, abs=1e-3)
+        prompt, target = split_continuation(tokenizer, wanted.text, f" {wanted.target_new}")
+        assert len(prompt) - 1 == place
+        with edited(model, *history, prompt_lengths=[len(prompt)]):
+            ours = float(token_nll(model, prompt, target).mean())
+        assert ours == pytest.approx(nll[0], abs=2e-3)
+    book = Hooked.composed([delta.hooked for delta in history])
+    assert book is not None and book.settings["module"] == settings["inner_params"][0].replace("[", ".").replace(
+        "]", ""
+    ).removesuffix(".weight")
+    assert relative_error(book.tensors["keys"], tensors["keys"]) < 1e-5
+    assert relative_error(book.tensors["radii"], tensors["epsilons"]) < 1e-5
+    assert relative_error(book.tensors["values"], tensors["values"]) < 2e-3
+    labels = [split_continuation(tokenizer, r["prompt"], " " + r["target_new"])[1] for r in case["requests"]]
+    assert book.settings["labels"] == (labels if case_name != "expand" else labels[-1:])
+
+
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_distances_of_prompts_are_those_of_the_release(model_name, golden_model):
+    """A and A2: the same prompt with and without a comma; B: another one."""
+    model, tokenizer = golden_model(model_name)
+    case, _ = golden_case("grace", model_name, "conflict")
+    requests = [EditRequest(**request) for request in case["requests"]]
+    deltas = load_editor("grace", {"layers": [1], "module": MODULES[model_name], "num_steps": 1}).edit(
+        model, tokenizer, requests
+    )
+    first, other, comma = (delta.hooked.tensors["keys"][0] for delta in deltas)
+    expected = case["query_distances"]
+    assert float((first - comma).norm()) == pytest.approx(expected["A-A2"], rel=1e-5)
+    assert float((first - other).norm()) == pytest.approx(expected["A-B"], rel=1e-5)
+    assert torch.equal(deltas[0].hooked.tensors["radii"], torch.tensor([1.0]))

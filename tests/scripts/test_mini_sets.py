@@ -1,0 +1,220 @@
+"""The embedded sample sets keep their promises: schema, counts, true facts, no leaks; and the model's measured view."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+from edit_hooks.assets import demo_model as demo
+from judges.match import exact_match, normalise
+from lm_eval_tasks.bake.records import parse_qa
+from lm_eval_tasks.qaedit.records import CONTEXTS, parse
+
+SCRIPTS = ROOT / "scripts"
+
+
+def read(benchmark: str) -> list[dict[str, Any]]:
+    path = ROOT / "lm_eval_tasks" / benchmark / "data" / "mini.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+BAKE, QAEDIT = read("bake"), read("qaedit")
+FACTS = {
+    table["relation"]: [tuple(pair) for pair in table["facts"]]
+    for table in (json.loads(path.read_text(encoding="utf-8")) for path in (SCRIPTS / "facts" / "bake").glob("*.json"))
+}
+case = pytest.mark.parametrize("record", BAKE, ids=lambda r: f"{r['relation']}-{r['requested_rewrite']['subject']}")
+question = pytest.mark.parametrize("record", QAEDIT, ids=lambda r: f"{r['category']}-{r['subject']}")
+
+
+def occurs(words: str, text: str) -> bool:
+    """Whole words, whatever their case."""
+    return re.search(rf"(?<!\w){re.escape(words.lower())}(?!\w)", text.lower()) is not None
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for entry in value.values():
+            yield from strings(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from strings(entry)
+
+
+def clean(record: dict[str, Any]) -> list[str]:
+    """Texts of a record, less the model's own words, that are padded, empty or hold odd white space."""
+    texts = strings({key: value for key, value in record.items() if key != "provenance"})
+    return [text for text in texts if not text or text != " ".join(text.split())]
+
+
+# ---------------------------------------------------------------------------------------------------------------- BAKE
+
+
+def test_bake_covers_enough_relations_evenly() -> None:
+    counts = Counter(record["relation"] for record in BAKE)
+    assert len(BAKE) >= 48 and len(counts) >= 6
+    assert min(counts.values()) >= 4 and max(counts.values()) <= 8
+    assert [record["case_id"] for record in BAKE] == list(range(len(BAKE)))
+    assert len({record["relation"] for record in BAKE[: len(counts)]}) == len(counts)  # any --limit sees many relations
+
+
+def test_bake_edits_do_not_collide() -> None:
+    """As one batch or stream, no subject is edited twice and no object of a relation is wanted twice."""
+    subjects = Counter(record["requested_rewrite"]["subject"] for record in BAKE)
+    assert max(subjects.values()) == 1
+    wanted = Counter((r["relation"], r["requested_rewrite"]["target_new"]["str"]) for r in BAKE)
+    assert max(wanted.values()) == 1
+
+
+def test_bake_prompts_have_the_subject_in_different_places() -> None:
+    places = [record["requested_rewrite"]["prompt"].index("{}") for record in BAKE]
+    at_start = sum(place == 0 for place in places)
+    assert 10 <= at_start <= len(BAKE) - 10
+    assert not [r for r in BAKE if r["requested_rewrite"]["prompt"].endswith("{}")]
+
+
+@pytest.mark.parametrize("relation", sorted(FACTS))
+def test_fact_tables_are_one_to_one(relation: str) -> None:
+    subjects, objects = zip(*FACTS[relation], strict=True)
+    assert max(Counter(subjects).values()) == 1 and max(Counter(objects).values()) == 1
+
+
+def test_neighbor_table_does_not_give_answers_away() -> None:
+    lines = (SCRIPTS / "facts" / "bake" / "neighbors.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    rows = [line.split("\t") for line in lines]
+    assert len({tuple(row) for row in rows}) == len(rows)
+    assert not [prompt for answer, prompt in rows if occurs(answer, prompt)]
+
+
+@case
+def test_bake_record(record: dict[str, Any]) -> None:
+    parsed = parse_qa(record, record["case_id"], "mini.jsonl")  # the reader of the published file takes it
+    request, facts = parsed.request, FACTS[record["relation"]]
+    true, new, subject = request.target_true, request.target_new, request.subject
+    assert subject is not None and true is not None and record["requested_rewrite"]["prompt"].count("{}") == 1
+    assert not clean(record)
+
+    # Triples: (s, o) is a fact, (s*, o*) is another of the same relation.
+    reverse = record["reverse_qa"]
+    original = reverse["target_true"]["str"]
+    assert (subject, true) in facts and (original, new) in facts
+    assert subject != original and true != new and reverse["target_new"]["str"] == subject
+
+    # Wordings: each holds what it asks about and not what it asks for.
+    assert len(record["paraphrase_prompts"]) == 2 and len(record["neighborhood_prompts"]) >= 2
+    assert len({request.text, *record["paraphrase_prompts"]}) == 3
+    for prompt in (request.text, *record["paraphrase_prompts"]):
+        assert occurs(subject, prompt) and not occurs(true, prompt) and not occurs(new, prompt)
+    for prompt in record["neighborhood_prompts"]:
+        assert not occurs(subject, prompt) and not occurs(true, prompt) and not occurs(new, prompt)
+    assert occurs(new, reverse["prompt"])
+    assert not occurs(subject, reverse["prompt"]) and not occurs(original, reverse["prompt"])
+    judge = record["reverse_judge"]
+    assert judge["prompt"].startswith("Whether ") and judge["prompt"].endswith("?")
+    assert subject in judge["prompt"] and new in judge["prompt"]
+    assert (judge["target_new"]["str"], judge["target_true"]["str"]) == ("yes", "no")
+
+
+@case
+def test_bake_record_qualified(record: dict[str, Any]) -> None:
+    provenance = record["provenance"]
+    assert provenance["model_sha256"] == demo.DEMO_SHA256 and provenance["dtype"] == "float32"
+    assert (ROOT / provenance["facts"]).is_file()
+    unedited = provenance["unedited"]
+    assert len(unedited["neighbors"]) == len(record["neighborhood_prompts"])
+    assert len(unedited["paraphrases"]) == len(record["paraphrase_prompts"])
+    for outcome in (unedited["forward"], unedited["reverse_qa"], *unedited["neighbors"]):
+        assert 0 < outcome["nll_true"] < outcome["nll_new"]
+    assert unedited["reverse_qa"]["true_is_greedy"]
+
+
+# -------------------------------------------------------------------------------------------------------------- QAEdit
+
+
+def test_qaedit_covers_enough_categories_evenly() -> None:
+    counts = Counter(record["category"] for record in QAEDIT)
+    assert len(QAEDIT) >= 48 and len(counts) >= 6
+    assert min(counts.values()) >= 5 and max(counts.values()) <= 8
+    assert [record["id"] for record in QAEDIT] == list(range(len(QAEDIT)))
+    assert len({record["category"] for record in QAEDIT[: len(counts)]}) == len(counts)  # any --limit sees many
+
+
+def test_qaedit_edits_do_not_collide() -> None:
+    assert max(Counter(record["subject"].lower() for record in QAEDIT).values()) == 1
+    questions = [text for r in QAEDIT for text in (r["prompt"], r["rephrase"])]
+    assert len(set(questions)) == len(questions)
+    assert not {r["locality"][0]["loc"] for r in QAEDIT} & set(questions)
+
+
+@question
+def test_qaedit_record(record: dict[str, Any]) -> None:
+    request = parse(record, record["id"], "mini.jsonl").request
+    assert not clean(record)
+    target, subject = request.target_new, request.subject
+    assert subject is not None and 1 <= len(target.split()) <= 4 and len(normalise(target)) > 0
+    assert "." not in target  # the protocol stops at a full stop
+    for text in (record["prompt"], record["rephrase"]):
+        assert text.endswith("?") and text[0].isupper() and subject in text
+        assert not occurs(target, text)
+    (locality,) = record["locality"]
+    assert not occurs(locality["loc_ans"], locality["loc"])
+    assert not occurs(subject, locality["loc"]) and not exact_match(locality["loc_ans"], target)
+
+
+@question
+def test_qaedit_record_is_answered_wrongly_without_an_edit(record: dict[str, Any]) -> None:
+    provenance = record["provenance"]
+    assert provenance["model_sha256"] == demo.DEMO_SHA256 and provenance["dtype"] == "float32"
+    unedited = provenance["unedited"]
+    assert not unedited["answer_is_true"] and not exact_match(unedited["answer"], record["target"])
+    assert normalise(record["target"]) not in normalise(unedited["answer"])
+    assert "\n" not in unedited["answer"] and "." not in unedited["answer"] and unedited["nll_true"] > 0
+
+
+def test_qaedit_context_is_the_one_of_the_task() -> None:
+    assert CONTEXTS["qa_inst"] == "Please answer the question:\n\nQ: {question}\nA:"
+
+
+# ------------------------------------------------------------------------------------------- the model's view, again
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not demo.demo_available(), reason="needs the extra 'demo'")
+def test_samples_are_what_the_builders_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import _mini_common
+    import build_mini_bake
+    import build_mini_qaedit
+
+    oracle = _mini_common.Oracle(num_threads=1)
+    assert build_mini_bake.check(oracle, build_mini_bake.OUTPUT, 3) == 0, capsys.readouterr().out
+    assert build_mini_qaedit.check(oracle, build_mini_qaedit.OUTPUT, 2) == 0, capsys.readouterr().out
+    for name in ("_mini_common", "build_mini_bake", "build_mini_qaedit"):
+        sys.modules.pop(name, None)
+
+
+def test_a_check_reports_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    from _mini_common import NLL_TOLERANCE, differences
+
+    stored = {"forward": {"nll_true": 1.0, "first_token": "a"}, "neighbors": [{"nll_true": 2.0}], "nll": 3.0}
+    near = {
+        "forward": {"nll_true": 1.0 + NLL_TOLERANCE / 2, "first_token": "b"},
+        **{k: stored[k] for k in ("neighbors", "nll")},
+    }
+    assert list(differences(stored, near)) == []
+    far = {"forward": {"nll_true": 1.1, "first_token": "a"}, "neighbors": [], "nll": None}
+    found = list(differences(stored, far))
+    where = [line.split(":")[0] for line in found]
+    assert where == ["provenance.forward.nll_true", "provenance.neighbors", "provenance.nll"]
