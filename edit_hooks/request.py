@@ -144,4 +144,4 @@ def require_subjects(requests: Sequence[EditRequest], editor: str) -> None:
             )
 
 
-Unit = tuple[EditRequest, ...]
+RequestGroup = tuple[EditRequest, ...]

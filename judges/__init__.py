@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from judges.base import CORRECT, INCORRECT, LABELS, CoverageError, Item, Judge, Judged, Report, Verdict
-from judges.match import alias_match, any_exact_match, contains, exact_match, match_ratio, normalise
+from judges.match import alias_match, any_exact_match, contains, exact_match, match_ratio, normalize
 
 __all__ = [
     "CORRECT",
@@ -20,5 +20,5 @@ __all__ = [
     "contains",
     "exact_match",
     "match_ratio",
-    "normalise",
+    "normalize",
 ]

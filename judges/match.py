@@ -1,6 +1,6 @@
-"""String comparison: exact match after the normalisation that SQuAD's evaluation made common, and its relatives.
+"""String comparison: exact match after the normalization that SQuAD's evaluation made common, and its relatives.
 
-All functions compare in one direction, is the gold answer in the answer, and a gold text of which normalisation leaves
+All functions compare in one direction, is the gold answer in the answer, and a gold text of which normalization leaves
 nothing (such as ``")"``) matches no answer: otherwise saying nothing would be right.
 """
 
@@ -16,7 +16,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Lower-case, delete ASCII punctuation, blank out the words a/an/the, collapse white space, in this order.
 
     The order matters: punctuation goes before articles, so ``"a-ha"`` becomes ``"aha"`` and keeps its ``a``.
@@ -25,9 +25,9 @@ def normalise(text: str) -> str:
 
 
 def exact_match(answer: str, gold: str) -> bool:
-    """True when both texts are equal after :func:`normalise`; an empty gold text matches nothing."""
-    wanted = normalise(gold)
-    return bool(wanted) and normalise(answer) == wanted
+    """True when both texts are equal after :func:`normalize`; an empty gold text matches nothing."""
+    wanted = normalize(gold)
+    return bool(wanted) and normalize(answer) == wanted
 
 
 def any_exact_match(answer: str, golds: Iterable[str]) -> bool:
@@ -37,20 +37,20 @@ def any_exact_match(answer: str, golds: Iterable[str]) -> bool:
 
 def alias_match(answer: str, golds: Iterable[str]) -> bool:
     """True when one of the accepted texts occurs in the answer as whole words, one after the other."""
-    said = f" {normalise(answer)} "
-    return any(f" {wanted} " in said for gold in golds if (wanted := normalise(gold)))
+    said = f" {normalize(answer)} "
+    return any(f" {wanted} " in said for gold in golds if (wanted := normalize(gold)))
 
 
 def contains(answer: str, gold: str, *, whole_words_up_to: int = 3) -> bool:
-    """True when the normalised answer contains the normalised gold text, also inside a longer word.
+    """True when the normalized answer contains the normalized gold text, also inside a longer word.
 
     Args:
         whole_words_up_to: gold texts of at most so many characters must be whole words: "Ur" is in every "hour".
     """
-    wanted = normalise(gold)
+    wanted = normalize(gold)
     if not wanted:
         return False
-    return alias_match(answer, [gold]) if len(wanted) <= whole_words_up_to else wanted in normalise(answer)
+    return alias_match(answer, [gold]) if len(wanted) <= whole_words_up_to else wanted in normalize(answer)
 
 
 def match_ratio(answer: str, gold: str) -> float:
@@ -59,6 +59,6 @@ def match_ratio(answer: str, gold: str) -> float:
     What comes after as many words as the gold text has is not looked at: the score is blind to continuation,
     repetition and contradiction, as the protocol is.
     """
-    wanted = normalise(gold).split()
-    said = normalise(answer).split()
+    wanted = normalize(gold).split()
+    said = normalize(answer).split()
     return sum(a == b for a, b in zip(wanted, said, strict=False)) / len(wanted) if wanted else 0.0

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from judges.match import normalise
+from judges.match import normalize
 
 UNPARSABLE = "the judge's reply holds no verdict"
 
@@ -102,7 +102,7 @@ def read_yes_no(text: str) -> bool | None:
     sentence ("yes or no", "yes, that is false").
     """
     sentence = re.split(r"[.!?\n]", text.strip(), maxsplit=1)[0]
-    words = normalise(sentence).split()
+    words = normalize(sentence).split()
     if not words or words[0] not in _YES | _NO:
         return None
     said, other = (True, _NO) if words[0] in _YES else (False, _YES)

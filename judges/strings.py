@@ -17,7 +17,7 @@ RULES: dict[str, Callable[[Item], bool]] = {
 
 
 SUMMARIES = {
-    "em": "equal to the gold answer or an alias after normalisation",
+    "em": "equal to the gold answer or an alias after normalization",
     "alias": "the gold answer or an alias occurs as whole words",
     "contains": "the gold answer occurs, also inside a longer word",
     "match_ratio": "begins with all words of the gold answer (ratio 1)",

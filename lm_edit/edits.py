@@ -15,11 +15,11 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
 from edit_hooks.deltas.saved import check_base, read_deltas, save_edits
 from edit_hooks.lm.edit_sources import load_edits
-from edit_hooks.lm.independent import Failure, unit_key
+from edit_hooks.lm.independent import FailedEdit, group_key
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.lm.sessions import Independent, Streamed
+from edit_hooks.lm.sessions import SingleEditSession, StreamSession
 from edit_hooks.modeling.fingerprint import model_fingerprint
-from edit_hooks.request import Unit
+from edit_hooks.request import RequestGroup
 from edit_hooks.utils.errors import EditingError
 
 FORMATS = ("peft", "merged")
@@ -63,13 +63,13 @@ def make_edits(
     units = lm.plan.units or tuple((request,) for request in load_edits(edits, settings, num_edits))
     session = lm.session
     failed: dict[str, str] = {}
-    if isinstance(session, Streamed):
-        session.stream.visit(lambda step, standing: None)
+    if isinstance(session, StreamSession):
+        session.stream.visit(lambda step, runtime_part: None)
         deltas = session.stream.deltas
         if session.stream.stopped:
             failed["stream"] = session.stream.stopped
     else:
-        assert isinstance(session, Independent)
+        assert isinstance(session, SingleEditSession)
         units, deltas = _successful(units, session.edits.get(units), failed)
     stamp = {**_base(lm), "editor": lm.options.editor, "config": session.stamp()["editor_config"]}
     return Made(save_edits(out, units[: len(deltas)], deltas, stamp), failed)
@@ -98,13 +98,13 @@ def export_edits(
 
 
 def _successful(
-    units: Sequence[Unit], made: Mapping[str, Delta | Failure], failed: dict[str, str]
-) -> tuple[tuple[Unit, ...], list[Delta]]:
+    units: Sequence[RequestGroup], made: Mapping[str, Delta | FailedEdit], failed: dict[str, str]
+) -> tuple[tuple[RequestGroup, ...], list[Delta]]:
     """Units with a delta, and their deltas; the others go to ``failed``."""
     kept, deltas = [], []
     for unit in units:
-        delta = made[unit_key(unit)]
-        if isinstance(delta, Failure):
+        delta = made[group_key(unit)]
+        if isinstance(delta, FailedEdit):
             failed[str(unit[0].case_id or unit[0].text)] = delta.reason
         else:
             kept.append(unit)

@@ -20,7 +20,7 @@ from edit_hooks.base.registry import load_editor
 from edit_hooks.base.wrapper import WrapperEditor
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.locate.corpora import SELF
-from edit_hooks.locate.editor import LocatedEditor
+from edit_hooks.locate.editor import LocateThenEditEditor
 from edit_hooks.locate.null_space import DEFAULT_ENERGY, Projector, null_space_of
 from edit_hooks.locate.second_moments import TokenBudget, second_moments
 from edit_hooks.locate.solve import SecondMoment
@@ -54,7 +54,7 @@ class LayerReport:
     @property
     def warnings(self) -> list[str]:
         """What users should be told about this matrix and its projector."""
-        return self.report["warnings"] if self.projector is None else self.projector.remarks
+        return self.report["warnings"] if self.projector is None else self.projector.warnings
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,11 @@ def corpus_name(entry: Stored) -> str:
     return f"{corpus['kind']} seed {corpus['seed']}"
 
 
-def _editor(name: str, settings: Mapping[str, Any]) -> LocatedEditor:
+def _editor(name: str, settings: Mapping[str, Any]) -> LocateThenEditEditor:
     """The editor whose second moments are meant: itself, or the one it post-processes."""
     editor = load_editor(name, settings)
     base = editor.base if isinstance(editor, WrapperEditor) else editor
-    if not isinstance(base, LocatedEditor):
+    if not isinstance(base, LocateThenEditEditor):
         raise EditingError(f"editor {name!r} uses no second moments; name layers and text without an editor.")
     return base
 

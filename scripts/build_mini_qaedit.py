@@ -14,7 +14,7 @@ the published benchmark is used; its schema is, with `category` and `provenance`
 
 What is kept. Questions are put to the unedited model (float32, greedy) as WILD does: instruction, blank line,
 "Q: ...", "A:", at most 50 new tokens, cut at the first full stop or line break. A question stays if that answer does
-not equal the true one after SQuAD's normalisation, which is the benchmark's own condition, and if neither text contains
+not equal the true one after SQuAD's normalization, which is the benchmark's own condition, and if neither text contains
 the other: a right answer in a sentence of its own, or a part of it, is no mistake to correct. Whether the rephrased
 question is answered, and what the locality question gets, is measured and stored as well, but decides nothing.
 Categories take turns in the file, so that its first records already cover all of them.
@@ -45,7 +45,7 @@ from _mini_common import (
 )
 from _mini_common import differences as provenance_differences
 
-from judges.match import exact_match, normalise
+from judges.match import exact_match, normalize
 from lm_eval_tasks.common.scoring import truncate
 from lm_eval_tasks.qaedit.records import CONTEXTS
 
@@ -100,7 +100,7 @@ def measure(oracle: Oracle, records: Sequence[dict[str, Any]], label: str) -> li
 
 def mentions(answer: str, target: str) -> bool:
     """True if the answer holds the target, also within a word ("180 degrees", "Incas"), or is a part ("Gutenberg")."""
-    said, true = normalise(answer), normalise(target)
+    said, true = normalize(answer), normalize(target)
     return true in said or (bool(said) and set(said.split()) <= set(true.split()))
 
 

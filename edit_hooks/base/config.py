@@ -1,4 +1,4 @@
-"""TODO: say what is here."""
+"""Typed editor configurations: fields with help, checked values, renamed settings."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
+from edit_hooks.utils.deprecation import warn_renamed, with_current_names
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 
 
-def setting(help: str, **kwargs: Any) -> Any:
-    """A configuration field with its one-line help."""
-    return field(metadata={"help": help}, **kwargs)
+def config_field(
+    help: str, *, formerly: str | None = None, renamed_values: Mapping[str, str] | None = None, **kwargs: Any
+) -> Any:
+    """A configuration field with its one-line help.
+
+    Args:
+        formerly: an earlier name of the setting, accepted with a warning.
+        renamed_values: earlier spellings of accepted values -> current ones, likewise.
+    """
+    return field(metadata={"help": help, "formerly": formerly, "renamed_values": renamed_values or {}}, **kwargs)
 
 
 @dataclass(kw_only=True)
 class EditorConfig:
     """Settings every editor has. Unknown keys and wrong types are errors; ``layers=None`` asks for a default."""
 
-    layers: list[int] | None = setting("blocks whose rewrite module is edited, ascending", default=None)
-    seed: int = setting("seed of everything that is drawn at random", default=0)
-    engine: Literal["fast", "reference"] = setting(
+    layers: list[int] | None = config_field("blocks whose rewrite module is edited, ascending", default=None)
+    seed: int = config_field("seed of everything that is drawn at random", default=0)
+    engine: Literal["fast", "reference"] = config_field(
         "fast: batched and suffix only; reference: plain loop", default="fast"
     )
 
@@ -35,10 +43,24 @@ class EditorConfig:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> EditorConfig:
         """Build from a mapping (YAML, ``editor_args``); unknown keys are errors with near misses."""
+        mapping = cls.with_current_names(mapping)
         known = {item.name for item in dataclasses.fields(cls)}
         if unknown := set(mapping) - known:
             raise unknown_keys_error("editor setting", unknown, known)
         return cls(**mapping)
+
+    @classmethod
+    def with_current_names(cls, mapping: Mapping[str, Any]) -> dict[str, Any]:
+        """The mapping with renamed settings and values under their current names; warns about each old one."""
+        fields = dataclasses.fields(cls)
+        renamed = {item.metadata["formerly"]: item.name for item in fields if item.metadata.get("formerly")}
+        current = with_current_names(mapping, renamed, "editor setting")
+        for item in fields:
+            values = item.metadata.get("renamed_values", {})
+            if isinstance(old := current.get(item.name), str) and old in values:
+                warn_renamed(f"{item.name}=", old, values[old])
+                current[item.name] = values[old]
+        return current
 
     def to_dict(self) -> dict[str, Any]:
         """All settings, defaults filled in, JSON-able (tensors are described by shape and checksum)."""

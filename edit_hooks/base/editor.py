@@ -30,7 +30,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass
-class Job:
+class EditJob:
     """One call of an editor: the requests, the full configuration, and what the caller asked for."""
 
     requests: list[EditRequest]
@@ -64,7 +64,7 @@ class Editor(abc.ABC):
     default_depth: ClassVar[float] = 0.3
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
-        self.overrides = dict(overrides or {})
+        self.overrides = self.config_class.with_current_names(overrides or {})
         self.config_class.from_mapping(self.overrides)  # fail now, not after the model is loaded
         self._resolved: weakref.WeakKeyDictionary[nn.Module, EditorConfig] = weakref.WeakKeyDictionary()
         self._said: set[str] = set()
@@ -139,12 +139,12 @@ class Editor(abc.ABC):
         config = self.resolve(model, tokenizer)
         # The harness calls models where gradients are off; editors need them whatever the caller's mode is.
         with torch.inference_mode(False), torch.enable_grad():
-            job = Job(list(requests), config, joint, list(history), progress or (lambda count: None))
+            job = EditJob(list(requests), config, joint, list(history), progress or (lambda count: None))
             deltas = self.compute(model, tokenizer, job)
         groups = [job.requests] if joint else [[request] for request in job.requests]
         for group, delta in zip(groups, deltas, strict=True):
             delta.meta.setdefault("editor", self.name)
-            self._record(delta, self.remarks(model, tokenizer, config, group, delta))
+            self._record(delta, self.warnings(model, tokenizer, config, group, delta))
         return deltas
 
     def check_lengths(
@@ -172,7 +172,7 @@ class Editor(abc.ABC):
         """Hook: templates that are put around every prompt, as far as they are known before anything is drawn."""
         return ()
 
-    def remarks(
+    def warnings(
         self,
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
@@ -184,17 +184,17 @@ class Editor(abc.ABC):
         the single edit (they are logged once each, and recorded with every edit they are true of)."""
         return []
 
-    def _record(self, delta: Delta, remarks: Sequence[str]) -> None:
-        if remarks:
+    def _record(self, delta: Delta, warnings: Sequence[str]) -> None:
+        if warnings:
             known = delta.diagnostics.get("warnings", [])
-            delta.diagnostics["warnings"] = [*known, *(text for text in remarks if text not in known)]
-        for text in remarks:
+            delta.diagnostics["warnings"] = [*known, *(text for text in warnings if text not in known)]
+        for text in warnings:
             if text not in self._said:
                 self._said.add(text)
                 log.warning("editor %s: %s", self.name, text)
 
     @abc.abstractmethod
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         """The method itself."""
 
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.shipped import shipped_config
 from edit_hooks.deltas.apply import parameter_name
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
 
 
@@ -24,8 +24,8 @@ from edit_hooks.utils.errors import EditingError
 class WrapperConfig(EditorConfig):
     """``layers``, ``seed`` and ``engine`` go to the base editor as well; its own settings go into base_settings."""
 
-    base: str = setting("the editor whose update is post-processed", default="memit")
-    base_settings: dict[str, Any] = setting("its settings, over its shipped configuration", default_factory=dict)
+    base: str = config_field("the editor whose update is post-processed", default="memit")
+    base_settings: dict[str, Any] = config_field("its settings, over its shipped configuration", default_factory=dict)
 
 
 class WrapperEditor(Editor):
@@ -88,6 +88,6 @@ class WrapperEditor(Editor):
         parameters = dict(unwrapped(model).named_parameters())
         delta.meta |= {"editor": self.name, "config": config.to_dict()}
         delta.diagnostics["update_norm_ratio"] = max(
-            float(update.norm()) / float(widened(parameters[parameter_name(name, parameters)].detach()).norm())
+            float(update.norm()) / float(at_least_float32(parameters[parameter_name(name, parameters)].detach()).norm())
             for name, update in delta.weights().items()
         )

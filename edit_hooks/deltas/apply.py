@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import Hooked, attached
+from edit_hooks.deltas.hook_edit import HookEdit, attached
 from edit_hooks.modeling.architectures import is_transposed, map_shape, unwrapped
 from edit_hooks.modeling.fingerprint import tensor_checksum
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 
@@ -23,7 +23,7 @@ UNEDITED_STATE = "unedited"
 class AppliedDeltas:
     """Deltas written into a model's weights one after another; on exit the original weights are back, bit for bit.
 
-    Hooks and contexts are not put on the model here: :attr:`standing` says what whoever asks questions has to apply.
+    Writes weights only. Hook and context edits are collected in :attr:`runtime_part`, which the caller applies.
 
     Every parameter name is resolved and every shape checked before the first write. Each sum W + update is formed in at
     least float32 and rounded once to the weight's dtype, so a stream of deltas rounds once per step.
@@ -33,7 +33,7 @@ class AppliedDeltas:
         self.model = unwrapped(model)
         self._parameters = dict(self.model.named_parameters())
         self._originals: dict[str, torch.Tensor] = {}
-        self.standing: Delta | None = None
+        self.runtime_part: Delta | None = None
 
     def __enter__(self) -> AppliedDeltas:
         return self
@@ -42,16 +42,18 @@ class AppliedDeltas:
         self.restore()
 
     @property
-    def hooked(self) -> Hooked | None:
+    def hook_edit(self) -> HookEdit | None:
         """What of the deltas so far acts through hooks."""
-        return None if self.standing is None else self.standing.hooked
+        return None if self.runtime_part is None else self.runtime_part.hook_edit
 
     def check(self, delta: Delta) -> None:
         """Raise EditingError when a delta does not fit this model, or what was added before."""
         _check_shapes(self.model, delta)
-        if delta.hooked is not None:
-            delta.hooked.check(self.model)
-            Hooked.composed([part.hooked for part in (self.standing, delta) if part is not None and part.hooked])
+        if delta.hook_edit is not None:
+            delta.hook_edit.check(self.model)
+            HookEdit.composed(
+                [part.hook_edit for part in (self.runtime_part, delta) if part is not None and part.hook_edit]
+            )
         for name in delta.parameter_names:
             weight = self._parameters[self._resolved(name)]
             if name in delta.dense and delta.dense[name].shape != weight.shape:
@@ -68,32 +70,34 @@ class AppliedDeltas:
             weight = self._parameters[name]
             if name not in self._originals:
                 self._originals[name] = weight.detach().clone()
-            weight.copy_((widened(weight) + update.to(weight.device)).to(weight.dtype))
+            weight.copy_((at_least_float32(weight) + update.to(weight.device)).to(weight.dtype))
         if not delta.weights_only:
-            self.standing = Delta.summed([part for part in (self.standing, delta.standing) if part is not None])
+            self.runtime_part = Delta.summed(
+                [part for part in (self.runtime_part, delta.runtime_part) if part is not None]
+            )
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the original weights back."""
-        self.standing = None
+        self.runtime_part = None
         for name, original in self._originals.items():
             self._parameters[name].copy_(original)
         self._originals.clear()
 
     def state(self) -> str:
         """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write."""
-        if not self._originals and self.standing is None:
+        if not self._originals and self.runtime_part is None:
             return UNEDITED_STATE
         written: dict[str, Any] = {name: tensor_checksum(self._parameters[name]) for name in sorted(self._originals)}
-        return key_of(written if self.standing is None else {**written, "standing": self.standing.checksum()})
+        return key_of(written if self.runtime_part is None else {**written, "standing": self.runtime_part.checksum()})
 
     @torch.no_grad()
     def norm_ratio(self) -> float:
         """||W_now - W_before|| / ||W_before|| over all weights written so far."""
         moved = before = 0.0
         for name, original in self._originals.items():
-            moved += float((widened(self._parameters[name]) - widened(original)).norm()) ** 2
-            before += float(widened(original).norm()) ** 2
+            moved += float((at_least_float32(self._parameters[name]) - at_least_float32(original)).norm()) ** 2
+            before += float(at_least_float32(original).norm()) ** 2
         return (moved / before) ** 0.5 if before else 0.0
 
     def _resolved(self, name: str) -> str:
@@ -120,7 +124,7 @@ def edited(
             applied.check(delta)
         for delta in deltas:
             applied.add(delta)
-        with attached(model, applied.hooked, prompt_lengths):
+        with attached(model, applied.hook_edit, prompt_lengths):
             yield model
 
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 QUESTION, BLOCK_END = "Prompt: ", "\n\n"
+# Fields that saved edits know under an earlier name; the checksum of a saved edit covers these names.
+FILE_NAMES = {"include_fact": "states_fact", "min_similarity": "min_likeness"}
 
 
 def fact_line(prompt: str, target: str) -> str:
@@ -40,25 +42,28 @@ class ContextEdit:
     prompt: str
     target_new: str
     demonstrations: tuple[str, ...] = ()
-    states_fact: bool = True
+    include_fact: bool = True
     num_facts: int = 1
     embedder: str = "words"
-    min_likeness: float | None = None
+    min_similarity: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping from which :meth:`from_dict` makes an equal one."""
-        return {**asdict(self), "demonstrations": list(self.demonstrations)}
+        record = {**asdict(self), "demonstrations": list(self.demonstrations)}
+        return {FILE_NAMES.get(name, name): value for name, value in record.items()}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> ContextEdit:
-        return cls(**{**record, "demonstrations": tuple(record["demonstrations"])})
+        current = {name: name for name in record} | {old: name for name, old in FILE_NAMES.items() if old in record}
+        fields = {current[name]: value for name, value in record.items()}
+        return cls(**{**fields, "demonstrations": tuple(record["demonstrations"])})
 
     def before(self, question: str = "") -> str:
         """The text in front of a question when this is the only fact."""
-        return Told((self,)).before(len(self.demonstrations))
+        return ContextPrompt((self,)).before(len(self.demonstrations))
 
 
-class Told(NamedTuple):
+class ContextPrompt(NamedTuple):
     """The facts told before one question, the one most like it last; that one's demonstrations are shown."""
 
     facts: tuple[ContextEdit, ...]
@@ -70,5 +75,5 @@ class Told(NamedTuple):
     def before(self, num_demonstrations: int) -> str:
         """The text in front of the question; what does not fit is left out from the far end, block by block."""
         shown = self.demonstrations[len(self.demonstrations) - num_demonstrations :]
-        told = [fact_line(fact.prompt, fact.target_new) for fact in self.facts if fact.states_fact]
+        told = [fact_line(fact.prompt, fact.target_new) for fact in self.facts if fact.include_fact]
         return "".join(text + BLOCK_END for text in shown) + "".join(told) + QUESTION

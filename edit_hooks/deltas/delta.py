@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from edit_hooks.deltas.context_edit import ContextEdit
-from edit_hooks.deltas.hook_edit import Hooked
+from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.modeling.tensors import unpack_bits, write_tensors
 from edit_hooks.utils.errors import EditingError
@@ -59,7 +59,7 @@ class Delta:
     factors: dict[str, Factor] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
     masks: dict[str, torch.Tensor] = field(default_factory=dict)
-    hooked: Hooked | None = None
+    hook_edit: HookEdit | None = None
     contexts: tuple[ContextEdit, ...] = ()
     carry: dict[str, torch.Tensor] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
@@ -74,23 +74,23 @@ class Delta:
     @property
     def weights_only(self) -> bool:
         """Whether the edit is all in the weights, so that a checkpoint can hold it."""
-        return self.hooked is None and not self.contexts
+        return self.hook_edit is None and not self.contexts
 
     @property
     def writes(self) -> list[str]:
         """What the edit changes: ``weights``, ``hooks``, ``context``."""
-        parts = {"weights": self.parameter_names, "hooks": self.hooked, "context": self.contexts}
+        parts = {"weights": self.parameter_names, "hooks": self.hook_edit, "context": self.contexts}
         return [name for name, part in parts.items() if part]
 
     @property
     def acts_per_row(self) -> bool:
         """Whether the edit can act on some rows of a batch only, nothing being written."""
-        return not self.dense and not self.masks and (self.hooked is None or self.hooked.mixes_rows)
+        return not self.dense and not self.masks and (self.hook_edit is None or self.hook_edit.mixes_rows)
 
     @property
-    def standing(self) -> Delta | None:
+    def runtime_part(self) -> Delta | None:
         """What is left of the edit once its weights are written: hooks and contexts; ``None`` without either."""
-        return None if self.weights_only else Delta(hooked=self.hooked, contexts=self.contexts)
+        return None if self.weights_only else Delta(hook_edit=self.hook_edit, contexts=self.contexts)
 
     @property
     def without_contexts(self) -> Delta | None:
@@ -98,7 +98,7 @@ class Delta:
         if not self.contexts:
             return self
         rest = replace(self, contexts=())
-        return rest if rest.parameter_names or rest.hooked else None
+        return rest if rest.parameter_names or rest.hook_edit else None
 
     @property
     def num_bytes(self) -> int:
@@ -131,16 +131,16 @@ class Delta:
         tensors |= {f"carry/{name}": tensor for name, tensor in self.carry.items()}
         for name, factor in self.factors.items():
             tensors[f"left/{name}"], tensors[f"right/{name}"] = factor.left, factor.right
-        if self.hooked is not None:
-            tensors |= {f"hook/{name}": tensor for name, tensor in self.hooked.tensors.items()}
+        if self.hook_edit is not None:
+            tensors |= {f"hook/{name}": tensor for name, tensor in self.hook_edit.tensors.items()}
         return tensors
 
     @property
     def _settings(self) -> dict[str, Any]:
         """What is not tensors: the hooks' kind and settings, and the contexts; empty for edits of weights."""
         found: dict[str, Any] = {}
-        if self.hooked is not None:
-            found["hooked"] = {"kind": self.hooked.kind, "settings": self.hooked.settings}
+        if self.hook_edit is not None:
+            found["hooked"] = {"kind": self.hook_edit.kind, "settings": self.hook_edit.settings}
         if self.contexts:
             found["contexts"] = [context.to_dict() for context in self.contexts]
         return found
@@ -154,7 +154,7 @@ class Delta:
             EditingError: for hooked edits of several kinds or at several modules.
         """
         total = cls(diagnostics={"parts": [delta.diagnostics for delta in deltas]})
-        total.hooked = Hooked.composed([delta.hooked for delta in deltas if delta.hooked is not None])
+        total.hook_edit = HookEdit.composed([delta.hook_edit for delta in deltas if delta.hook_edit is not None])
         total.contexts = tuple(context for delta in deltas for context in delta.contexts)
         total.meta["parts"] = [delta.meta for delta in deltas]
         for delta in deltas:
@@ -214,7 +214,7 @@ class Delta:
         delta = cls(meta=json.loads(header["meta"]), diagnostics=json.loads(header["diagnostics"]))
         delta.contexts = tuple(map(ContextEdit.from_dict, json.loads(header.get("contexts", "[]"))))
         if "hooked" in header:
-            delta.hooked = Hooked(**json.loads(header["hooked"]))
+            delta.hook_edit = HookEdit(**json.loads(header["hooked"]))
         transposed = set(json.loads(header["transposed"]))
         for name, tensor in tensors.items():
             kind, _, target = name.partition("/")
@@ -224,8 +224,8 @@ class Delta:
                 delta.masks[target] = tensor
             elif kind == "carry":
                 delta.carry[target] = tensor
-            elif kind == "hook" and delta.hooked is not None:
-                delta.hooked.tensors[target] = tensor
+            elif kind == "hook" and delta.hook_edit is not None:
+                delta.hook_edit.tensors[target] = tensor
             elif kind == "left":
                 delta.factors[target] = Factor(tensor, tensors[f"right/{target}"], target in transposed)
         if delta.checksum() != header.get("checksum"):

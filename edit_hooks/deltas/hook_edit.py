@@ -1,9 +1,9 @@
 """Edits that act through hooks while the model runs: codebooks and side memories.
 
-A :class:`Hooked` is data: named tensors, JSON-able settings and a *kind*, looked up in :data:`HOOK_KINDS`. The kind's
+A :class:`HookEdit` is data: named tensors, JSON-able settings and a *kind*, looked up in :data:`HOOK_KINDS`. The kind's
 class puts hooks on the modules it names and takes them off again. What a hook must know about the running pass and
 cannot see at its module (where each row's prompt ends, which columns are real tokens, prefill or decoding step) is
-handed to it as a :class:`Pass`, by whoever runs the model.
+handed to it as a :class:`ForwardContext`, by whoever runs the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOOK_KINDS: dict[str, str] = {
 
 
 @dataclass
-class Hooked:
+class HookEdit:
     """The part of an edit that acts through hooks.
 
     Attributes:
@@ -53,7 +53,7 @@ class Hooked:
         kind_class(self.kind).check(unwrapped(model), self)
 
     @staticmethod
-    def composed(parts: Sequence[Hooked]) -> Hooked | None:
+    def composed(parts: Sequence[HookEdit]) -> HookEdit | None:
         """Parts written one after another as one; each holds what its step added or replaced.
 
         Raises:
@@ -71,7 +71,7 @@ class Hooked:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardContext:
     """What one forward pass holds, row by row.
 
     Attributes:
@@ -90,12 +90,12 @@ class Pass:
         columns_T = torch.arange(self.attended_RT.shape[1], device=self.attended_RT.device)
         return self.attended_RT & (columns_T <= self.prompt_end_R[:, None])
 
-    def to(self, device: torch.device) -> Pass:
+    def to(self, device: torch.device) -> ForwardContext:
         """The same on another device: a model split by a device map runs its modules where they are."""
-        return Pass(self.attended_RT.to(device), self.prompt_end_R.to(device), self.prefill)
+        return ForwardContext(self.attended_RT.to(device), self.prompt_end_R.to(device), self.prefill)
 
     @classmethod
-    def of_prompts(cls, mask_RT: torch.Tensor, prompt_length_R: torch.Tensor | None) -> Pass:
+    def of_prompts(cls, mask_RT: torch.Tensor, prompt_length_R: torch.Tensor | None) -> ForwardContext:
         """A prefill pass from its attention mask, padded on either side.
 
         Args:
@@ -111,7 +111,7 @@ class Pass:
         return cls(attended_RT, (start_R + length_R - 1).expand(len(mask_RT)), prefill=True)
 
     @classmethod
-    def of_step(cls, num_rows: int, device: torch.device) -> Pass:
+    def of_step(cls, num_rows: int, device: torch.device) -> ForwardContext:
         """One decoding step."""
         ones = torch.ones(num_rows, 1, dtype=torch.bool, device=device)
         return cls(ones, torch.zeros(num_rows, dtype=torch.long, device=device), prefill=False)
@@ -128,19 +128,19 @@ class HookKind(abc.ABC):
 
     mixes_rows: ClassVar[bool] = False
 
-    def __init__(self, model: nn.Module, edits: Sequence[Hooked], edit_of_row: torch.Tensor | None = None) -> None:
+    def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         self.model, self.edits, self.edit_of_row = model, edits, edit_of_row
-        self.running: Pass | None = None
+        self.running: ForwardContext | None = None
 
     @classmethod
     @abc.abstractmethod
-    def compose(cls, parts: Sequence[Hooked]) -> Hooked:
+    def compose(cls, parts: Sequence[HookEdit]) -> HookEdit:
         """Parts of this kind and module, written one after another, as one."""
 
     @classmethod
-    def check(cls, model: nn.Module, hooked: Hooked) -> None:
+    def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
         """Raise EditingError when the edit does not fit the model; subclasses compare shapes too."""
-        hooked_module(model, hooked)
+        target_module(model, hook_edit)
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -148,10 +148,10 @@ class HookKind(abc.ABC):
         handles: list[Any] = []
         try:
             for number, edit in enumerate(self.edits):
-                module = hooked_module(self.model, edit)
+                module = target_module(self.model, edit)
 
                 def hook(_module: nn.Module, args: Any, output: torch.Tensor, number: int = number) -> torch.Tensor:
-                    return self.act(number, args[0], output)
+                    return self.transform_output(number, args[0], output)
 
                 handles.append(module.register_forward_hook(hook))
             yield
@@ -166,14 +166,14 @@ class HookKind(abc.ABC):
         return (self.edit_of_row == number).nonzero()[:, 0].to(device)
 
     @property
-    def now(self) -> Pass:
+    def now(self) -> ForwardContext:
         """The running pass."""
         if self.running is None:
             raise EditingError("a hooked edit acts in a forward pass nobody has described; run the model in its scope.")
         return self.running
 
     @abc.abstractmethod
-    def act(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
+    def transform_output(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         """Output of the module of edit ``number`` for rows under it, the given output for all others."""
 
     @abc.abstractmethod
@@ -193,9 +193,9 @@ def kind_class(kind: str) -> type[HookKind]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def hooked_module(model: nn.Module, hooked: Hooked) -> nn.Module:
+def target_module(model: nn.Module, hook_edit: HookEdit) -> nn.Module:
     """The module an edit acts on."""
-    name = hooked.settings["module"]
+    name = hook_edit.settings["module"]
     try:
         return model.get_submodule(name)
     except AttributeError:
@@ -213,24 +213,24 @@ def check_width(module: nn.Module, name: str, width_out: int, width_in: int) -> 
 
 @contextlib.contextmanager
 def attached(
-    model: nn.Module, hooked: Hooked | None, prompt_lengths: Sequence[int] | torch.Tensor | None = None
+    model: nn.Module, hook_edit: HookEdit | None, prompt_lengths: Sequence[int] | torch.Tensor | None = None
 ) -> Iterator[None]:
     """One hooked edit on a model that somebody else runs (its own ``generate``, a plain forward).
 
-    Passes are recognised by their key-value cache: an empty or absent one means prefill. Rows may be padded on either
+    Passes are recognized by their key-value cache: an empty or absent one means prefill. Rows may be padded on either
     side.
 
     Args:
         prompt_lengths: prompt tokens of each row (one number serves all rows). ``None``: everything that is fed at
             prefill is prompt, which is wrong for teacher forcing and for decoding without a cache.
     """
-    if hooked is None:
+    if hook_edit is None:
         yield
         return
     inner = unwrapped(model)
-    hooked.check(inner)
+    hook_edit.check(inner)
     lengths = None if prompt_lengths is None else torch.as_tensor(prompt_lengths)
-    acting = kind_class(hooked.kind)(inner, [hooked])
+    acting = kind_class(hook_edit.kind)(inner, [hook_edit])
 
     def describe(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         acting.running = _described(args, kwargs, lengths)
@@ -243,15 +243,15 @@ def attached(
         handle.remove()
 
 
-def _described(args: tuple[Any, ...], kwargs: dict[str, Any], lengths: torch.Tensor | None) -> Pass:
+def _described(args: tuple[Any, ...], kwargs: dict[str, Any], lengths: torch.Tensor | None) -> ForwardContext:
     """The pass behind a call of the decoder."""
     ids = args[0] if args else kwargs.get("input_ids")
     fed = ids if ids is not None else kwargs["inputs_embeds"]
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
     if cache is not None and cache.get_seq_length() > 0:
-        return Pass.of_step(fed.shape[0], fed.device)
+        return ForwardContext.of_step(fed.shape[0], fed.device)
     if mask is None:
         mask = torch.ones(fed.shape[:2], dtype=torch.long, device=fed.device)
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
         raise EditingError("hooked edits need a two-dimensional attention mask to find the end of each prompt.")
-    return Pass.of_prompts(mask[:, -fed.shape[1] :], lengths)
+    return ForwardContext.of_prompts(mask[:, -fed.shape[1] :], lengths)

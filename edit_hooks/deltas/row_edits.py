@@ -10,7 +10,7 @@ from torch import nn
 
 from edit_hooks.deltas.apply import require_no_context
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import Hooked, HookKind, Pass, kind_class
+from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit, HookKind, kind_class
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.modeling.architectures import unwrapped
 
@@ -37,9 +37,9 @@ class RowEdits:
 
     @staticmethod
     def _kind(model: nn.Module, kind: str, deltas: Sequence[Delta | None]) -> HookKind:
-        hooked = [delta.hooked if delta is not None else None for delta in deltas]
-        own = [part if part is not None and part.kind == kind else None for part in hooked]
-        distinct: dict[int, Hooked] = {id(part): part for part in own if part is not None}
+        hook_edit = [delta.hook_edit if delta is not None else None for delta in deltas]
+        own = [part if part is not None and part.kind == kind else None for part in hook_edit]
+        distinct: dict[int, HookEdit] = {id(part): part for part in own if part is not None}
         numbers = {identity: number for number, identity in enumerate(distinct)}
         edit_of_row = torch.tensor([numbers.get(id(part), -1) for part in own])
         for part in distinct.values():
@@ -49,7 +49,7 @@ class RowEdits:
         return kind_class(kind)(model, list(distinct.values()), edit_of_row)
 
     @contextlib.contextmanager
-    def _running(self, now: Pass) -> Iterator[None]:
+    def _running(self, now: ForwardContext) -> Iterator[None]:
         with contextlib.ExitStack() as scope:
             scope.enter_context(self._adapters)
             for kind in self._kinds:
@@ -64,11 +64,11 @@ class RowEdits:
             mask_RT: attention mask of this pass.
             prompt_length_R: number of prompt tokens of each row.
         """
-        return self._running(Pass.of_prompts(mask_RT, prompt_length_R))
+        return self._running(ForwardContext.of_prompts(mask_RT, prompt_length_R))
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         """Scope of a pass over one new token per row."""
-        return self._running(Pass.of_step(self._num_rows, self._device))
+        return self._running(ForwardContext.of_step(self._num_rows, self._device))
 
     def select(self, rows: torch.Tensor) -> RowEdits:
         """The edits of some rows of the batch, in the given order."""
@@ -80,4 +80,4 @@ class RowEdits:
 
 
 def _kinds(deltas: Sequence[Delta | None]) -> list[str]:
-    return sorted({delta.hooked.kind for delta in deltas if delta is not None and delta.hooked is not None})
+    return sorted({delta.hook_edit.kind for delta in deltas if delta is not None and delta.hook_edit is not None})

@@ -17,7 +17,7 @@ from torch import nn
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft
-from edit_hooks.request import EditRequest, Unit
+from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def editor_of(delta: Delta) -> str | None:
 
 
 def save_edits(
-    folder: str | Path, units: Sequence[Unit], deltas: Sequence[Delta], stamp: Mapping[str, Any]
+    folder: str | Path, units: Sequence[RequestGroup], deltas: Sequence[Delta], stamp: Mapping[str, Any]
 ) -> list[Path]:
     """Write one delta file per unit of requests, and an index of them.
 

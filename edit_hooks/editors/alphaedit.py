@@ -14,7 +14,7 @@ writes the identity with coefficient 1 instead of L2). By the push-through ident
 so only a system of the size of the keys is solved (float64), the update has rank u, and nothing of size f x f is kept
 besides a basis of the null space. The update never leaves that space: X^T P = X^T.
 
-The threshold is absolute on a C normalised per token, so it means something else on every model: the diagnostics give
+The threshold is absolute on a C normalized per token, so it means something else on every model: the diagnostics give
 the null space's share of all directions, rank(P) / f. Near 1 the projection does nothing, near 0 nothing can be
 written. Without a threshold the null space is the largest that holds at most ``nullspace_energy`` of trace(C); L2 too
 (10, or 1, in the release) is an absolute number beside squared key norms, and without one it is a hundredth of their
@@ -33,7 +33,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
 from edit_hooks.locate.null_space import GivenProjector, null_space_of
 from edit_hooks.locate.solve import load_matrices
@@ -47,13 +47,13 @@ DEFAULT_L2, RELATIVE_L2 = 10.0, 0.01
 class AlphaEditConfig(MEMITConfig):
     """MEMIT's settings and those of the projection; ``moment_weight`` has no effect."""
 
-    nullspace_threshold: float | None = setting(
+    nullspace_threshold: float | None = config_field(
         "eigenvalues of C below it count as zero; null: by energy", default=None
     )
-    nullspace_energy: float = setting("share of trace(C) in the null space if no threshold is given", default=0.1)
-    l2: float | None = setting("coefficient of the identity; null: a hundredth of trace(C)", default=None)
-    projectors: Any = setting("P per layer instead of second moments: mapping or safetensors file", default=None)
-    carry_keys: bool = setting("in a stream, protect the keys of earlier steps", default=True)
+    nullspace_energy: float = config_field("share of trace(C) in the null space if no threshold is given", default=0.1)
+    l2: float | None = config_field("coefficient of the identity; null: a hundredth of trace(C)", default=None)
+    projectors: Any = config_field("P per layer instead of second moments: mapping or safetensors file", default=None)
+    carry_keys: bool = config_field("in a stream, protect the keys of earlier steps", default=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

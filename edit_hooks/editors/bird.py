@@ -2,7 +2,7 @@
 
 Method of "Untying the Reversal Curse via Bidirectional Language Model Editing". With R(x) the mean over an expression's
 tokens of the last hidden state (behind the final norm) and R_d(s) that of the subject under the offset, the value
-optimisation of ROME gets (eq. 4 to 6)
+optimization of ROME gets (eq. 4 to 6)
 
     alpha [ L1 + L2 - beta (L3 + L4) ],
 
@@ -34,8 +34,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.rome import ROME, ROMEConfig
 from edit_hooks.locate.evk_align import MakeForward
@@ -45,7 +45,7 @@ from edit_hooks.locate.value_forward import SuffixForward
 from edit_hooks.locate.value_optimization import Term, TermMaker
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.hooks import hooks, on_output
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import Encoding, encode, split_template
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
@@ -61,10 +61,12 @@ MAX_TOKENS = 4096
 class BIRDConfig(ROMEConfig):
     """ROME's settings and the weights of the bidirectional terms; the defaults are those for LLaMA-2."""
 
-    alpha: float = setting("weight of the bidirectional terms", default=0.002)
-    beta: float = setting("weight of the old object among them", default=0.8)
-    template_reduction: Literal["sum", "mean"] = setting("over context templates: released code, paper", default="sum")
-    relation_phrases: dict[str, list[str]] = setting(
+    alpha: float = config_field("weight of the bidirectional terms", default=0.002)
+    beta: float = config_field("weight of the old object among them", default=0.8)
+    template_reduction: Literal["sum", "mean"] = config_field(
+        "over context templates: released code, paper", default="sum"
+    )
+    relation_phrases: dict[str, list[str]] = config_field(
         "relation id -> [phrase, inverse phrase], besides the shipped table", default_factory=dict
     )
 
@@ -88,7 +90,7 @@ class BIRD(ROME):
     config_class: ClassVar[type[EditorConfig]] = BIRDConfig
     config_folders: ClassVar[tuple[str, ...]] = ("bird", "rome")
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         for request in job.requests:
             expressions_of(request, job.config)
         return super().compute(model, tokenizer, job)
@@ -204,7 +206,7 @@ class BIRDTerm:
             with hooks(on_output(decoder_of(self.model), lambda hidden: kept.append(hidden))):
                 self.forward.states(delta_ED)
             states = kept[0][batch.label_row_L, batch.label_column_L]
-        states = widened(states)
+        states = at_least_float32(states)
         num_rows = len(delta_ED) * self.num_templates  # rewriting rows come first, edit by edit
         sums_RD = states.new_zeros(num_rows, states.shape[1]).index_add(0, batch.label_row_L.to(states.device), states)
         return sums_RD.view(len(delta_ED), self.num_templates, -1).to(self.points_EPND.device)
@@ -278,7 +280,7 @@ def _means(
             input_ids=ids_RT.to(device), attention_mask=mask_RT.to(device), use_cache=False
         ).last_hidden_state
         for row, index in enumerate(chunk):
-            found[distinct[index]] = widened(hidden_RTD[row, placed[index].tokens]).mean(0)
+            found[distinct[index]] = at_least_float32(hidden_RTD[row, placed[index].tokens]).mean(0)
     states = torch.stack([found[text] for text in texts])
     shape = (len(kinds), len(wanted), len(templates), -1)
     return dict(zip(kinds, states.view(shape), strict=True))

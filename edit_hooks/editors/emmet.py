@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.utils.errors import EditingError
@@ -27,10 +27,10 @@ from edit_hooks.utils.errors import EditingError
 class EMMETConfig(MEMITConfig):
     """MEMIT's settings and those of the equality constraint."""
 
-    moment_weight: float | None = setting("lambda, the weight of C; null: 1", default=None)
-    identity_weight: float = setting("nu, the weight of the identity beside C", default=0.0)
-    ridge: float = setting("eps, added to the diagonal of K^T C_s^-1 K; 0 writes exactly", default=0.1)
-    ridge_single: bool = setting("add eps for a single edit too", default=True)
+    moment_weight: float | None = config_field("lambda, the weight of C; null: 1", default=None)
+    identity_weight: float = config_field("nu, the weight of the identity beside C", default=0.0)
+    ridge: float = config_field("eps, added to the diagonal of K^T C_s^-1 K; 0 writes exactly", default=0.1)
+    ridge_single: bool = config_field("add eps for a single edit too", default=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

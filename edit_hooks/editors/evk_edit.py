@@ -1,6 +1,6 @@
 """EVK-Edit: AlphaEdit with EVK-Align ("Beyond Local Edits: Embedding-Virtualized Knowledge ...").
 
-The targets are optimised with the divergence on perturbed prompts as one more term
+The targets are optimized with the divergence on perturbed prompts as one more term
 (:mod:`edit_hooks.locate.evk_align`), everything else is AlphaEdit.
 The same term goes with every other locate-then-edit editor: ``evk_align: true``.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
 
 
@@ -18,7 +18,7 @@ from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
 class EVKEditConfig(AlphaEditConfig):
     """AlphaEdit's settings with EVK-Align on."""
 
-    evk_align: bool = setting("keep the answers to perturbed versions of the prompt (EVK-Align)", default=True)
+    evk_align: bool = config_field("keep the answers to perturbed versions of the prompt (EVK-Align)", default=True)
 
 
 class EVKEdit(AlphaEdit):

@@ -8,7 +8,7 @@ target. Use ``ft_m`` for an honest baseline, this one to reproduce published "FT
 
 Everything else (Adam, early stop, ball, batches) is FT-M's. ``norm_constraint`` is the ball: ROME's release constrains
 gpt2-xl and GPT-J; EasyEdit's files leave GPT-J, Llama and Qwen without one, although papers that use them describe it.
-The ball is centred on the weights this call started from, so a stream of edits is not confined.
+The ball is centered on the weights this call started from, so a stream of edits is not confined.
 
 Not copied from the release: with left padding it reads the wrong position for all but the longest prompt of a batch,
 it doubles the space before targets that begin with one, and it leaves ``requires_grad`` off. ``targets: alone`` keeps
@@ -22,9 +22,9 @@ from typing import ClassVar, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.editors.ft_m import FTM, FTConfig
-from edit_hooks.gradient.labelled_rows import Example, Objective
+from edit_hooks.gradient.labeled_rows import Example, Objective
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -34,8 +34,8 @@ from edit_hooks.utils.errors import EditingError
 class FTLConfig(FTConfig):
     """Settings of fine-tuning on the last prompt token."""
 
-    objective: Objective = setting("as ft_m; last_token is what makes this FT-L", default="last_token")
-    targets: Literal["in_context", "alone"] = setting(
+    objective: Objective = config_field("as ft_m; last_token is what makes this FT-L", default="last_token")
+    targets: Literal["in_context", "alone"] = config_field(
         "in_context: the target's tokens after the prompt; alone: the target encoded by itself, special tokens "
         "included, as released",
         default="in_context",

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.gradient.labelled_rows import (
+from edit_hooks.gradient.labeled_rows import (
     Example,
-    LabelledRows,
+    LabeledRows,
     Objective,
     keep_below,
     label_nll,
@@ -33,7 +33,7 @@ from edit_hooks.gradient.labelled_rows import (
 )
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of, unwrapped
 from edit_hooks.modeling.hooks import forward_replaced, frozen
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -42,19 +42,19 @@ from edit_hooks.utils.errors import EditingError
 class FTConfig(EditorConfig):
     """Settings of fine-tuning MLP output projections."""
 
-    objective: Objective = setting(
+    objective: Objective = config_field(
         "target_tokens: cross-entropy of each target token after those before it; last_token: of all target tokens "
         "at the prompt's last token",
         default="target_tokens",
     )
-    num_steps: int = setting("passes over the requests", default=25)
-    lr: float = setting("Adam learning rate", default=5e-4)
-    weight_decay: float = setting("Adam's L2 penalty", default=0.0)
-    norm_constraint: float | None = setting("radius of the l-infinity ball, or null for none", default=None)
-    batch_size: int = setting("requests per step of a joint edit", default=8)
-    early_stop_loss: float = setting("stop when the mean loss of a pass is below", default=1e-2)
-    train_bias: bool = setting("also train the bias where the module has one", default=True)
-    append_eos: bool = setting("train the end-of-text token after the target", default=False)
+    num_steps: int = config_field("passes over the requests", default=25)
+    lr: float = config_field("Adam learning rate", default=5e-4)
+    weight_decay: float = config_field("Adam's L2 penalty", default=0.0)
+    norm_constraint: float | None = config_field("radius of the l-infinity ball, or null for none", default=None)
+    batch_size: int = config_field("requests per step of a joint edit", default=8)
+    early_stop_loss: float = config_field("stop when the mean loss of a pass is below", default=1e-2)
+    train_bias: bool = config_field("also train the bias where the module has one", default=True)
+    append_eos: bool = config_field("train the end-of-text token after the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +80,7 @@ class FTM(Editor):
     supports_joint: ClassVar[bool] = True
     default_depth: ClassVar[float] = 0.68
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         groups = [job.requests] if job.joint else [[request] for request in job.requests]
         deltas = []
         with frozen(unwrapped(model)):
@@ -101,7 +101,7 @@ class FTM(Editor):
             self._chunk(model, tokenizer, requests[start : start + config.batch_size], config)
             for start in range(0, len(requests), config.batch_size)
         ]
-        optimiser = torch.optim.Adam(trained.leaves.values(), lr=config.lr, weight_decay=config.weight_decay)
+        optimizer = torch.optim.Adam(trained.leaves.values(), lr=config.lr, weight_decay=config.weight_decay)
         losses: list[float] = []
         steps = 0
         with trained.in_place_of_the_model(), torch.enable_grad():
@@ -111,9 +111,9 @@ class FTM(Editor):
                     loss = mean_over_rows(label_nll(model, chunk), chunk)
                     total, count = total + float(loss.detach()) * len(chunk.ids_RT), count + len(chunk.ids_RT)
                     if float(loss.detach()) >= config.early_stop_loss:
-                        optimiser.zero_grad()
+                        optimizer.zero_grad()
                         loss.backward()
-                        optimiser.step()
+                        optimizer.step()
                         steps += 1
                     trained.project(config.norm_constraint)
                 losses.append(total / count)
@@ -123,7 +123,7 @@ class FTM(Editor):
 
     def _chunk(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: FTConfig
-    ) -> LabelledRows:
+    ) -> LabeledRows:
         chunk = padded_for(model, [self.example(tokenizer, request, config) for request in requests])
         if config.engine == "fast" and config.layers:
             keep_below(model, chunk, min(config.layers))
@@ -141,9 +141,9 @@ class _Trained:
         self.modules = {name: linear_of(model.get_submodule(name)) for name in module_names}
         self.start: dict[str, torch.Tensor] = {}
         for name, module in self.modules.items():
-            self.start[f"{name}.weight"] = widened(module.weight.detach()).clone()  # type: ignore[operator, union-attr]
+            self.start[f"{name}.weight"] = at_least_float32(module.weight.detach()).clone()  # type: ignore[operator, union-attr]
             if train_bias and getattr(module, "bias", None) is not None:
-                self.start[f"{name}.bias"] = widened(module.bias.detach()).clone()  # type: ignore[operator, union-attr]
+                self.start[f"{name}.bias"] = at_least_float32(module.bias.detach()).clone()  # type: ignore[operator, union-attr]
         self.leaves = {name: tensor.clone().requires_grad_(True) for name, tensor in self.start.items()}
 
     @contextlib.contextmanager
@@ -160,8 +160,8 @@ class _Trained:
         transposed = is_transposed(module)
 
         def forward(x: torch.Tensor) -> torch.Tensor:
-            offset = None if bias is None else widened(bias)
-            return nn.functional.linear(widened(x), weight.T if transposed else weight, offset).to(x.dtype)
+            offset = None if bias is None else at_least_float32(bias)
+            return nn.functional.linear(at_least_float32(x), weight.T if transposed else weight, offset).to(x.dtype)
 
         return forward
 

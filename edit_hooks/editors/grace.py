@@ -20,15 +20,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import Hooked, Pass
-from edit_hooks.gradient.labelled_rows import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit
+from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
 from edit_hooks.memory.codebook import Query, Replacement, distances, place
 from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -39,20 +39,22 @@ SPLIT_GAP = 1e-5  # by which the older key's radius is smaller after a split, so
 class GRACEConfig(EditorConfig):
     """Settings of GRACE."""
 
-    module: Literal["mlp_out", "mlp_in"] = setting("the linear map beside which the codebook is", default="mlp_out")
-    num_steps: int = setting("Adam steps on the value; there is no early stop", default=100)
-    lr: float = setting("Adam learning rate of the value", default=1.0)
-    radius: float = setting("radius of a new key", default=1.0)
-    value_init: Literal["cold", "warm"] = setting(
+    module: Literal["mlp_out", "mlp_in"] = config_field(
+        "the linear map beside which the codebook is", default="mlp_out"
+    )
+    num_steps: int = config_field("Adam steps on the value; there is no early stop", default=100)
+    lr: float = config_field("Adam learning rate of the value", default=1.0)
+    radius: float = config_field("radius of a new key", default=1.0)
+    value_init: Literal["cold", "warm"] = config_field(
         "cold: uniform in [0, 1); warm: the module's own output", default="cold"
     )
-    replacement: Replacement = setting("which tokens' outputs the value replaces", default="replace_last")
-    query: Query = setting("look a row up once at prefill, or every new token as well", default="prefill")
-    expand: Literal["coverage", "moving_average"] = setting(
+    replacement: Replacement = config_field("which tokens' outputs the value replaces", default="replace_last")
+    query: Query = config_field("look a row up once at prefill, or every new token as well", default="prefill")
+    expand: Literal["coverage", "moving_average"] = config_field(
         "same target nearby: widen the key's radius, or also move the key half way", default="coverage"
     )
-    same_key: float = setting("a key this near, in units of its norm, is the same prompt again", default=1e-4)
-    append_eos: bool = setting("train the end-of-text token after the target", default=False)
+    same_key: float = config_field("a key this near, in units of its norm, is the same prompt again", default=1e-4)
+    append_eos: bool = config_field("train the end-of-text token after the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,7 +119,7 @@ class GRACE(Editor):
     writes: ClassVar[tuple[str, ...]] = ("hooks",)
     default_depth: ClassVar[float] = 0.85
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         """Independent edits are trained in one batch, each beside its own copy of the codebook."""
         inner = unwrapped(model)
         (layer,) = job.config.layers
@@ -148,16 +150,18 @@ class GRACE(Editor):
         return deltas
 
     @staticmethod
-    def _cold(model: nn.Module, name: str, request: EditRequest, job: Job) -> torch.Tensor:
+    def _cold(model: nn.Module, name: str, request: EditRequest, job: EditJob) -> torch.Tensor:
         """Uniform in [0, 1), from the seed and the request: alone or in a batch, the same numbers."""
         module = model.get_submodule(name)
         generator = torch.Generator().manual_seed((job.config.seed * 1_000_003 + int(request.key[:15], 16)) % 2**63)
-        return torch.rand(map_shape(module)[0], generator=generator, dtype=torch.float64).to(widened(weight_of(module)))
+        return torch.rand(map_shape(module)[0], generator=generator, dtype=torch.float64).to(
+            at_least_float32(weight_of(module))
+        )
 
 
 def entries_of(history: list[Delta], module: str) -> list[Entry]:
     """The codebook after the steps of a stream."""
-    book = Hooked.composed([delta.hooked for delta in history if delta.hooked is not None])
+    book = HookEdit.composed([delta.hook_edit for delta in history if delta.hook_edit is not None])
     if book is None:
         return []
     if book.kind != "codebook" or book.settings["module"] != module:
@@ -169,15 +173,17 @@ def entries_of(history: list[Delta], module: str) -> list[Entry]:
     return [Entry(*column) for column in zip(*columns, strict=True)]
 
 
-def _prompts(rows: LabelledRows) -> Pass:
+def _prompts(rows: LabeledRows) -> ForwardContext:
     """Each row's prompt ends where its first label is predicted."""
     end_R = torch.full((len(rows.ids_RT),), rows.ids_RT.shape[1], device=rows.ids_RT.device)
     end_R = end_R.scatter_reduce(0, rows.row_L, rows.column_L, "amin")
-    return Pass(rows.mask_RT.bool(), end_R, prefill=True)
+    return ForwardContext(rows.mask_RT.bool(), end_R, prefill=True)
 
 
 @torch.no_grad()
-def _at_prompt_end(model: nn.Module, name: str, rows: LabelledRows, now: Pass) -> tuple[torch.Tensor, torch.Tensor]:
+def _at_prompt_end(
+    model: nn.Module, name: str, rows: LabeledRows, now: ForwardContext
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Input [r, f] and output [r, d] of the module at the last prompt tokens, at least float32."""
     module, seen = model.get_submodule(name), {}
     index_R = torch.arange(len(rows.ids_RT), device=rows.ids_RT.device)
@@ -185,7 +191,7 @@ def _at_prompt_end(model: nn.Module, name: str, rows: LabelledRows, now: Pass) -
     def keep(what: str) -> Any:
         def read(hidden: torch.Tensor) -> None:
             here = now.to(hidden.device)
-            seen[what] = widened(hidden[index_R.to(hidden.device), here.prompt_end_R]).clone()
+            seen[what] = at_least_float32(hidden[index_R.to(hidden.device), here.prompt_end_R]).clone()
 
         return read
 
@@ -195,11 +201,11 @@ def _at_prompt_end(model: nn.Module, name: str, rows: LabelledRows, now: Pass) -
 
 
 def _train(
-    model: nn.Module, name: str, rows: LabelledRows, now: Pass, start_RD: torch.Tensor, config: GRACEConfig
+    model: nn.Module, name: str, rows: LabeledRows, now: ForwardContext, start_RD: torch.Tensor, config: GRACEConfig
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Trained values [r, d] and the loss of every row at every step; rows do not see one another."""
     values_RD = start_RD.clone().requires_grad_(True)
-    optimiser = torch.optim.Adam([values_RD], lr=config.lr)
+    optimizer = torch.optim.Adam([values_RD], lr=config.lr)
     place_RT1 = place(config.replacement, now)[:, :, None]
 
     def substitute(output_RTD: torch.Tensor) -> torch.Tensor:
@@ -213,9 +219,9 @@ def _train(
         loss_R = torch.zeros(len(rows.ids_RT), dtype=nll_L.dtype, device=nll_L.device)
         loss_R = loss_R.index_add(0, rows.row_L.to(nll_L.device), nll_L)
         losses.append(loss_R.detach())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss_R.sum().backward()
-        optimiser.step()
+        optimizer.step()
     return values_RD.detach(), losses
 
 
@@ -235,7 +241,7 @@ def _delta(change: Change, size_before: int, losses: list[float], name: str, con
         "labels": [entry.label for entry in entries],
     }
     return Delta(
-        hooked=Hooked("codebook", {key: tensor.cpu() for key, tensor in tensors.items()}, settings),
+        hook_edit=HookEdit("codebook", {key: tensor.cpu() for key, tensor in tensors.items()}, settings),
         diagnostics={
             "final_loss": losses[-1],
             "initial_nll": losses[0],

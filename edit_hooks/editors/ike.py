@@ -12,7 +12,7 @@ from the evaluation set itself; it exists as ``ike_leaky_pool``, for reproducing
 Several edits (batch, stream): each keeps its context, and a question is asked under the ``num_facts`` edits it is most
 like. The releases build every context from scratch, so that a stream is nothing but single edits there.
 
-``min_likeness`` bounds the scope: a question that is like no fact is asked as it is, on the unedited model. Published
+``min_similarity`` bounds the scope: a question that is like no fact is asked as it is, on the unedited model. Published
 IKE tells the fact before every question, unrelated ones too.
 """
 
@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_of
@@ -41,12 +41,15 @@ KINDS = ("copy", "update", "retain")
 class ICEConfig(EditorConfig):
     """Settings of a context without demonstrations."""
 
-    states_fact: bool = setting("tell the fact; without it only demonstrations are shown (a control)", default=True)
-    num_facts: int = setting("of several edits, how many are told before a question", default=1)
-    embedder: str = setting("measures likeness: minilm, words, or a sentence-transformers model", default="words")
-    min_likeness: float | None = setting(
+    include_fact: bool = config_field(
+        "state the fact; without it only demonstrations are shown (a control)", default=True, formerly="states_fact"
+    )
+    num_facts: int = config_field("of several edits, how many are told before a question", default=1)
+    embedder: str = config_field("measures likeness: minilm, words, or a sentence-transformers model", default="words")
+    min_similarity: float | None = config_field(
         "tell a fact only before questions whose cosine with it is at least this; null: before every question",
         default=None,
+        formerly="min_likeness",
     )
 
     def __post_init__(self) -> None:
@@ -55,8 +58,10 @@ class ICEConfig(EditorConfig):
             raise EditingError("'layers' has no meaning for an editor that changes the prompt; drop it.")
         if self.num_facts < 1:
             raise EditingError(f"editor setting 'num_facts' is {self.num_facts}; at least one fact is told.")
-        if self.min_likeness is not None and not -1 <= self.min_likeness <= 1:
-            raise EditingError(f"editor setting 'min_likeness' is a cosine (-1 to 1) or null, not {self.min_likeness}.")
+        if self.min_similarity is not None and not -1 <= self.min_similarity <= 1:
+            raise EditingError(
+                f"editor setting 'min_similarity' is {self.min_similarity}; a cosine (-1 to 1) or null is needed."
+            )
         require(self.embedder)
 
 
@@ -64,16 +69,18 @@ class ICEConfig(EditorConfig):
 class IKEConfig(ICEConfig):
     """Settings of a context with demonstrations."""
 
-    embedder: str = setting("measures likeness: minilm, words, or a sentence-transformers model", default=MINILM)
-    selection: Literal["records", "sentences"] = setting(
+    embedder: str = config_field("measures likeness: minilm, words, or a sentence-transformers model", default=MINILM)
+    selection: Literal["records", "sentences"] = config_field(
         "records: IKE's, nearest records in three kinds, nearest last; sentences: EasyEdit's, nearest sentences first",
         default="records",
     )
-    num_demonstrations: int | None = setting("null: 32 for records, 16 for sentences", default=None)
-    ratio: list[int] = setting("copy : update : retain, for records", default_factory=lambda: [1, 3, 4])
-    pool: str = setting("where demonstrations come from: builtin, or a JSON(L) file", default=BUILTIN)
-    pool_start: int = setting("first record of the pool file that is used; those before it are for testing", default=0)
-    pool_digest: str | None = setting("filled in: checksum of the pool file", default=None)
+    num_demonstrations: int | None = config_field("null: 32 for records, 16 for sentences", default=None)
+    ratio: list[int] = config_field("copy : update : retain, for records", default_factory=lambda: [1, 3, 4])
+    pool: str = config_field("where demonstrations come from: builtin, or a JSON(L) file", default=BUILTIN)
+    pool_start: int = config_field(
+        "first record of the pool file that is used; those before it are for testing", default=0
+    )
+    pool_digest: str | None = config_field("filled in: checksum of the pool file", default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +108,7 @@ class ICE(Editor):
         """The settings as given: nothing depends on the model."""
         return self.config_class.from_mapping(self.overrides)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         deltas = []
         for request in job.requests:
             demonstrations, report = self.demonstrations(request, job.config)
@@ -109,10 +116,10 @@ class ICE(Editor):
                 prompt=request.text,
                 target_new=request.target_new,
                 demonstrations=tuple(demonstrations),
-                states_fact=job.config.states_fact,
+                include_fact=job.config.include_fact,
                 num_facts=job.config.num_facts,
                 embedder=job.config.embedder,
-                min_likeness=job.config.min_likeness,
+                min_similarity=job.config.min_similarity,
             )
             meta = {"requests": [request.to_dict()], "config": job.config.to_dict()}
             deltas.append(Delta(contexts=(told,), diagnostics=report, meta=meta))
@@ -170,7 +177,7 @@ def _nearest_records(request: EditRequest, pool: Pool, config: IKEConfig) -> tup
     if count > len(pool.records):
         raise EditingError(
             f"num_demonstrations={count}, but the pool {config.pool} has {len(pool.records)} usable records "
-            f"({pool.incomplete} lack a paraphrase, a neighbour or its answer)."
+            f"({pool.incomplete} lack a paraphrase, a neighbor or its answer)."
         )
     draw = random.Random(f"{config.seed} {request.key}")
     chosen = nearest(config.embedder, query_of(request), [record.copy() for record in pool.records], count)
@@ -178,7 +185,7 @@ def _nearest_records(request: EditRequest, pool: Pool, config: IKEConfig) -> tup
     draw.shuffle(kinds)
     blocks = [_block(pool.records[index], kind, draw) for index, kind in zip(chosen, kinds, strict=True)]
     blocks.reverse()
-    if config.states_fact:
+    if config.include_fact:
         blocks.append(PoolRecord(request, (), ()).copy())
     counts = {kind: kinds.count(kind) for kind in KINDS}
     return blocks, {"demonstrations": len(blocks), **counts, "records": chosen[::-1]}

@@ -30,7 +30,7 @@ Not copied from EasyEdit: one step (its files for 7B models), which is a gradien
 encoded alone, BOS included, for Llama; an unknown token for Mistral's answers. A several-token old answer is scored
 token by token after its own earlier tokens; ``answer_context`` has the released ways.
 
-Where blocks normalise the MLP's output (Gemma 2 and 3, OLMo 2) scaling an activation changes nothing until c is nearly
+Where blocks normalize the MLP's output (Gemma 2 and 3, OLMo 2) scaling an activation changes nothing until c is nearly
 zero, so the points near zero decide and attributions do not add up to the change of P. The method was not made for it.
 """
 
@@ -46,12 +46,12 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
-from edit_hooks.gradient.labelled_rows import label_nll, mean_over_rows, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import label_nll, mean_over_rows, padded_for, target_example
 from edit_hooks.modeling.architectures import (
     architecture_of,
     head_of,
@@ -61,8 +61,8 @@ from edit_hooks.modeling.architectures import (
     num_layers,
     unwrapped,
 )
-from edit_hooks.modeling.hooks import frozen, hooks, keep_rows, on_input, on_output
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, select_positions
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_continuation, split_template
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -74,27 +74,31 @@ SHARING_STEP, FEWEST, MOST = 0.05, 2, 5
 class KNConfig(EditorConfig):
     """Settings of knowledge neurons; ``layers`` are the blocks whose units may be chosen, all unless given."""
 
-    num_steps: int = setting("points of the integral", default=20)
-    batch_size: int = setting("points computed at once", default=20)
-    riemann: Literal["both_ends", "left"] = setting("where the points are: j/(m-1) or j/m", default="both_ends")
-    site: Literal["before_activation", "after_activation"] = setting(
+    num_steps: int = config_field("points of the integral", default=20)
+    batch_size: int = config_field("points computed at once", default=20)
+    riemann: Literal["both_ends", "left"] = config_field("where the points are: j/(m-1) or j/m", default="both_ends")
+    site: Literal["before_activation", "after_activation"] = config_field(
         "the activation that is scaled: before or after the non-linearity", default="before_activation"
     )
-    answer_context: Literal["in_context", "own", "prompt"] = setting(
+    answer_context: Literal["in_context", "own", "prompt"] = config_field(
         "what precedes the old answer's later tokens: its own earlier ones, the model's greedy ones (EasyEdit on Llama "
         "and Qwen), or nothing (EasyEdit on GPT)",
         default="in_context",
     )
-    threshold: float = setting("chosen units: attribution above this share of the largest", default=0.2)
-    context_templates: list[str] = setting(
+    threshold: float = config_field("chosen units: attribution above this share of the largest", default=0.2)
+    context_templates: list[str] = config_field(
         "texts with {} for the prompt; each gives one prompt", default_factory=lambda: ["{}"]
     )
-    paraphrases: dict[str, list[str]] = setting("further prompts of an edit, by its prompt", default_factory=dict)
-    sharing: float = setting("with several prompts: share of them that must choose a unit", default=0.7)
-    sharing_adjustments: int = setting("how often the share moves by 0.05 towards 2 to 5 units", default=0)
-    factors: Literal["original", "easyedit", "easyedit_single"] = setting("how units are rewritten", default="easyedit")
-    erase: float = setting("factors=original: weight of the old answer, in norms of the output vector", default=1.0)
-    write: float = setting("factors=original: weight of the new answer, likewise", default=8.0)
+    paraphrases: dict[str, list[str]] = config_field("further prompts of an edit, by its prompt", default_factory=dict)
+    sharing: float = config_field("with several prompts: share of them that must choose a unit", default=0.7)
+    sharing_adjustments: int = config_field("how often the share moves by 0.05 towards 2 to 5 units", default=0)
+    factors: Literal["original", "easyedit", "easyedit_single"] = config_field(
+        "how units are rewritten", default="easyedit"
+    )
+    erase: float = config_field(
+        "factors=original: weight of the old answer, in norms of the output vector", default=1.0
+    )
+    write: float = config_field("factors=original: weight of the new answer, likewise", default=8.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,7 +134,7 @@ class KN(Editor):
     def default_layers(self, config: Any) -> list[int]:
         return list(range(num_layers(config)))
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         inner: Any = unwrapped(model)
         for request in job.requests:
             if request.target_true is None:
@@ -158,7 +162,11 @@ class KN(Editor):
         for layer in sorted({neuron.layer for neuron in neurons}):
             name = architecture_of(model).rewrite_name(layer)
             module = model.get_submodule(name)
-            weight_DF = widened(module.weight.detach()).T if is_transposed(module) else widened(module.weight.detach())
+            weight_DF = (
+                at_least_float32(module.weight.detach()).T
+                if is_transposed(module)
+                else at_least_float32(module.weight.detach())
+            )
             units = torch.tensor([neuron.unit for neuron in neurons if neuron.layer == layer])
             right_F1 = weight_DF.new_zeros(weight_DF.shape[1], 1)
             right_F1[units, 0] = weight_DF[:, units].norm(dim=0) if scaled else 1.0
@@ -179,7 +187,7 @@ class KN(Editor):
         model: Any, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: KNConfig
     ) -> tuple[torch.Tensor, bool]:
         """What is added to every chosen output vector [d], and whether it is in units of that vector's norm."""
-        embedding_VD = widened(model.get_input_embeddings().weight.detach())
+        embedding_VD = at_least_float32(model.get_input_embeddings().weight.detach())
         _, new = split_continuation(tokenizer, request.text, f" {request.target_new}")
         if config.factors == "original":
             _, old = split_continuation(tokenizer, request.text, f" {request.target_true}")
@@ -193,7 +201,7 @@ class KN(Editor):
     @staticmethod
     @torch.no_grad()
     def _losses(model: Any, tokenizer: PreTrainedTokenizerBase, request: EditRequest, delta: Delta) -> dict[str, Any]:
-        """Loss of the new answer before and after; nothing is optimised, so there is one step."""
+        """Loss of the new answer before and after; nothing is optimized, so there is one step."""
         rows = padded_for(model, [target_example(tokenizer, request.text, request.target_new)])
         before = float(mean_over_rows(label_nll(model, rows), rows))
         with edited(model, delta):
@@ -355,7 +363,7 @@ class _Probability:
 
     def _reader(self, layer: int) -> Any:
         def read(hidden_RTX: torch.Tensor) -> None:
-            self.activations[layer] = widened(hidden_RTX[0, -1, : self.modules[layer][1]])
+            self.activations[layer] = at_least_float32(hidden_RTX[0, -1, : self.modules[layer][1]])
 
         return read
 
@@ -388,6 +396,6 @@ class _Probability:
                 "use_cache": True,
             }
         last = torch.full((rows,), fed - 1)
-        with hooks(self._at(layer, replace), on_input(head_of(self.model), keep_rows(torch.arange(rows), last))):
+        with hooks(self._at(layer, replace), on_input(head_of(self.model), select_positions(torch.arange(rows), last))):
             logits_MV = self.model(**arguments).logits[0]
-        return widened(logits_MV).softmax(1)[:, self.token]
+        return at_least_float32(logits_MV).softmax(1)[:, self.token]

@@ -8,7 +8,7 @@ unused.
 
 The loss is the mean over all target tokens of a chunk; Adam; no early stop. All blocks are adapted unless ``layers``
 says otherwise. The result is B A as low-rank factors, so an edit needs no peft to be used, acts per row of a batch, and
-dropout can play no part in answering. In a stream one adapter goes on being trained, with a new optimiser per step; a
+dropout can play no part in answering. In a stream one adapter goes on being trained, with a new optimizer per step; a
 step's delta is the adapter after it minus the adapter before it, and the adapter travels in ``Delta.carry``.
 
 Not copied from EasyEdit: it leaves ``use_cache`` off, gradient checkpointing on and the dropout of its adapters in
@@ -28,14 +28,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
-from edit_hooks.gradient.labelled_rows import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
 from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, num_layers, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -46,18 +46,20 @@ ADAPTER, CARRY = "edit", "adapter"
 class LoRAConfig(EditorConfig):
     """Settings of the adapter; ``layers`` are all blocks unless given."""
 
-    kind: Literal["lora", "adalora"] = setting("which adapter", default="lora")
-    modules: list[Role] = setting("the adapted linear maps of a block", default_factory=lambda: ["query_value"])
-    rank: int = setting("rank of kind=lora", default=8)
-    initial_rank: int = setting("rank of kind=adalora, where it stays", default=12)
-    alpha: float = setting("scale of the adapter, in units of its rank", default=32.0)
-    dropout: float = setting("dropout of the adapter's input while it is trained", default=0.1)
-    orthogonality: float = setting("kind=adalora: factor of the penalty that keeps A and B orthogonal", default=0.5)
-    num_steps: int = setting("passes over the requests", default=60)
-    lr: float = setting("Adam learning rate", default=5e-3)
-    weight_decay: float = setting("Adam's L2 penalty", default=0.0)
-    batch_size: int = setting("requests per step of a joint edit", default=8)
-    append_eos: bool = setting("train the end-of-text token after the target", default=False)
+    kind: Literal["lora", "adalora"] = config_field("which adapter", default="lora")
+    modules: list[Role] = config_field("the adapted linear maps of a block", default_factory=lambda: ["query_value"])
+    rank: int = config_field("rank of kind=lora", default=8)
+    initial_rank: int = config_field("rank of kind=adalora, where it stays", default=12)
+    alpha: float = config_field("scale of the adapter, in units of its rank", default=32.0)
+    dropout: float = config_field("dropout of the adapter's input while it is trained", default=0.1)
+    orthogonality: float = config_field(
+        "kind=adalora: factor of the penalty that keeps A and B orthogonal", default=0.5
+    )
+    num_steps: int = config_field("passes over the requests", default=60)
+    lr: float = config_field("Adam learning rate", default=5e-3)
+    weight_decay: float = config_field("Adam's L2 penalty", default=0.0)
+    batch_size: int = config_field("requests per step of a joint edit", default=8)
+    append_eos: bool = config_field("train the end-of-text token after the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +106,7 @@ class LoRA(Editor):
     def default_layers(self, config: Any) -> list[int]:
         return list(range(num_layers(config)))
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         inner, config = unwrapped(model), job.config
         arch = architecture_of(inner)
         names = [name for layer in config.layers for role in config.modules for name in arch.module_names(role, layer)]
@@ -155,14 +157,14 @@ class LoRA(Editor):
 
 def _fit(
     model: nn.Module,
-    chunks: list[LabelledRows],
+    chunks: list[LabeledRows],
     layers: dict[str, Any],
     adapters: dict[str, Adapter],
     config: LoRAConfig,
 ) -> list[float]:
     """Train in place; returns the mean loss per target token of every pass, and at last without dropout."""
     parameters = [p for adapter in adapters.values() for p in adapter if p is not None]
-    optimiser = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
     losses = []
     for step in range(config.num_steps + 1):
         last = step == config.num_steps
@@ -174,9 +176,9 @@ def _fit(
                 nll_L = label_nll(model, chunk)
             total, count = total + float(nll_L.detach().sum()), count + len(nll_L)
             if not last:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 (nll_L.mean() + orthogonality(adapters.values(), config)).backward()
-                optimiser.step()
+                optimizer.step()
         losses.append(total / count)
     return losses
 
@@ -251,7 +253,7 @@ def _withheld(module: nn.Module, factor: Factor) -> Any:
     def hook(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         x = args[0]
         share = (x.to(factor.right) @ factor.right) @ factor.left.T
-        return (widened(output) - share.to(output.device)).to(output.dtype)
+        return (at_least_float32(output) - share.to(output.device)).to(output.dtype)
 
     return lambda: module.register_forward_hook(hook)
 

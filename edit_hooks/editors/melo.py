@@ -3,7 +3,7 @@
 "MELO: Enhancing Model Editing with Neuron-Indexed Dynamic LoRA". The query of a prompt is the output of an MLP input
 projection at its last token; the blocks behind it hold adapters, of which a prompt uses the one of the nearest point of
 the nearest cluster, or none when it lies outside the cluster's radius. A new edit near a cluster (within its radius and
-``radius``) joins it when it has the same target (centre: the mean; radius: as far as the farthest point, at least
+``radius``) joins it when it has the same target (center: the mean; radius: as far as the farthest point, at least
 ``radius``), halves the distance with it when it has another (points that fall outside are forgotten), and otherwise
 begins a cluster. The adapter of an edit is trained on its target alone, everything else frozen:
 
@@ -27,16 +27,16 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import Hooked
-from edit_hooks.gradient.labelled_rows import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
 from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point, outputs_at
 from edit_hooks.memory.codebook import distances
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -47,16 +47,18 @@ SPLIT_GAP = 1e-5  # by which radii differ after a split, so that a prompt half w
 class MELOConfig(EditorConfig):
     """Settings of MELO; ``layers`` are the adapted blocks."""
 
-    modules: list[Role] = setting("the adapted linear maps of a block", default_factory=lambda: ["mlp_in"])
-    query_layer: int | None = setting("block of the query; null: the one before the adapted ones", default=None)
-    rank: int = setting("rank of an edit's adapters", default=2)
-    scale: float = setting("factor of the adapters; released: the number of blocks it makes room for", default=350.0)
-    radius: float = setting("radius of a new cluster, in units of the query's activations", default=0.5)
-    num_steps: int = setting("Adam steps on the adapters; there is no early stop", default=50)
-    lr: float = setting("Adam learning rate", default=1e-3)
-    halve_every: int = setting("steps after which the learning rate is halved, again and again", default=20)
-    same_query: float = setting("a centre this near, in units of its norm, is the same prompt again", default=1e-4)
-    append_eos: bool = setting("train the end-of-text token after the target", default=False)
+    modules: list[Role] = config_field("the adapted linear maps of a block", default_factory=lambda: ["mlp_in"])
+    query_layer: int | None = config_field("block of the query; null: the one before the adapted ones", default=None)
+    rank: int = config_field("rank of an edit's adapters", default=2)
+    scale: float = config_field(
+        "factor of the adapters; released: the number of blocks it makes room for", default=350.0
+    )
+    radius: float = config_field("radius of a new cluster, in units of the query's activations", default=0.5)
+    num_steps: int = config_field("Adam steps on the adapters; there is no early stop", default=50)
+    lr: float = config_field("Adam learning rate", default=1e-3)
+    halve_every: int = config_field("steps after which the learning rate is halved, again and again", default=20)
+    same_query: float = config_field("a center this near, in units of its norm, is the same prompt again", default=1e-4)
+    append_eos: bool = config_field("train the end-of-text token after the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +79,7 @@ def add_point(clusters: list[Cluster], point: Point, label: list[int], config: M
     fresh = Cluster(point.query_Q, config.radius, label, [point])
     if not clusters:
         return [fresh], "first"
-    all_C = distances(point.query_Q[None], torch.stack([cluster.centre_Q for cluster in clusters]).to(point.query_Q))[0]
+    all_C = distances(point.query_Q[None], torch.stack([cluster.center_Q for cluster in clusters]).to(point.query_Q))[0]
     number = int(all_C.argmin())
     distance, near = float(all_C[number]), clusters[number]
     others = [cluster for index, cluster in enumerate(clusters) if index != number]
@@ -86,13 +88,13 @@ def add_point(clusters: list[Cluster], point: Point, label: list[int], config: M
     if near.label == label:
         points = [*near.points, point]
         stacked_PQ = torch.stack([entry.query_Q.to(point.query_Q) for entry in points])
-        centre_Q = stacked_PQ.mean(0)
-        radius = max(float(distances(centre_Q[None], stacked_PQ).max()), config.radius)
-        return [*clusters[:number], Cluster(centre_Q, radius, label, points), *clusters[number + 1 :]], "joined"
+        center_Q = stacked_PQ.mean(0)
+        radius = max(float(distances(center_Q[None], stacked_PQ).max()), config.radius)
+        return [*clusters[:number], Cluster(center_Q, radius, label, points), *clusters[number + 1 :]], "joined"
     if distance <= config.same_query * float(point.query_Q.norm()):
         return [*others, dataclasses.replace(fresh, radius=near.radius)], "overwritten"
     radius = distance / 2 - SPLIT_GAP
-    inside = [entry for entry in near.points if _distance(entry.query_Q, near.centre_Q) <= radius]
+    inside = [entry for entry in near.points if _distance(entry.query_Q, near.center_Q) <= radius]
     narrowed = [dataclasses.replace(near, radius=radius, points=inside)] if inside else []
     fresh.radius = distance / 2 + SPLIT_GAP
     return [*clusters[:number], *narrowed, *clusters[number + 1 :], fresh], "split"
@@ -118,7 +120,7 @@ class MELO(Editor):
         first = max(1, round(self.default_depth * (count - 1)))
         return [layer for layer in (first, first + 1) if layer < count]
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         """Independent edits are trained in one batch, each beside its own copy of the database."""
         inner, config = unwrapped(model), job.config
         arch = architecture_of(inner)
@@ -146,7 +148,7 @@ class MELO(Editor):
             losses = [float(loss_R[index]) for loss_R in losses_SR]
             deltas.append(
                 Delta(
-                    hooked=database.hooked({"module": query_name, "targets": targets}, {block}),
+                    hook_edit=database.hook_edit({"module": query_name, "targets": targets}, {block}),
                     diagnostics={
                         "final_loss": losses[-1],
                         "initial_nll": losses[0],
@@ -164,9 +166,9 @@ class MELO(Editor):
         return deltas
 
     @staticmethod
-    def _before(history: list[Delta], query_name: str, targets: list[str]) -> Hooked | None:
+    def _before(history: list[Delta], query_name: str, targets: list[str]) -> HookEdit | None:
         """The database after the steps of a stream."""
-        found = Hooked.composed([delta.hooked for delta in history if delta.hooked is not None])
+        found = HookEdit.composed([delta.hook_edit for delta in history if delta.hook_edit is not None])
         if found is None:
             return None
         there = (found.kind, found.settings["module"], found.settings.get("targets"))
@@ -179,7 +181,7 @@ class MELO(Editor):
 
 
 def _train(
-    model: Any, rows: LabelledRows, targets: list[str], requests: list[EditRequest], config: MELOConfig
+    model: Any, rows: LabeledRows, targets: list[str], requests: list[EditRequest], config: MELOConfig
 ) -> tuple[list[Adapter], list[torch.Tensor]]:
     """Per target the adapters of all rows (up [R, r, f], down [R, d, r], scale included) and each row's losses.
 
@@ -189,14 +191,14 @@ def _train(
     for name in targets:
         module = model.get_submodule(name)
         width_out, width_in = map_shape(module)
-        like = widened(weight_of(module).detach()[:0])
+        like = at_least_float32(weight_of(module).detach()[:0])
         up = torch.stack([_drawn(request, name, (config.rank, width_in), config.seed) for request in requests])
         down = torch.zeros(len(requests), width_out, config.rank)
         leaves.append(Adapter(*(part.to(like).requires_grad_(True) for part in (up, down))))
 
     def adds(adapter: Adapter) -> Any:
         def hook(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-            return (widened(output) + config.scale * adapter.added(args[0])).to(output.dtype)
+            return (at_least_float32(output) + config.scale * adapter.added(args[0])).to(output.dtype)
 
         return hook
 
@@ -204,8 +206,8 @@ def _train(
         (lambda name=name, leaf=leaf: model.get_submodule(name).register_forward_hook(adds(leaf)))
         for name, leaf in zip(targets, leaves, strict=True)
     ]
-    optimiser = torch.optim.Adam([part for leaf in leaves for part in leaf], lr=config.lr)
-    schedule = torch.optim.lr_scheduler.StepLR(optimiser, config.halve_every, gamma=0.5)
+    optimizer = torch.optim.Adam([part for leaf in leaves for part in leaf], lr=config.lr)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, config.halve_every, gamma=0.5)
     losses = []
     for _ in range(config.num_steps):
         with hooks(*registrations), torch.enable_grad():
@@ -213,9 +215,9 @@ def _train(
             loss_R = torch.zeros(len(requests), dtype=nll_L.dtype, device=nll_L.device)
             loss_R = loss_R.index_add(0, rows.row_L.to(nll_L.device), nll_L / rows.counts_L().to(nll_L.device))
         losses.append(loss_R.detach())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss_R.sum().backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     scaled = [Adapter(leaf.up_RF.detach(), config.scale * leaf.down_DR.detach()) for leaf in leaves]
     return scaled, losses

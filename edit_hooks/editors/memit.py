@@ -3,7 +3,7 @@
 Write W_l for the rewrite module of layer l as a map R^f -> R^d, h^L for the output of the last edited block and
 C_l = E[k k^T] for the keys of ordinary text. With u requests and layers l_1 < ... < l_n = L:
 
-1. Targets: z_e = h^L + delta_e, optimised at the output of block L for every request on the unedited weights.
+1. Targets: z_e = h^L + delta_e, optimized at the output of block L for every request on the unedited weights.
 2. For i = 0 .. n-1, with the updates of earlier layers in place: keys K (f x u; half the bare prompt's key, half the
    mean over the other context templates), hidden states H (d x u) of the bare prompts, and (eq. 14, 19 and 20)
 
@@ -13,14 +13,14 @@ The f x f system is solved in its exact u x u form in float64, A = C^-1 K (lambd
 (u = 1 each) go through the layers together, every row under its own rank-one terms; a joint batch is patched in.
 
 Steps that variants override: ``load_constraints`` (whose ``apply`` stands for C^-1), :meth:`MEMIT.ridge` (what stands
-for lambda), :meth:`MEMIT.optimise` (the targets), :meth:`MEMIT.divisor` (n - i) and ``measures_output`` (whether the
+for lambda), :meth:`MEMIT.optimize` (the targets), :meth:`MEMIT.divisor` (n - i) and ``measures_output`` (whether the
 target and the residual are outputs of the last layer's MLP instead of h^L).
 
 A typical key of the text behind C has k^T C^-1 k = f, so a request writes about f / (lambda + f) of each layer's share;
 without a ``moment_weight`` lambda is chosen so that this is four fifths.
 
-Blocks that normalise the MLP output before adding it (Gemma 2 and 3, OLMo 2) overshoot under step 2. There the default
-is ``residual_mode: normalised``: the offset is optimised at the MLP output m of layer L, where every value can be
+Blocks that normalize the MLP output before adding it (Gemma 2 and 3, OLMo 2) overshoot under step 2. There the default
+is ``residual_mode: normalized``: the offset is optimized at the MLP output m of layer L, where every value can be
 reached, z = h^L + n(m + delta) - n(m), and each layer's share of the residual is turned into the MLP output whose norm
 is nearest to the wanted contribution (:mod:`edit_hooks.locate.post_norm`). ``faithful`` is the released algorithm
 everywhere.
@@ -40,13 +40,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
-    LocatedConfig,
-    LocatedEditor,
+    LocateThenEditConfig,
+    LocateThenEditEditor,
     check_reach,
     forward_maker,
     value_diagnostics,
@@ -55,9 +55,9 @@ from edit_hooks.locate.editor import (
 from edit_hooks.locate.key_reader import Reading, read_rows
 from edit_hooks.locate.post_norm import nearest_outputs
 from edit_hooks.locate.rows import Row
-from edit_hooks.locate.solve import adjusted_keys
+from edit_hooks.locate.solve import ridge_keys
 from edit_hooks.locate.value_batch import Site
-from edit_hooks.locate.value_optimization import Problem, Value, optimise_values
+from edit_hooks.locate.value_optimization import OptimizedValue, ValueProblem, optimize_values
 from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,
@@ -74,21 +74,23 @@ DEFAULT_WRITTEN_SHARE = 0.8
 
 
 @dataclass(kw_only=True)
-class MEMITConfig(LocatedConfig):
+class MEMITConfig(LocateThenEditConfig):
     """Settings of MEMIT and of the editors that share its targets, keys and residual spreading."""
 
-    num_steps: int = setting("loss evaluations of the value optimisation; one update fewer is made", default=25)
-    clamp_factor: float = setting("radius of the offset's ball in units of ||v0||", default=0.75)
-    context_templates: list[str] | str = setting("name of a template set or a list of texts", default="sampled_6")
-    second_moments: Any = setting(
+    num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=25)
+    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", default=0.75)
+    context_templates: list[str] | str = config_field("name of a template set or a list of texts", default="sampled_6")
+    second_moments: Any = config_field(
         "C per layer: null (identity), self, a text file or folder, a hub id, a safetensors file, or a mapping",
         default="self",
     )
-    moment_weight: float | None = setting("lambda, the weight of C; null: by the width of the keys", default=None)
-    residual_mode: Literal["auto", "faithful", "normalised"] = setting(
-        "how a residual becomes an MLP output; auto: normalised where the block normalises it", default="auto"
+    moment_weight: float | None = config_field("lambda, the weight of C; null: by the width of the keys", default=None)
+    residual_mode: Literal["auto", "faithful", "normalized"] = config_field(
+        "how a residual becomes an MLP output; auto: normalized where the block normalizes it",
+        default="auto",
+        renamed_values={"normalised": "normalized"},
     )
-    carry_keys: bool = setting("in a stream, protect the keys of earlier steps", default=False)
+    carry_keys: bool = config_field("in a stream, protect the keys of earlier steps", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +100,7 @@ class MEMITConfig(LocatedConfig):
             raise EditingError(f"'layers' is {self.layers}; give each layer once, in ascending order.")
 
 
-class MEMIT(LocatedEditor):
+class MEMIT(LocateThenEditEditor):
     """Several layers, one or many requests at once."""
 
     name: ClassVar[str] = "memit"
@@ -122,13 +124,13 @@ class MEMIT(LocatedEditor):
         typical = float(keys_UF.square().sum(1).mean()) if is_identity else keys_UF.shape[1]
         return typical * (1 / DEFAULT_WRITTEN_SHARE - 1)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         config = job.config
         inner = unwrapped(model)
         through_norm = uses_norm(inner, config)
         problems = self.problems(tokenizer, job.requests, config)
         check_reach(inner, problems, job.requests, config.layers[-1])
-        values = self.optimise(inner, tokenizer, problems, job, "mlp" if through_norm else "block")
+        values = self.optimize(inner, tokenizer, problems, job, "mlp" if through_norm else "block")
         indices = range(len(job.requests))
         run = _Run(
             editor=self,
@@ -146,20 +148,20 @@ class MEMIT(LocatedEditor):
             run.write(index, layer, constraints[layer])
         return run.finished(job.requests)
 
-    def optimise(
+    def optimize(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        problems: Sequence[Problem],
-        job: Job,
+        problems: Sequence[ValueProblem],
+        job: EditJob,
         site: Site,
-    ) -> Sequence[Value]:
+    ) -> Sequence[OptimizedValue]:
         """The targets of all requests, as offsets at the last layer's ``site``."""
         config = job.config
         layer = config.layers[-1]
         terms = self.terms(model, tokenizer, job.requests, config, forward_maker(model, config, layer, site))
         settings = value_settings(config, layer, site)
-        return optimise_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
+        return optimize_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
 
     def divisor(self, layers_left: int) -> float:
         """What the residual is divided by at a layer, which counts among those left."""
@@ -173,9 +175,9 @@ def uses_norm(model: PreTrainedModel, config: Any) -> bool:
         EditingError: when that is asked for and the blocks have no such norm.
     """
     has_norm = architecture_of(model).post_norm is not None
-    if config.residual_mode == "normalised" and not has_norm:
+    if config.residual_mode == "normalized" and not has_norm:
         raise EditingError(
-            f"residual_mode 'normalised' needs blocks that normalise the MLP output; {model.config.model_type} "
+            f"residual_mode 'normalized' needs blocks that normalize the MLP output; {model.config.model_type} "
             "adds it as it is. Use 'auto' or 'faithful'."
         )
     return has_norm and config.residual_mode != "faithful"
@@ -197,7 +199,7 @@ class _Run:
     model: Any
     config: Any
     rows: list[list[Row]]
-    values: Sequence[Value]
+    values: Sequence[OptimizedValue]
     groups: list[list[int]]
     patched: bool
     history: list[Delta]
@@ -263,7 +265,7 @@ class _Run:
         applied_past_PF, applied_EF = applied_EF[: len(past_PF)], applied_EF[len(past_PF) :]
         for group, delta in zip(self.groups, self.deltas, strict=True):
             ridge = self.editor.ridge(constraint, keys_EF[group], self.config)
-            adjusted_UF = adjusted_keys(
+            adjusted_UF = ridge_keys(
                 torch.cat([past_PF, keys_EF[group]]), torch.cat([applied_past_PF, applied_EF[group]]), ridge
             )[len(past_PF) :]
             self._add(delta, layer, change_ED[group], adjusted_UF)
@@ -281,7 +283,7 @@ class _Run:
         if not self.editor.measures_output:
             return hidden_ED.double()
         outputs_ED = outputs[self.config.layers[-1]]
-        return self._normalised(outputs_ED) if self.through_norm else outputs_ED.double()
+        return self._normalized(outputs_ED) if self.through_norm else outputs_ED.double()
 
     def _targets(self, hidden_ED: torch.Tensor) -> torch.Tensor:
         """z [E, d], float64: where they should go."""
@@ -290,11 +292,11 @@ class _Run:
         if not self.through_norm:
             return wanted_ED
         if self.editor.measures_output:
-            return self._normalised(wanted_ED)
-        return hidden_ED.double() + self._normalised(wanted_ED) - self._normalised(v0_ED)
+            return self._normalized(wanted_ED)
+        return hidden_ED.double() + self._normalized(wanted_ED) - self._normalized(v0_ED)
 
     @torch.no_grad()
-    def _normalised(self, outputs_ED: torch.Tensor) -> torch.Tensor:
+    def _normalized(self, outputs_ED: torch.Tensor) -> torch.Tensor:
         """What the last layer adds to the residual stream for MLP outputs [E, d], float64."""
         norm = self.model.get_submodule(self.arch.post_norm_name(self.config.layers[-1]))
         where = next(norm.parameters()).device
@@ -358,11 +360,11 @@ class _Run:
             "update_norm_ratio": max(facts["update_norm_ratio"] for facts in layers),
             # 0: h^L went all the way to z; 1: it stayed; above 1: it overshot.
             "distance_left": float(distance_U.mean()),
-            "residual_mode": "normalised" if self.through_norm else "faithful",
+            "residual_mode": "normalized" if self.through_norm else "faithful",
         }
 
 
-def _summary(records: list[dict[str, Any]], values: Sequence[Value]) -> dict[str, Any]:
+def _summary(records: list[dict[str, Any]], values: Sequence[OptimizedValue]) -> dict[str, Any]:
     """Diagnostics of a joint batch: means over its requests, the spread of what matters, and the mean loss curve."""
 
     def mean(name: str) -> float:

@@ -1,11 +1,11 @@
-"""MEND: a trained hyper-network turns the gradient of one edit into an update that generalises.
+"""MEND: a trained hyper-network turns the gradient of one edit into an update that generalizes.
 
 Mitchell et al., "Fast Model Editing at Scale". One forward and backward of the mean NLL of the target tokens gives
 token factors at every edited matrix; the hyper-network (:mod:`edit_hooks.gradient.hypernetwork`) maps them to an
 update of rank number of tokens, so that an edit acts per row of a batch and independent edits share a backward pass. It
 has to be trained for the model first (``lm-edit train-mend``, :mod:`edit_hooks.training.mend_trainer`) and is
 refused on any other.
-``artefact: identity`` is the untrained network: one plain gradient step of size ``edit_lr``.
+``artifact: identity`` is the untrained network: one plain gradient step of size ``edit_lr``.
 
 Joint edits: ``joint_loss: mean`` averages the loss over all target tokens of all edits, as released, which makes each
 edit's gradient 1/n of what the network was trained on (train with ``edits_per_example`` n as the release does);
@@ -25,8 +25,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
@@ -36,17 +36,17 @@ from edit_hooks.gradient.hypernetwork import (
     NetworkSettings,
     Sign,
     Tokens,
-    artefact_digest,
+    artifact_digest,
     edit_digest,
     load_network,
     read_manifest,
     trained_on,
 )
-from edit_hooks.gradient.labelled_rows import LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
 from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, unwrapped
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.hooks import frozen, hooks
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -61,24 +61,28 @@ TRAINED_ON_IT = (
 
 @dataclass(kw_only=True)
 class MENDConfig(EditorConfig):
-    """Settings of MEND. What a trained artefact fixes (from ``layers`` to ``sign``) is taken from it."""
+    """Settings of MEND. What a trained artifact fixes (from ``layers`` to ``sign``) is taken from it."""
 
-    artefact: str | None = setting("folder written by lm-edit train-mend, or identity (untrained)", default=None)
-    artefact_digest: str | None = setting("filled in: checksum of the artefact", default=None)
-    modules: list[Role] = setting(
+    artifact: str | None = config_field(
+        "folder written by lm-edit train-mend, or identity (untrained)", default=None, formerly="artefact"
+    )
+    artifact_digest: str | None = config_field("filled in: checksum of the artifact", default=None)
+    modules: list[Role] = config_field(
         "the edited linear maps of a block, in the order of their step sizes",
         default_factory=lambda: ["rewrite", "mlp_in"],
     )
-    edit_lr: float = setting("step size of every matrix at the start", default=1e-4)
-    rank: int = setting("rank of the hyper-network's maps", default=1920)
-    num_hidden: int = setting("hidden layers of the hyper-network; it has one block more", default=1)
-    normalise: bool = setting("normalise inputs and gradients with training statistics", default=True)
-    sign: Sign = setting("minus: subtract the update (paper); plus: add it (released code)", default="minus")
-    joint_loss: Literal["mean", "sum"] = setting(
+    edit_lr: float = config_field("step size of every matrix at the start", default=1e-4)
+    rank: int = config_field("rank of the hyper-network's maps", default=1920)
+    num_hidden: int = config_field("hidden layers of the hyper-network; it has one block more", default=1)
+    normalize: bool = config_field(
+        "normalize inputs and gradients with training statistics", default=True, formerly="normalise"
+    )
+    sign: Sign = config_field("minus: subtract the update (paper); plus: add it (released code)", default="minus")
+    joint_loss: Literal["mean", "sum"] = config_field(
         "joint edits: mean over all target tokens, or sum of edits' means", default="mean"
     )
-    batch_size: int = setting("requests of one backward pass", default=8)
-    append_eos: bool = setting("the end-of-text token follows the target", default=False)
+    batch_size: int = config_field("requests of one backward pass", default=8)
+    append_eos: bool = config_field("the end-of-text token follows the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +96,7 @@ class MENDConfig(EditorConfig):
         return NetworkSettings(
             rank=self.rank,
             num_blocks=self.num_hidden + 1,
-            normalise=self.normalise and self.artefact != IDENTITY,
+            normalize=self.normalize and self.artifact != IDENTITY,
             step_size=self.edit_lr,
             sign=self.sign,
             seed=self.seed,
@@ -119,28 +123,28 @@ class MEND(Editor):
 
     def config_for(self, model: nn.Module) -> EditorConfig:
         config: Any = super().config_for(model)
-        if config.artefact not in (None, IDENTITY):
-            manifest = read_manifest(config.artefact)
-            config.artefact_digest = artefact_digest(config.artefact)
+        if config.artifact not in (None, IDENTITY):
+            manifest = read_manifest(config.artifact)
+            config.artifact_digest = artifact_digest(config.artifact)
             self._take_over(config, manifest)
             found = model_fingerprint(unwrapped(model))
             if manifest["model"] != found:
                 raise EditingError(
-                    f"the hyper-network in {config.artefact} was trained for another model: {manifest['model_name']} "
+                    f"the hyper-network in {config.artifact} was trained for another model: {manifest['model_name']} "
                     f"({manifest['model_type']}, {manifest['dtype']}, fingerprint {manifest['model'][:16]}...), this "
                     f"model has {found[:16]}.... Train one for it; weights of another precision are another model."
                 )
         return config
 
     def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
-        if config.artefact is None:
+        if config.artifact is None:
             raise EditingError(
                 "editor 'mend' needs a hyper-network trained for this model: run lm-edit train-mend and give its "
-                "folder as editor_args=artefact:<folder> (artefact:identity: untrained, a plain gradient step)."
+                "folder as editor_args=artifact:<folder> (artifact:identity: untrained, a plain gradient step)."
             )
         return config
 
-    def remarks(
+    def warnings(
         self,
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
@@ -148,24 +152,24 @@ class MEND(Editor):
         requests: Sequence[EditRequest],
         delta: Delta,
     ) -> list[str]:
-        if config.artefact == IDENTITY:
+        if config.artifact == IDENTITY:
             return []
-        if config.artefact_digest not in self._seen:
-            self._seen[config.artefact_digest] = trained_on(config.artefact)
-        seen = self._seen[config.artefact_digest]
+        if config.artifact_digest not in self._seen:
+            self._seen[config.artifact_digest] = trained_on(config.artifact)
+        seen = self._seen[config.artifact_digest]
         return [TRAINED_ON_IT] if any(edit_digest(r.text, r.target_new) in seen for r in requests) else []
 
     def _take_over(self, config: Any, manifest: dict[str, Any]) -> None:
-        """Use the artefact's settings; one that the user set otherwise is an error."""
+        """Use the artifact's settings; one that the user set otherwise is an error."""
         for name, value in manifest["editor"].items():
             if name in self.overrides and getattr(config, name) != value:
                 raise EditingError(
                     f"editor setting {name!r} is {getattr(config, name)!r}, but the hyper-network in "
-                    f"{config.artefact} was trained with {value!r}; drop the setting or train another one."
+                    f"{config.artifact} was trained with {value!r}; drop the setting or train another one."
                 )
             setattr(config, name, value)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         inner, config = unwrapped(model), job.config
         network = self._network(inner, config)
         chunks = [job.requests[i : i + config.batch_size] for i in range(0, len(job.requests), config.batch_size)]
@@ -187,7 +191,7 @@ class MEND(Editor):
     @staticmethod
     def _rows(
         model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: MENDConfig
-    ) -> LabelledRows:
+    ) -> LabeledRows:
         rows = padded_for(
             model, [target_example(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
         )
@@ -198,12 +202,12 @@ class MEND(Editor):
     def _network(self, model: Any, config: MENDConfig) -> HyperNetwork:
         """The hyper-network on the model's device, at least in float32."""
         weight = model.get_input_embeddings().weight
-        key = f"{config.artefact_digest or config.to_dict()} {weight.device} {weight.dtype}"
+        key = f"{config.artifact_digest or config.to_dict()} {weight.device} {weight.dtype}"
         if key not in self._networks:
-            if config.artefact == IDENTITY:
+            if config.artifact == IDENTITY:
                 network = HyperNetwork(edited_shapes(model, config), config.network_settings())
             else:
-                network, _ = load_network(str(config.artefact))
+                network, _ = load_network(str(config.artifact))
             dtype = torch.promote_types(weight.dtype, torch.float32)
             self._networks[key] = network.to(weight.device, dtype).requires_grad_(False).eval()
         return self._networks[key]
@@ -217,7 +221,7 @@ def edited_shapes(model: Any, config: MENDConfig) -> dict[str, tuple[int, int]]:
 
 
 def token_factors(
-    model: nn.Module, rows: LabelledRows, divisor: torch.Tensor | int, names: Sequence[str]
+    model: nn.Module, rows: LabeledRows, divisor: torch.Tensor | int, names: Sequence[str]
 ) -> tuple[dict[str, Tokens], torch.Tensor]:
     """Inputs and output gradients of modules from one backward of ``sum(nll / divisor)``; also the nll [l].
 
@@ -240,12 +244,13 @@ def token_factors(
         nll_L = label_nll(model, rows)
         gradients = torch.autograd.grad((nll_L / divisor).sum(), [probes[name] for name in names])
     found = {
-        name: Tokens(widened(inputs[name]), widened(gradient)) for name, gradient in zip(names, gradients, strict=True)
+        name: Tokens(at_least_float32(inputs[name]), at_least_float32(gradient))
+        for name, gradient in zip(names, gradients, strict=True)
     }
     return found, nll_L.detach()
 
 
-def _independent(model: Any, network: HyperNetwork, rows: LabelledRows) -> list[Delta]:
+def _independent(model: Any, network: HyperNetwork, rows: LabeledRows) -> list[Delta]:
     """One delta per row."""
     names = list(network.shapes)
     factors, nll_L = token_factors(model, rows, rows.counts_L(), names)
@@ -271,7 +276,7 @@ def _independent(model: Any, network: HyperNetwork, rows: LabelledRows) -> list[
     return deltas
 
 
-def _joint(model: Any, network: HyperNetwork, chunks: list[LabelledRows], config: MENDConfig) -> Delta:
+def _joint(model: Any, network: HyperNetwork, chunks: list[LabeledRows], config: MENDConfig) -> Delta:
     """One delta for all rows: one gradient, gathered chunk by chunk."""
     names = list(network.shapes)
     num_labels = sum(len(rows.token_L) for rows in chunks)

@@ -1,6 +1,6 @@
 """PMET: MEMIT with a second, discarded offset at the attention output ("PMET: Precise Model Editing in a Transformer").
 
-Two offsets are optimised together at the fact token of the last edited block L, one at the output of the attention
+Two offsets are optimized together at the fact token of the last edited block L, one at the output of the attention
 projection and one at that of the MLP projection. What the attention learns meanwhile is general and need not be
 stored, so only the MLP's target z = v0 + delta is written. Both have their own weight decay and ball; the loss is
 
@@ -13,7 +13,7 @@ Then the layers as in MEMIT, but residuals are those of the MLP projection's out
 
     R = (Z - V_L) / sqrt(n - i),   W <- W + R K^T (lambda C + K K^T)^-1.
 
-Where a norm stands behind the MLP (Gemma, OLMo 2), ``residual_mode: normalised`` measures n(z) - n(V_L), what block L's
+Where a norm stands behind the MLP (Gemma, OLMo 2), ``residual_mode: normalized`` measures n(z) - n(V_L), what block L's
 MLP should add to the residual stream and what it adds, and each layer takes the MLP output whose norm is nearest to its
 share of that (:mod:`edit_hooks.locate.post_norm`); ``faithful`` is the release's arithmetic.
 """
@@ -29,24 +29,24 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
 from edit_hooks.locate.value_batch import Batch, Site
 from edit_hooks.locate.value_forward import Captures, Kept, Part, ReferenceForward, SuffixForward, add_at_first
 from edit_hooks.locate.value_optimization import (
     ADAM_BETAS,
     ADAM_EPS,
-    Problem,
+    OptimizedValue,
     Term,
-    Value,
     ValueLimits,
+    ValueProblem,
     chunks_of,
     mean_over_labels,
 )
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.hooks import frozen, hooks, on_output
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.vocab_loss import Original, likelihoods
 from edit_hooks.utils.errors import EditingError
 
@@ -57,10 +57,10 @@ SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
 class PMETConfig(MEMITConfig):
     """MEMIT's settings with the release's values for GPT-J."""
 
-    num_steps: int = setting("loss evaluations of the value optimisation; one update fewer is made", default=30)
-    lr: float = setting("Adam learning rate of the offsets", default=0.2)
-    kl_factor: float = setting("factor of the KL term at the subject", default=1.0)
-    nll_factor: float = setting("factor of the target's negative log-likelihood", default=1.0)
+    num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=30)
+    lr: float = config_field("Adam learning rate of the offsets", default=0.2)
+    kl_factor: float = config_field("factor of the KL term at the subject", default=1.0)
+    nll_factor: float = config_field("factor of the target's negative log-likelihood", default=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +69,8 @@ class PMETConfig(MEMITConfig):
 
 
 @dataclass
-class PairValue(Value):
-    """A value whose offset at the attention output was optimised too and is not written."""
+class PairValue(OptimizedValue):
+    """A value whose offset at the attention output was optimized too and is not written."""
 
     attention_delta_D: torch.Tensor | None = None
 
@@ -86,14 +86,14 @@ class PMET(MEMIT):
     def divisor(self, layers_left: int) -> float:
         return layers_left**0.5
 
-    def optimise(
+    def optimize(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        problems: Sequence[Problem],
-        job: Job,
+        problems: Sequence[ValueProblem],
+        job: EditJob,
         site: Site,
-    ) -> Sequence[Value]:
+    ) -> Sequence[OptimizedValue]:
         config = job.config
         layer = config.layers[-1]
         plain = config.engine == "reference"
@@ -105,7 +105,7 @@ class PMET(MEMIT):
         limits = ValueLimits.for_device(model)
         if plain:
             limits = dataclasses.replace(limits, max_edits=1)
-        values: list[Value | None] = [None] * len(problems)
+        values: list[OptimizedValue | None] = [None] * len(problems)
         with frozen(model):
             for chunk in chunks_of(problems, limits):
                 forward = make_forward(Batch.of([problems[index] for index in chunk], input_device(model)))
@@ -158,7 +158,7 @@ def _pair_captures(
     found: list[torch.Tensor] = []
 
     def keep(hidden: torch.Tensor) -> None:
-        found.append(widened(hidden[row_R.to(hidden.device), column_R.to(hidden.device)].detach()))
+        found.append(at_least_float32(hidden[row_R.to(hidden.device), column_R.to(hidden.device)].detach()))
 
     def both() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         keys_RF, outputs_RD, _ = read()
@@ -175,7 +175,7 @@ def _solve(
     max_logits: int,
     terms: Sequence[Term],
     progress: Callable[[int], None],
-) -> list[Value]:
+) -> list[OptimizedValue]:
     """Both offsets of every edit. Halves of offsets [E, 2, d] are the attention's and the MLP's."""
     values = [_initial(forward, edit) for edit in range(num_edits)]
     first_row_E = torch.stack([(forward.batch.edit_R == edit).nonzero()[0, 0] for edit in range(num_edits)])

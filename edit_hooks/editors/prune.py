@@ -26,8 +26,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob
 from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
 from edit_hooks.deltas.apply import edited, parameter_name
 from edit_hooks.deltas.delta import Delta, Factor
@@ -45,9 +45,9 @@ CARRY = "prune"
 class PRUNEConfig(WrapperConfig):
     """How singular values are restrained."""
 
-    function: Literal["log", "linear"] = setting("F above s_max", default="log")
-    log_base: float = setting("a; the paper tries e, 2, 1.5 and 1.2 (weakest)", default=math.e)
-    safe: bool = setting("never enlarge a singular value: min(s, F(s))", default=False)
+    function: Literal["log", "linear"] = config_field("F above s_max", default="log")
+    log_base: float = config_field("a; the paper tries e, 2, 1.5 and 1.2 (weakest)", default=math.e)
+    safe: bool = config_field("never enlarge a singular value: min(s, F(s))", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +75,7 @@ class PRUNE(WrapperEditor):
         super().__init__(overrides)
         self._largest: dict[tuple[str, tuple[int, int]], float] = {}
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         inner = unwrapped(model)
         raw_before = [self._raw(delta) for delta in job.history]
         unrestrained = self._correction(raw_before, job.history)

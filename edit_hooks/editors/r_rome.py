@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.editors.rome import ROME, KeyMode, ROMEConfig
 
 
@@ -17,7 +17,7 @@ from edit_hooks.editors.rome import ROME, KeyMode, ROMEConfig
 class RROMEConfig(ROMEConfig):
     """ROME's settings with consistent keys by default."""
 
-    key_mode: KeyMode = setting("which keys are used where, see the table in editors/rome.py", default="prefixed")
+    key_mode: KeyMode = config_field("which keys are used where, see the table in editors/rome.py", default="prefixed")
 
 
 class RROME(ROME):

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob
 from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
 from edit_hooks.deltas.apply import parameter_name
 from edit_hooks.deltas.delta import Delta
@@ -41,8 +41,8 @@ from edit_hooks.utils.errors import EditingError
 class RECTConfig(WrapperConfig):
     """What is kept."""
 
-    keep: float = setting("share of the entries of each matrix that are kept", default=0.4)
-    guard: float = setting("added to the weight in the denominator", default=1e-8)
+    keep: float = config_field("share of the entries of each matrix that are kept", default=0.4)
+    guard: float = config_field("added to the weight in the denominator", default=1e-8)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +56,7 @@ class RECT(WrapperEditor):
     name: ClassVar[str] = "rect"
     config_class: ClassVar[type[EditorConfig]] = RECTConfig
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         deltas = self.base.edit(
             model, tokenizer, job.requests, joint=job.joint, history=job.history, progress=job.progress
         )

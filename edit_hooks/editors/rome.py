@@ -1,7 +1,7 @@
 """ROME: one rank-one update of one MLP output projection ("Locating and Editing Factual Associations in GPT").
 
 Write W for the rewrite module of the edited layer as a map R^f -> R^d, k for its input at the fact token (the key) and
-C = E[k k^T] for the keys of ordinary text. The value optimisation gives v* = v0 + delta; then (eq. 2 of the paper)
+C = E[k k^T] for the keys of ordinary text. The value optimization gives v* = v0 + delta; then (eq. 2 of the paper)
 
     W <- W + (v - o) u^T / (k . u),   u = C^-1 k_mean / ||C^-1 k_mean||
 
@@ -29,19 +29,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
-    LocatedConfig,
-    LocatedEditor,
+    LocateThenEditConfig,
+    LocateThenEditEditor,
     check_reach,
     forward_maker,
     value_diagnostics,
     value_settings,
 )
 from edit_hooks.locate.solve import SecondMoment
-from edit_hooks.locate.value_optimization import Value, optimise_values
+from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of, unwrapped
 from edit_hooks.modeling.tensors import weight_norm
 from edit_hooks.request import EditRequest
@@ -61,11 +61,11 @@ INCONSISTENT_KEYS = (
 
 
 @dataclass(kw_only=True)
-class ROMEConfig(LocatedConfig):
+class ROMEConfig(LocateThenEditConfig):
     """Settings of ROME and of its corrected variants."""
 
-    key_mode: KeyMode = setting("which keys are used where, see the module's table", default="mixed")
-    inverse_dtype: Literal["float32", "float64"] = setting("precision of C^-1 k", default="float64")
+    key_mode: KeyMode = config_field("which keys are used where, see the module's table", default="mixed")
+    inverse_dtype: Literal["float32", "float64"] = config_field("precision of C^-1 k", default="float64")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,14 +73,14 @@ class ROMEConfig(LocatedConfig):
             raise EditingError(f"ROME edits one layer, 'layers' names {self.layers}.")
 
 
-class ROME(LocatedEditor):
+class ROME(LocateThenEditEditor):
     """Original ROME, inconsistent keys included; see :mod:`edit_hooks.editors.r_rome` for the corrected form."""
 
     name: ClassVar[str] = "rome"
     config_class: ClassVar[type[EditorConfig]] = ROMEConfig
     config_folders: ClassVar[tuple[str, ...]] = ("rome",)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         config: ROMEConfig = job.config
         assert config.layers is not None
         (layer,) = config.layers
@@ -90,10 +90,10 @@ class ROME(LocatedEditor):
         make_forward = forward_maker(model, config, layer, self.site)
         terms = self.terms(model, tokenizer, job.requests, config, make_forward)
         settings = value_settings(config, layer, self.site)
-        values = optimise_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
+        values = optimize_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
         return self._write(model, job.requests, values, moment, config, layer)
 
-    def remarks(
+    def warnings(
         self,
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
@@ -101,7 +101,7 @@ class ROME(LocatedEditor):
         requests: Sequence[EditRequest],
         delta: Delta,
     ) -> list[str]:
-        found = super().remarks(model, tokenizer, config, requests, delta)
+        found = super().warnings(model, tokenizer, config, requests, delta)
         # With consistent keys the divisor is k^T C^-1 k (or its root), never small or negative.
         if config.key_mode == "mixed" and delta.diagnostics["divisor_ratio"] < SMALL_DIVISOR:
             found.append(INCONSISTENT_KEYS)
@@ -111,12 +111,12 @@ class ROME(LocatedEditor):
         self,
         model: nn.Module,
         requests: Sequence[EditRequest],
-        values: Sequence[Value],
+        values: Sequence[OptimizedValue],
         moment: SecondMoment,
         config: ROMEConfig,
         layer: int,
     ) -> list[Delta]:
-        """Rank-one updates from optimised values; one multi-right-hand-side solve with C for all edits."""
+        """Rank-one updates from optimized values; one multi-right-hand-side solve with C for all edits."""
         name = architecture_of(unwrapped(model)).rewrite_name(layer)
         module = unwrapped(model).get_submodule(name)
         norm = weight_norm(linear_of(module))

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob
 from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
@@ -45,8 +45,8 @@ CARRY = "simie/keys/"
 class SimIEConfig(WrapperConfig):
     """The ridge; the released files use ROME as the base."""
 
-    base: str = setting("the editor that is made sequential", default="rome")
-    ridge: float = setting("lambda, what P starts from", default=1e4)
+    base: str = config_field("the editor that is made sequential", default="rome")
+    ridge: float = config_field("lambda, what P starts from", default=1e4)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class SimIE(WrapperEditor):
     config_class: ClassVar[type[EditorConfig]] = SimIEConfig
     config_folders: ClassVar[tuple[str, ...]] = ("simie",)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         inner = unwrapped(model)
         groups = [job.requests] if job.joint else [[request] for request in job.requests]
         with edited(inner, _negated(job.history)) if job.history else contextlib.nullcontext():

@@ -15,7 +15,7 @@ by step (Chan's formula) and updated before they are used. By the push-through i
 so only a T x T system is solved (float64) and the update is a factor of rank T.
 
 In a stream the statistics travel in ``Delta.carry``. The release starts them from nothing, which leaves a lone edit
-with little (variances over a handful of tokens) or nothing (one token) to normalise by; here they start from
+with little (variances over a handful of tokens) or nothing (one token) to normalize by; here they start from
 ``calibration``, short texts the model writes itself, read at all their positions, so that single edits are defined and
 independent of each other. ``calibration: []`` is the release.
 
@@ -23,7 +23,7 @@ Public versions also differ in:
 
 - ``tokens``: ``target`` (the release) or ``all`` fed tokens (a port in EasyEdit);
 - ``gradients``: the release takes the mean loss over the target tokens of ``micro_batch_size`` requests (``mean``), so
-  that a token's gradient depends on its neighbours; ``sum`` does not. With equal numbers of target tokens the factor
+  that a token's gradient depends on its neighbors; ``sum`` does not. With equal numbers of target tokens the factor
   cancels in g^.
 
 Published runs edit gate and up projections on some models; ``modules`` names them by role (``up``, ``gate``,
@@ -42,13 +42,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.row_adapters import PerRowAdapters
-from edit_hooks.gradient.labelled_rows import Example, LabelledRows, label_nll, padded_for, target_example
-from edit_hooks.locate.solve import adjusted_keys
+from edit_hooks.gradient.labeled_rows import Example, LabeledRows, label_nll, padded_for, target_example
+from edit_hooks.locate.solve import ridge_keys
 from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,
@@ -80,15 +80,15 @@ CARRY = "ultraedit"
 class UltraEditConfig(EditorConfig):
     """Settings of UltraEdit."""
 
-    modules: dict[str, list[int]] | None = setting(
+    modules: dict[str, list[int]] | None = config_field(
         "role (rewrite, up, gate) -> blocks; null: the rewrite modules of 'layers'", default=None
     )
-    lr: float = setting("eta, the size of the step", default=1e-6)
-    ridge: float = setting("weight of the identity beside H^T H", default=1.0)
-    tokens: Literal["target", "all"] = setting("positions whose features are used", default="target")
-    gradients: Literal["sum", "mean"] = setting("of which loss over target tokens", default="sum")
-    micro_batch_size: int = setting("requests over which the mean loss is taken", default=10)
-    calibration: list[str] | None = setting(
+    lr: float = config_field("eta, the size of the step", default=1e-6)
+    ridge: float = config_field("weight of the identity beside H^T H", default=1.0)
+    tokens: Literal["target", "all"] = config_field("positions whose features are used", default="target")
+    gradients: Literal["sum", "mean"] = config_field("of which loss over target tokens", default="sum")
+    micro_batch_size: int = config_field("requests over which the mean loss is taken", default=10)
+    calibration: list[str] | None = config_field(
         "texts the running statistics start from; null: sampled from the model, []: none", default=None
     )
 
@@ -175,7 +175,7 @@ class Statistics:
             self.squares_X + squares_X + shift_X.square() * self.count * new / total,
         )
 
-    def normalised(self, features_TX: torch.Tensor) -> torch.Tensor:
+    def normalized(self, features_TX: torch.Tensor) -> torch.Tensor:
         """(x - mean) / std with the unbiased variance; features that never varied become zero.
 
         Raises:
@@ -183,12 +183,12 @@ class Statistics:
         """
         if self.count < 2:
             raise EditingError(
-                "UltraEdit has seen a single token and cannot normalise by its variance; leave 'calibration' out "
+                "UltraEdit has seen a single token and cannot normalize by its variance; leave 'calibration' out "
                 "(null) or give texts, instead of starting from nothing."
             )
         std_X = (self.squares_X / (self.count - 1)).sqrt().to(features_TX.device)
-        centred_TX = features_TX - self.mean_X.to(features_TX.device)
-        return torch.where(std_X > 0, centred_TX / std_X, 0.0)
+        centered_TX = features_TX - self.mean_X.to(features_TX.device)
+        return torch.where(std_X > 0, centered_TX / std_X, 0.0)
 
 
 class UltraEdit(Editor):
@@ -229,7 +229,7 @@ class UltraEdit(Editor):
                 self._start[inner] = _calibrated(inner, tokenizer, config)
         return config
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         inner, config = unwrapped(model), job.config
         names = config.module_names(inner)
         examples = [target_example(tokenizer, request.text, request.target_new) for request in job.requests]
@@ -286,7 +286,7 @@ def _positions(example: Example, config: UltraEditConfig) -> list[int]:
     return list(range(len(example.ids))) if config.tokens == "all" else [column for column, _ in example.labels]
 
 
-def _rows(model: Any, examples: Sequence[Example]) -> LabelledRows:
+def _rows(model: Any, examples: Sequence[Example]) -> LabeledRows:
     """Padded rows in which padding sees the text before it (nothing sees padding): a token that sees nothing, as in a
     sliding window full of padding, would make gradients NaN."""
     rows = padded_for(model, examples)
@@ -448,11 +448,11 @@ def _step(
             module = model.get_submodule(name)
             inputs_TF = torch.cat([features[name].inputs_TF for features in seen])
             joined_TX = torch.cat([features[name].joined for features in seen])
-            normalised_TX = statistics[_shape_name(module)].normalised(joined_TX)
+            normalized_TX = statistics[_shape_name(module)].normalized(joined_TX)
             width = inputs_TF.shape[1]
-            inputs_hat_TF, gradients_hat_TD = normalised_TX[:, :width], normalised_TX[:, width:]
+            inputs_hat_TF, gradients_hat_TD = normalized_TX[:, :width], normalized_TX[:, width:]
             values_TD = -config.lr * inputs_hat_TF.square().sum(1, keepdim=True) * gradients_hat_TD
-            right_TF = adjusted_keys(inputs_TF, inputs_TF, config.ridge)
+            right_TF = ridge_keys(inputs_TF, inputs_TF, config.ridge)
             dtype = torch.promote_types(weight_of(module).dtype, torch.float32)
             factor = Factor(values_TD.T.to(dtype), right_TF.T.to(dtype), is_transposed(module))
             if len(inputs_TF) * sum(map_shape(module)) > weight_of(module).numel():  # the matrix itself is smaller

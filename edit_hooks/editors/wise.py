@@ -24,17 +24,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
-from edit_hooks.base.editor import Editor, Job
+from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import Hooked
-from edit_hooks.gradient.labelled_rows import Example, LabelledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.gradient.labeled_rows import Example, LabeledRows, keep_below, label_nll, padded_for, target_example
 from edit_hooks.locate.context_templates import check_templates, sample_templates
 from edit_hooks.memory.merging import MERGES, merged
 from edit_hooks.memory.side_memory import Decide, Distance, Memories, Memory, moved, row_distance, shifted
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_template
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -69,35 +69,41 @@ LOC_PROMPTS = (
 class WISEConfig(EditorConfig):
     """Settings of WISE."""
 
-    module: Literal["mlp_out", "mlp_in"] = setting("the linear map that gets side memories", default="mlp_out")
-    num_steps: int = setting("loss evaluations of an edit at most", default=70)
-    lr: float = setting("step size of the gradient descent", default=1.0)
-    alpha: float = setting("margin: the distance on the unrelated text is to be below", default=5.0)
-    beta: float = setting("margin: the distance on the edit is to be above", default=20.0)
-    gamma: float = setting("margin: the edit's distance is to exceed the unrelated text's by", default=10.0)
-    act_ratio: float = setting("a memory is used from this share of its threshold on", default=0.88)
-    mask_ratio: float = setting("share of the entries that a memory may change", default=0.2)
-    norm_constraint: float | None = setting("radius of the l-infinity ball around the original", default=1.0)
-    weight_decay: float = setting("L2 penalty on the trained entries", default=1e-5)
-    target_mean: Literal["released", "plain"] = setting(
+    module: Literal["mlp_out", "mlp_in"] = config_field("the linear map that gets side memories", default="mlp_out")
+    num_steps: int = config_field("loss evaluations of an edit at most", default=70)
+    lr: float = config_field("step size of the gradient descent", default=1.0)
+    alpha: float = config_field("margin: the distance on the unrelated text is to be below", default=5.0)
+    beta: float = config_field("margin: the distance on the edit is to be above", default=20.0)
+    gamma: float = config_field("margin: the edit's distance is to exceed the unrelated text's by", default=10.0)
+    act_ratio: float = config_field("a memory is used from this share of its threshold on", default=0.88)
+    mask_ratio: float = config_field("share of the entries that a memory may change", default=0.2)
+    norm_constraint: float | None = config_field("radius of the l-infinity ball around the original", default=1.0)
+    weight_decay: float = config_field("L2 penalty on the trained entries", default=1e-5)
+    target_mean: Literal["released", "plain"] = config_field(
         "released: a target of m tokens is divided by m + 1; plain: by m", default="released"
     )
-    distance: Distance = setting(
+    distance: Distance = config_field(
         "activation: after the activation function (released); plain: before", default="activation"
     )
-    context_templates: list[str] | str = setting("name of a template set or a list of texts", default="wise_11")
-    loc_prompts: list[str] = setting("unrelated texts, question and answer", default_factory=lambda: list(LOC_PROMPTS))
-    chat: bool = setting("put the prompt through the tokenizer's chat template", default=False)
-    save_every: int = setting("edits after which a memory is stored and a fresh one begun", default=500)
-    merge_every: int = setting("edits after which stored memories are merged; a multiple of save_every", default=1000)
-    retrieve: bool = setting(
+    context_templates: list[str] | str = config_field("name of a template set or a list of texts", default="wise_11")
+    loc_prompts: list[str] = config_field(
+        "unrelated texts, question and answer", default_factory=lambda: list(LOC_PROMPTS)
+    )
+    chat: bool = config_field("put the prompt through the tokenizer's chat template", default=False)
+    save_every: int = config_field("edits after which a memory is stored and a fresh one begun", default=500)
+    merge_every: int = config_field(
+        "edits after which stored memories are merged; a multiple of save_every", default=1000
+    )
+    retrieve: bool = config_field(
         "merge groups of stored memories and keep the groups; else merge all into one", default=True
     )
-    merge: Literal["ties", "linear"] = setting("how memories are merged", default="ties")
-    merge_density: float = setting("ties: share of the entries that is kept", default=0.53)
-    decide: Decide = setting("route a row once by its prompt, or anew in every forward pass", default="prompt")
-    max_over: int | None = setting("tokens above which the largest distance counts instead of the mean", default=100)
-    mask: Any = setting("a given mask [bool, shape of the weight] instead of a drawn one", default=None)
+    merge: Literal["ties", "linear"] = config_field("how memories are merged", default="ties")
+    merge_density: float = config_field("ties: share of the entries that is kept", default=0.53)
+    decide: Decide = config_field("route a row once by its prompt, or anew in every forward pass", default="prompt")
+    max_over: int | None = config_field(
+        "tokens above which the largest distance counts instead of the mean", default=100
+    )
+    mask: Any = config_field("a given mask [bool, shape of the weight] instead of a drawn one", default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,11 +141,11 @@ class WISE(Editor):
         given = self.overrides.get("context_templates")
         return given if isinstance(given, list) else []
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         inner = unwrapped(model)
         (layer,) = job.config.layers
         name = architecture_of(inner).linear_name(job.config.module, layer)
-        before = Hooked.composed([delta.hooked for delta in job.history if delta.hooked is not None])
+        before = HookEdit.composed([delta.hook_edit for delta in job.history if delta.hook_edit is not None])
         if before is not None and (before.kind, before.settings["module"]) != ("side_memory", name):
             raise EditingError(
                 f"the edits so far are a {before.kind} at {before.settings['module']}, not side memories of {name}."
@@ -187,9 +193,9 @@ class WISE(Editor):
             "decide": config.decide,
             "max_over": config.max_over,
         }
-        weight_norm = float(widened(weight_of(module).detach()).norm())
+        weight_norm = float(at_least_float32(weight_of(module).detach()).norm())
         return Delta(
-            hooked=memories.hooked(settings, changed),
+            hook_edit=memories.hook_edit(settings, changed),
             diagnostics={
                 "final_loss": trained.losses[-1]["loss"],
                 "initial_nll": trained.losses[0]["nll"],
@@ -247,7 +253,7 @@ def _fresh(weight: torch.Tensor, memories: Memories, config: WISEConfig) -> Memo
         turn = memories.num_edits // config.save_every
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + turn)
         mask = torch.rand(weight.shape, generator=generator) < config.mask_ratio
-    zero = torch.zeros(weight.shape, dtype=widened(weight.detach()[:0]).dtype, device=weight.device)
+    zero = torch.zeros(weight.shape, dtype=at_least_float32(weight.detach()[:0]).dtype, device=weight.device)
     return Memory(memories.next_number, zero, mask.to(weight.device), 0.0)
 
 
@@ -265,7 +271,7 @@ class Trained(NamedTuple):
 def train(
     model: nn.Module,
     name: str,
-    rows: LabelledRows,
+    rows: LabeledRows,
     counted_RT: torch.Tensor,
     start: torch.Tensor,
     mask: torch.Tensor,
@@ -280,7 +286,7 @@ def train(
     """
     module = model.get_submodule(name)
     transposed, activation = is_transposed(module), activation_of(model, config)
-    weight = widened(weight_of(module).detach())
+    weight = at_least_float32(weight_of(module).detach())
     change = start.clone().requires_grad_(True)
     kept: dict[str, torch.Tensor] = {}
 

@@ -6,7 +6,7 @@ matrices of the same shape share it and differ by a scale and a shift ("mode"). 
 -alpha_l sum_n delta~_n x~_n^T with a learned step size alpha_l. ("Fast Model Editing at Scale", eq. 3 and 4.)
 
 The released code adds this update instead of subtracting it, which its training absorbs by turning signs round
-(acknowledged upstream); ``sign: plus`` is that behaviour, for comparison.
+(acknowledged upstream); ``sign: plus`` is that behavior, for comparison.
 
 A network block is h + max(0, (U V h + b) * scale + shift) with U, b and shift zero at first, so that an untrained
 network returns its input. The maximum is a clamp, whose derivative at zero is one: with a relu the network would never
@@ -39,6 +39,9 @@ WEIGHTS_NAME, MANIFEST_NAME = "hypernetwork.safetensors", "manifest.json"
 TRAINED_ON = "trained_on"
 
 
+RENAMED = {"normalise": "normalize"}  # settings that older artifacts know under another name
+
+
 SMALL = 1e-7
 
 
@@ -66,7 +69,7 @@ class NetworkSettings:
     Attributes:
         rank: rank of a block's linear map, at most its width.
         num_blocks: blocks in a row.
-        normalise: inputs are normalised per dimension with statistics of the training edits.
+        normalize: inputs are normalized per dimension with statistics of the training edits.
         step_size: start of every matrix's step size.
         sign: ``minus`` subtracts the update as the paper does; ``plus`` adds it as the release does.
         seed: of the random maps V.
@@ -74,7 +77,7 @@ class NetworkSettings:
 
     rank: int = 1920
     num_blocks: int = 2
-    normalise: bool = True
+    normalize: bool = True
     step_size: float = 1e-4
     sign: Sign = "minus"
     seed: int = 0
@@ -108,7 +111,7 @@ class FactorNetwork(nn.Module):
         width = width_in + width_out
         generator = torch.Generator().manual_seed(settings.seed)
         rank = min(settings.rank, width)
-        self.width_in, self.normalise = width_in, settings.normalise
+        self.width_in, self.normalize = width_in, settings.normalize
         self.blocks = nn.ModuleList(Block(width, rank, num_modes, generator) for _ in range(settings.num_blocks))
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("squares", torch.zeros(width))
@@ -129,11 +132,11 @@ class FactorNetwork(nn.Module):
 
     def forward(self, tokens: Tokens, mode: int) -> Tokens:
         hidden_NW = torch.cat(tokens, 1).to(self.mean.dtype)
-        if self.normalise:
+        if self.normalize:
             if self.count < 2:
                 raise EditingError(
-                    "the hyper-network normalises its input and has seen no two tokens of training edits; train it "
-                    "with lm-edit train-mend, or use normalise=false."
+                    "the hyper-network normalizes its input and has seen no two tokens of training edits; train it "
+                    "with lm-edit train-mend, or use normalize=false."
                 )
             hidden_NW = (hidden_NW - self.mean) / ((self.squares / (self.count - 1)).sqrt() + SMALL)
         for block in self.blocks:
@@ -191,7 +194,7 @@ def _key(shape: tuple[int, int]) -> str:
 
 
 def edit_digest(prompt: str, target: str) -> int:
-    """63 bits of the SHA-256 of an edit's two texts: by these an artefact knows again what it was trained on."""
+    """63 bits of the SHA-256 of an edit's two texts: by these an artifact knows again what it was trained on."""
     text = json.dumps([prompt.strip(), target.strip()], ensure_ascii=False)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -199,7 +202,7 @@ def edit_digest(prompt: str, target: str) -> int:
 def save_network(
     network: HyperNetwork, manifest: Mapping[str, Any], folder: Path, trained_on: Collection[int] = ()
 ) -> None:
-    """Write the artefact: one safetensors file that holds the manifest too, and a copy of the manifest to read.
+    """Write the artifact: one safetensors file that holds the manifest too, and a copy of the manifest to read.
 
     Args:
         manifest: base model, edited matrices, data, steps, losses (JSON-able). The network's form is added.
@@ -214,8 +217,8 @@ def save_network(
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def artefact_file(path: str | Path) -> Path:
-    """The weights file of an artefact given as folder or file."""
+def artifact_file(path: str | Path) -> Path:
+    """The weights file of an artifact given as folder or file."""
     place = Path(path).expanduser()
     place = place / WEIGHTS_NAME if place.is_dir() else place
     if not place.is_file():
@@ -223,22 +226,22 @@ def artefact_file(path: str | Path) -> Path:
     return place
 
 
-def artefact_digest(path: str | Path) -> str:
-    """SHA-256 (hex) of an artefact's weights file, manifest included."""
+def artifact_digest(path: str | Path) -> str:
+    """SHA-256 (hex) of an artifact's weights file, manifest included."""
     digest = hashlib.sha256()
-    with artefact_file(path).open("rb") as file:
+    with artifact_file(path).open("rb") as file:
         while block := file.read(2**22):
             digest.update(block)
     return digest.hexdigest()
 
 
 def read_manifest(path: str | Path) -> dict[str, Any]:
-    """What a trained artefact says about itself.
+    """What a trained artifact says about itself.
 
     Raises:
         EditingError: when there is none or it is something else.
     """
-    place = artefact_file(path)
+    place = artifact_file(path)
     try:
         with safe_open(place, framework="pt") as file:
             header = file.metadata() or {}
@@ -246,7 +249,10 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         raise EditingError(f"cannot read the hyper-network in {place}: {error}") from error
     if header.get("format") != FORMAT:
         raise EditingError(f"{place} is no trained hyper-network (format {header.get('format')!r}, want {FORMAT!r}).")
-    return json.loads(header["manifest"])
+    manifest = json.loads(header["manifest"])
+    for part in ("editor", "network"):
+        manifest[part] = {RENAMED.get(name, name): value for name, value in manifest[part].items()}
+    return manifest
 
 
 def load_network(path: str | Path) -> tuple[HyperNetwork, dict[str, Any]]:
@@ -254,13 +260,13 @@ def load_network(path: str | Path) -> tuple[HyperNetwork, dict[str, Any]]:
     manifest = read_manifest(path)
     shapes = {name: (int(d), int(f)) for name, (d, f) in manifest["shapes"].items()}
     network = HyperNetwork(shapes, NetworkSettings(**manifest["network"]))
-    with safe_open(artefact_file(path), framework="pt") as file:
+    with safe_open(artifact_file(path), framework="pt") as file:
         names = [name for name in file.keys() if name != TRAINED_ON]  # noqa: SIM118
         network.load_state_dict({name: file.get_tensor(name) for name in names})
     return network, manifest
 
 
 def trained_on(path: str | Path) -> frozenset[int]:
-    """:func:`edit_digest` of every edit an artefact was trained on."""
-    with safe_open(artefact_file(path), framework="pt") as file:
+    """:func:`edit_digest` of every edit an artifact was trained on."""
+    with safe_open(artifact_file(path), framework="pt") as file:
         return frozenset(file.get_tensor(TRAINED_ON).tolist() if TRAINED_ON in file.keys() else ())  # noqa: SIM118

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig
-from edit_hooks.base.editor import Editor, Job, Progress
+from edit_hooks.base.editor import EditJob, Editor, Progress
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.request import EditRequest
 
@@ -77,5 +77,5 @@ class InContext(Editor):
             delta.meta |= {"editor": self.name, "context": context.meta}
         return deltas
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: Job) -> list[Delta]:
+    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
         raise AssertionError("edit() asks both editors")

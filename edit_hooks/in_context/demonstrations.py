@@ -82,7 +82,7 @@ class Pool:
 def load_pool(source: str, start: int = 0) -> Pool:
     """Records of the built-in pool or of a JSON or JSONL file, from number ``start`` on.
 
-    Records without a paraphrase or without a neighbour with its answer are left out and counted.
+    Records without a paraphrase or without a neighbor with its answer are left out and counted.
 
     Raises:
         EditingError: for files that cannot be read, records of another schema, and pools that are empty.
@@ -167,7 +167,7 @@ _RELATIONS: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...
 
 
 def _builtin() -> list[PoolRecord]:
-    """Every subject of every relation once: the new object is the next one's, neighbours keep their own."""
+    """Every subject of every relation once: the new object is the next one's, neighbors keep their own."""
     records = []
     for prompt, paraphrases, subjects, objects in _RELATIONS:
         for number, subject in enumerate(subjects):

@@ -35,7 +35,7 @@ def _in_batches(
             with AppliedDeltas(model) as applied:
                 applied.add(delta)
                 for batch in _batches(group, lengths, limits):
-                    run(batch, [applied.standing] * len(batch))
+                    run(batch, [applied.runtime_part] * len(batch))
 
 
 def _batches(indices: Iterable[int], lengths: Sequence[int], limits: Limits) -> Iterator[list[int]]:

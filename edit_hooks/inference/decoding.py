@@ -15,8 +15,8 @@ from edit_hooks.inference.batching import _in_batches
 from edit_hooks.inference.items import GenerateItem, Limits, Progress
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
-from edit_hooks.modeling.lm_head import Head
-from edit_hooks.modeling.vocab_loss import best_words
+from edit_hooks.modeling.lm_head import ModelHead
+from edit_hooks.modeling.vocab_loss import greedy_tokens
 
 
 def generate(
@@ -57,7 +57,7 @@ class _GreedyLoop:
     ) -> None:
         self.model, self.tokenizer, self.items = model, tokenizer, items
         self.device = input_device(model)
-        self.head = Head(model)
+        self.head = ModelHead(model)
         self.edits = RowEdits(model, deltas)
         self.end_tokens = end_token_ids(model, tokenizer)
         self.new_tokens: list[list[int]] = [[] for _ in items]
@@ -88,7 +88,7 @@ class _GreedyLoop:
                     use_cache=True,
                 ).last_hidden_state
             length_R = length_R + 1
-            next_tokens = best_words(self.head, hidden_R1D[:, -1]).tolist()
+            next_tokens = greedy_tokens(self.head, hidden_R1D[:, -1]).tolist()
         return [self._answer(index) for index in range(len(self.items))]
 
     def _prefill(self) -> tuple[list[int], DynamicCache, torch.Tensor, torch.Tensor]:
@@ -103,7 +103,7 @@ class _GreedyLoop:
         hidden_RTD = output.last_hidden_state
         last_RD = hidden_RTD[rows_R.to(hidden_RTD.device), (length_R - 1).to(hidden_RTD.device)]
         aligned = right_aligned(cache, length_R, ids_RT.shape[1])
-        return best_words(self.head, last_RD).tolist(), aligned.cache, aligned.mask_RT, length_R
+        return greedy_tokens(self.head, last_RD).tolist(), aligned.cache, aligned.mask_RT, length_R
 
     def _append(self, index: int, token: int) -> bool:
         """Add a token to an item; returns whether the item has now stopped."""

@@ -19,7 +19,7 @@ from edit_hooks.inference.decoding import end_token_ids
 from edit_hooks.inference.items import GenerateItem, Progress, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 
 
 def score_reference(
@@ -37,7 +37,7 @@ def score_reference(
 
 def _score_one(model: Any, item: ScoreItem) -> dict[str, Any]:
     fed = torch.tensor([[*item.context, *item.continuation][:-1]], device=model.device)
-    logprobs = widened(model(input_ids=fed, use_cache=False).logits[0, len(item.context) - 1 :]).log_softmax(1)
+    logprobs = at_least_float32(model(input_ids=fed, use_cache=False).logits[0, len(item.context) - 1 :]).log_softmax(1)
     token_logprobs = [float(logprobs[i, token]) for i, token in enumerate(item.continuation)]
     return item.record(token_logprobs, logprobs.argmax(1).tolist())
 

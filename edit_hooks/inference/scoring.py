@@ -21,7 +21,7 @@ from edit_hooks.inference.batching import _in_batches
 from edit_hooks.inference.items import Limits, Progress, ScoreItem
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_padded
-from edit_hooks.modeling.lm_head import Head
+from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.vocab_loss import log_likelihoods
 
 
@@ -65,7 +65,7 @@ def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | 
     with RowEdits(model, deltas).prefill(mask_RT, prompt_length_R):
         hidden_RTD = decoder_of(model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).last_hidden_state
     states_LD = hidden_RTD[row_L.to(hidden_RTD.device), column_L.to(hidden_RTD.device)]
-    logprob_L, argmax_L = (part.tolist() for part in log_likelihoods(Head(model), states_LD, token_L))
+    logprob_L, argmax_L = (part.tolist() for part in log_likelihoods(ModelHead(model), states_LD, token_L))
     answers, start = [], 0
     for item in items:
         stop = start + len(item.continuation)

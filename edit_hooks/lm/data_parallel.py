@@ -2,7 +2,7 @@
 
 ``accelerate launch`` or ``torchrun`` starts the processes; the harness gives rank r the documents r, r + W, ... of
 every task. Ranks never wait for each other while they answer: the only meeting is the gathering of results at the end.
-So a rank may have other kinds of requests than its neighbour, or no document at all.
+So a rank may have other kinds of requests than its neighbor, or no document at all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start_processes(tensor_parallel: bool) -> None:
         )
 
 
-class Replicas:
+class DataParallelMixin:
     """The part of the harness's model class that deals with other processes; every rank holds the whole model."""
 
     accelerator: Any

@@ -16,7 +16,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.resolve import resolve_with_store
-from edit_hooks.request import Unit
+from edit_hooks.request import RequestGroup
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
@@ -29,7 +29,7 @@ BATCH, BATCH_ON_GPU = 16, 64
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedEdit:
     """An edit that could not be made, and why; its questions stay unscored."""
 
     reason: str
@@ -52,19 +52,19 @@ class IndependentEdits:
     ) -> None:
         self.model, self.tokenizer, self.editor, self.store, self.quiet = model, tokenizer, editor, store, quiet
         self.fingerprint, self.config = resolve_with_store(model, tokenizer, editor, store)
-        self._deltas: dict[str, Delta | Failure] = {}
+        self._deltas: dict[str, Delta | FailedEdit] = {}
         self._batch = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
-    def get(self, units: Iterable[Unit]) -> dict[str, Delta | Failure]:
+    def get(self, units: Iterable[RequestGroup]) -> dict[str, Delta | FailedEdit]:
         """Deltas (or failures) of the units by unit key, computing only what is neither known nor stored."""
-        distinct = {unit_key(unit): unit for unit in units}
+        distinct = {group_key(unit): unit for unit in units}
         new = [unit for key, unit in distinct.items() if key not in self._deltas]
         missing = [unit for unit in new if not self._load(unit)]
         if missing:
             self._make(new, sum(map(len, missing)))
         return {key: self._deltas[key] for key in distinct}
 
-    def _description(self, unit: Unit) -> dict[str, Any]:
+    def _description(self, unit: RequestGroup) -> dict[str, Any]:
         return {
             "what": "independent edit",
             "model": self.fingerprint,
@@ -74,54 +74,54 @@ class IndependentEdits:
             "code": code_fingerprint(),
         }
 
-    def _load(self, unit: Unit) -> bool:
+    def _load(self, unit: RequestGroup) -> bool:
         delta = self.store.load_delta(self._description(unit)) if self.store else None
         if delta is not None:
-            self._deltas[unit_key(unit)] = delta
+            self._deltas[group_key(unit)] = delta
         return delta is not None
 
-    def _make(self, units: list[Unit], num_missing: int) -> None:
+    def _make(self, units: list[RequestGroup], num_missing: int) -> None:
         """Make those of the units that the store does not have."""
         label = f"Editing with {self.editor.name}"
-        lone: list[Unit] = [unit for unit in units if len(unit) == 1]
+        lone: list[RequestGroup] = [unit for unit in units if len(unit) == 1]
         with tqdm(total=num_missing, desc=label, unit="edit", disable=self.quiet) as bar:
             for start in range(0, len(lone), self._batch):
                 self._make_chunk(lone[start : start + self._batch], bar)
             for unit in units:
-                if len(unit) > 1 and unit_key(unit) not in self._deltas:
+                if len(unit) > 1 and group_key(unit) not in self._deltas:
                     began = time.perf_counter()
                     self._keep(unit, self._together(unit), time.perf_counter() - began)
                     bar.update(len(unit))
 
-    def _make_chunk(self, chunk: list[Unit], bar: tqdm[Any]) -> None:
+    def _make_chunk(self, chunk: list[RequestGroup], bar: tqdm[Any]) -> None:
         """The missing ones of a chunk in one batch.
 
         The last bits of float32 sums depend on who shares a batch. A batch whose saving was cut short by a kill is
         therefore computed again as it was, and only what is missing is saved: a resumed run repeats bit for bit.
         """
-        while missing := [unit for unit in chunk if unit_key(unit) not in self._deltas]:
+        while missing := [unit for unit in chunk if group_key(unit) not in self._deltas]:
             batch = self._cut_short(chunk, missing) or missing
             bar.total += len(batch) - len(missing)
             began = time.perf_counter()
             requests = [unit[0] for unit in batch]
             deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.update)
-            keys = [unit_key(unit) for unit in batch]
+            keys = [group_key(unit) for unit in batch]
             for key, unit, delta in zip(keys, batch, deltas, strict=True):
                 if key not in self._deltas:
                     delta.meta["batch"] = keys
                     self._keep(unit, delta, (time.perf_counter() - began) / len(batch))
 
-    def _cut_short(self, chunk: list[Unit], missing: list[Unit]) -> list[Unit] | None:
+    def _cut_short(self, chunk: list[RequestGroup], missing: list[RequestGroup]) -> list[RequestGroup] | None:
         """The batch of which a part is stored and a missing unit is the rest, if there is one."""
-        by_key = {unit_key(unit): unit for unit in chunk}
+        by_key = {group_key(unit): unit for unit in chunk}
         for key in by_key:
             delta = self._deltas.get(key)
             batch = delta.meta.get("batch", []) if isinstance(delta, Delta) else []
-            if by_key.keys() >= set(batch) and any(unit_key(unit) in batch for unit in missing):
+            if by_key.keys() >= set(batch) and any(group_key(unit) in batch for unit in missing):
                 return [by_key[key] for key in batch]
         return None
 
-    def _together(self, unit: Unit) -> Delta:
+    def _together(self, unit: RequestGroup) -> Delta:
         """One delta for several requests: written jointly, or one after another where the editor cannot."""
         if self.editor.supports_joint:
             (delta,) = self.editor.edit(self.model, self.tokenizer, list(unit), joint=True)
@@ -133,27 +133,27 @@ class IndependentEdits:
                 applied.add(steps[-1])
         return Delta.summed(steps)
 
-    def _keep(self, unit: Unit, delta: Delta, seconds: float) -> None:
+    def _keep(self, unit: RequestGroup, delta: Delta, seconds: float) -> None:
         delta.diagnostics["seconds"] = round(seconds, 4)
         try:
             delta.check_finite()
         except EditingError as error:
             log.warning("case %s: %s", unit[0].case_id, error)
-            self._deltas[unit_key(unit)] = Failure(str(error))
+            self._deltas[group_key(unit)] = FailedEdit(str(error))
             return
-        self._deltas[unit_key(unit)] = delta
+        self._deltas[group_key(unit)] = delta
         if self.store:
             self.store.save_delta(self._description(unit), delta)
 
     def report(self, key: str) -> dict[str, Any]:
         """What a sample's record says about its edit."""
         delta = self._deltas[key]
-        if isinstance(delta, Failure):
+        if isinstance(delta, FailedEdit):
             return {"key": key, "editor": self.editor.name, "error": delta.reason}
         diagnostics = {name: value for name, value in delta.diagnostics.items() if name != "losses"}
         return {"key": key, "editor": self.editor.name, **diagnostics}
 
 
-def unit_key(unit: Unit) -> str:
+def group_key(unit: RequestGroup) -> str:
     """Identity of requests written together; that of a lone request is its own."""
     return unit[0].key if len(unit) == 1 else key_of([request.key for request in unit])

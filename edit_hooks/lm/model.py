@@ -33,13 +33,21 @@ from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.reference import generate_reference, score_reference
 from edit_hooks.inference.scoring import score
-from edit_hooks.lm.data_parallel import Replicas, start_processes
+from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.options import EditingOptions, check_known_options
 from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.lm.prompt_edits import BesideTheWeights, Built
-from edit_hooks.lm.sessions import Asked, Independent, Loaded, NoEdits, Session, Streamed, ask_once
+from edit_hooks.lm.prompt_edits import Built, PromptEditAdapter
+from edit_hooks.lm.sessions import (
+    Question,
+    SavedEditSession,
+    Session,
+    SingleEditSession,
+    StreamSession,
+    UneditedSession,
+    ask_once,
+)
 from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.fingerprint import model_fingerprint
@@ -58,7 +66,7 @@ OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
 GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
 
 
-class EditedHFLM(Replicas, BesideTheWeights, HFLM):
+class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
     """The harness's Hugging Face class with an editor.
 
     Every option of ``--model hf`` works; our own are the fields of
@@ -155,7 +163,7 @@ class EditedHFLM(Replicas, BesideTheWeights, HFLM):
 
     def _under_edits(self, requests: list[Instance], ask: Any) -> list[dict[str, Any]]:
         asked = [
-            Asked(
+            Question(
                 item=self._item(request),
                 requests=tuple(
                     EditRequest.from_dict(record, where=str(request.task_name))
@@ -208,7 +216,7 @@ class EditedHFLM(Replicas, BesideTheWeights, HFLM):
     def _new_session(self) -> Session:
         options = self.options
         if options.mode == "none":
-            return NoEdits()
+            return UneditedSession()
         if options.load_edit:
             return self._loaded(options.load_edit)
         store = self._store
@@ -216,10 +224,10 @@ class EditedHFLM(Replicas, BesideTheWeights, HFLM):
             store.remove_leftovers()
         arguments = (self.model, self.tokenizer, self.editor)
         if not self.plan.cumulative:
-            return Independent(IndependentEdits(*arguments, store, self._quiet), self.plan)
+            return SingleEditSession(IndependentEdits(*arguments, store, self._quiet), self.plan)
         guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
         stream = EditStream(*arguments, self.plan, store, guard, self._quiet, shared=self.world_size > 1)
-        return Streamed(stream, options.immediate and options.mode == "sequential", options.retention)
+        return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 
     def _new_plan(self) -> EditPlan:
         """The edits of batch and sequential runs, read and checked before any weight is loaded."""
@@ -246,14 +254,14 @@ class EditedHFLM(Replicas, BesideTheWeights, HFLM):
             return editor
         return InContext(editor, load_editor(*options.context_editor))
 
-    def _loaded(self, path: str) -> Loaded:
+    def _loaded(self, path: str) -> SavedEditSession:
         delta = load_edit(path, self.model, self._model_fingerprint)
         report = {"editor": editor_of(delta), "loaded_from": path, "checksum": delta.checksum()}
-        return Loaded(self.model, delta, report, requests_of(delta))
+        return SavedEditSession(self.model, delta, report, requests_of(delta))
 
     def _stream_state(self) -> str | None:
         """Fingerprint of the stream's final weights, if this rank has made the stream; all ranks must agree."""
-        return self._session.stream.final_state if isinstance(self._session, Streamed) else None
+        return self._session.stream.final_state if isinstance(self._session, StreamSession) else None
 
     @property
     def _quiet(self) -> bool:
@@ -326,7 +334,7 @@ class EditedHFLM(Replicas, BesideTheWeights, HFLM):
         dense: dict[int, Delta] = {}
         for _, delta in jobs:
             if delta is not None and id(delta) not in dense:
-                dense[id(delta)] = Delta(dense=delta.weights(), hooked=delta.hooked)
+                dense[id(delta)] = Delta(dense=delta.weights(), hook_edit=delta.hook_edit)
         return [(item, None if delta is None else dense[id(delta)]) for item, delta in jobs]
 
     def _limits(self) -> Limits:
@@ -377,14 +385,14 @@ class EditedHFLM(Replicas, BesideTheWeights, HFLM):
     @property
     def _editor_name(self) -> str | None:
         """Who made the edits; ``None`` for the unedited model and for saved edits that do not say."""
-        if isinstance(self._session, Loaded):
+        if isinstance(self._session, SavedEditSession):
             return self._session.report["editor"]
         return None if self.options.mode in ("none", "loaded") else self.editor.name
 
     @property
     def _editor_writes(self) -> list[str]:
         """What the edits of this run change: weights, hooks, context; context editors are not compared with others."""
-        if isinstance(self._session, Loaded):
+        if isinstance(self._session, SavedEditSession):
             return self._session.delta.writes
         return [] if self.options.mode in ("none", "loaded") else list(self.editor.writes)
 

@@ -26,7 +26,7 @@ ICL: dict[str, tuple[str, dict[str, Any]]] = {
     "no": ("", {}),
     "yes": ("ike", {}),
     "fact": ("ice", {}),
-    "demonstrations": ("ike", {"states_fact": False}),
+    "demonstrations": ("ike", {"include_fact": False}),
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edit_hooks.request import EditRequest, Unit
+from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 
 MODES = ("none", "single", "batch", "sequential", "loaded")
@@ -28,7 +28,7 @@ class EditPlan:
         unit_of: request key -> index of its unit.
     """
 
-    units: tuple[Unit, ...] = ()
+    units: tuple[RequestGroup, ...] = ()
     cumulative: bool = False
     checkpoints: tuple[int, ...] = ()
 
@@ -58,6 +58,6 @@ class EditPlan:
         }
 
 
-def chunked(requests: Sequence[EditRequest], size: int) -> tuple[Unit, ...]:
+def chunked(requests: Sequence[EditRequest], size: int) -> tuple[RequestGroup, ...]:
     """Consecutive units of ``size`` requests; the last may be smaller."""
     return tuple(tuple(requests[start : start + size]) for start in range(0, len(requests), size))

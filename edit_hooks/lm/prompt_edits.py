@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from lm_eval.api.instance import Instance
 
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.in_context.selection import choose
+from edit_hooks.in_context.selection import select_facts
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.utils.errors import EditingError
 
@@ -39,7 +39,7 @@ else:
     _Harness = object
 
 
-class BesideTheWeights(_Harness):
+class PromptEditAdapter(_Harness):
     """Goes before the harness's class among the bases of the model class, which builds items and asks them."""
 
     session: Any
@@ -88,14 +88,14 @@ class BesideTheWeights(_Harness):
         if question is None:
             log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
             return item, {"facts": 0, "demonstrations": 0, "left_out": 0, "cut": False}
-        told = choose(delta.contexts, self._question_of(question))
+        told = select_facts(delta.contexts, self._question_of(question))
         if told is None:
             return item, {"facts": 0, "demonstrations": 0, "left_out": 0, "cut": False}
         for shown in range(len(told.demonstrations), -1, -1):
             built = self._rebuilt(item, self._before_question(told.before(shown), question))
             if not built.cut:
                 break
-        note = {"facts": sum(fact.states_fact for fact in told.facts), "demonstrations": shown}
+        note = {"facts": sum(fact.include_fact for fact in told.facts), "demonstrations": shown}
         return built.item, {**note, "left_out": len(told.demonstrations) - shown, "cut": built.cut}
 
     def _rebuilt(self, item: Any, text: str) -> Built[Any]:
@@ -127,8 +127,8 @@ class BesideTheWeights(_Harness):
 
     @contextlib.contextmanager
     def _answering_stock(self) -> Iterator[None]:
-        with self.session.scope() as standing:
-            self._standing = standing
+        with self.session.scope() as runtime_part:
+            self._standing = runtime_part
             try:
                 yield
             finally:

@@ -11,13 +11,13 @@ from torch import nn
 
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.lm.independent import IndependentEdits, unit_key
+from edit_hooks.lm.independent import IndependentEdits, group_key
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
-from edit_hooks.request import EditRequest, Unit
+from edit_hooks.request import EditRequest, RequestGroup
 
 
-class Loaded:
+class SavedEditSession:
     """One saved edit, and nothing else.
 
     Args:
@@ -32,13 +32,13 @@ class Loaded:
             applied.add(delta)
             self.report = {**report, "update_norm_ratio": applied.norm_ratio()}
 
-    def answer(self, asked: Sequence[Asked], unedited: Unedited, ask: Ask) -> Answers:
-        with self.scope() as standing:
-            found = ask_once((q.item for q in asked), lambda items: ask([(item, standing) for item in items]))
+    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
+        with self.scope() as runtime_part:
+            found = ask_once((q.item for q in asked), lambda items: ask([(item, runtime_part) for item in items]))
         before = {q.item: {"unedited": dict(unedited[q.item])} for q in asked if q.ask_unedited}
         return [{**found[q.item], **self._place(q), **(before[q.item] if q.ask_unedited else {})} for q in asked]
 
-    def _place(self, question: Asked) -> dict[str, Any]:
+    def _place(self, question: Question) -> dict[str, Any]:
         edited = self.keys is None or all(request.key in self.keys for request in question.requests)
         place = {"edited": edited, "step": 0 if edited else None, "num_edits": len(self.keys or ())}
         return {"edit": self.report if edited else None, "stream": place}
@@ -47,7 +47,7 @@ class Loaded:
     def scope(self) -> Iterator[Delta | None]:
         with AppliedDeltas(self.model) as applied:
             applied.add(self.delta)
-            yield applied.standing
+            yield applied.runtime_part
 
     def stamp(self) -> dict[str, Any]:
         return {"editor_config": None, "loaded_edit": self.report}
@@ -66,7 +66,7 @@ Unedited = Mapping[Any, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """One question: the token-level item, the edits of its case, and whether the unedited answer is wanted too."""
 
     item: Any
@@ -77,7 +77,7 @@ class Asked:
 class Session(Protocol):
     """What the model class needs from a run's way of editing."""
 
-    def answer(self, asked: Sequence[Asked], unedited: Unedited, ask: Ask) -> Answers:
+    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
         """Answers in the order of the questions."""
 
     def scope(self) -> contextlib.AbstractContextManager[Delta | None]:
@@ -87,10 +87,10 @@ class Session(Protocol):
         """What the result file says about the edits: full configuration, steps."""
 
 
-class NoEdits:
+class UneditedSession:
     """``mode=none``: every question on the untouched model."""
 
-    def answer(self, asked: Sequence[Asked], unedited: Unedited, ask: Ask) -> Answers:
+    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
         return [{**unedited[question.item], "edit": None, **_before(question, unedited)} for question in asked]
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
@@ -100,7 +100,7 @@ class NoEdits:
         return {"editor_config": None}
 
 
-class Independent:
+class SingleEditSession:
     """``mode=single`` and grouped ``mode=batch``: every unit of edits on the untouched model.
 
     Args:
@@ -110,15 +110,15 @@ class Independent:
     def __init__(self, edits: IndependentEdits, plan: EditPlan) -> None:
         self.edits, self.plan = edits, plan
 
-    def answer(self, asked: Sequence[Asked], unedited: Unedited, ask: Ask) -> Answers:
+    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
         units = [self._unit(question) for question in asked]
         deltas = self.edits.get(unit for unit in units if unit is not None)
         jobs: dict[tuple[str, Any], Delta] = {}
         for question, unit in zip(asked, units, strict=True):
             if unit is not None:
-                delta = deltas[unit_key(unit)]
+                delta = deltas[group_key(unit)]
                 if isinstance(delta, Delta):
-                    jobs[(unit_key(unit), question.item)] = delta
+                    jobs[(group_key(unit), question.item)] = delta
         answered = ask([(item, delta) for (_, item), delta in jobs.items()])
         found = dict(zip(jobs, answered, strict=True))
         return [
@@ -126,18 +126,20 @@ class Independent:
             for question, unit in zip(asked, units, strict=True)
         ]
 
-    def _unit(self, question: Asked) -> Unit | None:
+    def _unit(self, question: Question) -> RequestGroup | None:
         if not self.plan.units:
             return question.requests
         numbers = {self.plan.unit_of.get(request.key) for request in question.requests}
         return None if None in numbers or len(numbers) != 1 else self.plan.units[numbers.pop() or 0]
 
-    def _assemble(self, question: Asked, unit: Unit | None, found: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    def _assemble(
+        self, question: Question, unit: RequestGroup | None, found: dict[Any, dict[str, Any]]
+    ) -> dict[str, Any]:
         if unit is None:
             place = {"edited": False, "step": None, "num_edits": self.plan.num_edits}
             return {"error": "this case's edits are not (all) in one group of this run's edits", "stream": place}
-        report = self.edits.report(unit_key(unit))
-        answer = found.get((unit_key(unit), question.item))
+        report = self.edits.report(group_key(unit))
+        answer = found.get((group_key(unit), question.item))
         if answer is None:
             return {"error": report["error"]}
         return {**answer, "edit": report}
@@ -149,7 +151,7 @@ class Independent:
         return {"editor_config": self.edits.config}
 
 
-class Streamed:
+class StreamSession:
     """``mode=batch`` (one step) and ``mode=sequential``: all edits on the same weights.
 
     A question whose case is not among the stream's edits is still answered on the final weights; its answer says
@@ -160,15 +162,15 @@ class Streamed:
         self.stream, self.immediate, self.retention = stream, immediate, retention
         self.plan = stream.plan
 
-    def answer(self, asked: Sequence[Asked], unedited: Unedited, ask: Ask) -> Answers:
+    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
         steps = [self._step_of(question) for question in asked]
         checkpoints = self.plan.checkpoint_steps()
         watched = set(checkpoints.values())
         seen: dict[int, dict[Any, dict[str, Any]]] = {}
 
-        def visitor(step: int, standing: Delta | None) -> None:
+        def visitor(step: int, runtime_part: Delta | None) -> None:
             due = [q.item for q, own in zip(asked, steps, strict=True) if self._due(step, own, watched)]
-            seen[step] = ask_once(due, lambda items: ask([(item, standing) for item in items]))
+            seen[step] = ask_once(due, lambda items: ask([(item, runtime_part) for item in items]))
 
         self.stream.visit(visitor)
         final = self.stream.num_steps - 1
@@ -177,7 +179,7 @@ class Streamed:
             for question, own in zip(asked, steps, strict=True)
         ]
 
-    def _step_of(self, question: Asked) -> int | None:
+    def _step_of(self, question: Question) -> int | None:
         """The step with which a case's edits are complete; ``None`` when some of them are not in the stream."""
         numbers = [self.plan.unit_of.get(request.key) for request in question.requests]
         return None if None in numbers else max(number for number in numbers if number is not None)
@@ -192,7 +194,7 @@ class Streamed:
 
     def _assemble(
         self,
-        question: Asked,
+        question: Question,
         own: int | None,
         seen: dict[int, dict[Any, dict[str, Any]]],
         unedited: Unedited,
@@ -220,11 +222,11 @@ class Streamed:
     @contextlib.contextmanager
     def scope(self) -> Iterator[Delta | None]:
         """The final weights of the stream."""
-        self.stream.visit(lambda step, standing: None)  # makes what is not made yet
+        self.stream.visit(lambda step, runtime_part: None)  # makes what is not made yet
         with AppliedDeltas(self.stream.model) as applied:
             for delta in self.stream.deltas:
                 applied.add(delta)
-            yield applied.standing
+            yield applied.runtime_part
 
     def stamp(self) -> dict[str, Any]:
         return {
@@ -242,6 +244,6 @@ def ask_once(items: Iterable[Any], ask: Callable[[Sequence[Any]], list[dict[str,
     return dict(zip(distinct, ask(distinct), strict=True)) if distinct else {}
 
 
-def _before(question: Asked, unedited: Unedited) -> dict[str, Any]:
+def _before(question: Question, unedited: Unedited) -> dict[str, Any]:
     """The field ``unedited`` of an answer, where it is wanted."""
     return {"unedited": dict(unedited[question.item])} if question.ask_unedited else {}

@@ -27,7 +27,7 @@ from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.request import Unit
+from edit_hooks.request import RequestGroup
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
@@ -111,9 +111,9 @@ class EditStream:
         return self.steps[-1]["state_after"] if self.steps else None
 
     def visit(self, visitor: Callable[[int, Delta | None], None]) -> None:
-        """Write the steps in order and call ``visitor(step, standing)`` after each with the weights in place.
+        """Write the steps in order and call ``visitor(step, runtime_part)`` after each with the weights in place.
 
-        ``standing`` is what of the edits so far is not in the weights (hooks, contexts): questions are asked under it.
+        ``runtime_part`` holds the edits so far that do not live in weights (hooks, contexts); evaluate under it.
 
         The first pass makes (or loads) the deltas; later passes write the same ones. The weights are restored at the
         end, also after an exception.
@@ -128,13 +128,13 @@ class EditStream:
                     break
                 history.append(self._write(step, unit, applied, history))
                 bar.update(len(unit))
-                visitor(step, applied.standing)
+                visitor(step, applied.runtime_part)
 
     @property
     def _label(self) -> str:
         return f"Stream of {self.editor.name}"
 
-    def _write(self, step: int, unit: Unit, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+    def _write(self, step: int, unit: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
         """Put step ``step`` into the weights: the delta of an earlier pass, a stored one, or a new one."""
         if step < len(self.deltas):
             applied.add(self.deltas[step])
@@ -146,7 +146,7 @@ class EditStream:
         self._watch(step, delta, applied)
         return delta
 
-    def _load_or_make(self, step: int, unit: Unit, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+    def _load_or_make(self, step: int, unit: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
         description = self._description(unit, applied.state())
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
@@ -167,7 +167,7 @@ class EditStream:
             key_of([self.fingerprint, self.editor.name, self.config, sorted(self.plan.unit_of)])[:16]
         )
 
-    def _make(self, unit: Unit, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+    def _make(self, unit: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
         began = time.perf_counter()
         joint = len(unit) > 1 or self.editor.supports_joint
         (delta,) = self.editor.edit(self.model, self.tokenizer, list(unit), joint=joint, history=history)
@@ -176,7 +176,7 @@ class EditStream:
         applied.add(delta)
         return delta
 
-    def _description(self, unit: Unit, state: str) -> dict[str, Any]:
+    def _description(self, unit: RequestGroup, state: str) -> dict[str, Any]:
         return {
             "what": "stream step",
             "model": self.fingerprint,
@@ -197,7 +197,7 @@ class EditStream:
 
     def _watch(self, step: int, delta: Delta, applied: AppliedDeltas) -> None:
         """Record norms and the loss of a plain sentence; complain, and stop when asked to."""
-        with attached(self.model, applied.hooked):
+        with attached(self.model, applied.hook_edit):
             loss, finite = self._probe()
         record = {
             "step": step,

@@ -39,8 +39,8 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device, num_layers, unwrapped
 from edit_hooks.modeling.fingerprint import model_fingerprint
-from edit_hooks.modeling.hooks import first_tensor, forward_replaced, frozen, hooks, keep_rows, on_input, on_output
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.hooks import forward_replaced, frozen, hidden_of, hooks, on_input, on_output, select_positions
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.request import EditRequest, require_subjects
 from edit_hooks.store.store import Store
@@ -224,7 +224,7 @@ def _predictions(model: Any, prompts: Sequence[tuple[int, ...]], max_tokens: int
     found = []
     for part in _parts(prompts, max_tokens):
         ids_RT, last_R = _padded(part, input_device(model))
-        with hooks(on_input(head_of(model), keep_rows(torch.arange(len(part)), last_R))):
+        with hooks(on_input(head_of(model), select_positions(torch.arange(len(part)), last_R))):
             found += _logits(model, ids_RT).argmax(1).tolist()
     return found
 
@@ -349,10 +349,10 @@ class _Runner:
     def _probabilities(self, fact_R: torch.Tensor) -> torch.Tensor:
         """Probabilities [R] of the answers at their prompts' last tokens under the active hooks, float64 on the CPU."""
         rows_R = torch.arange(len(fact_R))
-        with hooks(on_input(head_of(self.model), keep_rows(rows_R, self.last_F[fact_R]))):
+        with hooks(on_input(head_of(self.model), select_positions(rows_R, self.last_F[fact_R]))):
             logits_RV = _logits(self.model, self.ids_FT[fact_R])
         chosen_R = self.answer_F[fact_R].to(logits_RV.device)
-        return widened(logits_RV).softmax(1).gather(1, chosen_R[:, None])[:, 0].double().cpu()
+        return at_least_float32(logits_RV).softmax(1).gather(1, chosen_R[:, None])[:, 0].double().cpu()
 
     def _keep_clean(self) -> None:
         """Outputs of all blocks, MLPs and attentions, [F, T, d] each, on the plain prompts."""
@@ -384,7 +384,7 @@ class _Runner:
 
         def keep(layer: int) -> Any:
             def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-                self.low[layer] = first_tensor(output)
+                self.low[layer] = hidden_of(output)
                 self.tuple_lengths[layer] = None if isinstance(output, torch.Tensor) else len(output)
 
             return lambda: self.model.get_submodule(self.names["state"][layer]).register_forward_hook(hook)

@@ -1,4 +1,4 @@
-"""What the locate-then-edit editors share: settings of the value optimisation, templates, rows and second moments."""
+"""What the locate-then-edit editors share: settings of the value optimization, templates, rows and second moments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
@@ -24,7 +24,7 @@ from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, TokenBudget, second_moments
 from edit_hooks.locate.solve import SecondMoment, load_second_moments
 from edit_hooks.locate.value_batch import Site
-from edit_hooks.locate.value_optimization import ENGINES, Problem, TermMaker, Value, ValueSettings
+from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueProblem, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -33,7 +33,7 @@ UNLIKELY_NLL = 1.0
 
 
 UNLIKELY_TARGET = (
-    f"the value optimisation ended with a target of more than {UNLIKELY_NLL:g} nat per token, so the edit may not "
+    f"the value optimization ended with a target of more than {UNLIKELY_NLL:g} nat per token, so the edit may not "
     "take; more num_steps, another lr, a larger clamp_factor or another layer may help, lm-edit tune searches."
 )
 
@@ -46,26 +46,28 @@ FIRST_TOKEN = (
 
 
 @dataclass(kw_only=True)
-class LocatedConfig(EVKConfig):
-    """Settings of every editor that optimises a value at one token and writes it in closed form."""
+class LocateThenEditConfig(EVKConfig):
+    """Settings of every editor that optimizes a value at one token and writes it in closed form."""
 
-    num_steps: int = setting("loss evaluations of the value optimisation; one update fewer is made", default=20)
-    lr: float = setting("Adam learning rate of the offset", default=0.5)
-    weight_decay: float = setting("factor of ||delta|| / ||v0||^2", default=0.5)
-    clamp_factor: float = setting("radius of the offset's ball in units of ||v0||", default=4.0)
-    kl_factor: float = setting("factor of the KL term at the subject", default=0.0625)
-    early_stop_loss: float = setting("stop when the total loss is below", default=0.05)
-    fact_token: FactToken = setting("token at which keys are read and values written", default="subject_last")
-    context_templates: list[str] | str = setting("name of a template set or a list of texts", default="sampled_21")
-    second_moments: Any = setting(
+    num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=20)
+    lr: float = config_field("Adam learning rate of the offset", default=0.5)
+    weight_decay: float = config_field("factor of ||delta|| / ||v0||^2", default=0.5)
+    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", default=4.0)
+    kl_factor: float = config_field("factor of the KL term at the subject", default=0.0625)
+    early_stop_loss: float = config_field("stop when the total loss is below", default=0.05)
+    fact_token: FactToken = config_field("token at which keys are read and values written", default="subject_last")
+    context_templates: list[str] | str = config_field("name of a template set or a list of texts", default="sampled_21")
+    second_moments: Any = config_field(
         "C per layer: null (identity), self, a text file or folder, a hub id, a safetensors file, or a mapping",
         default=None,
     )
-    moment_tokens: int | None = setting("tokens C is collected from; null: four per dimension or all", default=None)
-    moment_length: int = setting("tokens of a document that are used for C", default=MAX_LENGTH)
-    moment_dtype: MomentDtype = setting("precision in which C is kept (sums run in float64)", default="float32")
-    moment_digest: str | None = setting("filled in: checksum of the file or folder C comes from", default=None)
-    keep_intermediates: bool = setting("keep keys and values on the delta for inspection", default=False)
+    moment_tokens: int | None = config_field(
+        "tokens C is collected from; null: four per dimension or all", default=None
+    )
+    moment_length: int = config_field("tokens of a document that are used for C", default=MAX_LENGTH)
+    moment_dtype: MomentDtype = config_field("precision in which C is kept (sums run in float64)", default="float32")
+    moment_digest: str | None = config_field("filled in: checksum of the file or folder C comes from", default=None)
+    keep_intermediates: bool = config_field("keep keys and values on the delta for inspection", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,14 +77,14 @@ class LocatedConfig(EVKConfig):
                 raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
 
 
-class LocatedEditor(Editor):
+class LocateThenEditEditor(Editor):
     """Base of the locate-then-edit editors.
 
     Attributes:
-        site: where the offset is optimised; the MLP module's output or the block's.
+        site: where the offset is optimized; the MLP module's output or the block's.
     """
 
-    config_class: ClassVar[type[EditorConfig]] = LocatedConfig
+    config_class: ClassVar[type[EditorConfig]] = LocateThenEditConfig
     site: ClassVar[Site] = "mlp"
 
     def __init__(self, overrides: Any = None) -> None:
@@ -138,7 +140,7 @@ class LocatedEditor(Editor):
         config: Any = self._resolved.get(unwrapped(model)) or self.config_class.from_mapping(self.overrides)
         return () if isinstance(config.context_templates, str) else config.context_templates
 
-    def remarks(
+    def warnings(
         self,
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
@@ -148,7 +150,7 @@ class LocatedEditor(Editor):
     ) -> list[str]:
         constraints = self.constraints(model, tokenizer, config)
         found = [
-            f"layer {layer}: {text}" for layer, entry in constraints.items() for text in getattr(entry, "remarks", ())
+            f"layer {layer}: {text}" for layer, entry in constraints.items() for text in getattr(entry, "warnings", ())
         ]
         if any(rewriting_row(tokenizer, request, BARE, config.fact_token).position == 0 for request in requests):
             found.append(FIRST_TOKEN)
@@ -158,7 +160,7 @@ class LocatedEditor(Editor):
 
     def problems(
         self, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest], config: Any
-    ) -> list[Problem]:
+    ) -> list[ValueProblem]:
         """Per request its rewriting rows (one per context template, the bare one first) and its KL row."""
         return [
             (
@@ -179,7 +181,7 @@ class LocatedEditor(Editor):
         config: Any,
         make_forward: MakeForward,
     ) -> TermMaker | None:
-        """Hook: further terms of the value optimisation of these requests; EVK-Align where it is asked for.
+        """Hook: further terms of the value optimization of these requests; EVK-Align where it is asked for.
 
         Args:
             make_forward: forward passes of a batch of rows under offsets at this editor's layer and site.
@@ -196,7 +198,9 @@ def forward_maker(model: nn.Module, config: Any, layer: int, site: Site) -> Make
     return lambda batch: ENGINES[config.engine](unwrapped(model), batch, layer, site)
 
 
-def check_reach(model: nn.Module, problems: Sequence[Problem], requests: Sequence[EditRequest], layer: int) -> None:
+def check_reach(
+    model: nn.Module, problems: Sequence[ValueProblem], requests: Sequence[EditRequest], layer: int
+) -> None:
     """Refuse edits whose offset cannot reach any target token.
 
     What is added in the last block shows at its own position only, because no attention follows: if no token of the
@@ -217,7 +221,7 @@ def check_reach(model: nn.Module, problems: Sequence[Problem], requests: Sequenc
 
 
 def value_settings(config: Any, layer: int, site: Site) -> ValueSettings:
-    """The value optimisation of a configuration at one layer."""
+    """The value optimization of a configuration at one layer."""
     return ValueSettings(
         layer=layer,
         site=site,
@@ -230,7 +234,7 @@ def value_settings(config: Any, layer: int, site: Site) -> ValueSettings:
     )
 
 
-def value_diagnostics(value: Value) -> dict[str, Any]:
+def value_diagnostics(value: OptimizedValue) -> dict[str, Any]:
     """What users need to know when an edit did not take."""
     return {
         "final_loss": value.losses[-1]["loss"],

@@ -1,14 +1,14 @@
 """EVK-Align: keep the answers to perturbed versions of the edit prompt.
 
 Method of "Beyond Local Edits: Embedding-Virtualized Knowledge for Broader Evaluation and Preservation of Model
-Editing". A plug-in for every editor that optimises a value at a fact token: ``evk_align: true`` adds to its loss
+Editing". A plug-in for every editor that optimizes a value at a fact token: ``evk_align: true`` adds to its loss
 (eq. 11 to 14)
 
     lambda * mean_i KL( p(. | x_i) || p_delta(. | x_i) )          original || edited, unlike the method's own KL term
 
 over a few instances x_i per edit. An instance is the edit prompt's input embeddings with Gaussian noise N(0, sigma^2)
 on the tokens of the subject, on those of the relation (all others but the start token), or on all tokens; which of the
-three is drawn at random. The distributions are those of the next token after the prompt, both renormalised over the k
+three is drawn at random. The distributions are those of the next token after the prompt, both renormalized over the k
 tokens that are most likely for the original model; k is small in the early evaluations of the loss and larger later.
 The offset is added to an instance at the same site and token as to the edit prompt.
 
@@ -30,13 +30,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, setting
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.locate.rows import Row, fact_position
 from edit_hooks.locate.value_batch import Batch
 from edit_hooks.modeling.architectures import input_device
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode
-from edit_hooks.modeling.vocab_loss import top_words
+from edit_hooks.modeling.vocab_loss import top_tokens
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -53,15 +53,15 @@ MakeForward = Callable[[Batch], Any]
 class EVKConfig(EditorConfig):
     """Settings of EVK-Align, part of every locate-then-edit editor's; the defaults are the paper's for GPT-2 XL."""
 
-    evk_align: bool = setting("keep the answers to perturbed versions of the prompt (EVK-Align)", default=False)
-    evk_weight: float = setting("lambda, the weight of that term", default=0.3)
-    evk_sigma: float = setting("standard deviation of the noise on input embeddings, absolute", default=0.1)
-    evk_instances: int = setting("perturbed prompts per edit", default=1)
-    evk_top_k: list[int] = setting(
+    evk_align: bool = config_field("keep the answers to perturbed versions of the prompt (EVK-Align)", default=False)
+    evk_weight: float = config_field("lambda, the weight of that term", default=0.3)
+    evk_sigma: float = config_field("standard deviation of the noise on input embeddings, absolute", default=0.1)
+    evk_instances: int = config_field("perturbed prompts per edit", default=1)
+    evk_top_k: list[int] = config_field(
         "tokens compared in the first and in the second stage", default_factory=lambda: [10, 50]
     )
-    evk_stage: float = setting("share of num_steps after which the second stage begins", default=0.5)
-    evk_drifts: list[Drift] = setting(
+    evk_stage: float = config_field("share of num_steps after which the second stage begins", default=0.5)
+    evk_drifts: list[Drift] = config_field(
         "which tokens may be perturbed", default_factory=lambda: ["subject", "relation", "all"]
     )
 
@@ -144,7 +144,7 @@ class EVKTerm:
             self.forward = make_forward(batch)
             site_RD = self.forward.captured.site_RD
             states_LD = self._states(site_RD.new_zeros(len(drawn), site_RD.shape[1]))
-            self.original_LK, self.token_LK = top_words(self.forward.readout, states_LD, max(config.evk_top_k))
+            self.original_LK, self.token_LK = top_tokens(self.forward.readout, states_LD, max(config.evk_top_k))
 
     def _states(self, delta_ED: torch.Tensor) -> torch.Tensor:
         """What the head gets after every instance still running, [L, d]."""
@@ -155,7 +155,7 @@ class EVKTerm:
         late = step >= self.config.evk_stage * self.config.num_steps
         k = min(self.config.evk_top_k[late], self.token_LK.shape[1])
         logits_LK = self.forward.readout.logits(self._states(delta_ED), self.token_LK[:, :k])
-        log_q_LK = widened(logits_LK).log_softmax(1)
+        log_q_LK = at_least_float32(logits_LK).log_softmax(1)
         log_p_LK = self.original_LK[:, :k].log_softmax(1)
         kl_L = (log_p_LK.exp() * (log_p_LK - log_q_LK)).sum(1).to(delta_ED.device)
         batch = self.forward.batch
@@ -189,7 +189,7 @@ def log_noise_ratio(model: Any, sigma: float) -> None:
     """Say how large the noise is beside the embeddings it is added to (as the embedding module gives them)."""
     embedding = model.get_input_embeddings()
     count = min(1024, embedding.weight.shape[0])
-    sample = widened(embedding(torch.arange(count, device=embedding.weight.device)))
+    sample = at_least_float32(embedding(torch.arange(count, device=embedding.weight.device)))
     log.info(
         "EVK-Align: sigma is %.2f times the standard deviation of the input embeddings.", sigma / float(sample.std())
     )

@@ -19,7 +19,7 @@ from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.locate.rows import Row
 from edit_hooks.modeling.architectures import architecture_of, input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 
 MAX_TOKENS = 2**14
 
@@ -96,7 +96,7 @@ def _read(model: Any, rows: Sequence[Row], layers: Sequence[int], last: int) -> 
 
     def keep(name: Any) -> Any:
         def read(hidden: torch.Tensor) -> None:
-            kept[name] = widened(hidden[torch.arange(len(rows)), position_R.to(hidden.device)]).to(device)
+            kept[name] = at_least_float32(hidden[torch.arange(len(rows)), position_R.to(hidden.device)]).to(device)
 
         return read
 

@@ -55,14 +55,14 @@ class Projector:
         is_complement: P = I - basis basis^T.
         threshold: eigenvalues of C below it count as zero.
         trace: trace(C), the mean squared norm of the keys behind it.
-        moment_remarks: warnings about the C it was made from.
+        moment_warnings: warnings about the C it was made from.
     """
 
     basis_FR: torch.Tensor
     is_complement: bool
     threshold: float
     trace: float
-    moment_remarks: tuple[str, ...] = ()
+    moment_warnings: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -75,9 +75,9 @@ class Projector:
         return self.rank / len(self.basis_FR)
 
     @property
-    def remarks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What users should be warned of."""
-        return [*self.moment_remarks, *_share_remarks(self.share, OTHER_THRESHOLD)]
+        return [*self.moment_warnings, *_share_warnings(self.share, OTHER_THRESHOLD)]
 
     def check(self, layer: int) -> None:
         """Raise EditingError when nothing can be written through this projector."""
@@ -116,11 +116,11 @@ class GivenProjector:
         return float(self.matrix_FF.diagonal().double().sum()) / len(self.matrix_FF)
 
     @functools.cached_property
-    def remarks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What users should be warned of."""
         matrix_FF = self.matrix_FF.double()
         defect = float((matrix_FF @ matrix_FF - matrix_FF).norm() / matrix_FF.norm())
-        found = _share_remarks(self.share, OTHER_MATRIX)
+        found = _share_warnings(self.share, OTHER_MATRIX)
         return [*found, NO_PROJECTOR] if defect > NOT_IDEMPOTENT else found
 
     def check(self, layer: int) -> None:
@@ -133,7 +133,7 @@ class GivenProjector:
         return {"constraint": "null_space", "null_space_share": self.share, "nullspace_threshold": None}
 
 
-def _share_remarks(share: float, way: str) -> list[str]:
+def _share_warnings(share: float, way: str) -> list[str]:
     if share > NEARLY_ALL:
         return [PROTECTS_NOTHING.format(way=way)]
     return [WRITES_NOTHING.format(way=way)] if share < 1 - NEARLY_ALL else []
@@ -167,7 +167,7 @@ def null_space_of(
     key = {"projector of": description, "threshold": threshold, "energy": None if threshold is not None else energy}
     path = root / key_of(key)[:2] / f"{key_of(key)}.safetensors" if root else None
     if path is not None and (found := _load_projector(path, key)):
-        return dataclasses.replace(found, moment_remarks=tuple(moment.remarks))
+        return dataclasses.replace(found, moment_warnings=tuple(moment.warnings))
     values_F, vectors_FF = _eigh(moment.matrix_FF, device)
     if threshold is None:
         below_F = values_F.clamp(min=0).cumsum(0) <= energy * values_F.clamp(min=0).sum()
@@ -176,7 +176,7 @@ def null_space_of(
     projector = null_space(values_F, vectors_FF, threshold)
     if path is not None:
         _save_projector(path, key, projector)
-    return dataclasses.replace(projector, moment_remarks=tuple(moment.remarks))
+    return dataclasses.replace(projector, moment_warnings=tuple(moment.warnings))
 
 
 def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:

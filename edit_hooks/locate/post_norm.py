@@ -1,4 +1,4 @@
-"""Writing through a norm: which MLP output makes a normalised block add what is wanted.
+"""Writing through a norm: which MLP output makes a normalized block add what is wanted.
 
 Some blocks add n(m) = g * m / rms(m) to the residual stream instead of the MLP output m (Gemma 2 and 3, OLMo 2). What
 such a block can add are the points g * y with rms(y) = 1, an ellipsoid around the origin: the length of m does not

@@ -9,9 +9,9 @@ Where the text comes from (``source``):
 - a hub id, ``owner/name`` or ``owner/name/config``, optionally ``@revision``: field ``text`` of the training split;
 - in Python also a list of texts (collected each time, nothing is kept on disk).
 
-A key is the input of the rewrite module at any token that is not padding; C is their plain, uncentred mean. Sums run in
-float64, the result is kept in float32. Every layer's matrix lies in its own file with the complete description of how
-it came about beside it, and is read only for exactly that description.
+A key is the input of the rewrite module at any token that is not padding; C is their plain, uncentered mean. Sums run
+in float64, the result is kept in float32. Every layer's matrix lies in its own file with the complete description of
+how it came about beside it, and is read only for exactly that description.
 """
 
 from __future__ import annotations

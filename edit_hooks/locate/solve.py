@@ -28,7 +28,7 @@ class SecondMoment:
 
     matrix_FF: torch.Tensor | None
     report: dict[str, Any] = field(default_factory=dict)
-    _remarks: list[str] = field(default_factory=list, repr=False)
+    _warnings: list[str] = field(default_factory=list, repr=False)
     _factor_FF: torch.Tensor | None = field(default=None, repr=False)
 
     @property
@@ -37,9 +37,9 @@ class SecondMoment:
         return "identity" if self.matrix_FF is None else "second_moment"
 
     @property
-    def remarks(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What users of this C should be warned of: from its collection, and from the solves made with it so far."""
-        return [*self.report.get("warnings", []), *self._remarks]
+        return [*self.report.get("warnings", []), *self._warnings]
 
     def solve(self, keys_EF: torch.Tensor, precision: str) -> torch.Tensor:
         """C^-1 k for every key, shape [E, f].
@@ -66,7 +66,7 @@ class SecondMoment:
             self._factor_FF, ridge = _cholesky(self.matrix_FF.to(keys_EF.device).double())
             self._factor_FF = self._factor_FF.cpu()
             if ridge:
-                self._remarks.append(
+                self._warnings.append(
                     f"the second moment C is singular to working precision; a ridge of {ridge:.1e} is added to it."
                 )
         return torch.cholesky_solve(keys_EF.double().T, self._factor_FF.to(keys_EF.device)).T.to(keys_EF.dtype)
@@ -102,7 +102,7 @@ def _cholesky(matrix_FF: torch.Tensor) -> tuple[torch.Tensor, float]:
     )
 
 
-def adjusted_keys(keys_UF: torch.Tensor, applied_UF: torch.Tensor, ridge: float) -> torch.Tensor:
+def ridge_keys(keys_UF: torch.Tensor, applied_UF: torch.Tensor, ridge: float) -> torch.Tensor:
     """The right factors A of a batch update R A^T: A = M K (ridge I + K^T M K)^-1, as rows [u, f].
 
     M is the metric of the method: C^-1 for MEMIT (ridge = lambda), the null-space projector for AlphaEdit (ridge = L2),

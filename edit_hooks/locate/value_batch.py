@@ -18,7 +18,7 @@ class Captured:
     """Activations at the fact token of every row, on the unedited model.
 
     Attributes:
-        keys_RF: input of the rewrite module. outputs_RD: its output. site_RD: output of the optimised module.
+        keys_RF: input of the rewrite module. outputs_RD: its output. site_RD: output of the optimized module.
     """
 
     keys_RF: torch.Tensor

@@ -24,10 +24,10 @@ from transformers import DynamicCache
 from edit_hooks.locate.value_batch import Batch, Captured, Site
 from edit_hooks.modeling import prefix_attention
 from edit_hooks.modeling.architectures import Architecture, architecture_of, decoder_of, unwrapped
-from edit_hooks.modeling.hooks import first_tensor, forward_replaced, hooks, on_input, on_output
-from edit_hooks.modeling.lm_head import GivenLogits, Head
+from edit_hooks.modeling.hooks import forward_replaced, hidden_of, hooks, on_input, on_output
+from edit_hooks.modeling.lm_head import ModelHead, PrecomputedLogits
 from edit_hooks.modeling.prefix_cache import Prefix, keys_and_values
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 
 Captures = Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]  # keys, outputs, site; see `Captured`
 
@@ -38,7 +38,7 @@ class ReferenceForward:
     def __init__(self, model: nn.Module, batch: Batch, layer: int, site: Site) -> None:
         self.model, self.batch, self.layer, self.site = unwrapped(model), batch, layer, site
         self.arch = architecture_of(self.model)
-        self.readout = GivenLogits()
+        self.readout = PrecomputedLogits()
         self.captured = self._capture()
 
     def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
@@ -65,8 +65,8 @@ class ReferenceForward:
         batch = self.batch
         with noisy_embeddings(self.model, batch.noise_RTD), self._adding(delta_ED):
             logits = self.model(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, use_cache=False).logits
-        # Normalised at every position, as the released loops do; normalising twice changes nothing.
-        logits = widened(logits).log_softmax(-1)
+        # Normalized at every position, as the released loops do; normalizing twice changes nothing.
+        logits = at_least_float32(logits).log_softmax(-1)
         rows = torch.cat([batch.label_row_L, batch.kl_row_E])
         return logits[rows, torch.cat([batch.label_column_L, batch.positions_R[batch.kl_row_E]])]
 
@@ -147,7 +147,7 @@ class SuffixForward:
     def __init__(self, model: nn.Module, batch: Batch, layer: int, site: Site) -> None:
         self.model, self.batch, self.layer, self.site = unwrapped(model), batch, layer, site
         self.arch = architecture_of(self.model)
-        self.readout = Head(self.model)
+        self.readout = ModelHead(self.model)
         self.kept = self._modules_to_keep()
         self._prepare()
 
@@ -222,7 +222,7 @@ class SuffixForward:
         self._tuple_lengths = [
             None if isinstance(outputs[kept.source], torch.Tensor) else len(outputs[kept.source]) for kept in self.kept
         ]
-        part.outputs = [first_tensor(outputs[kept.source]) for kept in self.kept]
+        part.outputs = [hidden_of(outputs[kept.source]) for kept in self.kept]
         if prefix is not None:
             # The blocks up to the edited one never read theirs again: only the length counts, for the mask.
             placeholder = torch.zeros(len(rows_r), 1, prefix.width, 1, device=rows_r.device)
@@ -343,7 +343,7 @@ def captures(
 
     def keep(name: str) -> Any:
         def read(hidden: torch.Tensor) -> None:
-            kept[name] = widened(hidden[row_R.to(hidden.device), column_R.to(hidden.device)].detach())
+            kept[name] = at_least_float32(hidden[row_R.to(hidden.device), column_R.to(hidden.device)].detach())
 
         return read
 

@@ -1,4 +1,4 @@
-"""The value optimisation shared by the locate-then-edit editors: find the offset that makes the target likely.
+"""The value optimization shared by the locate-then-edit editors: find the offset that makes the target likely.
 
 One edit's loss (sheet of ROME and its descendants; ROME, eq. 4):
 
@@ -46,7 +46,7 @@ ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True)
 class ValueSettings:
-    """Hyper-parameters of the value optimisation; the names follow the editor configurations."""
+    """Hyper-parameters of the value optimization; the names follow the editor configurations."""
 
     layer: int
     site: Site
@@ -59,14 +59,14 @@ class ValueSettings:
 
 
 @dataclass
-class Value:
+class OptimizedValue:
     """Result for one edit.
 
     Attributes:
-        delta_D: the optimised offset. v0_D: the site's output for the bare prompt (norms refer to it).
+        delta_D: the optimized offset. v0_D: the site's output for the bare prompt (norms refer to it).
         keys_NF, outputs_ND: input and output of the rewrite module at the fact token of each rewriting row.
         losses: one record per loss evaluation (total, nll, kl and weight_decay with their factors).
-        num_updates: optimiser steps made. stop_reason: ``"loss"`` or ``"steps"``. clamped: on the ball at the end.
+        num_updates: optimizer steps made. stop_reason: ``"loss"`` or ``"steps"``. clamped: on the ball at the end.
     """
 
     delta_D: torch.Tensor
@@ -79,7 +79,7 @@ class Value:
     clamped: bool = False
 
 
-Problem = tuple[Sequence[Row], Row]
+ValueProblem = tuple[Sequence[Row], Row]
 
 
 class Term(Protocol):
@@ -104,7 +104,7 @@ TermMaker = Callable[[Sequence[int]], Sequence[Term]]
 
 @dataclass(frozen=True)
 class ValueLimits:
-    """How much of the value optimisation is computed at once. A batch always holds at least one edit.
+    """How much of the value optimization is computed at once. A batch always holds at least one edit.
 
     Attributes:
         max_tokens: suffix tokens whose activations are held for the backward pass.
@@ -130,15 +130,15 @@ class ValueLimits:
         return cls(max_tokens=max(512, budget // 2 // per_token), max_logits=max(2**24, budget // 2 // per_logit))
 
 
-def optimise_values(
+def optimize_values(
     model: nn.Module,
-    problems: Sequence[Problem],
+    problems: Sequence[ValueProblem],
     settings: ValueSettings,
     engine: str = "fast",
     limits: ValueLimits | None = None,
     progress: Callable[[int], None] | None = None,
     terms: TermMaker | None = None,
-) -> list[Value]:
+) -> list[OptimizedValue]:
     """Solve the value problems of independent edits.
 
     Args:
@@ -149,13 +149,13 @@ def optimise_values(
         terms: makes further terms of the loss.
 
     Returns:
-        One :class:`Value` per problem, in the same order.
+        One :class:`OptimizedValue` per problem, in the same order.
     """
     inner = unwrapped(model)
     limits = limits or ValueLimits.for_device(inner)
     if engine == "reference":
         limits = dataclasses.replace(limits, max_edits=1)
-    results: list[Value | None] = [None] * len(problems)
+    results: list[OptimizedValue | None] = [None] * len(problems)
     with frozen(inner):
         for chunk in chunks_of(problems, limits):
             more = terms(chunk) if terms is not None else ()
@@ -165,7 +165,7 @@ def optimise_values(
     return results  # type: ignore[return-value]
 
 
-def chunks_of(problems: Sequence[Problem], limits: ValueLimits) -> list[list[int]]:
+def chunks_of(problems: Sequence[ValueProblem], limits: ValueLimits) -> list[list[int]]:
     """Indices of edits solved together: similar suffix lengths side by side, within the limits."""
 
     def suffixes(index: int) -> list[int]:
@@ -186,13 +186,13 @@ def chunks_of(problems: Sequence[Problem], limits: ValueLimits) -> list[list[int
 
 def _solve(
     model: nn.Module,
-    problems: Sequence[Problem],
+    problems: Sequence[ValueProblem],
     settings: ValueSettings,
     engine: str,
     limits: ValueLimits,
     progress: Callable[[int], None] | None,
     terms: Sequence[Term],
-) -> list[Value]:
+) -> list[OptimizedValue]:
     device = input_device(model)
     batch = Batch.of(problems, device)
     forward = ENGINES[engine](model, batch, settings.layer, settings.site)
@@ -226,13 +226,13 @@ def _solve(
     return results
 
 
-def _initial_values(captured: Captured, batch: Batch, num_edits: int) -> list[Value]:
+def _initial_values(captured: Captured, batch: Batch, num_edits: int) -> list[OptimizedValue]:
     """v0, keys and outputs of each edit from the unedited forward; the first row of an edit is its bare prompt."""
     values = []
     for edit in range(num_edits):
         rows = (batch.edit_R == edit).nonzero()[:-1, 0]  # the last row is the KL row
         values.append(
-            Value(
+            OptimizedValue(
                 delta_D=torch.zeros_like(captured.site_RD[0]),
                 v0_D=captured.site_RD[rows[0]].clone(),
                 keys_NF=captured.keys_RF[rows].clone(),
@@ -244,7 +244,7 @@ def _initial_values(captured: Captured, batch: Batch, num_edits: int) -> list[Va
 
 @dataclass
 class _State:
-    """Optimiser state of the edits still running."""
+    """Optimizer state of the edits still running."""
 
     edits_E: torch.Tensor
     delta_ED: torch.Tensor
@@ -261,13 +261,13 @@ class _State:
             torch.arange(len(v0_ED), device=v0_ED.device), zeros, zeros.clone(), zeros.clone(), v0_ED.norm(dim=1)
         )
 
-    def record(self, results: list[Value], total_E: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
+    def record(self, results: list[OptimizedValue], total_E: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
         rows = torch.stack([total_E, *parts.values()], 1).tolist()
         for edit, row in zip(self.edits_E.tolist(), rows, strict=True):
             results[edit].losses.append(dict(zip(("loss", *parts), row, strict=True)))
 
     def finish(
-        self, results: list[Value], done_E: torch.Tensor, reached_E: torch.Tensor, settings: ValueSettings
+        self, results: list[OptimizedValue], done_E: torch.Tensor, reached_E: torch.Tensor, settings: ValueSettings
     ) -> None:
         for index in done_E.nonzero()[:, 0].tolist():
             value = results[int(self.edits_E[index])]

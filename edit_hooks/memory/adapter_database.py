@@ -17,11 +17,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from edit_hooks.deltas.hook_edit import Hooked, HookKind, check_width, hooked_module
+from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
 from edit_hooks.memory.codebook import distances
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.hooks import hooks, on_output
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
 
 
@@ -33,7 +33,7 @@ class Adapter(NamedTuple):
 
     def added(self, x_RTF: torch.Tensor) -> torch.Tensor:
         """What joins the map's output; one adapter [r, f], [d, r] for all rows or one per row [R, r, f], [R, d, r]."""
-        return widened(x_RTF) @ self.up_RF.mT @ self.down_DR.mT
+        return at_least_float32(x_RTF) @ self.up_RF.mT @ self.down_DR.mT
 
 
 class Point(NamedTuple):
@@ -47,7 +47,7 @@ class Point(NamedTuple):
 class Cluster:
     """Points near one another, all with the same target (token ids)."""
 
-    centre_Q: torch.Tensor
+    center_Q: torch.Tensor
     radius: float
     label: list[int]
     points: list[Point]
@@ -61,11 +61,11 @@ class Database:
     blocks: dict[int, list[Adapter]] = field(default_factory=dict)
     next_block: int = 0
 
-    def hooked(self, settings: dict[str, Any], changed: set[int]) -> Hooked:
+    def hook_edit(self, settings: dict[str, Any], changed: set[int]) -> HookEdit:
         """As part of a delta: all clusters, and the adapters whose numbers are in ``changed``."""
         points = [(number, point) for number, cluster in enumerate(self.clusters) for point in cluster.points]
         tensors = {
-            "centres": torch.stack([cluster.centre_Q for cluster in self.clusters]),
+            "centres": torch.stack([cluster.center_Q for cluster in self.clusters]),
             "radii": torch.tensor([cluster.radius for cluster in self.clusters], dtype=torch.float64),
             "points": torch.stack([point.query_Q for _, point in points]),
             "point_cluster": torch.tensor([number for number, _ in points]),
@@ -76,19 +76,19 @@ class Database:
                 tensors[_name(block, target, "up")] = adapter.up_RF
                 tensors[_name(block, target, "down")] = adapter.down_DR
         told = {"labels": [cluster.label for cluster in self.clusters], "next_block": self.next_block}
-        return Hooked(
+        return HookEdit(
             "adapter_database", {name: tensor.cpu() for name, tensor in tensors.items()}, {**settings, **told}
         )
 
     @classmethod
-    def of(cls, hooked: Hooked | None) -> Database:
-        """Read back what :meth:`hooked` gave."""
-        if hooked is None:
+    def of(cls, hook_edit: HookEdit | None) -> Database:
+        """Read back what :meth:`hook_edit` gave."""
+        if hook_edit is None:
             return cls()
-        tensors, settings = hooked.tensors, hooked.settings
+        tensors, settings = hook_edit.tensors, hook_edit.settings
         clusters = [
-            Cluster(centre_Q, radius, label, [])
-            for centre_Q, radius, label in zip(
+            Cluster(center_Q, radius, label, [])
+            for center_Q, radius, label in zip(
                 tensors["centres"], tensors["radii"].tolist(), settings["labels"], strict=True
             )
         ]
@@ -112,26 +112,27 @@ def _name(block: int, target: int, what: str) -> str:
 class AdapterDatabaseHooks(HookKind):
     """Rows under one or several databases.
 
-    Settings: ``module`` (the query module), ``targets`` (the adapted modules), and what :meth:`Database.hooked` adds.
+    Settings: ``module`` (the query module), ``targets`` (the adapted modules), and those that
+    :meth:`Database.hook_edit` adds.
     """
 
     mixes_rows: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, edits: Sequence[Hooked], edit_of_row: torch.Tensor | None = None) -> None:
+    def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
         self._databases = [Database.of(edit) for edit in edits]
         self._block_R: torch.Tensor | None = None  # found at prefill, on the CPU; -1: none
 
     @classmethod
-    def check(cls, model: nn.Module, hooked: Hooked) -> None:
-        hooked_module(model, hooked)
-        for block in Database.of(hooked).blocks.values():
-            for name, adapter in zip(hooked.settings["targets"], block, strict=True):
-                module = hooked_module(model, Hooked(hooked.kind, settings={"module": name}))
+    def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
+        target_module(model, hook_edit)
+        for block in Database.of(hook_edit).blocks.values():
+            for name, adapter in zip(hook_edit.settings["targets"], block, strict=True):
+                module = target_module(model, HookEdit(hook_edit.kind, settings={"module": name}))
                 check_width(module, name, adapter.down_DR.shape[0], adapter.up_RF.shape[1])
 
     @classmethod
-    def compose(cls, parts: Sequence[Hooked]) -> Hooked:
+    def compose(cls, parts: Sequence[HookEdit]) -> HookEdit:
         last = parts[-1]
         if len({tuple(part.settings["targets"]) for part in parts}) > 1:
             raise EditingError("adapters of different modules cannot be put into one database.")
@@ -142,7 +143,7 @@ class AdapterDatabaseHooks(HookKind):
             for name, tensor in part.tensors.items()
             if name.startswith("block/") and f"block/{name.split('/')[1]}/" in used
         }
-        return Hooked(last.kind, {**tensors, **last.tensors}, last.settings)
+        return HookEdit(last.kind, {**tensors, **last.tensors}, last.settings)
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -154,7 +155,7 @@ class AdapterDatabaseHooks(HookKind):
                     scope.callback(handle.remove)
             yield
 
-    def act(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
+    def transform_output(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         """At the query module: look the rows up; the output stays as it is."""
         now = self.now
         if self._block_R is None or (now.prefill and len(self._block_R) != len(output_RTD)):
@@ -169,8 +170,8 @@ class AdapterDatabaseHooks(HookKind):
     def _look_up(self, number: int, query_RQ: torch.Tensor) -> torch.Tensor:
         """Block [r] of the nearest point of the nearest cluster, where the query lies within its radius; else -1."""
         clusters = self._databases[number].clusters
-        centres_CQ = torch.stack([cluster.centre_Q for cluster in clusters]).to(query_RQ.device)
-        nearest_R = distances(query_RQ, centres_CQ).min(1)
+        centers_CQ = torch.stack([cluster.center_Q for cluster in clusters]).to(query_RQ.device)
+        nearest_R = distances(query_RQ, centers_CQ).min(1)
         found = []
         for query_Q, distance, index in zip(query_RQ, *(part.tolist() for part in nearest_R), strict=True):
             cluster = clusters[index]
@@ -195,7 +196,7 @@ class AdapterDatabaseHooks(HookKind):
             x_RTF, place = args[0], hit.to(output.device)
             each = Adapter(*(torch.stack(parts).to(x_RTF.device) for parts in zip(*chosen, strict=True)))
             result = output.clone()
-            result[place] = (widened(output[place]) + each.added(x_RTF[place])).to(output.dtype)
+            result[place] = (at_least_float32(output[place]) + each.added(x_RTF[place])).to(output.dtype)
             return result
 
         return hook
@@ -218,7 +219,7 @@ def outputs_at(model: Any, module: str, run: Any, column_R: torch.Tensor) -> tor
     index_R = torch.arange(len(column_R), device=input_device(model))
 
     def keep(hidden: torch.Tensor) -> None:
-        seen.append(widened(hidden[index_R.to(hidden.device), column_R.to(hidden.device)]).clone())
+        seen.append(at_least_float32(hidden[index_R.to(hidden.device), column_R.to(hidden.device)]).clone())
 
     with hooks(on_output(model.get_submodule(module), keep)):
         run()

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from edit_hooks.deltas.hook_edit import Hooked, HookKind, Pass, check_width, hooked_module
+from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit, HookKind, check_width, target_module
 from edit_hooks.modeling.architectures import weight_of
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 
 Replacement = Literal["replace_last", "replace_prompt", "replace_all"]
 
@@ -24,7 +24,7 @@ Replacement = Literal["replace_last", "replace_prompt", "replace_all"]
 Query = Literal["prefill", "every_step"]
 
 
-def place(replacement: Replacement, now: Pass) -> torch.Tensor:
+def place(replacement: Replacement, now: ForwardContext) -> torch.Tensor:
     """bool [R, T]: which columns of a prefill pass a value replaces.
 
     ``replace_last``: the last prompt token; ``replace_prompt``: the prompt tokens before it (it is left out, as in the
@@ -40,7 +40,9 @@ def place(replacement: Replacement, now: Pass) -> torch.Tensor:
 
 def distances(query_QF: torch.Tensor, keys_NF: torch.Tensor) -> torch.Tensor:
     """Euclidean distances [q, n] in at least float32, by differences: exact for equal vectors."""
-    return torch.cdist(widened(query_QF), widened(keys_NF), compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.cdist(
+        at_least_float32(query_QF), at_least_float32(keys_NF), compute_mode="donot_use_mm_for_euclid_dist"
+    )
 
 
 class CodebookHooks(HookKind):
@@ -53,22 +55,22 @@ class CodebookHooks(HookKind):
 
     mixes_rows: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, edits: Sequence[Hooked], edit_of_row: torch.Tensor | None = None) -> None:
+    def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
         self._books = []
         for edit in edits:
-            device = weight_of(hooked_module(model, edit)).device
+            device = weight_of(target_module(model, edit)).device
             self._books.append({name: tensor.to(device) for name, tensor in edit.tensors.items()})
         self._entry_R: torch.Tensor | None = None  # looked up at prefill; -1: none
 
     @classmethod
-    def check(cls, model: nn.Module, hooked: Hooked) -> None:
-        tensors = hooked.tensors
-        module = hooked_module(model, hooked)
-        check_width(module, hooked.settings["module"], tensors["values"].shape[1], tensors["keys"].shape[1])
+    def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
+        tensors = hook_edit.tensors
+        module = target_module(model, hook_edit)
+        check_width(module, hook_edit.settings["module"], tensors["values"].shape[1], tensors["keys"].shape[1])
 
     @classmethod
-    def compose(cls, parts: Sequence[Hooked]) -> Hooked:
+    def compose(cls, parts: Sequence[HookEdit]) -> HookEdit:
         entries: dict[int, tuple[Any, ...]] = {}
         for part in parts:
             columns = (part.tensors["keys"], part.tensors["values"], part.tensors["radii"], part.settings["labels"])
@@ -77,9 +79,9 @@ class CodebookHooks(HookKind):
         keys, values, radii, labels = zip(*(entries[number] for number in numbers), strict=True)
         tensors = {"keys": torch.stack(keys), "values": torch.stack(values), "radii": torch.stack(radii)}
         index = torch.tensor(numbers)
-        return Hooked(parts[0].kind, {**tensors, "index": index}, {**parts[-1].settings, "labels": list(labels)})
+        return HookEdit(parts[0].kind, {**tensors, "index": index}, {**parts[-1].settings, "labels": list(labels)})
 
-    def act(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
+    def transform_output(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         now, settings = self.now.to(x_RTF.device), self.edits[number].settings
         rows = self.rows(number, len(x_RTF), x_RTF.device)
         if self._entry_R is None or (now.prefill and len(self._entry_R) != len(x_RTF)):

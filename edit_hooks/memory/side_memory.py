@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from edit_hooks.deltas.hook_edit import Hooked, HookKind, hooked_module
+from edit_hooks.deltas.hook_edit import HookEdit, HookKind, target_module
 from edit_hooks.modeling.architectures import is_transposed, weight_of
-from edit_hooks.modeling.tensors import pack_bits, unpack_bits, widened
+from edit_hooks.modeling.tensors import at_least_float32, pack_bits, unpack_bits
 from edit_hooks.utils.errors import EditingError
 
 Decide = Literal["prompt", "every_call"]
@@ -63,7 +63,7 @@ class Memories:
     num_edits: int = 0
     next_number: int = 0
 
-    def hooked(self, settings: dict[str, Any], changed: set[int]) -> Hooked:
+    def hook_edit(self, settings: dict[str, Any], changed: set[int]) -> HookEdit:
         """As part of a delta: the memories whose numbers are in ``changed``, and the order and thresholds of all."""
         tensors = {}
         for memory in self.all:
@@ -76,19 +76,19 @@ class Memories:
             "num_edits": self.num_edits,
             "next_number": self.next_number,
         }
-        return Hooked("side_memory", tensors, {**settings, **told})
+        return HookEdit("side_memory", tensors, {**settings, **told})
 
     @classmethod
-    def of(cls, hooked: Hooked | None, weight: torch.Tensor) -> Memories:
-        """Read back what :meth:`hooked` gave, on the device of ``weight``."""
-        if hooked is None:
+    def of(cls, hook_edit: HookEdit | None, weight: torch.Tensor) -> Memories:
+        """Read back what :meth:`hook_edit` gave, on the device of ``weight``."""
+        if hook_edit is None:
             return cls(None, [])
-        settings = hooked.settings
+        settings = hook_edit.settings
 
         def memory(number: int, threshold: float) -> Memory:
-            mask = unpack_bits(hooked.tensors[f"{number}/mask"], weight)
-            change = torch.zeros(weight.shape, dtype=widened(weight.new_empty(0)).dtype, device=weight.device)
-            change[mask] = hooked.tensors[f"{number}/values"].to(change)
+            mask = unpack_bits(hook_edit.tensors[f"{number}/mask"], weight)
+            change = torch.zeros(weight.shape, dtype=at_least_float32(weight.new_empty(0)).dtype, device=weight.device)
+            change[mask] = hook_edit.tensors[f"{number}/values"].to(change)
             return Memory(number, change, mask, threshold)
 
         current = None if settings["current"] is None else memory(*settings["current"])
@@ -103,7 +103,7 @@ class Memories:
 
 def moved(output: torch.Tensor, other: torch.Tensor, activation: str | None) -> torch.Tensor:
     """|| a(other) - a(output) ||_2 of every token, [r, t], at least float32; ``activation=None``: a is the identity."""
-    first, second = widened(output), widened(other)
+    first, second = at_least_float32(output), at_least_float32(other)
     if activation is not None:
         act = ACT2FN[activation]
         first, second = act(first), act(second)
@@ -122,30 +122,30 @@ def row_distance(moved_RT: torch.Tensor, counted_RT: torch.Tensor, max_over: int
 
 def shifted(x: torch.Tensor, output: torch.Tensor, change: torch.Tensor, transposed: bool) -> torch.Tensor:
     """Output of the map with W + change instead of W, at least float32; the bias stays as it is."""
-    return widened(output) + widened(x) @ (change if transposed else change.T)
+    return at_least_float32(output) + at_least_float32(x) @ (change if transposed else change.T)
 
 
 class SideMemoryHooks(HookKind):
     """Rows under one set of side memories.
 
     Settings: ``module``, ``act_ratio``, ``activation`` (or null), ``decide``, ``max_over``, and what
-    :meth:`Memories.hooked` adds.
+    :meth:`Memories.hook_edit` adds.
     """
 
     mixes_rows: ClassVar[bool] = False  # the memories are as large as the weight
 
-    def __init__(self, model: nn.Module, edits: Sequence[Hooked], edit_of_row: torch.Tensor | None = None) -> None:
+    def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
         (edit,) = edits
-        module = hooked_module(model, edit)
+        module = target_module(model, edit)
         self._memories = Memories.of(edit, weight_of(module).detach()).all
         self._has_current = edit.settings["current"] is not None
         self._transposed = is_transposed(module)
         self._choice_R: torch.Tensor | None = None  # decided at prefill; -1: the model's own weight
 
     @classmethod
-    def check(cls, model: nn.Module, hooked: Hooked) -> None:
-        module, settings = hooked_module(model, hooked), hooked.settings
+    def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
+        module, settings = target_module(model, hook_edit), hook_edit.settings
         if list(weight_of(module).shape) != settings["shape"]:
             raise EditingError(
                 f"the memories of {settings['module']} have shape {settings['shape']}, the model's weight "
@@ -153,16 +153,16 @@ class SideMemoryHooks(HookKind):
             )
 
     @classmethod
-    def compose(cls, parts: Sequence[Hooked]) -> Hooked:
+    def compose(cls, parts: Sequence[HookEdit]) -> HookEdit:
         settings = parts[-1].settings
         numbers = [entry[0] for entry in [settings["current"], *settings["stored"]] if entry is not None]
         tensors = {}
         for part in parts:
             tensors.update(part.tensors)
         kept = {f"{number}/{what}" for number in numbers for what in ("values", "mask")}
-        return Hooked(parts[0].kind, {name: tensor for name, tensor in tensors.items() if name in kept}, settings)
+        return HookEdit(parts[0].kind, {name: tensor for name, tensor in tensors.items() if name in kept}, settings)
 
-    def act(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
+    def transform_output(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         settings, now = self.edits[number].settings, self.now.to(x_RTF.device)
         if now.prefill or settings["decide"] == "every_call":
             counted_RT = now.prompt_RT if settings["decide"] == "prompt" else now.attended_RT
@@ -187,7 +187,7 @@ class SideMemoryHooks(HookKind):
         """Which memory each row uses, [r]: the current one where it reaches its threshold, else or beyond that the
         stored one that moves the row most, if it moves it more than the current one."""
         choice_R = torch.full((len(x_RTF),), -1, device=x_RTF.device)
-        best_R = torch.zeros(len(x_RTF), device=x_RTF.device, dtype=widened(x_RTF).dtype)
+        best_R = torch.zeros(len(x_RTF), device=x_RTF.device, dtype=at_least_float32(x_RTF).dtype)
         for index, memory in enumerate(self._memories):
             other = shifted(x_RTF, output_RTD, memory.change, self._transposed)
             moved_RT = moved(output_RTD, other, settings["activation"])

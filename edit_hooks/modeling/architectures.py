@@ -28,7 +28,7 @@ class Architecture:
 
     Attributes:
         block: decoder block; its output is the residual stream h^l.
-        mlp: the MLP module; its output m^l is what ROME optimises.
+        mlp: the MLP module; its output m^l is what ROME optimizes.
         rewrite: the MLP output projection, the linear map R^f -> R^d that is edited.
         attention: the attention module.
         attention_out: the attention output projection.
@@ -50,7 +50,7 @@ class Architecture:
     post_norm: str | None = None
 
     @property
-    def normalises_mlp_output(self) -> bool:
+    def normalizes_mlp_output(self) -> bool:
         """Whether m^l enters the residual stream through a norm (post-FFN norm)."""
         return self.post_norm is not None
 

@@ -12,12 +12,12 @@ from torch import nn
 Hidden = torch.Tensor
 
 
-def first_tensor(output: Any) -> Hidden:
+def hidden_of(output: Any) -> Hidden:
     """The hidden states in a module's output: blocks of some families return them alone, others in a tuple."""
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
-def with_first_tensor(output: Any, hidden: Hidden) -> Any:
+def with_hidden(output: Any, hidden: Hidden) -> Any:
     """``output`` with its hidden states replaced, in the same container."""
     return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])
 
@@ -48,8 +48,8 @@ def on_output(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Cal
     """Registration of ``read`` on the hidden states a module returns; a returned tensor replaces them."""
 
     def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        replaced = read(first_tensor(output))
-        return None if replaced is None else with_first_tensor(output, replaced)
+        replaced = read(hidden_of(output))
+        return None if replaced is None else with_hidden(output, replaced)
 
     return lambda: module.register_forward_hook(hook)
 
@@ -85,7 +85,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def keep_rows(index: torch.Tensor, column: torch.Tensor) -> Callable[[Hidden], Hidden]:
+def select_positions(index: torch.Tensor, column: torch.Tensor) -> Callable[[Hidden], Hidden]:
     """Select ``hidden[index, column]`` as a batch of one: [rows, tokens, d] -> [1, len(index), d].
 
     As an input hook of the head it confines the vocabulary projection to the positions that matter; whatever the model

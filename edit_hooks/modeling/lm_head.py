@@ -28,23 +28,23 @@ def logits_at_once(device: torch.device) -> int:
 
 # Given weights [M, W] of the words of M states and the numbers [M] of these states, sums over words of weight times the
 # logit's gradient, [M, d].
-Pull = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+VocabVJP = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Readout(Protocol):
+class LMHead(Protocol):
     """Gives logits of states."""
 
     def logits(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
         """Logits of some words, [N, W]: a slice of the vocabulary, W numbers, or numbers of each state's own [N, W]."""
 
-    def pulling(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, Pull]:
+    def logits_with_vjp(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, VocabVJP]:
         """Logits [N, W] of a slice or of W words, without a graph, and how to pull weights of them back to states."""
 
     def slices(self, num_states: int, max_logits: int) -> list[slice]:
         """The vocabulary in parts, of which ``num_states`` states have about ``max_logits`` logits."""
 
 
-class Head:
+class ModelHead:
     """The model's vocabulary projection and whatever it does after it, which is elementwise (soft-capping, scaling)."""
 
     def __init__(self, model: Any) -> None:
@@ -55,7 +55,7 @@ class Head:
 
     @property
     def is_plain(self) -> bool:
-        """Whether words can be picked from the weight: not where it is quantised, offloaded or hooked."""
+        """Whether words can be picked from the weight: not where it is quantized, offloaded or hooked."""
         module = self.module
         return (
             type(module).forward is nn.Linear.forward
@@ -66,10 +66,10 @@ class Head:
 
     def logits(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
         if not self.is_plain or (isinstance(words, slice) and words == ALL):
-            return picked(self._after(states_ND), words)
+            return select_words(self._after(states_ND), words)
         return self._from_projected(self._projected(states_ND, words))
 
-    def pulling(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, Pull]:
+    def logits_with_vjp(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, VocabVJP]:
         if not self.is_plain:
             return _through_autograd(self.logits, states_ND, words)
         weight_WD = self.module.weight[self._at_head(words)]
@@ -81,11 +81,11 @@ class Head:
         if not self.ends_with_projection:
             (slope_NW,) = torch.autograd.grad(logits_NW, projected_NW, torch.ones_like(logits_NW))
 
-        def pull(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
+        def vjp(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
             weights_MW = weights_MW.to(weight_WD.dtype)
             return (weights_MW if slope_NW is None else weights_MW * slope_NW[state_M]) @ weight_WD
 
-        return logits_NW.detach(), pull
+        return logits_NW.detach(), vjp
 
     def slices(self, num_states: int, max_logits: int) -> list[slice]:
         if not self.is_plain:
@@ -132,10 +132,10 @@ def _through_autograd(
     logits_of: Callable[[torch.Tensor, slice | torch.Tensor], torch.Tensor],
     states_ND: torch.Tensor,
     words: slice | torch.Tensor,
-) -> tuple[torch.Tensor, Pull]:
-    """See :meth:`Readout.pulling`, for logits about which nothing is known."""
+) -> tuple[torch.Tensor, VocabVJP]:
+    """See :meth:`LMHead.logits_with_vjp`, for logits about which nothing is known."""
 
-    def pull(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
+    def vjp(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
         states_MD = states_ND[state_M.to(states_ND.device)].detach().requires_grad_(True)
         with torch.enable_grad():
             logits_MW = logits_of(states_MD, words)
@@ -143,29 +143,29 @@ def _through_autograd(
         return pulled_MD
 
     with torch.no_grad():
-        return logits_of(states_ND, words), pull
+        return logits_of(states_ND, words), vjp
 
 
-class GivenLogits:
+class PrecomputedLogits:
     """For states that are logits already."""
 
     def logits(self, states_NV: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
-        return picked(states_NV, words).clone()
+        return select_words(states_NV, words).clone()
 
-    def pulling(self, states_NV: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, Pull]:
-        def pull(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
+    def logits_with_vjp(self, states_NV: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, VocabVJP]:
+        def vjp(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
             pulled_MV = torch.zeros(len(state_M), states_NV.shape[1]).to(weights_MW)
             pulled_MV[:, words] = weights_MW
             return pulled_MV
 
-        return self.logits(states_NV, words), pull
+        return self.logits(states_NV, words), vjp
 
     def slices(self, num_states: int, max_logits: int) -> list[slice]:
         return [ALL]
 
 
-def picked(logits_NV: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
-    """Some words' logits out of all of them; see :class:`Readout`."""
+def select_words(logits_NV: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
+    """Some words' logits out of all of them; see :class:`LMHead`."""
     if isinstance(words, torch.Tensor):
         words = words.to(logits_NV.device)
         return logits_NV.gather(1, words) if words.ndim == 2 else logits_NV[:, words]

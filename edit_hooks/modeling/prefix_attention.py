@@ -20,7 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 from edit_hooks.modeling.architectures import decoder_of
 from edit_hooks.modeling.prefix_cache import Entry
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.tensors import at_least_float32
 
 NAME = "kept_prefix"
 
@@ -60,7 +60,7 @@ def _attention(
     scores = scores * (scaling if scaling is not None else width**-0.5)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    scores = widened(scores.view(rows, groups, -1, new, known + new))
+    scores = at_least_float32(scores.view(rows, groups, -1, new, known + new))
     # Not -inf: padding far behind a row may see nothing in a sliding window, and nobody reads it.
     scores = scores.masked_fill(~attention_mask[:, None], torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1).to(query.dtype).view(rows, groups, -1, known + new)

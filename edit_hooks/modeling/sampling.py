@@ -10,7 +10,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import head_of, input_device
-from edit_hooks.modeling.hooks import frozen, hooks, keep_rows, on_input
+from edit_hooks.modeling.hooks import frozen, hooks, on_input, select_positions
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.modeling.tokens import encode
 
@@ -59,7 +59,7 @@ class _Decoding:
         ids_RT, mask_RT = right_padded(rows, self.device)
         self.length_R = mask_RT.sum(1)
         cache = DynamicCache()
-        with hooks(on_input(head_of(model), keep_rows(torch.arange(len(rows)), self.length_R - 1))):
+        with hooks(on_input(head_of(model), select_positions(torch.arange(len(rows)), self.length_R - 1))):
             output = model(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
         self.logits_RV: torch.Tensor = output.logits[0]
         self.cache, self.mask_RT = right_aligned(cache, self.length_R, ids_RT.shape[1])
@@ -82,7 +82,7 @@ class _Decoding:
 
 
 def _drawn(logits_RV: torch.Tensor, specials: list[int], generator: torch.Generator) -> list[int]:
-    """One token per row, drawn from the renormalised top five."""
+    """One token per row, drawn from the renormalized top five."""
     logits_RV = logits_RV.float()
     logits_RV[:, specials] = -torch.inf
     top = logits_RV.topk(TOP_K, dim=1)
@@ -91,6 +91,6 @@ def _drawn(logits_RV: torch.Tensor, specials: list[int], generator: torch.Genera
 
 
 def _clean(text: str) -> str:
-    """Compatibility-normalised, on one line, without braces (they would read as slots)."""
+    """Compatibility-normalized, on one line, without braces (they would read as slots)."""
     text = unicodedata.normalize("NFKD", text).replace("{", "").replace("}", "")
     return re.sub(r"\s+", " ", text).strip()

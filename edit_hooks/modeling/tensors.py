@@ -33,7 +33,7 @@ def unpack_bits(packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(bits).bool().view(like.shape).to(like.device)
 
 
-def widened(tensor: torch.Tensor) -> torch.Tensor:
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     """At least float32: losses, norms and updates are never computed in half precision."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 

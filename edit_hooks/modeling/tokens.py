@@ -1,4 +1,4 @@
-"""Where things are in a tokenised prompt: subject token, target tokens, and the seam between prompt and target.
+"""Where things are in a tokenized prompt: subject token, target tokens, and the seam between prompt and target.
 
 Everything is found through character offsets of one encoding of the full text, so it holds whatever the tokenizer
 does with BOS, leading spaces and merges. Prompt and target are joined by exactly one space, here and nowhere else.

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from edit_hooks.modeling.lm_head import ALL, ROWS_AT_ONCE, Readout, logits_at_once
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.lm_head import ALL, ROWS_AT_ONCE, LMHead, logits_at_once
+from edit_hooks.modeling.tensors import at_least_float32
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Likelihoods:
 
 
 def likelihoods(
-    readout: Readout,
+    readout: LMHead,
     states_ND: torch.Tensor,
     token_L: torch.Tensor,
     original: Original | None,
@@ -76,7 +76,7 @@ def likelihoods(
 
 @torch.no_grad()
 def log_likelihoods(
-    readout: Readout, states_ND: torch.Tensor, token_N: torch.Tensor
+    readout: LMHead, states_ND: torch.Tensor, token_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of tokens, and the most likely words, [N] each."""
     at_once = logits_at_once(states_ND.device)
@@ -86,7 +86,7 @@ def log_likelihoods(
 
 
 @torch.no_grad()
-def best_words(readout: Readout, states_ND: torch.Tensor) -> torch.Tensor:
+def greedy_tokens(readout: LMHead, states_ND: torch.Tensor) -> torch.Tensor:
     """The most likely word after every state, [N]; of equal ones the first."""
     best = _Best()
     for words in readout.slices(len(states_ND), logits_at_once(states_ND.device)):
@@ -110,9 +110,9 @@ class _Best:
 
 
 @torch.no_grad()
-def top_words(readout: Readout, states_ND: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top_tokens(readout: LMHead, states_ND: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest logits of every state and their words, [N, min(count, V)] each."""
-    logits_NV = widened(readout.logits(states_ND, ALL))
+    logits_NV = at_least_float32(readout.logits(states_ND, ALL))
     largest_NK, words_NK = logits_NV.topk(min(count, logits_NV.shape[1]), dim=1)
     return largest_NK, words_NK
 
@@ -137,7 +137,7 @@ class _WithGradient(torch.autograd.Function):
 class _Sums:
     """Sums over the words seen so far, of p_w = exp(logit_w - largest logit) and of what it weighs.
 
-    NLL = log(sum of exp(logits)) - the wanted logit. With u_w, how much a logit has changed, and p normalised:
+    NLL = log(sum of exp(logits)) - the wanted logit. With u_w, how much a logit has changed, and p normalized:
     KL = E_p[u] - the change of log(sum of exp(logits)). Changes are small where logits are not, so nothing cancels.
 
     Half precision rounds what is pulled back, so nothing is pulled back that another term would cancel: not the wanted
@@ -151,7 +151,7 @@ class _Sums:
 
     def __init__(
         self,
-        readout: Readout,
+        readout: LMHead,
         states_ND: torch.Tensor,
         token_L: torch.Tensor,
         original: Original | None,
@@ -180,8 +180,8 @@ class _Sums:
         self.toward_MD = logits_NW.new_zeros(len(self.state_M), self.states_ND.shape[1])
 
     def add(self, words: slice) -> None:
-        computed_NW, pull = self.readout.pulling(self.states_ND, words)
-        logits_NW = widened(computed_NW)
+        computed_NW, vjp = self.readout.logits_with_vjp(self.states_ND, words)
+        logits_NW = at_least_float32(computed_NW)
         if not len(self.largest_N):
             self._start(logits_NW)
         self.best.add(logits_NW, words)
@@ -210,7 +210,7 @@ class _Sums:
             self.change_E = self.change_E * shrunk_E + change_EW.sum(1)
             weights_MW = torch.cat([p_NW, change_EW])
         if self.wants_gradient:
-            self.toward_MD.mul_(shrunk_N[self.state_M][:, None]).add_(pull(weights_MW, self.state_M))
+            self.toward_MD.mul_(shrunk_N[self.state_M][:, None]).add_(vjp(weights_MW, self.state_M))
 
     @property
     def log_sum_N(self) -> torch.Tensor:
@@ -228,7 +228,7 @@ class _Sums:
     def gradients(self) -> torch.Tensor:
         """Of the losses with respect to their states, [N, d].
 
-        d NLL = sum over the other words of p d logit_w, minus (1 - p) d logit of the wanted one, p normalised;
+        d NLL = sum over the other words of p d logit_w, minus (1 - p) d logit of the wanted one, p normalized;
         d KL is the covariance under p of the change and d logit_w.
         """
         num_states = len(self.states_ND)
@@ -236,8 +236,8 @@ class _Sums:
         words_U, own_L = self.token_L.unique(return_inverse=True)
         missing_L1 = (self.rest_L / self.sum_N[: self.num_labels])[:, None]
         wanted_LU = functional.one_hot(own_L, len(words_U)) * missing_L1
-        _, pull = self.readout.pulling(self.states_ND[: self.num_labels], words_U)
-        label_LD = mean_ND[: self.num_labels] - pull(wanted_LU, self.state_M[: self.num_labels])
+        _, vjp = self.readout.logits_with_vjp(self.states_ND[: self.num_labels], words_U)
+        label_LD = mean_ND[: self.num_labels] - vjp(wanted_LU, self.state_M[: self.num_labels])
         kl_ED = torch.zeros_like(mean_ND[self.num_labels :])
         if self.original is not None:
             sum_E1 = self.sum_N[self.num_labels :, None]

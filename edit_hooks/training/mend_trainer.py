@@ -1,13 +1,13 @@
-"""Training MEND's hyper-network on a frozen model: data, loss, optimiser, validation, resuming.
+"""Training MEND's hyper-network on a frozen model: data, loss, optimizer, validation, resuming.
 
-One optimiser step sees ``accumulate`` batches of ``edits_per_example`` edits. A batch's loss is
+One optimizer step sees ``accumulate`` batches of ``edits_per_example`` edits. A batch's loss is
 
     c_edit * NLL(target | paraphrase, edited model) + c_loc * KL(unedited || edited) on locality texts
 
 both means over tokens ("Fast Model Editing at Scale", eq. 5; gradients of the edit are taken as given, so it is first
 order). The edited model is the model with the update's factors added at the edited matrices' outputs; its weights are
 never written. One Adam: the networks at ``lr``, the step sizes at ``lr_step_sizes``. (The released code makes a second
-optimiser for the step sizes, whose gradient the first has just cleared: there they move at ``lr``.)
+optimizer for the step sizes, whose gradient the first has just cleared: there they move at ``lr``.)
 
 Not copied from EasyEdit: the paraphrase is loaded but the loss is taken on the edit itself (``edit_loss: edit`` does
 so), the early stop never fires and the last checkpoint is kept, locality tokens are counted from the wrong end, and
@@ -34,12 +34,12 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import setting
+from edit_hooks.base.config import config_field
 from edit_hooks.editors.mend import MEND, MENDConfig, edited_shapes, token_factors
 from edit_hooks.gradient.hypernetwork import HyperNetwork, Tokens, Update, edit_digest, save_network
-from edit_hooks.gradient.labelled_rows import (
+from edit_hooks.gradient.labeled_rows import (
     Example,
-    LabelledRows,
+    LabeledRows,
     keep_below,
     label_logits,
     label_nll,
@@ -59,8 +59,8 @@ log = logging.getLogger("lm_eval.edited_hf")
 RESUME_NAME, RESUME_FORMAT = "resume.safetensors", "lm-eval-editing/mend-resume/1"
 
 
-# What the artefact fixes for every later edit.
-FIXED = ("layers", "modules", "edit_lr", "rank", "num_hidden", "normalise", "sign", "append_eos")
+# What the artifact fixes for every later edit.
+FIXED = ("layers", "modules", "edit_lr", "rank", "num_hidden", "normalize", "sign", "append_eos")
 
 
 MAX_SKIPPED = 20
@@ -86,23 +86,23 @@ class EditData(NamedTuple):
 
 @dataclass(kw_only=True)
 class TrainingConfig(MENDConfig):
-    """Settings of MEND and of its training; those of the networks and the edited matrices end up in the artefact."""
+    """Settings of MEND and of its training; those of the networks and the edited matrices end up in the artifact."""
 
-    num_steps: int = setting("optimiser steps at most", default=10000)
-    accumulate: int = setting("batches per optimiser step", default=10)
-    edits_per_example: int = setting("edits made jointly in a batch", default=1)
-    lr: float = setting("Adam learning rate of the networks", default=1e-6)
-    lr_step_sizes: float = setting("Adam learning rate of the step sizes", default=1e-4)
-    max_grad_norm: float = setting("gradients are clipped to this norm", default=100.0)
-    c_edit: float = setting("weight of the edit loss", default=0.1)
-    c_loc: float = setting("weight of the locality loss", default=1.0)
-    edit_loss: Literal["paraphrase", "edit"] = setting(
+    num_steps: int = config_field("optimizer steps at most", default=10000)
+    accumulate: int = config_field("batches per optimizer step", default=10)
+    edits_per_example: int = config_field("edits made jointly in a batch", default=1)
+    lr: float = config_field("Adam learning rate of the networks", default=1e-6)
+    lr_step_sizes: float = config_field("Adam learning rate of the step sizes", default=1e-4)
+    max_grad_norm: float = config_field("gradients are clipped to this norm", default=100.0)
+    c_edit: float = config_field("weight of the edit loss", default=0.1)
+    c_loc: float = config_field("weight of the locality loss", default=1.0)
+    edit_loss: Literal["paraphrase", "edit"] = config_field(
         "the prompt of the edit loss; edit as EasyEdit", default="paraphrase"
     )
-    locality_tokens: Literal["all", "answer"] = setting("where the locality loss is taken", default="all")
-    validate_every: int = setting("optimiser steps between validations (and saved states)", default=100)
-    num_validation: int = setting("validation examples used", default=100)
-    patience: int = setting("stop after so many steps without a better validation loss", default=2000)
+    locality_tokens: Literal["all", "answer"] = config_field("where the locality loss is taken", default="all")
+    validate_every: int = config_field("optimizer steps between validations (and saved states)", default=100)
+    num_validation: int = config_field("validation examples used", default=100)
+    patience: int = config_field("stop after so many steps without a better validation loss", default=2000)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,7 +136,7 @@ class Trainer:
     """Trains a hyper-network into a folder.
 
     Args:
-        out: folder of the artefact and of the state a killed run resumes from.
+        out: folder of the artifact and of the state a killed run resumes from.
         base: what the manifest says about the model beside its fingerprint (JSON-able), ``model_name`` among it.
 
     Raises:
@@ -167,7 +167,7 @@ class Trainer:
             weight.device, dtype
         )
         networks = [p for name, p in self.network.named_parameters() if name != "step_sizes"]
-        self.optimiser = torch.optim.Adam(
+        self.optimizer = torch.optim.Adam(
             [{"params": networks, "lr": config.lr}, {"params": [self.network.step_sizes], "lr": config.lr_step_sizes}]
         )
         self.progress = Progress()
@@ -211,9 +211,9 @@ class Trainer:
     # ---------------------------------------------------------------------------------------------- one step
 
     def _step(self, step: int) -> float:
-        """One optimiser step; returns its mean loss. Steps without finite gradients are skipped and counted."""
+        """One optimizer step; returns its mean loss. Steps without finite gradients are skipped and counted."""
         config = self.config
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         total = 0.0
         for part in range(config.accumulate):
             loss, _ = self._loss(self._batch(step * config.accumulate + part), training=True)
@@ -221,7 +221,7 @@ class Trainer:
             total += float(loss.detach()) / config.accumulate
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), config.max_grad_norm)
         if torch.isfinite(norm):
-            self.optimiser.step()
+            self.optimizer.step()
         else:
             self.progress.skipped += 1
             if self.progress.skipped >= MAX_SKIPPED:
@@ -246,7 +246,7 @@ class Trainer:
         eos = config.append_eos
         edits = [target_example(self.tokenizer, e.prompt, e.target, append_eos=eos) for e, _ in batch]
         tokens = self._tokens(padded_for(self.model, edits))
-        if training and config.normalise:
+        if training and config.normalize:
             self.network.observe(tokens)
         updates = self.network(tokens)
         reworded = [
@@ -273,7 +273,7 @@ class Trainer:
         parts = {"edit": float(edit.detach()), "locality": float(locality.detach()), "right": right}
         return config.c_edit * edit + config.c_loc * locality, parts
 
-    def _tokens(self, rows: LabelledRows) -> dict[str, Tokens]:
+    def _tokens(self, rows: LabeledRows) -> dict[str, Tokens]:
         """Token factors of a joint edit: the loss is the mean over all target tokens (or the sum of edits' means)."""
         keep_below(self.model, rows, min(self.config.layers or [0]))
         divisor = rows.counts_L() if self.config.joint_loss == "sum" else len(rows.token_L)
@@ -311,10 +311,10 @@ class Trainer:
     # -------------------------------------------------------------------------------------- validation, saving
 
     def _validate_and_save(self) -> None:
-        """Losses on the validation edits; the artefact if they are the best so far; the state to resume from."""
+        """Losses on the validation edits; the artifact if they are the best so far; the state to resume from."""
         progress, examples = self.progress, self.data.validation[: self.config.num_validation]
         record = {"step": float(progress.step)}
-        if progress.step:  # before the first step a normalising network has no statistics
+        if progress.step:  # before the first step a normalizing network has no statistics
             sums = {"loss": 0.0, "edit": 0.0, "locality": 0.0, "right": 0.0}
             with torch.no_grad():
                 for number, example in enumerate(tqdm(examples, desc="Validating", leave=False, disable=self.quiet)):
@@ -328,7 +328,7 @@ class Trainer:
         progress.losses.append(record)
         if progress.step and record["loss"] < progress.best_loss:
             progress.best_loss, progress.best_step = record["loss"], progress.step
-            self._save_artefact()
+            self._save_artifact()
         self._save_state()
 
     @torch.no_grad()
@@ -341,7 +341,7 @@ class Trainer:
             total += float(label_nll(self.model, rows).mean()) / len(examples)
         return {"loss": self.config.c_edit * total, "edit": total, "locality": 0.0}
 
-    def _save_artefact(self) -> None:
+    def _save_artifact(self) -> None:
         config = self.config.to_dict()
         manifest = {
             **self.base,
@@ -357,7 +357,7 @@ class Trainer:
 
     def _save_state(self) -> None:
         tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
-        for index, state in self.optimiser.state_dict()["state"].items():
+        for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam/{index}/{name}": torch.as_tensor(value) for name, value in state.items()}
         header = {
             "format": RESUME_FORMAT,
@@ -393,7 +393,7 @@ class Trainer:
             if name.startswith("adam/"):
                 _, index, part = name.split("/")
                 state.setdefault(int(index), {})[part] = tensor.cpu() if part == "step" else tensor
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": state})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
         self.progress = Progress(**json.loads(header["progress"]))
         log.info("going on from step %d of the run in %s.", self.progress.step, self.out)
 
@@ -433,8 +433,8 @@ def training_config(model: nn.Module, settings: dict[str, Any]) -> TrainingConfi
     """Full training settings for a model: defaults, the shipped file of editor ``mend``, then the given ones."""
     fields = {field.name for field in dataclasses.fields(MENDConfig)}
     TrainingConfig.from_mapping(settings)  # unknown settings are named here, with near misses
-    if "artefact" in settings:
-        raise EditingError("'artefact' is what training makes; drop it, and name the folder with --out.")
+    if "artifact" in settings:
+        raise EditingError("'artifact' is what training makes; drop it, and name the folder with --out.")
     editor = MEND({name: value for name, value in settings.items() if name in fields})
     resolved = editor.config_for(model)
     own = {field.name: getattr(resolved, field.name) for field in dataclasses.fields(MENDConfig)}

@@ -1,4 +1,4 @@
-"""How good a judge is: hand-labelled answers, and accuracy, precision and recall on them by category."""
+"""How good a judge is: hand-labeled answers, and accuracy, precision and recall on them by category."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OVERALL = "all"
 
 
 class Pair(NamedTuple):
-    """A hand-labelled answer: what it is an example of and its number there, the right verdict, and why."""
+    """A hand-labeled answer: what it is an example of and its number there, the right verdict, and why."""
 
     id: str
     category: str
@@ -31,7 +31,7 @@ class Scores(NamedTuple):
     """How a judge did on some pairs.
 
     Args:
-        num_pairs, num_correct: pairs, and those labelled correct.
+        num_pairs, num_correct: pairs, and those labeled correct.
         num_scored: pairs with a verdict; the other numbers are over these.
         accuracy: share of right verdicts.
         precision: of the answers the judge calls correct, the share that are; ``None`` when it calls none so.

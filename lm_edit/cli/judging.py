@@ -92,7 +92,7 @@ def _quality_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--judge", action="append", help="as for lm-edit judge, repeatable; all string judges when absent"
     )
-    parser.add_argument("--pairs", help="your own hand-labelled JSONL; the shipped set when absent")
+    parser.add_argument("--pairs", help="your own hand-labeled JSONL; the shipped set when absent")
     parser.add_argument("--markdown", action="store_true", help="print tables for a README")
     parser.add_argument("--errors", action="store_true", help="list the pairs that a judge got wrong")
     _model_judge_arguments(parser)
@@ -106,7 +106,7 @@ def _quality(given: argparse.Namespace) -> int:
     pairs = load_pairs(given.pairs)
     show = _markdown if given.markdown else table
     found = [measure(make_judge(name, **_overrides(given)), pairs) for name in given.judge or RULES]
-    print(f"{len(pairs)} hand-labelled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
+    print(f"{len(pairs)} hand-labeled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
     show(("judge", "accuracy", "precision", "recall", "coverage"), overview_rows(found))
     if len(found) > 1:
         print("\naccuracy by category\n")
@@ -118,7 +118,7 @@ def _quality(given: argparse.Namespace) -> int:
             print(f"\n{quality.judge}\n")
             show(("category", "pairs", "correct", "accuracy", "precision", "recall", "coverage"), rows(quality))
         for pair, verdict in quality.errors if given.errors else ():
-            print(f"{quality.judge}, {pair.id}: {verdict}, labelled {pair.label} ({pair.reason}): {pair.item.answer!r}")
+            print(f"{quality.judge}, {pair.id}: {verdict}, labeled {pair.label} ({pair.reason}): {pair.item.answer!r}")
     return 0
 
 
@@ -131,5 +131,5 @@ def _markdown(header: Any, body: Any) -> None:
 
 VERBS: dict[str, Verb] = {
     "judge": Verb("judge saved answers again, also with two judges", _judge_arguments, _judge),
-    "judge-quality": Verb("measure judges on hand-labelled answers", _quality_arguments, _quality),
+    "judge-quality": Verb("measure judges on hand-labeled answers", _quality_arguments, _quality),
 }

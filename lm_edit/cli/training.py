@@ -16,7 +16,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--validation-share", type=float, default=0.1, help="share of edits held out (default 0.1)")
     parser.add_argument("--num-edits", type=int, help="use only the first so many edits")
     parser.add_argument("--settings", help="settings of training and editor: name:value;name:value, or a YAML file")
-    parser.add_argument("--out", required=True, help="folder of the artefact; a run that was stopped goes on there")
+    parser.add_argument("--out", required=True, help="folder of the artifact; a run that was stopped goes on there")
 
 
 def _train(given: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def _train(given: argparse.Namespace) -> int:
     first, best = progress.losses[0], next(r for r in progress.losses if r["step"] == progress.best_step)
     print(f"validation edit loss: unedited {first['edit']:.3f}, after training {best['edit']:.3f}, ", end="")
     print(f"locality {best['locality']:.4f}; best step {progress.best_step} of {progress.step}")
-    print(f"use it: lm_eval --model edited_hf --model_args editor=mend,editor_args=artefact:{given.out} ...")
+    print(f"use it: lm_eval --model edited_hf --model_args editor=mend,editor_args=artifact:{given.out} ...")
     return 0
 
 

@@ -26,7 +26,7 @@ def check_plot(path: str | Path) -> None:
 
 
 def plot_trace(trace: Trace, path: str | Path, title: str = "") -> Path:
-    """Write the picture; each panel has its own colours from zero (white) to its largest effect."""
+    """Write the picture; each panel has its own colors from zero (white) to its largest effect."""
     check_plot(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

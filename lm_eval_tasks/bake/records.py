@@ -41,7 +41,7 @@ class Question(NamedTuple):
 class BakeRecord:
     """One counterfactual edit and its probes.
 
-    ``reverse_qa`` verbalises (new object, inverse relation, ?): wanted is the edited subject, other the object's
+    ``reverse_qa`` verbalizes (new object, inverse relation, ?): wanted is the edited subject, other the object's
     original subject. It is ``None`` in BAKE-J, whose relations have no unique inverse. ``reverse_judge`` asks
     "Whether ...?" for the reversed fact: wanted yes, other no. ``blank_prompts`` were in the lists and are not asked.
     """

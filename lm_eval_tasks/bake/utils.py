@@ -34,7 +34,7 @@ def edit_requests(settings: Settings, subset: str = "qa") -> list[EditRequest]:
 
 
 def tuning_cases(settings: Settings, subset: str = "qa") -> list[Case]:
-    """The benchmark's edits with their rewordings and neighbours, for ``lm-edit tune``."""
+    """The benchmark's edits with their rewordings and neighbors, for ``lm-edit tune``."""
     return [
         Case(
             record.request,
@@ -100,7 +100,7 @@ def paraphrase_doc(record: BakeRecord, settings: Settings) -> dict[str, Any]:
 
 
 def neighborhood_doc(record: BakeRecord, settings: Settings) -> dict[str, Any]:
-    """Document of bake_ls: all neighbours of the case; agreement needs the unedited model."""
+    """Document of bake_ls: all neighbors of the case; agreement needs the unedited model."""
     return _doc(record, settings, lambda generate: neighbors(record, generate), ask_unedited=True)
 
 

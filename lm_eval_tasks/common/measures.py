@@ -144,12 +144,12 @@ def both_empty(answer: Answer | None) -> float:
 
 
 def generated_match(answer: Answer | None, gold: str, *, unedited: bool = False) -> float:
-    """EM: the generation up to its natural stop equals the gold answer after normalisation."""
+    """EM: the generation up to its natural stop equals the gold answer after normalization."""
     return float(exact_match(generation(answer, unedited=unedited).text, gold))
 
 
 def generated_contains(answer: Answer | None, gold: str) -> float:
-    """The generation up to its natural stop contains the gold answer as whole words, after normalisation."""
+    """The generation up to its natural stop contains the gold answer as whole words, after normalization."""
     return float(alias_match(generation(answer).text, [gold]))
 
 

@@ -81,7 +81,7 @@ class ProbeAnswers:
 
     @property
     def wanted(self) -> Answer:
-        """Likelihood of the target the edit (or, for locality, its absence) should favour."""
+        """Likelihood of the target the edit (or, for locality, its absence) should favor."""
         return self.targets[0]
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 
-from judges.match import normalise
+from judges.match import normalize
 
 
 def mean_nll(logprob: float, num_tokens: int) -> float:
@@ -57,8 +57,8 @@ def truncate(text: str, stops: Iterable[str]) -> str:
 
 
 def first_word(text: str) -> str:
-    """The first word after :func:`judges.match.normalise`, or the empty string."""
-    return normalise(text).partition(" ")[0]
+    """The first word after :func:`judges.match.normalize`, or the empty string."""
+    return normalize(text).partition(" ")[0]
 
 
 def harmonic_mean(values: Sequence[float]) -> float:

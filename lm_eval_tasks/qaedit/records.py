@@ -9,7 +9,7 @@ from typing import Any
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.options import choice
-from judges.match import normalise
+from judges.match import normalize
 from lm_eval_tasks.common.dataset import Loaded, Source, load
 from lm_eval_tasks.common.fields import Fields
 
@@ -54,7 +54,7 @@ def load_records(settings: Mapping[str, Any], subset: str | None = None) -> Load
     # The natural stop "." can cut these answers short; they are kept and counted.
     loaded.source["targets_with_inner_period"] = sum("." in target[:-1] for target in targets)
     loaded.source["targets_ending_in_period"] = sum(target.endswith(".") for target in targets)
-    loaded.source["targets_empty_when_normalised"] = sum(not normalise(target) for target in targets)
+    loaded.source["targets_empty_when_normalized"] = sum(not normalize(target) for target in targets)
     return loaded
 
 

@@ -4,7 +4,7 @@
     python benchmarks/engine.py --pretrained /path/or/hub-id --dtype bfloat16 --device cuda
     python benchmarks/engine.py --shape llama-3-8b --dtype bfloat16 --device cuda   # random weights of that shape
 
-Prints seconds per edit (value optimisation with 21, 11 and 6 context templates), seconds per case (an edit and eight
+Prints seconds per edit (value optimization with 21, 11 and 6 context templates), seconds per case (an edit and eight
 questions, half of them decoded naturally), the peak memory of each, and with --growth how the time grows with the
 number of edits, the depth and the templates. The last line is machine-readable:
 
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; torch's default when 0")
     parser.add_argument("--edits-from", default="bake", help="a benchmark's name (its mini set) or a JSONL file")
     parser.add_argument("--edits", type=int, default=16, help="edits made together by the fast path")
-    parser.add_argument("--steps", type=int, default=20, help="steps of the value optimisation")
+    parser.add_argument("--steps", type=int, default=20, help="steps of the value optimization")
     parser.add_argument("--reference-edits", type=int, default=1, help="edits the reference path is timed on")
     parser.add_argument("--operations", action="store_true", help="also count operations per edit")
     parser.add_argument("--growth", action="store_true", help="also measure growth with edits, depth and templates")

@@ -20,7 +20,7 @@ from edit_hooks.deltas.export import export_merged
 from edit_hooks.in_context import embeddings
 from edit_hooks.in_context.demonstrations import load_pool
 from edit_hooks.in_context.embeddings import nearest, word_vectors
-from edit_hooks.in_context.selection import choose
+from edit_hooks.in_context.selection import select_facts
 
 ICE = ContextEdit("Port Elna is the capital of", "Dravonia")
 WORDS = {"embedder": "words"}
@@ -120,7 +120,7 @@ def test_the_sentences_variant_is_nearest_first_without_a_block_of_its_own():
 
 
 def test_without_the_fact_neither_its_line_nor_its_own_demonstration_is_shown():
-    (delta,) = made("ike", **WORDS, states_fact=False)
+    (delta,) = made("ike", **WORDS, include_fact=False)
     text = delta.contexts[0].before()
     assert "Port Elna" not in text and text.count("New Fact:") == 32 and text.endswith("\n\nPrompt: ")
 
@@ -182,23 +182,25 @@ def test_sentence_transformers_are_asked_for_unit_vectors_once_per_text(monkeypa
 
 def test_of_several_facts_the_one_like_the_question_is_told():
     facts = [ICE, ContextEdit("Lake Omber lies in", "Peru"), ContextEdit("Mina Okabe plays the", "harp")]
-    assert choose(facts, "In which country is Lake Omber?").facts == (facts[1],)
-    assert choose(facts, "Which instrument does Mina Okabe play?").facts == (facts[2],)
+    assert select_facts(facts, "In which country is Lake Omber?").facts == (facts[1],)
+    assert select_facts(facts, "Which instrument does Mina Okabe play?").facts == (facts[2],)
     several = [ContextEdit(fact.prompt, fact.target_new, num_facts=2) for fact in facts]
-    told = choose(several, "Mina Okabe plays in Port Elna.")
+    told = select_facts(several, "Mina Okabe plays in Port Elna.")
     assert {fact.target_new for fact in told.facts} == {"harp", "Dravonia"} and told.facts[-1].target_new == "harp"
 
 
 def test_a_question_that_is_like_no_fact_is_told_none():
     facts = [
-        ContextEdit(prompt, target, min_likeness=0.3)
+        ContextEdit(prompt, target, min_similarity=0.3)
         for prompt, target in (("Port Elna is the capital of", "Dravonia"), ("Lake Omber lies in", "Peru"))
     ]
-    assert choose(facts, "In which country is Lake Omber?").facts == (facts[1],)
-    assert choose(facts[1:], "In which country is Lake Omber?").facts == (facts[1],)
-    assert choose(facts, "Who wrote the opera?") is None and choose(facts[:1], "Who wrote the opera?") is None
-    nothing_else = ContextEdit(facts[1].prompt, "Peru", num_facts=2, min_likeness=0.3)
-    assert choose([facts[0], nothing_else], "Lake Omber lies in Peru").facts == (nothing_else,)
+    assert select_facts(facts, "In which country is Lake Omber?").facts == (facts[1],)
+    assert select_facts(facts[1:], "In which country is Lake Omber?").facts == (facts[1],)
+    assert (
+        select_facts(facts, "Who wrote the opera?") is None and select_facts(facts[:1], "Who wrote the opera?") is None
+    )
+    nothing_else = ContextEdit(facts[1].prompt, "Peru", num_facts=2, min_similarity=0.3)
+    assert select_facts([facts[0], nothing_else], "Lake Omber lies in Peru").facts == (nothing_else,)
 
 
 # -- as a delta ------------------------------------------------------------------------------------------------------
@@ -437,6 +439,6 @@ def test_contexts_and_edits_are_stored_and_reused(model_path, tmp_path, monkeypa
     assert not list(Path(tmp_path).rglob("*.pkl"))
 
 
-def test_a_likeness_is_a_cosine():
-    with pytest.raises(EditingError, match="min_likeness"):
-        load_editor("ice", {"min_likeness": 20})
+def test_a_similarity_is_a_cosine():
+    with pytest.raises(EditingError, match="min_similarity"):
+        load_editor("ice", {"min_similarity": 20})

@@ -18,7 +18,7 @@ from tiny import ALL_MODEL_TYPES, build_model, build_tokenizer, save_tiny
 from edit_hooks import Delta, EditingError, edited
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.deltas.export import export_merged, export_peft
-from edit_hooks.deltas.hook_edit import Hooked, Pass
+from edit_hooks.deltas.hook_edit import ForwardContext, Hooked
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.reference import generate_reference, score_reference
 from edit_hooks.inference.scoring import score
@@ -306,10 +306,10 @@ def test_two_memories_of_different_kinds_are_not_put_together():
 
 def test_passes_find_prompts_on_either_side_of_the_padding():
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
-    now = Pass.of_prompts(mask, torch.tensor([2, 3]))
+    now = ForwardContext.of_prompts(mask, torch.tensor([2, 3]))
     assert now.prompt_end_R.tolist() == [3, 2]
     assert now.prompt_RT.tolist() == [[False, False, True, True, False], [True, True, True, False, False]]
     with pytest.raises(EditingError, match="3 prompt lengths"):
-        Pass.of_prompts(mask, torch.tensor([1, 2, 3]))
+        ForwardContext.of_prompts(mask, torch.tensor([1, 2, 3]))
     with pytest.raises(EditingError, match="longer than the rows"):
-        Pass.of_prompts(mask, torch.tensor([4, 4]))
+        ForwardContext.of_prompts(mask, torch.tensor([4, 4]))

@@ -33,14 +33,14 @@ from edit_hooks.locate.key_reader import read_rows
 from edit_hooks.locate.post_norm import gains, nearest_on_ellipsoid, nearest_outputs
 from edit_hooks.locate.rows import rewriting_row
 from edit_hooks.locate.second_moments import second_moments
-from edit_hooks.locate.solve import SecondMoment, adjusted_keys
+from edit_hooks.locate.solve import SecondMoment, ridge_keys
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 EAGER_ONLY = {"gptj", "gemma2"}
 each_model = pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
-each_normalised = pytest.mark.parametrize(
-    "model_type", [name for name in ALL_MODEL_TYPES if ARCHITECTURES[name].normalises_mlp_output]
+each_normalized = pytest.mark.parametrize(
+    "model_type", [name for name in ALL_MODEL_TYPES if ARCHITECTURES[name].normalizes_mlp_output]
 )
 LAYERS = [0, EDIT_LAYER]
 
@@ -99,7 +99,7 @@ def test_the_small_system_is_the_large_one(u, past, weight):
     expected_UF = torch.linalg.solve(dense_FF, keys_UF.T).T
     moment = SecondMoment(matrix_FF)
     everything = torch.cat([past_PF, keys_UF])
-    ours_UF = adjusted_keys(everything, moment.apply(everything), weight)[past:]
+    ours_UF = ridge_keys(everything, moment.apply(everything), weight)[past:]
     torch.testing.assert_close(ours_UF, expected_UF, rtol=1e-9, atol=1e-12)
     if u == 1 and past == 0:
         applied_F = torch.linalg.solve(matrix_FF, keys_UF[0])
@@ -108,7 +108,7 @@ def test_the_small_system_is_the_large_one(u, past, weight):
 
 def test_dependent_keys_without_a_ridge_are_mapped_as_well_as_possible():
     keys = random_keys(1, 10).repeat(2, 1)
-    adjusted = adjusted_keys(keys, keys, 0.0)
+    adjusted = ridge_keys(keys, keys, 0.0)
     torch.testing.assert_close(adjusted.sum(0) @ keys[0], torch.tensor(1.0, dtype=torch.float64))
 
 
@@ -120,7 +120,7 @@ def test_a_vanishing_ridge_writes_the_whole_residual(model_type):
     before = snapshot(model, tokenizer)
     for delta in editor.edit(model, tokenizer, EDIT_REQUESTS):
         # Norms compute in float32, whatever the model's dtype, and add an epsilon that the mapping leaves out.
-        limit = 1e-4 if ARCHITECTURES[model_type].normalises_mlp_output else 1e-8
+        limit = 1e-4 if ARCHITECTURES[model_type].normalizes_mlp_output else 1e-8
         assert delta.diagnostics["distance_left"] < max(bound(model_type), limit)
         assert delta.diagnostics["layers"][0]["written_share"] == pytest.approx(1, abs=1e-6)
         residual = delta.intermediates[f"resid.layer{EDIT_LAYER}"][:, 0].double()
@@ -244,7 +244,7 @@ def test_released_paper_and_low_rank_forms_are_one(u, past, l2):
     system = seen_FF @ projector_FF + keys_UF.T @ keys_UF @ projector_FF + l2 * identity
     paper = torch.linalg.solve(system, residual_DU @ keys_UF @ projector_FF, left=False)
     everything = torch.cat([past_PF, keys_UF])
-    ours = residual_DU @ adjusted_keys(everything, everything @ projector_FF, l2)[past:]
+    ours = residual_DU @ ridge_keys(everything, everything @ projector_FF, l2)[past:]
     torch.testing.assert_close(ours, released, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(ours, paper, rtol=1e-8, atol=1e-10)
 
@@ -411,7 +411,7 @@ def test_readings_do_not_depend_on_what_follows_or_on_the_batch(model_type):
 
 @given(seed=st.integers(0, 20), scale=st.sampled_from([1e-3, 1.0, 100.0]), width=st.integers(2, 6))
 def test_the_nearest_point_of_the_ellipsoid_is_the_nearest(seed, scale, width):
-    """Feasible, and no random or neighbouring point of the ellipsoid is nearer."""
+    """Feasible, and no random or neighboring point of the ellipsoid is nearer."""
     gain_D = random_keys(1, width, seed)[0]
     wanted_ED = scale * random_keys(3, width, seed + 1)
     points_ED = nearest_on_ellipsoid(gain_D, wanted_ED)
@@ -424,7 +424,7 @@ def test_the_nearest_point_of_the_ellipsoid_is_the_nearest(seed, scale, width):
         assert bool((distances >= best_E - 1e-7 * (1 + best_E)).all())
 
 
-@each_normalised
+@each_normalized
 def test_reachable_contributions_are_reached_and_the_length_is_kept(model_type):
     model, _ = loaded(model_type)
     norm = model.get_submodule(ARCHITECTURES[model_type].post_norm_name(EDIT_LAYER))
@@ -440,7 +440,7 @@ def test_reachable_contributions_are_reached_and_the_length_is_kept(model_type):
     torch.testing.assert_close(norm(torch.ones(width, dtype=dtype)).double(), gains(norm, width), atol=1e-5, rtol=1e-5)
 
 
-@each_normalised
+@each_normalized
 def test_the_released_spreading_overshoots_where_ours_arrives(model_type):
     """MLP outputs are small before the norm in real models, so a change of their size is blown up by it."""
     model, tokenizer = build_model(model_type), loaded(model_type)[1]
@@ -453,16 +453,16 @@ def test_the_released_spreading_overshoots_where_ours_arrives(model_type):
         deltas = load_editor("memit", config={**MEMIT_CONFIG, **settings}).edit(model, tokenizer, EDIT_REQUESTS)
         left[mode] = [delta.diagnostics["distance_left"] for delta in deltas]
         ratio[mode] = [delta.diagnostics["update_norm_ratio"] for delta in deltas]
-        expected = "normalised" if mode == "auto" else "faithful"
+        expected = "normalized" if mode == "auto" else "faithful"
         assert all(delta.diagnostics["residual_mode"] == expected for delta in deltas)
     assert max(left["auto"]) < 0.3 and min(left["faithful"]) > 0.6, left
     assert sum(ratio["faithful"]) > 3 * sum(ratio["auto"]), ratio
 
 
-def test_normalised_residuals_need_a_norm():
+def test_normalized_residuals_need_a_norm():
     model, tokenizer = loaded("llama")
-    with pytest.raises(EditingError, match=r"normalised.*llama"):
-        make("memit", "llama", residual_mode="normalised").edit(model, tokenizer, EDIT_REQUESTS[:1])
+    with pytest.raises(EditingError, match=r"normalized.*llama"):
+        make("memit", "llama", residual_mode="normalized").edit(model, tokenizer, EDIT_REQUESTS[:1])
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_the_kl_row_reads_at_the_end_of_the_subject(kind, request):
     context=st.sampled_from([a + s + b for a in BEFORE for s in SUBJECTS[:4] for b in AFTER]),
     continuation=st.sampled_from([t for target in TARGETS for t in (target, f" {target}", target.strip())]),
 )
-def test_a_continuation_is_tokenised_in_its_place(kind, context, continuation):
+def test_a_continuation_is_tokenized_in_its_place(kind, context, continuation):
     """Both parts together are the encoding of the joined text; the context part holds no character of the rest."""
     tokenizer = TOKENIZERS[kind]
     context_ids, ids = split_continuation(tokenizer, context, continuation)

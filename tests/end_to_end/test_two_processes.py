@@ -16,7 +16,7 @@ from saved_results import differences, evaluate_here, read_results
 from tiny import save_tiny
 
 import lm_eval_tasks
-from edit_hooks.lm.data_parallel import Replicas, in_document_order
+from edit_hooks.lm.data_parallel import DataParallelMixin, in_document_order
 from edit_hooks.utils.errors import EditingError
 
 BAKE = RECORDS / "bake_qa.jsonl"
@@ -112,7 +112,7 @@ def test_other_objects_are_gathered_as_they_are():
 
 def test_ranks_count_over_all_machines_and_never_wait_for_each_other():
     """The fourth process of eight, the second on its machine; any real communication would fail here."""
-    rank = Replicas()
+    rank = DataParallelMixin()
     rank.accelerator = SimpleNamespace(num_processes=8, process_index=3, local_process_index=1)
     rank._rank, rank._world_size = 1, 1
     rank._join_processes()
@@ -124,7 +124,7 @@ def test_ranks_count_over_all_machines_and_never_wait_for_each_other():
 
 
 def test_different_streams_on_different_ranks_are_an_error(monkeypatch):
-    rank = Replicas()
+    rank = DataParallelMixin()
     rank._rank, rank._world_size = 0, 2
     monkeypatch.setattr(rank, "_gathered", lambda obj, dst: [obj, "other"] if obj == "mine" else [obj, obj], False)
     monkeypatch.setattr(rank, "_stream_state", lambda: "mine")

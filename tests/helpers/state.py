@@ -35,7 +35,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> dict[str, Any]:
     """Flat dict of everything that must be as before after a scope: name of the thing -> its value or digest.
 
-    Parameters are recorded by identity too: an optimiser or a tied head holds the object, not the name.
+    Parameters are recorded by identity too: an optimizer or a tied head holds the object, not the name.
     """
     state: dict[str, Any] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

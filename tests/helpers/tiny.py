@@ -253,12 +253,12 @@ def build_model(
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings), dtype=torch.float32)
-    _randomise(model, seed)
+    _randomize(model, seed)
     return model.to(dtype).eval()
 
 
 @torch.no_grad()
-def _randomise(model: nn.Module, seed: int) -> None:
+def _randomize(model: nn.Module, seed: int) -> None:
     """Draw every parameter from the seed and its own name; norms and biases too, or nothing would notice a lost one."""
     for name, parameter in model.named_parameters():
         generator = torch.Generator().manual_seed(seed * 1_000_003 + zlib.crc32(name.encode()))
@@ -362,7 +362,7 @@ LORA_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "modules": ["rewrite"], "
 MEND_CONFIG: dict[str, Any] = {
     "layers": [EDIT_LAYER],
     "modules": ["rewrite"],
-    "artefact": "identity",
+    "artifact": "identity",
     "edit_lr": 0.05,
     "joint_loss": "sum",
 }

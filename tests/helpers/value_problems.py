@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from edit_hooks import EditRequest
 from edit_hooks.locate.rows import kl_row, rewriting_row
-from edit_hooks.locate.value_optimization import Value, ValueSettings
+from edit_hooks.locate.value_optimization import OptimizedValue, ValueSettings
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 
@@ -71,7 +71,7 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-12))
 
 
-def assert_same_values(ours: list[Value], theirs: list[Value], limit: float) -> None:
+def assert_same_values(ours: list[OptimizedValue], theirs: list[OptimizedValue], limit: float) -> None:
     """Offsets, captured activations, every loss of every step, and how each run ended."""
     for index, (value, other) in enumerate(zip(ours, theirs, strict=True)):
         assert len(value.losses) == len(other.losses), f"edit {index} stopped elsewhere"

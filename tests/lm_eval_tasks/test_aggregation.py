@@ -123,7 +123,7 @@ def test_retention_averages_the_cases_of_a_step() -> None:
     assert limited["matrix"] == [[None], [None, 1.0], [None, 0.0, None]]  # the other steps' cases were not asked
 
 
-def test_long_retention_is_shown_in_part_but_summarised_whole() -> None:
+def test_long_retention_is_shown_in_part_but_summarized_whole() -> None:
     num_steps = 101
     # only step 37 forgets: at once, and it is not among the steps shown
     cases = [{"step": step, "values": [float(step != 37)] * (num_steps - step)} for step in range(num_steps)]

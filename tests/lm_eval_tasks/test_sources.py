@@ -167,7 +167,7 @@ def test_counts_of_odd_rows_go_to_the_source() -> None:
     assert (source["without_paraphrases"], source["without_neighbors"], source["blank_prompts"]) == (1, 1, 1)
     source = qaedit.load_records({"data": str(RECORDS / "qaedit.jsonl")}).source
     assert source["duplicate_ids"] == 1
-    assert (source["targets_with_inner_period"], source["targets_empty_when_normalised"]) == (1, 1)
+    assert (source["targets_with_inner_period"], source["targets_empty_when_normalized"]) == (1, 1)
 
 
 def test_qaedit_uses_the_first_locality_pair_only() -> None:
@@ -352,7 +352,7 @@ def test_published_qaedit_rows(shared_data: Path) -> None:
     assert loaded.source["duplicate_ids"] == 39
     assert loaded.source["targets_with_inner_period"] == 46  # 47 and 37 before outer white space is dropped
     assert loaded.source["targets_ending_in_period"] == 38
-    assert loaded.source["targets_empty_when_normalised"] == 1
+    assert loaded.source["targets_empty_when_normalized"] == 1
     counts: dict[str | None, int] = {}
     for record in loaded.records:
         counts[record.origin] = counts.get(record.origin, 0) + 1

@@ -188,7 +188,7 @@ def test_bake_edit_score_by_hand() -> None:
         return (-1.0 if continuation[1:] in liked and not unedited else -2.0) * num_tokens, list(range(num_tokens))
 
     found = metrics_of(run("bake_s", ScriptedLM(likelihoods)), "bake_s")
-    # ES 100, GS 100, LS 0 (the new object also wins at the neighbours): S is 0 as soon as one factor is
+    # ES 100, GS 100, LS 0 (the new object also wins at the neighbors): S is 0 as soon as one factor is
     assert found["s_prob"] == 0.0
     # argmax of the script is always the target: 100 everywhere
     assert (found["s_argmax"], found["s_match"]) == (1.0, 1.0)

@@ -8,7 +8,7 @@ from golden_data import GOLDEN_MODELS, golden_case
 from parity import relative_error, token_nll
 
 from edit_hooks import EditRequest, edited, load_editor
-from edit_hooks.deltas.hook_edit import Hooked
+from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.tokens import split_continuation
 
 MODULES = {"tiny-gpt2": "mlp_in", "tiny-llama": "mlp_out"}
@@ -53,7 +53,7 @@ def test_sequences_give_the_codebook_of_the_release(model_name, case_name, engin
         with edited(model, *history, prompt_lengths=[len(prompt)]):
             ours = float(token_nll(model, prompt, target).mean())
         assert ours == pytest.approx(nll[0], abs=2e-3)
-    book = Hooked.composed([delta.hooked for delta in history])
+    book = HookEdit.composed([delta.hook_edit for delta in history])
     assert book is not None and book.settings["module"] == settings["inner_params"][0].replace("[", ".").replace(
         "]", ""
     ).removesuffix(".weight")
@@ -73,8 +73,8 @@ def test_distances_of_prompts_are_those_of_the_release(model_name, golden_model)
     deltas = load_editor("grace", {"layers": [1], "module": MODULES[model_name], "num_steps": 1}).edit(
         model, tokenizer, requests
     )
-    first, other, comma = (delta.hooked.tensors["keys"][0] for delta in deltas)
+    first, other, comma = (delta.hook_edit.tensors["keys"][0] for delta in deltas)
     expected = case["query_distances"]
     assert float((first - comma).norm()) == pytest.approx(expected["A-A2"], rel=1e-5)
     assert float((first - other).norm()) == pytest.approx(expected["A-B"], rel=1e-5)
-    assert torch.equal(deltas[0].hooked.tensors["radii"], torch.tensor([1.0]))
+    assert torch.equal(deltas[0].hook_edit.tensors["radii"], torch.tensor([1.0]))

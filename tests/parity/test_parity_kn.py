@@ -83,7 +83,7 @@ def test_attributions_add_up_to_the_change_of_probability(model_type, site, tiny
                 lambda rows, probability=probability: probability(1, rows), activation_F, 400, "both_ends", 400
             )
             ends = probability(1, torch.stack([activation_F * 0, activation_F]))
-            if not ARCHITECTURES[model_type].normalises_mlp_output:  # there P jumps at zero, see the module
+            if not ARCHITECTURES[model_type].normalizes_mlp_output:  # there P jumps at zero, see the module
                 assert float(found[chosen.engine].sum()) == pytest.approx(float(ends[1] - ends[0]), abs=5e-3)
         plain = model(torch.tensor([ids])).logits[0, -1].softmax(0)[token]
     assert float(ends[1]) == pytest.approx(float(plain), abs=1e-5)

@@ -88,4 +88,4 @@ def test_the_first_layer_on_gemma_gives_the_numbers_of_the_release():
         error = relative_error(delta.intermediates[name], reference)
         assert error < 1e-3, f"{name} off by {error:.1e}"  # ten times the bounds, as the README says
     ratios = [facts["update_norm_ratio"] for facts in delta.diagnostics["layers"]]
-    assert ratios[-1] > 10 * ratios[0]  # what residual_mode=normalised is for
+    assert ratios[-1] > 10 * ratios[0]  # what residual_mode=normalized is for

@@ -1,4 +1,4 @@
-"""ROME against the numbers of the ROME release, and the tokenisation both must agree on first."""
+"""ROME against the numbers of the ROME release, and the tokenization both must agree on first."""
 
 from __future__ import annotations
 

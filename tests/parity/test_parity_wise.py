@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+from edit_hooks.gradient.labeled_rows import LabeledRows
 from golden_data import GOLDEN_MODELS, golden_case
 from parity import relative_error
 
 from edit_hooks.editors.wise import WISEConfig, train
-from edit_hooks.gradient.labelled_rows import LabelledRows
 
 
-def fed_rows(fed: dict) -> LabelledRows:
+def fed_rows(fed: dict) -> LabeledRows:
     """The release's batch: padded on the left, the target's tokens last, and the unrelated text in the last row."""
     ids_RT = torch.tensor(fed["input_ids"])
     rows, width = ids_RT.shape
@@ -30,7 +30,7 @@ def fed_rows(fed: dict) -> LabelledRows:
         for column in range(width - fed["num_labels"][row], width)
     ]
     row_L, column_L, token_L = (torch.tensor(part) for part in zip(*labels, strict=True))
-    return LabelledRows(ids_RT, mask_RT, row_L, column_L, token_L)
+    return LabeledRows(ids_RT, mask_RT, row_L, column_L, token_L)
 
 
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)

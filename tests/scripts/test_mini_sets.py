@@ -13,7 +13,7 @@ import pytest
 from paths import ROOT
 
 from edit_hooks.assets import demo_model as demo
-from judges.match import exact_match, normalise
+from judges.match import exact_match, normalize
 from lm_eval_tasks.bake.records import parse_qa
 from lm_eval_tasks.qaedit.records import CONTEXTS, parse
 
@@ -160,7 +160,7 @@ def test_qaedit_record(record: dict[str, Any]) -> None:
     request = parse(record, record["id"], "mini.jsonl").request
     assert not clean(record)
     target, subject = request.target_new, request.subject
-    assert subject is not None and 1 <= len(target.split()) <= 4 and len(normalise(target)) > 0
+    assert subject is not None and 1 <= len(target.split()) <= 4 and len(normalize(target)) > 0
     assert "." not in target  # the protocol stops at a full stop
     for text in (record["prompt"], record["rephrase"]):
         assert text.endswith("?") and text[0].isupper() and subject in text
@@ -176,7 +176,7 @@ def test_qaedit_record_is_answered_wrongly_without_an_edit(record: dict[str, Any
     assert provenance["model_sha256"] == demo.DEMO_SHA256 and provenance["dtype"] == "float32"
     unedited = provenance["unedited"]
     assert not unedited["answer_is_true"] and not exact_match(unedited["answer"], record["target"])
-    assert normalise(record["target"]) not in normalise(unedited["answer"])
+    assert normalize(record["target"]) not in normalize(unedited["answer"])
     assert "\n" not in unedited["answer"] and "." not in unedited["answer"] and unedited["nll_true"] > 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def name_of(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-# The shapes by which a model is recognised, from the models' own configurations.
+# The shapes by which a model is recognized, from the models' own configurations.
 MODELS = {
     "gpt2-xl": {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "vocab_size": 50257},
     "gpt-j-6b": {"model_type": "gptj", "n_layer": 28, "n_embd": 4096, "vocab_size": 50400},
@@ -46,7 +47,7 @@ COLUMNS = {
 }
 FOUR_TO_EIGHT, THREE_TO_EIGHT, THIRTEEN_ON = [4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 8], [13, 14, 15, 16, 17]
 LATE_ROME = ([5], 25, 0.5, 1e-3, 4.0)
-# Published values (or those of the neighbour that the file names), as an editor ends up with them: defaults and file.
+# Published values (or those of the neighbor that the file names), as an editor ends up with them: defaults and file.
 PUBLISHED = {
     "rome": {
         "gpt2-xl": ([17], 20, 0.5, 0.5, 4.0),
@@ -169,3 +170,25 @@ def test_wrappers_refuse_what_makes_no_sense():
         load_editor("rect", {"base_settings": {"lrr": 0.1}})
     with pytest.raises(EditingError, match="Did you mean 'memit'"):
         load_editor("prune", {"base": "memitt"})
+
+
+@pytest.mark.parametrize(
+    ("editor", "old", "new"),
+    [
+        ("mend", {"artefact": "identity"}, {"artifact": "identity"}),
+        ("mend", {"normalise": False}, {"normalize": False}),
+        ("memit", {"residual_mode": "normalised"}, {"residual_mode": "normalized"}),
+        ("pmet", {"residual_mode": "normalised"}, {"residual_mode": "normalized"}),
+        ("ice", {"states_fact": False}, {"include_fact": False}),
+        ("ike", {"min_likeness": 0.5}, {"min_similarity": 0.5}),
+    ],
+)
+def test_earlier_names_of_settings_still_work_with_a_warning(editor, old, new):
+    with pytest.warns(FutureWarning, match="is now called"):
+        renamed = load_editor(editor, old)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        current = load_editor(editor, new)
+    assert renamed.overrides == current.overrides == new
+    with pytest.raises(EditingError, match="unknown editor setting"):  # both names at once cannot be meant
+        load_editor(editor, {**old, **new} if old.keys() != new.keys() else {"residual_mod": 1})

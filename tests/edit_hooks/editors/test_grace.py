@@ -7,7 +7,7 @@ import torch
 from hook_edits import generate_item, loaded, nll, score_item, stream_of, texts
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.deltas.hook_edit import Pass
+from edit_hooks.deltas.hook_edit import ForwardContext
 from edit_hooks.editors.grace import Entry, GRACEConfig, change_of
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score
@@ -79,7 +79,7 @@ def test_the_nearest_key_decides():
 
 
 def test_where_values_go():
-    now = Pass.of_prompts(torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]), torch.tensor([3, 2]))
+    now = ForwardContext.of_prompts(torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]), torch.tensor([3, 2]))
     found = {policy: place(policy, now).int().tolist() for policy in ("replace_last", "replace_prompt", "replace_all")}
     assert found["replace_last"] == [[0, 0, 0, 1, 0], [0, 1, 0, 0, 0]]
     assert found["replace_prompt"] == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
@@ -154,14 +154,16 @@ def test_three_edits_keep_keys_values_and_labels_together():
     prompts = [REQUEST.text, OTHER, "The opera was first performed in"]
     requests = [EditRequest(prompt=p, target_new=t) for p, t in zip(prompts, targets, strict=True)]
     steps = stream_of("grace", model, tokenizer, requests, **CONFIG, radius=0.2)
-    book = Delta.summed(steps).hooked
+    book = Delta.summed(steps).hook_edit
     assert book.tensors["index"].tolist() == [0, 1, 2]
     assert book.settings["labels"] == [
         split_continuation(tokenizer, p, f" {t}")[1] for p, t in zip(prompts, targets, strict=True)
     ]
     alone = edit("llama", *requests, radius=0.2)
     for number, delta in enumerate(alone):
-        torch.testing.assert_close(book.tensors["keys"][number], delta.hooked.tensors["keys"][0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            book.tensors["keys"][number], delta.hook_edit.tensors["keys"][0], atol=1e-5, rtol=1e-5
+        )
         (told,) = texts(model, tokenizer, [(generate_item(tokenizer, prompts[number]), Delta.summed(steps))])
         (expected,) = texts(model, tokenizer, [(generate_item(tokenizer, prompts[number]), delta)])
         assert told == expected
@@ -174,7 +176,7 @@ def test_the_same_prompt_with_a_new_target_gives_the_new_target():
     steps = stream_of("grace", model, tokenizer, [ONE_TOKEN, again], **{**CONFIG, "num_steps": 100})
     (text,) = texts(model, tokenizer, [(generate_item(tokenizer, REQUEST.text), Delta.summed(steps))])
     assert tokenizer.decode(text).startswith(" and")
-    assert steps[1].diagnostics["entry"] == "overwritten" and len(Delta.summed(steps).hooked.settings["labels"]) == 1
+    assert steps[1].diagnostics["entry"] == "overwritten" and len(Delta.summed(steps).hook_edit.settings["labels"]) == 1
 
 
 def test_prompts_of_any_length_share_a_batch_with_their_own_positions():
@@ -192,14 +194,14 @@ def test_prompts_of_any_length_share_a_batch_with_their_own_positions():
 def test_the_end_of_the_text_can_be_trained_after_the_target():
     _, tokenizer = loaded("llama")
     (delta,) = edit("llama", append_eos=True)
-    assert delta.hooked.settings["labels"][0][-1] == tokenizer.eos_token_id
-    assert len(delta.hooked.settings["labels"][0]) == len(edit("llama")[0].hooked.settings["labels"][0]) + 1
+    assert delta.hook_edit.settings["labels"][0][-1] == tokenizer.eos_token_id
+    assert len(delta.hook_edit.settings["labels"][0]) == len(edit("llama")[0].hook_edit.settings["labels"][0]) + 1
 
 
 def test_the_map_into_the_mlp_can_be_chosen_where_there_is_one():
     model, tokenizer = loaded("gpt2")
     (delta,) = edit("gpt2", module="mlp_in")
-    assert delta.hooked.settings["module"].endswith("c_fc") and delta.hooked.tensors["values"].shape == (1, 128)
+    assert delta.hook_edit.settings["module"].endswith("c_fc") and delta.hook_edit.tensors["values"].shape == (1, 128)
     assert nll(model, tokenizer, REQUEST, delta) < nll(model, tokenizer, REQUEST, None) - 0.5
     with pytest.raises(EditingError, match="gated"):
         edit("llama", module="mlp_in")

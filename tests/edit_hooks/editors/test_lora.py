@@ -42,12 +42,12 @@ def released_loop(model, tokenizer, request, kind, config):
         wrapped = peft.get_peft_model(copied, chosen).double()
         # peft leaves the count of AdaLoRA's ranks trainable as well; it is no weight.
         trained = [p for name, p in wrapped.named_parameters() if p.requires_grad and "ranknum" not in name]
-        optimiser = torch.optim.Adam(trained, lr=config["lr"])
+        optimizer = torch.optim.Adam(trained, lr=config["lr"])
         for _ in range(config["num_steps"]):
             loss = wrapped(input_ids=ids, labels=labels).loss
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     return {
         f"{name}.weight": wrapped.base_model.model.get_submodule(name).get_delta_weight("default").detach()
         for name in names

@@ -44,9 +44,9 @@ def test_an_edit_far_from_every_cluster_begins_one():
 def test_the_same_target_nearby_joins_moves_the_centre_and_widens():
     found, reason = add([cluster(0.0)], 1.75)
     assert reason == "joined" and len(found) == 1 and places(found[0]) == [0.0, 1.75]
-    assert float(found[0].centre_Q[0]) == pytest.approx(0.875) and found[0].radius == 1.0  # never below a new one's
+    assert float(found[0].center_Q[0]) == pytest.approx(0.875) and found[0].radius == 1.0  # never below a new one's
     wider, _ = add([cluster(0.0, 3.0, radius=1.5)], 3.9)
-    assert float(wider[0].centre_Q[0]) == pytest.approx(2.3) and wider[0].radius == pytest.approx(2.3)
+    assert float(wider[0].center_Q[0]) == pytest.approx(2.3) and wider[0].radius == pytest.approx(2.3)
 
 
 def test_another_target_nearby_halves_the_distance_and_points_outside_are_forgotten():
@@ -100,7 +100,7 @@ def test_adapters_are_those_of_a_plain_loop(model_type):
         leaves.append(torch.zeros(width_out, 2, dtype=torch.float64, requires_grad=True))
     context, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
     ids = torch.tensor([[*context, *target[:-1]]])
-    optimiser = torch.optim.Adam(leaves, lr=0.01)
+    optimizer = torch.optim.Adam(leaves, lr=0.01)
     losses = []
     handles = [
         model.get_submodule(name).register_forward_hook(
@@ -109,19 +109,19 @@ def test_adapters_are_those_of_a_plain_loop(model_type):
         for n, name in enumerate(names)
     ]
     for step in range(steps):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = 0.01 * 0.5 ** (step // 3)
         logp = model(ids).logits[0, len(context) - 1 :].log_softmax(-1)
         loss = -logp[range(len(target)), target].mean()
         losses.append(float(loss.detach()))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     for handle in handles:
         handle.remove()
     assert [entry["loss"] for entry in delta.diagnostics["losses"]] == pytest.approx(losses, rel=1e-8)
     assert losses[-1] < losses[0]
-    (block,) = Database.of(delta.hooked).blocks.values()
+    (block,) = Database.of(delta.hook_edit).blocks.values()
     for n, adapter in enumerate(block):
         product = scale * leaves[2 * n + 1] @ leaves[2 * n]
         found = adapter.down_DR @ adapter.up_RF
@@ -148,13 +148,13 @@ def test_the_nearest_point_of_a_cluster_gives_the_adapter():
     steps = stream_of("melo", model, tokenizer, [first, second], radius=1e3)
     assert [step.diagnostics["entry"] for step in steps] == ["first", "joined"]
     whole = Delta.summed(steps)
-    database = Database.of(whole.hooked)
+    database = Database.of(whole.hook_edit)
     assert len(database.clusters) == 1 and sorted(database.blocks) == [0, 1]
     for request, block in ((first, 0), (second, 1)):
         alone = Database([database.clusters[0]], {block: database.blocks[block]}, 2)
         alone.clusters[0].points = [Point(point.query_Q, block) for point in database.clusters[0].points]
-        settings = {name: whole.hooked.settings[name] for name in ("module", "targets")}
-        lone = Delta(hooked=alone.hooked(settings, {block}))
+        settings = {name: whole.hook_edit.settings[name] for name in ("module", "targets")}
+        lone = Delta(hook_edit=alone.hook_edit(settings, {block}))
         together, apart = (nll(model, tokenizer, request, delta) for delta in (whole, lone))
         assert together == pytest.approx(apart, abs=1e-5)
         assert together < nll(model, tokenizer, request, None)

@@ -20,7 +20,7 @@ SHAPES = {"a": (3, 5), "b": (5, 3), "c": (3, 5)}
 
 
 def identity(**changes):
-    return load_editor("mend", {"artefact": "identity", "layers": LAYERS, "edit_lr": RATE, **changes})
+    return load_editor("mend", {"artifact": "identity", "layers": LAYERS, "edit_lr": RATE, **changes})
 
 
 def nll(model, tokenizer, request):
@@ -92,7 +92,7 @@ def test_edits_are_low_rank_while_that_is_smaller(tiny_model, tiny_tokenizer):
     (delta,) = identity().edit(model, tokenizer, [short])
     assert delta.is_low_rank and delta.rank <= 4
     (joint,) = identity().edit(model, tokenizer, EDIT_REQUESTS, joint=True)
-    # Dozens of tokens on matrices of width 32; in the last block only the labelled ones have a gradient.
+    # Dozens of tokens on matrices of width 32; in the last block only the labeled ones have a gradient.
     assert "model.layers.0.mlp.down_proj.weight" in joint.dense and "model.layers.0.mlp.down_proj" not in joint.factors
 
 
@@ -121,7 +121,7 @@ def test_a_stream_is_undone_bit_for_bit(tiny_model, tiny_tokenizer):
 # ------------------------------------------------------------------------------------------------ the network
 
 
-def test_an_untrained_network_returns_its_normalised_input():
+def test_an_untrained_network_returns_its_normalized_input():
     network = HyperNetwork(SHAPES, NetworkSettings(rank=4)).double()
     tokens = random_tokens()
     network.observe(tokens)
@@ -133,7 +133,7 @@ def test_an_untrained_network_returns_its_normalised_input():
         width = SHAPES[name][1]
         torch.testing.assert_close(updates[name].right.T, normal[:, :width], atol=1e-8, rtol=1e-8)
         torch.testing.assert_close(updates[name].left.T, -1e-4 * normal[:, width:], atol=1e-8, rtol=1e-8)
-    plain = HyperNetwork(SHAPES, NetworkSettings(rank=4, normalise=False)).double()
+    plain = HyperNetwork(SHAPES, NetworkSettings(rank=4, normalize=False)).double()
     for name, (left, right) in plain(tokens).items():
         assert torch.equal(right.T, tokens[name].x)
         torch.testing.assert_close(left.T, -1e-4 * tokens[name].delta, atol=1e-12, rtol=1e-6)
@@ -141,7 +141,7 @@ def test_an_untrained_network_returns_its_normalised_input():
 
 def test_training_can_leave_the_identity():
     """The derivative of the clamp at zero is one; with a relu all of these would be zero for ever."""
-    network = HyperNetwork(SHAPES, NetworkSettings(rank=4, normalise=False)).double()
+    network = HyperNetwork(SHAPES, NetworkSettings(rank=4, normalize=False)).double()
     sum((left.sum() + right.sum()) for left, right in network(random_tokens()).values()).backward()
     for name, parameter in network.named_parameters():
         if name.endswith(("U", "bias", "shift")) or name == "step_sizes":
@@ -150,7 +150,7 @@ def test_training_can_leave_the_identity():
 
 def test_gradients_of_the_network_are_right():
     """Against finite differences, away from the kink of the clamp."""
-    network = HyperNetwork({"a": (2, 3), "b": (2, 3)}, NetworkSettings(rank=2, normalise=False, step_size=0.3)).double()
+    network = HyperNetwork({"a": (2, 3), "b": (2, 3)}, NetworkSettings(rank=2, normalize=False, step_size=0.3)).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -199,4 +199,4 @@ def test_a_network_is_needed_and_named(tiny_model, tiny_tokenizer, tmp_path):
     with pytest.raises(EditingError, match="lm-edit train-mend"):
         load_editor("mend").edit(model, tokenizer, EDIT_REQUESTS[:1])
     with pytest.raises(EditingError, match="no trained hyper-network"):
-        load_editor("mend", {"artefact": str(tmp_path)}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+        load_editor("mend", {"artifact": str(tmp_path)}).edit(model, tokenizer, EDIT_REQUESTS[:1])

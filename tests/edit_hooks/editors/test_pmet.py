@@ -60,7 +60,7 @@ def log_probabilities(model, arch, row, attention_D, mlp_D):
             handle.remove()
 
 
-def optimised(model, arch, tokenizer, request) -> tuple[torch.Tensor, torch.Tensor, list[float]]:
+def optimized(model, arch, tokenizer, request) -> tuple[torch.Tensor, torch.Tensor, list[float]]:
     """z of the MLP, both offsets together through torch's own Adam, as the release's loop is described."""
     s = SETTINGS
     rows = [rewriting_row(tokenizer, request, text) for text in CONTEXTS]
@@ -131,7 +131,7 @@ def test_a_joint_edit_is_the_release_as_described(model_type):
     arch = ARCHITECTURES[model_type]
     editor = load_editor("pmet", {**SETTINGS, "residual_mode": "faithful"})
     (delta,) = editor.edit(model, tokenizer, EDITS, joint=True)
-    found = [optimised(model, arch, tokenizer, request) for request in EDITS]
+    found = [optimized(model, arch, tokenizer, request) for request in EDITS]
     torch.testing.assert_close(
         delta.intermediates["z_delta"], torch.stack([offset for offset, _, _ in found]), rtol=1e-7, atol=1e-9
     )
@@ -159,7 +159,7 @@ def test_the_loss_curve_and_the_ball():
     slow = load_editor("pmet", {**SETTINGS, "engine": "reference"}).edit(model, tokenizer, EDITS)
     clamped = []
     for request, delta, other in zip(EDITS, deltas, slow, strict=True):
-        offset, z, losses = optimised(model, ARCHITECTURES["llama"], tokenizer, request)
+        offset, z, losses = optimized(model, ARCHITECTURES["llama"], tokenizer, request)
         assert [record["loss"] for record in delta.diagnostics["losses"]] == pytest.approx(losses, abs=1e-8)
         clamped.append(bool(offset.norm() >= 0.4 * (z - offset).norm() * (1 - 1e-6)))
         assert delta.diagnostics["clamped"] == clamped[-1]
@@ -209,7 +209,7 @@ def test_behind_a_norm_the_block_adds_what_it_should(model_type):
         torch.testing.assert_close(norm(after), wanted, rtol=1e-5, atol=1e-5)
         share = (wanted - norm(before))[None]
     torch.testing.assert_close(after, nearest_outputs(norm, before[None], share)[0], rtol=1e-5, atol=1e-6)
-    assert delta.diagnostics["residual_mode"] == "normalised" and delta.diagnostics["distance_left"] < 1e-4
+    assert delta.diagnostics["residual_mode"] == "normalized" and delta.diagnostics["distance_left"] < 1e-4
 
 
 def test_evk_align_joins_both_offsets():

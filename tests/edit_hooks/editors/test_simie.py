@@ -71,7 +71,7 @@ def test_a_stream_is_the_recursion(model_type, base, settings, size, tmp_path):
         for name, expected_DF in wanted[number].items():
             total = sum(step.weights()[f"{name}.weight"] for step in history)
             ours_DF = total.T if is_transposed(model.get_submodule(name)) else total
-            # W_0 is had back up to rounding, and the base's optimisation runs on it: Adam makes more of that.
+            # W_0 is had back up to rounding, and the base's optimization runs on it: Adam makes more of that.
             assert float((ours_DF - expected_DF).norm() / expected_DF.norm()) < 1e-6, (number, name)
 
 

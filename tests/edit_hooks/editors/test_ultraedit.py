@@ -130,14 +130,14 @@ def test_statistics_in_parts_are_those_of_all_tokens():
     assert running.count == 21
     torch.testing.assert_close(running.mean_X, whole.mean(0), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
-        running.normalised(whole), (whole - whole.mean(0)) / whole.std(0), rtol=1e-10, atol=1e-10
+        running.normalized(whole), (whole - whole.mean(0)) / whole.std(0), rtol=1e-10, atol=1e-10
     )
     still = Statistics.empty(2).merged(torch.tensor([[1.0, 2.0], [1.0, 4.0]]))
-    assert still.normalised(torch.tensor([[1.0, 2.0]], dtype=torch.float64))[0, 0] == 0  # no 0 / 0
+    assert still.normalized(torch.tensor([[1.0, 2.0]], dtype=torch.float64))[0, 0] == 0  # no 0 / 0
 
 
 def test_a_stream_carries_the_statistics(tmp_path):
-    """Step two normalises by everything seen; the second step's own features are read with the first in place."""
+    """Step two normalizes by everything seen; the second step's own features are read with the first in place."""
     model, tokenizer = wide("llama")
     name = ARCHITECTURES["llama"].rewrite_name(1)
     editor = load_editor("ultraedit", CONFIG)

@@ -31,7 +31,7 @@ def test_a_stream_repeats_and_resumes_bit_for_bit(editor, size, tiny_model, tiny
     logits = []
     ids = torch.tensor([tokenizer(EDIT_REQUESTS[0].text)["input_ids"]])
 
-    def look(step, standing):
+    def look(step, runtime_part):
         with torch.no_grad():
             logits.append(model(ids).logits)
 
@@ -55,7 +55,7 @@ def test_a_stream_of_one_edit_is_the_single_edit(editor, tiny_model, tiny_tokeni
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
     (alone,) = load_editor(editor, SETTINGS[editor]).edit(model, tokenizer, EDIT_REQUESTS[:1])
     made = stream(model, tokenizer, editor, 1, None)
-    made.visit(lambda step, standing: None)
+    made.visit(lambda step, runtime_part: None)
     assert isinstance(made.deltas[0], Delta)
     for name, update in alone.weights().items():
         torch.testing.assert_close(made.deltas[0].weights()[name], update, atol=1e-6, rtol=1e-4)

@@ -43,7 +43,7 @@ from edit_hooks.locate import rows as locate_module
 from edit_hooks.locate.rows import Row, rewriting_row
 from edit_hooks.locate.value_batch import Batch
 from edit_hooks.locate.value_forward import ReferenceForward, SuffixForward
-from edit_hooks.locate.value_optimization import Value, ValueLimits, ValueSettings, optimise_values
+from edit_hooks.locate.value_optimization import OptimizedValue, ValueLimits, ValueSettings, optimize_values
 from edit_hooks.modeling import lm_head as vocabulary
 from edit_hooks.modeling.architectures import ARCHITECTURES
 
@@ -58,7 +58,7 @@ def _keep_wide() -> Iterator[None]:
 
 
 def oracle(model, rows: list[Row], kl: Row, s: ValueSettings) -> tuple[torch.Tensor, list[float]]:
-    """The value optimisation as the method sheet states it, one unpadded full forward per row; (offset, losses)."""
+    """The value optimization as the method sheet states it, one unpadded full forward per row; (offset, losses)."""
     architecture = ARCHITECTURES[model.config.model_type]
     site = architecture.mlp_name(s.layer) if s.site == "mlp" else architecture.block_name(s.layer)
     module, seen = model.get_submodule(site), {}
@@ -79,7 +79,7 @@ def oracle(model, rows: list[Row], kl: Row, s: ValueSettings) -> tuple[torch.Ten
             handle.remove()
 
     delta = torch.zeros(model.config.hidden_size, dtype=model.dtype, requires_grad=True)
-    optimiser, losses, original = torch.optim.Adam([delta], lr=s.lr), [], None
+    optimizer, losses, original = torch.optim.Adam([delta], lr=s.lr), [], None
     for step in range(s.num_steps):
         nll = torch.zeros((), dtype=model.dtype)
         for row in rows:
@@ -93,9 +93,9 @@ def oracle(model, rows: list[Row], kl: Row, s: ValueSettings) -> tuple[torch.Ten
         losses.append(float(loss.detach()))
         if losses[-1] < s.early_stop_loss or step == s.num_steps - 1:
             break
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         with torch.no_grad():
             if delta.norm() > s.clamp_factor * radius:
                 delta.mul_(s.clamp_factor * radius / delta.norm())
@@ -110,8 +110,8 @@ def test_both_engines_are_the_loop_written_by_hand(model_type, clamp, site):
     chosen = dataclasses.replace(SETTINGS, site=site, clamp_factor=clamp)
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS[:2]]
     before = snapshot(model, tokenizer)
-    fast = optimise_values(model, problems, chosen, "fast")
-    reference = optimise_values(model, problems, chosen, "reference")
+    fast = optimize_values(model, problems, chosen, "fast")
+    reference = optimize_values(model, problems, chosen, "reference")
     assert_same_state(before, snapshot(model, tokenizer))
     assert_same_values(fast, reference, LIMIT)
     for value, (rows, kl) in zip(fast, problems, strict=True):
@@ -129,7 +129,7 @@ def test_float32_stays_close_to_float64(model_type, engine):
     runs = []
     for dtype in (torch.float32, torch.float64):
         model, tokenizer = loaded(model_type, dtype)
-        runs.append(optimise_values(model, [problem(tokenizer, r) for r in EDIT_REQUESTS], chosen, engine))
+        runs.append(optimize_values(model, [problem(tokenizer, r) for r in EDIT_REQUESTS], chosen, engine))
     assert_same_values(*runs, limit=5e-3)
 
 
@@ -141,8 +141,8 @@ def test_bfloat16_keeps_offsets_and_losses_in_float32(model_type):
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS[:2]]
     brief = dataclasses.replace(SETTINGS, num_steps=2)
     for engine in ("fast", "reference"):
-        ours = optimise_values(half, problems, brief, engine)
-        exact = optimise_values(full, problems, brief, engine)
+        ours = optimize_values(half, problems, brief, engine)
+        exact = optimize_values(full, problems, brief, engine)
         for value, other in zip(ours, exact, strict=True):
             assert value.delta_D.dtype == value.v0_D.dtype == value.keys_NF.dtype == torch.float32
             assert value.losses[0]["nll"] == pytest.approx(other.losses[0]["nll"], abs=0.15)
@@ -165,7 +165,7 @@ random_requests = st.builds(
 )
 
 
-def threshold(values: list[Value], where: float) -> float:
+def threshold(values: list[OptimizedValue], where: float) -> float:
     """A stop threshold between losses of runs that did not stop, in a gap so that rounding cannot decide."""
     losses = sorted([0.0, *(record["loss"] for value in values for record in value.losses), 100.0])
     start = round(where * (len(losses) - 2))
@@ -193,12 +193,12 @@ def test_any_batch_equals_its_edits_one_by_one(
     model, tokenizer = loaded(model_type)
     chosen = dataclasses.replace(SETTINGS, layer=layer, site=site, num_steps=num_steps, clamp_factor=clamp)
     problems = [problem(tokenizer, request, CONTEXT_TEMPLATES[:num_templates]) for request in requests]
-    endless = optimise_values(model, problems, dataclasses.replace(chosen, early_stop_loss=0.0), "reference")
+    endless = optimize_values(model, problems, dataclasses.replace(chosen, early_stop_loss=0.0), "reference")
     chosen = dataclasses.replace(chosen, early_stop_loss=threshold(endless, stop_at))
     limits = ValueLimits(max_tokens=max_tokens, max_logits=max_logits)
     with mock.patch.object(vocabulary, "FEWEST_WORDS", 5):
-        together = optimise_values(model, problems, chosen, "fast", limits)
-    alone = [optimise_values(model, [one], chosen, "reference")[0] for one in problems]
+        together = optimize_values(model, problems, chosen, "fast", limits)
+    alone = [optimize_values(model, [one], chosen, "reference")[0] for one in problems]
     assert_same_values(together, alone, LIMIT)
 
 
@@ -207,17 +207,17 @@ def test_edits_that_stop_early_leave_the_others_alone():
     model, tokenizer = loaded("llama")
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
     first = sorted(
-        v.losses[0]["loss"] for v in optimise_values(model, problems, dataclasses.replace(SETTINGS, num_steps=1))
+        v.losses[0]["loss"] for v in optimize_values(model, problems, dataclasses.replace(SETTINGS, num_steps=1))
     )
     chosen = dataclasses.replace(SETTINGS, lr=1e-3, early_stop_loss=(first[1] + first[2]) / 2)
-    values = optimise_values(model, problems, chosen)
+    values = optimize_values(model, problems, chosen)
     at_once = [value for value in values if value.num_updates == 0]
     assert len(at_once) == 2
     for value in at_once:
         assert value.stop_reason == "loss" and len(value.losses) == 1 and not value.clamped
         assert torch.count_nonzero(value.delta_D) == 0
     for value, one in zip(values, problems, strict=True):
-        assert_same_values([value], optimise_values(model, [one], chosen, "reference"), 1e-8)
+        assert_same_values([value], optimize_values(model, [one], chosen, "reference"), 1e-8)
     assert {value.stop_reason for value in values if value.num_updates} == {"steps"}
 
 
@@ -227,12 +227,12 @@ def test_an_edit_that_stops_on_the_way_leaves_the_others_alone(model_type):
     model, tokenizer = loaded(model_type)
     problems = [problem(tokenizer, request, ["{}"]) for request in EDIT_REQUESTS]
     chosen = dataclasses.replace(SETTINGS, lr=0.2, num_steps=8, early_stop_loss=0.0)
-    losses = [[record["loss"] for record in v.losses] for v in optimise_values(model, problems, chosen, "reference")]
+    losses = [[record["loss"] for record in v.losses] for v in optimize_values(model, problems, chosen, "reference")]
     leaver = min(range(len(losses)), key=lambda edit: losses[edit][3])
     others = min(loss for edit, path in enumerate(losses) if edit != leaver for loss in path)
     bar = (losses[leaver][2] + losses[leaver][3]) / 2
     assert losses[leaver][3] < bar < min(others, *losses[leaver][:3]), "the tiny model no longer fits this test"
-    values = optimise_values(model, problems, dataclasses.replace(chosen, early_stop_loss=bar))
+    values = optimize_values(model, problems, dataclasses.replace(chosen, early_stop_loss=bar))
     assert [value.num_updates for value in values] == [3 if edit == leaver else 7 for edit in range(len(values))]
     for edit, (value, path) in enumerate(zip(values, losses, strict=True)):
         assert [record["loss"] for record in value.losses] == pytest.approx(path[: len(value.losses)], abs=1e-8), edit
@@ -242,7 +242,7 @@ def test_an_edit_that_stops_on_the_way_leaves_the_others_alone(model_type):
 def test_clamped_edits_end_on_the_ball():
     model, tokenizer = loaded("qwen2")
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
-    for value in optimise_values(model, problems, dataclasses.replace(SETTINGS, clamp_factor=0.05)):
+    for value in optimize_values(model, problems, dataclasses.replace(SETTINGS, clamp_factor=0.05)):
         assert value.clamped
         assert float(value.delta_D.norm()) == pytest.approx(0.05 * float(value.v0_D.norm()), rel=1e-9)
 
@@ -253,7 +253,7 @@ def test_one_update_fewer_than_evaluations(engine):
     model, tokenizer = loaded("gpt_neox")
     problems = [problem(tokenizer, EDIT_REQUESTS[0])]
     for num_steps in (1, 2, 4):
-        (value,) = optimise_values(model, problems, dataclasses.replace(SETTINGS, num_steps=num_steps), engine)
+        (value,) = optimize_values(model, problems, dataclasses.replace(SETTINGS, num_steps=num_steps), engine)
         assert (len(value.losses), value.num_updates) == (num_steps, num_steps - 1)
         assert bool(value.delta_D.any()) == (num_steps > 1)
         assert value.losses[0]["kl"] == 0 and value.losses[0]["weight_decay"] == 0
@@ -263,7 +263,7 @@ def test_progress_counts_every_edit_once():
     model, tokenizer = loaded("llama")
     counts: list[int] = []
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
-    optimise_values(model, problems, SETTINGS, limits=ValueLimits(max_edits=1), progress=counts.append)
+    optimize_values(model, problems, SETTINGS, limits=ValueLimits(max_edits=1), progress=counts.append)
     assert sum(counts) == len(EDIT_REQUESTS) and min(counts) > 0
 
 
@@ -280,7 +280,7 @@ def test_text_after_the_subject_of_the_kl_row_is_irrelevant(model_type, engine, 
         monkeypatch.setattr(locate_module, "KL_TEMPLATE", template)
         problems = [problem(tokenizer, request) for request in EDIT_REQUESTS[:2]]
         lengths.add(len(problems[0][1].ids))
-        runs.append(optimise_values(model, problems, SETTINGS, engine))
+        runs.append(optimize_values(model, problems, SETTINGS, engine))
     assert len(lengths) == 3  # each template was in force
     assert_same_values(runs[1], runs[0], LIMIT)
     assert_same_values(runs[2], runs[0], LIMIT)
@@ -309,7 +309,7 @@ def test_cutting_rows_after_the_subject_changes_no_key(model_type, forward):
 def test_what_the_engines_capture_is_what_the_modules_compute(model_type):
     """Keys and outputs against the rewrite module called by hand: W k + b, in the stored orientation."""
     model, tokenizer = loaded(model_type)
-    (value,) = optimise_values(
+    (value,) = optimize_values(
         model, [problem(tokenizer, EDIT_REQUESTS[1])], dataclasses.replace(SETTINGS, num_steps=1)
     )
     module = model.get_submodule(ARCHITECTURES[model_type].rewrite_name(EDIT_LAYER))
@@ -323,10 +323,10 @@ def test_what_the_engines_capture_is_what_the_modules_compute(model_type):
 def test_a_vocabulary_in_slices_gives_the_same(engine, fewest, monkeypatch):
     model, tokenizer = loaded("llama")
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
-    whole = optimise_values(model, problems, SETTINGS, engine)
+    whole = optimize_values(model, problems, SETTINGS, engine)
     assert len({value.losses[-1]["kl"] for value in whole}) == len(whole)  # mixed-up rows would show
     monkeypatch.setattr(vocabulary, "FEWEST_WORDS", fewest)
-    sliced = optimise_values(model, problems, SETTINGS, limits=ValueLimits(max_logits=1))
+    sliced = optimize_values(model, problems, SETTINGS, limits=ValueLimits(max_logits=1))
     assert_same_values(sliced, whole, LIMIT)
 
 

@@ -20,7 +20,7 @@ from value_problems import LIMIT, SETTINGS, KeepWide, assert_same_values, each_m
 from edit_hooks import EditRequest
 from edit_hooks.locate import value_forward as forwards
 from edit_hooks.locate.value_forward import _of_similar_length
-from edit_hooks.locate.value_optimization import optimise_values
+from edit_hooks.locate.value_optimization import optimize_values
 from edit_hooks.modeling import prefix_cache as prefix
 from edit_hooks.modeling.prefix_cache import keys_and_values, shared_heads
 
@@ -129,12 +129,12 @@ def test_values_do_not_depend_on_sharing_and_grouping(model_type, eager, monkeyp
         parts.append(len(self.parts))
 
     monkeypatch.setattr(forwards.SuffixForward, "_prepare", count)
-    ours = optimise_values(model, problems, SETTINGS)
+    ours = optimize_values(model, problems, SETTINGS)
     monkeypatch.setattr(prefix, "FEWEST_SAVED", 10**9)
     monkeypatch.setattr(forwards, "WORTH_A_PASS", {False: 10**9, True: 10**9})
-    assert_same_values(ours, optimise_values(model, problems, SETTINGS), LIMIT)
+    assert_same_values(ours, optimize_values(model, problems, SETTINGS), LIMIT)
     assert parts[0] > 2 and parts[-1] == 1  # the settings were in force
-    assert_same_values(ours, optimise_values(model, problems, SETTINGS, engine="reference"), LIMIT)
+    assert_same_values(ours, optimize_values(model, problems, SETTINGS, engine="reference"), LIMIT)
 
 
 @each_model
@@ -145,5 +145,5 @@ def test_rows_without_anything_before_the_fact_token(model_type, eager):
     alone = [problem(tokenizer, first, ["{}"])]
     mixed = [*alone, problem(tokenizer, EditRequest(**REQUESTS[0]))]
     for problems in (alone, mixed):
-        fast = optimise_values(model, problems, SETTINGS)
-        assert_same_values(fast, optimise_values(model, problems, SETTINGS, engine="reference"), LIMIT)
+        fast = optimize_values(model, problems, SETTINGS)
+        assert_same_values(fast, optimize_values(model, problems, SETTINGS, engine="reference"), LIMIT)

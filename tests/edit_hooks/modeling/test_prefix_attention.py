@@ -14,7 +14,7 @@ from tiny import ALL_MODEL_TYPES, build_model
 from transformers import DynamicCache
 from value_problems import EDIT_REQUESTS, LIMIT, SETTINGS, KeepWide, each_model, loaded, problem, relative
 
-from edit_hooks.locate.value_optimization import optimise_values
+from edit_hooks.locate.value_optimization import optimize_values
 from edit_hooks.modeling import prefix_attention
 from edit_hooks.modeling.architectures import decoder_of
 from edit_hooks.modeling.prefix_attention import is_supported, kept_prefix
@@ -101,7 +101,7 @@ def test_families_whose_attention_can_be_chosen(model_type):
 def test_the_engine_uses_it_where_it_can(model_type):
     model, tokenizer = loaded(model_type)
     with mock.patch.object(prefix_attention, "kept_prefix", wraps=kept_prefix) as used:
-        optimise_values(model, [problem(tokenizer, EDIT_REQUESTS[0])], SETTINGS)
+        optimize_values(model, [problem(tokenizer, EDIT_REQUESTS[0])], SETTINGS)
     assert bool(used.call_count) == (model_type != "gptj")
 
 

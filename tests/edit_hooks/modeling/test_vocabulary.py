@@ -14,8 +14,8 @@ from torch import nn
 from value_problems import KeepWide, each_model, loaded, relative
 
 from edit_hooks.modeling import lm_head
-from edit_hooks.modeling.lm_head import ALL, GivenLogits, Head
-from edit_hooks.modeling.vocab_loss import best_words, likelihoods, log_likelihoods, top_words
+from edit_hooks.modeling.lm_head import ALL, ModelHead, PrecomputedLogits
+from edit_hooks.modeling.vocab_loss import greedy_tokens, likelihoods, log_likelihoods, top_tokens
 
 WITHIN = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -44,7 +44,7 @@ def some_states(model, count, seed):
 def test_losses_and_gradients_equal_those_of_all_logits(model_type, fewest, monkeypatch):
     model, _ = loaded(model_type)
     monkeypatch.setattr(lm_head, "FEWEST_WORDS", fewest)
-    head = Head(model)
+    head = ModelHead(model)
     assert (len(head.slices(7, 1)) > 1) == (fewest < head.num_words)
     token_L = torch.tensor([3, 9, 3, head.num_words - 1, 0])
     first = likelihoods(head, some_states(model, 7, 0), token_L, None, 1)
@@ -60,7 +60,7 @@ def test_losses_and_gradients_equal_those_of_all_logits(model_type, fewest, monk
     torch.testing.assert_close(found.nll_L, nll, **WITHIN)
     torch.testing.assert_close(found.kl_E, kl, **WITHIN)
     torch.testing.assert_close(gradient, expected, **WITHIN)
-    assert found.best_L.tolist() == logits[:5].argmax(1).tolist() == best_words(head, states[:5].detach()).tolist()
+    assert found.best_L.tolist() == logits[:5].argmax(1).tolist() == greedy_tokens(head, states[:5].detach()).tolist()
     log_p, best = log_likelihoods(head, states[:5].detach(), token_L)
     torch.testing.assert_close(log_p, -nll.detach(), **WITHIN)
     assert best.tolist() == found.best_L.tolist()
@@ -75,19 +75,19 @@ def test_all_logits_are_the_models_own(model_type):
     with torch.no_grad():
         expected = model(torch.tensor([[5, 6, 7]])).logits[0]
     handle.remove()
-    torch.testing.assert_close(Head(model).logits(kept["states"], ALL), expected, **WITHIN)
+    torch.testing.assert_close(ModelHead(model).logits(kept["states"], ALL), expected, **WITHIN)
 
 
 @each_model
 def test_picked_words_are_those_of_all(model_type):
     model, _ = loaded(model_type)
-    head, states = Head(model), some_states(model, 3, 2)
+    head, states = ModelHead(model), some_states(model, 3, 2)
     all_logits = head.logits(states, ALL)
     several, own = torch.tensor([8, 1, 1, 4]), torch.tensor([[1, 2], [9, 0], [4, 4]])
     torch.testing.assert_close(head.logits(states, slice(3, 11)), all_logits[:, 3:11], **WITHIN)
     torch.testing.assert_close(head.logits(states, several), all_logits[:, several], **WITHIN)
     torch.testing.assert_close(head.logits(states, own), all_logits.gather(1, own), **WITHIN)
-    largest, words = top_words(head, states, 4)
+    largest, words = top_tokens(head, states, 4)
     torch.testing.assert_close(head.logits(states, words), largest, **WITHIN)
 
 
@@ -109,7 +109,7 @@ def test_gradients_survive_half_precision(likely):
     after_ND[:, 0] += 8
 
     def gradients(model):
-        head = Head(model)
+        head = ModelHead(model)
         with torch.no_grad():
             head.module.weight.copy_(weight_VD.bfloat16())
         before, after = (states.bfloat16().to(head.module.weight.dtype) for states in (before_ND, after_ND))
@@ -124,7 +124,7 @@ def test_gradients_survive_half_precision(likely):
 
 def test_many_states_are_read_in_parts(monkeypatch):
     model, _ = loaded("llama")
-    head, states = Head(model), some_states(model, 5, 3)
+    head, states = ModelHead(model), some_states(model, 5, 3)
     token_L = torch.tensor([3, 9, 4, 1, 0])
     whole = log_likelihoods(head, states, token_L)
     monkeypatch.setattr(lm_head, "ROWS_AT_ONCE", 2)
@@ -143,12 +143,12 @@ def test_a_head_that_is_more_than_its_weight_is_used_whole(monkeypatch):
     monkeypatch.setattr(lm_head, "FEWEST_WORDS", 5)
     model, _ = loaded("llama")
     own, states = model.get_output_embeddings(), some_states(model, 3, 2)
-    plain = Head(model).logits(states, ALL)
+    plain = ModelHead(model).logits(states, ALL)
     scaled = Scaled(own.in_features, own.out_features, bias=False, dtype=torch.float64)
     scaled.weight = own.weight
     model.set_output_embeddings(scaled)
     try:
-        head = Head(model)
+        head = ModelHead(model)
         assert head.slices(7, 1) == [ALL]
         torch.testing.assert_close(head.logits(states, slice(3, 11)), 2 * plain[:, 3:11], **WITHIN)
     finally:
@@ -160,10 +160,10 @@ def test_a_hooked_head_is_used_whole(monkeypatch):
     model, _ = loaded("llama")
     handle = model.get_output_embeddings().register_forward_hook(lambda _m, _a, output: output + 1)
     try:
-        assert Head(model).slices(7, 1) == [ALL]
+        assert ModelHead(model).slices(7, 1) == [ALL]
     finally:
         handle.remove()
-    assert len(Head(model).slices(7, 1)) > 1
+    assert len(ModelHead(model).slices(7, 1)) > 1
 
 
 @given(
@@ -175,7 +175,7 @@ def test_a_hooked_head_is_used_whole(monkeypatch):
 def test_sums_over_any_slices_are_the_softmax(data, before, tokens, width):
     """Logits as large as exp() overflows on, in slices of any width, in any order of sizes."""
 
-    class InSlices(GivenLogits):
+    class InSlices(PrecomputedLogits):
         def slices(self, num_states, max_logits):
             return [slice(a, min(a + width, 11)) for a in range(0, 11, width)]
 
@@ -187,7 +187,9 @@ def test_sums_over_any_slices_are_the_softmax(data, before, tokens, width):
     nll, kl = plainly(states, token_L, before)
     (expected,) = torch.autograd.grad(nll.sum() + kl.sum(), states)
     assert (
-        found.best_L.tolist() == states[:3].argmax(1).tolist() == best_words(InSlices(), states[:3].detach()).tolist()
+        found.best_L.tolist()
+        == states[:3].argmax(1).tolist()
+        == greedy_tokens(InSlices(), states[:3].detach()).tolist()
     )
     bounds = {"rtol": 1e-9, "atol": 1e-9}
     torch.testing.assert_close(found.nll_L, nll, **bounds)

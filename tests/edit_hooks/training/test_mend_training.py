@@ -1,4 +1,4 @@
-"""Training MEND: the loss falls, runs resume to the same bits, artefacts know their model, data comes from anywhere."""
+"""Training MEND: the loss falls, runs resume to the same bits, artifacts know their model, data comes from anywhere."""
 
 from __future__ import annotations
 
@@ -93,18 +93,18 @@ def test_training_beats_the_unedited_model_on_held_out_edits(trained):
     assert progress.best_loss == best["loss"] and progress.best_step == best["step"] and progress.skipped == 0
 
 
-def test_the_artefact_says_what_it_is_and_edits(trained):
+def test_the_artifact_says_what_it_is_and_edits(trained):
     model, tokenizer, out, progress = trained
     manifest = read_manifest(out)
     assert manifest == json.loads((out / "manifest.json").read_text())
     assert manifest["step"] == progress.best_step and manifest["data"] == {"made": "here"}
     assert manifest["model_name"] == "tiny" and manifest["training"]["lr"] == SETTINGS["lr"]
-    editor = load_editor("mend", {"artefact": str(out)})
+    editor = load_editor("mend", {"artifact": str(out)})
     requests = [EditRequest(**record) for record in REQUESTS]
     together = editor.edit(model, tokenizer, requests)
     assert together[0].meta["config"]["layers"] == [EDIT_LAYER]
     for request, delta in zip(requests, together, strict=True):
-        (alone,) = load_editor("mend", {"artefact": str(out / WEIGHTS_NAME)}).edit(model, tokenizer, [request])
+        (alone,) = load_editor("mend", {"artifact": str(out / WEIGHTS_NAME)}).edit(model, tokenizer, [request])
         for name, update in delta.weights().items():
             torch.testing.assert_close(alone.weights()[name], update, atol=1e-5, rtol=1e-3)
     assert sum(d.diagnostics["final_loss"] - d.diagnostics["initial_nll"] for d in together) < 0
@@ -116,11 +116,11 @@ def test_edits_that_were_trained_on_carry_a_warning(trained):
     model, tokenizer, out, _ = trained
     (known, *_), (new, *_) = DATA.train, DATA.validation
     requests = [EditRequest(prompt=example.prompt, target_new=example.target) for example in (known, new)]
-    seen, unseen = load_editor("mend", {"artefact": str(out)}).edit(model, tokenizer, requests)
+    seen, unseen = load_editor("mend", {"artifact": str(out)}).edit(model, tokenizer, requests)
     assert any("trained on this very edit" in text for text in seen.diagnostics["warnings"])
     assert "warnings" not in unseen.diagnostics
     other = EditRequest(prompt=known.prompt, target_new=new.target)  # the same prompt with another target is new
-    assert "warnings" not in load_editor("mend", {"artefact": str(out)}).edit(model, tokenizer, [other])[0].diagnostics
+    assert "warnings" not in load_editor("mend", {"artifact": str(out)}).edit(model, tokenizer, [other])[0].diagnostics
 
 
 def test_the_loss_is_that_of_the_edited_weights(trained):
@@ -132,7 +132,7 @@ def test_the_loss_is_that_of_the_edited_weights(trained):
     with torch.no_grad():
         _, parts = run._loss([(example, 3)], training=False)
     request = EditRequest(prompt=example.prompt, target_new=example.target)
-    (delta,) = load_editor("mend", {"artefact": str(out)}).edit(model, tokenizer, [request])
+    (delta,) = load_editor("mend", {"artifact": str(out)}).edit(model, tokenizer, [request])
 
     def logprobs(prompt, target):
         context, wanted = split_continuation(tokenizer, prompt, f" {target}")
@@ -187,10 +187,10 @@ def test_another_model_and_other_settings_are_refused(trained):
     request = [EditRequest(**REQUESTS[0])]
     for other in (build_model("llama", seed=1), build_model("llama", dtype=torch.bfloat16)):
         with pytest.raises(EditingError, match="trained for another model"):
-            load_editor("mend", {"artefact": str(out)}).edit(other, tokenizer, request)
+            load_editor("mend", {"artifact": str(out)}).edit(other, tokenizer, request)
     for setting in ({"layers": [0]}, {"sign": "plus"}, {"rank": 8}):
         with pytest.raises(EditingError, match="was trained with"):
-            load_editor("mend", {"artefact": str(out), **setting}).edit(model, tokenizer, request)
+            load_editor("mend", {"artifact": str(out), **setting}).edit(model, tokenizer, request)
 
 
 def test_training_stops_when_validation_no_longer_improves(tiny_model, tiny_tokenizer, tmp_path):
@@ -200,13 +200,13 @@ def test_training_stops_when_validation_no_longer_improves(tiny_model, tiny_toke
 
 
 def test_step_sizes_move_by_their_own_rate_and_once(tiny_model, tiny_tokenizer, tmp_path):
-    """One optimiser: Adam's first step moves every step size by exactly its rate, whatever the networks' rate."""
+    """One optimizer: Adam's first step moves every step size by exactly its rate, whatever the networks' rate."""
     run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, lr_step_sizes=1e-4)
     before = run.network.step_sizes.detach().clone()
     run._step(0)
     moved = (run.network.step_sizes.detach() - before).abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 1e-4), atol=1e-6, rtol=1e-2)
-    owners = [parameter for group in run.optimiser.param_groups for parameter in group["params"]]
+    owners = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     assert sum(parameter is run.network.step_sizes for parameter in owners) == 1
     assert len(owners) == len(list(run.network.parameters()))
 
@@ -281,7 +281,7 @@ def test_the_command_trains_and_the_editor_uses_what_it_made(tmp_path, capsys):
     assert "validation edit loss" in capsys.readouterr().out
     edits = tmp_path / "edits.jsonl"
     edits.write_text(json.dumps(REQUESTS[0]))
-    editor = ["--editor", "mend", "--editor-args", f"artefact:{out}", "--store", "off"]
+    editor = ["--editor", "mend", "--editor-args", f"artifact:{out}", "--store", "off"]
     make = [
         "edit",
         "--pretrained",

@@ -219,7 +219,7 @@ ASKED_CATEGORIES = {
 }
 
 
-def test_the_hand_labelled_set_is_large_and_balanced() -> None:
+def test_the_hand_labeled_set_is_large_and_balanced() -> None:
     pairs = load_pairs()
     assert len(pairs) >= 300
     counts = Counter((pair.category, pair.label) for pair in pairs)
@@ -232,7 +232,7 @@ def test_the_hand_labelled_set_is_large_and_balanced() -> None:
 
 
 def test_no_label_contradicts_exact_match() -> None:
-    """Normalised equality with a non-empty gold answer is correct by the protocol's own rule."""
+    """Normalized equality with a non-empty gold answer is correct by the protocol's own rule."""
     judge = StringJudge("em")
     pairs = load_pairs()
     for pair, verdict in zip(pairs, judge.judge([pair.item for pair in pairs]).verdicts, strict=True):
@@ -286,7 +286,7 @@ def test_quality_of_any_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     with serving(fair) as server:
         assert main(["judge-quality", "--judge", f"openai:m@{server.url}", *options]) == 0
     printed = capsys.readouterr().out
-    assert "m (correctness_v1)" in printed and ", labelled correct (" in printed and "continuation" in printed
+    assert "m (correctness_v1)" in printed and ", labeled correct (" in printed and "continuation" in printed
     with serving(lambda item, before: "maybe") as server:
         assert main(["judge-quality", "--judge", f"openai:n@{server.url}", *options]) == 0
     assert "0 of 33 answers scored (0.0%)" in capsys.readouterr().out

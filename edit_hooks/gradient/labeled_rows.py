@@ -17,8 +17,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device
-from edit_hooks.modeling.hooks import first_tensor, forward_replaced, hooks, keep_rows, on_input
-from edit_hooks.modeling.tensors import widened
+from edit_hooks.modeling.hooks import forward_replaced, hidden_of, hooks, on_input, select_positions
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.utils.errors import EditingError
 
@@ -33,7 +33,7 @@ class Example(NamedTuple):
 
 
 @dataclass
-class LabelledRows:
+class LabeledRows:
     """Padded rows [r, t] and their labels, one entry per label in ``row``, ``column`` and ``token``.
 
     Attributes:
@@ -86,7 +86,7 @@ def target_example(
     return Example([*context, *wanted[:-1]], [(last + i, token) for i, token in enumerate(wanted)])
 
 
-def padded(examples: Sequence[Example], device: torch.device) -> LabelledRows:
+def padded(examples: Sequence[Example], device: torch.device) -> LabeledRows:
     """Rows of different length in one batch, padded on the right."""
     width = max(len(example.ids) for example in examples)
     ids = torch.zeros(len(examples), width, dtype=torch.long)
@@ -95,23 +95,23 @@ def padded(examples: Sequence[Example], device: torch.device) -> LabelledRows:
         ids[index, : len(example.ids)], mask[index, : len(example.ids)] = torch.tensor(example.ids), 1
     labels = [(row, column, token) for row, example in enumerate(examples) for column, token in example.labels]
     row, column, token = (torch.tensor(part, device=device) for part in zip(*labels, strict=True))
-    return LabelledRows(ids.to(device), mask.to(device), row, column, token)
+    return LabeledRows(ids.to(device), mask.to(device), row, column, token)
 
 
-def padded_for(model: Any, examples: Sequence[Example]) -> LabelledRows:
+def padded_for(model: Any, examples: Sequence[Example]) -> LabeledRows:
     """:func:`padded` on the device where the model takes its token ids."""
     return padded(examples, input_device(model))
 
 
 @torch.no_grad()
-def keep_below(model: Any, rows: LabelledRows, first_block: int) -> None:
+def keep_below(model: Any, rows: LabeledRows, first_block: int) -> None:
     """Run the blocks below ``first_block`` once and keep what enters it; nothing to do for the first block."""
     if first_block == 0:
         return
     block = model.get_submodule(architecture_of(model).block_name(first_block - 1))
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
-        rows.below_RTD, rows.tuple_output = first_tensor(output), not isinstance(output, torch.Tensor)
+        rows.below_RTD, rows.tuple_output = hidden_of(output), not isinstance(output, torch.Tensor)
 
     with hooks(lambda: block.register_forward_hook(keep)):
         decoder = getattr(model, str(model.base_model_prefix))
@@ -119,7 +119,7 @@ def keep_below(model: Any, rows: LabelledRows, first_block: int) -> None:
     rows.first_block = first_block
 
 
-def label_logits(model: Any, rows: LabelledRows) -> torch.Tensor:
+def label_logits(model: Any, rows: LabeledRows) -> torch.Tensor:
     """Logits [l, v] that predict the labels, at least float32; only these positions go through the vocabulary."""
     with contextlib.ExitStack() as scope:
         if rows.below_RTD is not None:
@@ -127,17 +127,17 @@ def label_logits(model: Any, rows: LabelledRows) -> torch.Tensor:
             for number in range(rows.first_block):
                 block = model.get_submodule(architecture_of(model).block_name(number))
                 scope.enter_context(forward_replaced(block, lambda *_args, **_kwargs: kept))
-        scope.enter_context(hooks(on_input(head_of(model), keep_rows(rows.row_L, rows.column_L))))
-        return widened(model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False).logits[0])
+        scope.enter_context(hooks(on_input(head_of(model), select_positions(rows.row_L, rows.column_L))))
+        return at_least_float32(model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False).logits[0])
 
 
-def label_nll(model: Any, rows: LabelledRows) -> torch.Tensor:
+def label_nll(model: Any, rows: LabeledRows) -> torch.Tensor:
     """Negative log-probability [l] of every label, in nats, where the rows are (a device map may end elsewhere)."""
     logits_LV = label_logits(model, rows)
     nll_L = nn.functional.cross_entropy(logits_LV, rows.token_L.to(logits_LV.device), reduction="none")
     return nll_L.to(rows.token_L.device)
 
 
-def mean_over_rows(nll_L: torch.Tensor, rows: LabelledRows) -> torch.Tensor:
+def mean_over_rows(nll_L: torch.Tensor, rows: LabeledRows) -> torch.Tensor:
     """Mean over rows of the mean over a row's labels."""
     return (nll_L / (rows.counts_L() * len(rows.ids_RT))).sum()
