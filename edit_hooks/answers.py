@@ -1,0 +1,275 @@
+"""Answers of ``edited_hf`` as typed values: produced by inference, consumed by tasks, stored in samples as JSON.
+
+A model answers a question with a :class:`ScoredContinuation` or a :class:`GeneratedText`. A request gets back an
+:class:`EditedAnswer`: the answer under the case's edits and, where asked for, the unedited model's answer, the answers
+at other stages of a stream, and a report on the edit. ``str()`` of it is its JSON text, which lm-eval writes into sample
+files; the text carries :data:`FORMAT`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from edit_hooks.utils.errors import EditingError
+
+FORMAT = "lm-eval-editing/answer/1"
+
+StopReason = Literal["eos", "stop_string", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextReport:
+    """What was put before a question by an edit that is a context.
+
+    Attributes:
+        facts, demonstrations: how many were shown. left_out: demonstrations that did not fit.
+        cut: the prompt lost its beginning all the same.
+    """
+
+    facts: int = 0
+    demonstrations: int = 0
+    left_out: int = 0
+    cut: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredContinuation:
+    """Log-likelihood of a continuation under teacher forcing.
+
+    Attributes:
+        logprob: sum over the continuation's tokens, in nats.
+        is_greedy: every token is the argmax at its position.
+        token_ids, token_logprobs, token_argmax: one entry per token; ``None`` where the model class reports none.
+        unedited: the unedited model's answer to the same question, where it was asked.
+    """
+
+    logprob: float
+    is_greedy: bool
+    token_ids: tuple[int, ...] | None = None
+    token_logprobs: tuple[float, ...] | None = None
+    token_argmax: tuple[int, ...] | None = None
+    context: ContextReport | None = None
+    unedited: ScoredContinuation | None = None
+
+    @property
+    def num_tokens(self) -> int | None:
+        return None if self.token_ids is None else len(self.token_ids)
+
+    def __str__(self) -> str:
+        return f"logprob={self.logprob:.6g} tokens={self.num_tokens} greedy={self.is_greedy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedText:
+    """A free generation.
+
+    Attributes:
+        raw: the text as generated. stops: the task's stop strings; :attr:`text` ends before the first of them.
+        token_ids: generated tokens; ``None`` from model classes that do not report them.
+        stop: why generation ended, likewise.
+        unedited: the unedited model's answer to the same question, where it was asked.
+    """
+
+    raw: str
+    stops: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] | None = None
+    stop: StopReason | None = None
+    context: ContextReport | None = None
+    unedited: GeneratedText | None = None
+
+    @property
+    def text(self) -> str:
+        """The text up to its natural stop."""
+        return truncate(self.raw, self.stops)
+
+    def until(self, stops: Iterable[str]) -> GeneratedText:
+        """The same generation, the unedited one included, read up to other stop strings."""
+        stops = tuple(stops)
+        unedited = None if self.unedited is None else self.unedited.until(stops)
+        return dataclasses.replace(self, stops=stops, unedited=unedited)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class FailedAnswer:
+    """No usable answer, and why: the edit failed, or the model returned something other than promised."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"[unscored: {self.reason}]"
+
+
+ModelAnswer: TypeAlias = ScoredContinuation | GeneratedText
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamPosition:
+    """Where a case stands in a run that edits first and asks afterwards.
+
+    Attributes:
+        edited: its edit is in the final model.
+        step: the step that makes its edit, counted from 0; ``None`` when the run does not have it.
+        num_edits: edits in the final model, fewer than planned if the stream was stopped.
+    """
+
+    edited: bool
+    step: int | None
+    num_edits: int
+
+    @property
+    def not_in_stream(self) -> bool:
+        """The case belongs to the task but not to this run's edits."""
+        return self.step is None and not self.edited
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditReport:
+    """What samples say about the edit under which a question was answered.
+
+    Attributes:
+        editor: name of the editor, if known. key: identity of the edited requests.
+        error: why the edit could not be made.
+        diagnostics: JSON-able facts of the editor and the run (final loss, steps, seconds, warnings, ...).
+    """
+
+    editor: str | None
+    key: str | None = None
+    error: str | None = None
+    diagnostics: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat JSON-able mapping."""
+        named = {"editor": self.editor, "key": self.key, "error": self.error}
+        return {**{name: value for name, value in named.items() if value is not None}, **self.diagnostics}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> EditReport:
+        rest = dict(record)
+        named = {name: rest.pop(name, None) for name in ("editor", "key", "error")}
+        return cls(**named, diagnostics=rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditedAnswer:
+    """What ``edited_hf`` returns for one request of a document with edits.
+
+    Attributes:
+        final: the answer under the edits (in a stream: on the final model), or why there is none.
+        edit: report on the edit; ``None`` without one.
+        position: the case's place in the run's edits; ``None`` where every case has its own.
+        immediate: in a stream, the answer right after the case's own edit.
+        checkpoints: number of edits -> answer. after_step: step -> answer, from the case's own step on.
+    """
+
+    final: ModelAnswer | FailedAnswer
+    edit: EditReport | None = None
+    position: StreamPosition | None = None
+    immediate: ModelAnswer | None = None
+    checkpoints: Mapping[int, ModelAnswer] = field(default_factory=dict)
+    after_step: Mapping[int, ModelAnswer] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """A mapping of plain JSON values; numbers that JSON does not have (NaN, infinities) are written as texts."""
+        record: dict[str, Any] = {"format": FORMAT}
+        if isinstance(self.final, FailedAnswer):
+            record["error"] = self.final.reason
+        else:
+            record["answer"] = answer_to_json(self.final)
+        if self.edit is not None:
+            record["edit"] = _plain_numbers(self.edit.to_json())
+        if self.position is not None:
+            record["stream"] = dataclasses.asdict(self.position)
+        if self.immediate is not None:
+            record["immediate"] = answer_to_json(self.immediate)
+        for name in ("checkpoints", "after_step"):
+            if stages := getattr(self, name):
+                record[name] = {str(number): answer_to_json(answer) for number, answer in stages.items()}
+        return record
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> EditedAnswer:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            EditingError: for another format, and for records that lack something.
+        """
+        if record.get("format") != FORMAT:
+            raise EditingError(f"this answer has the format {record.get('format')!r}; {FORMAT!r} is needed.")
+        try:
+            immediate = record.get("immediate")
+            return cls(
+                final=FailedAnswer(record["error"]) if "error" in record else answer_from_json(record["answer"]),
+                edit=EditReport.from_json(record["edit"]) if "edit" in record else None,
+                position=StreamPosition(**record["stream"]) if "stream" in record else None,
+                immediate=None if immediate is None else answer_from_json(immediate),
+                checkpoints=_stages(record.get("checkpoints", {})),
+                after_step=_stages(record.get("after_step", {})),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise EditingError(f"this answer cannot be read: {type(error).__name__}: {error}.") from None
+
+
+def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
+    """A mapping of plain JSON values without absent fields, and without stop strings, which belong to the task."""
+    record: dict[str, Any] = {"kind": "scored" if isinstance(answer, ScoredContinuation) else "generated"}
+    for item in dataclasses.fields(answer):
+        value = getattr(answer, item.name)
+        if value is None or item.name in ("unedited", "context", "stops"):
+            continue
+        record[item.name] = _plain_numbers(value)
+    if answer.context is not None:
+        record["context"] = dataclasses.asdict(answer.context)
+    if answer.unedited is not None:
+        record["unedited"] = answer_to_json(answer.unedited)
+    return record
+
+
+def answer_from_json(record: Mapping[str, Any]) -> ModelAnswer:
+    """Read what :func:`answer_to_json` wrote; raises KeyError, TypeError or ValueError for anything else."""
+    fields: dict[str, Any] = {name: value for name, value in record.items() if name != "kind"}
+    if "context" in fields:
+        fields["context"] = ContextReport(**fields["context"])
+    if "unedited" in fields:
+        fields["unedited"] = answer_from_json(fields["unedited"])
+    for name in ("token_ids", "token_argmax"):
+        if name in fields:
+            fields[name] = tuple(map(int, fields[name]))
+    if record["kind"] == "generated":
+        return GeneratedText(**fields)
+    if record["kind"] != "scored":
+        raise ValueError(f"unknown kind of answer {record['kind']!r}")
+    if "token_logprobs" in fields:
+        fields["token_logprobs"] = tuple(map(float, fields["token_logprobs"]))
+    return ScoredContinuation(**{**fields, "logprob": float(fields["logprob"])})
+
+
+def truncate(text: str, stops: Iterable[str]) -> str:
+    """Natural stop: the text before the first occurrence of any stop string; empty stops are ignored."""
+    starts = [start for stop in stops if stop and (start := text.find(stop)) >= 0]
+    return text[: min(starts)] if starts else text
+
+
+def _stages(record: Mapping[str, Any]) -> dict[int, ModelAnswer]:
+    return {int(number): answer_from_json(answer) for number, answer in record.items()}
+
+
+def _plain_numbers(value: Any) -> Any:
+    """The value with NaN and infinities as texts, which ``float()`` reads back."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain_numbers(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_numbers(entry) for entry in value]
+    return value
