@@ -2,8 +2,8 @@
 
 A model answers a question with a :class:`ScoredContinuation` or a :class:`GeneratedText`. A request gets back an
 :class:`EditedAnswer`: the answer under the case's edits and, where asked for, the unedited model's answer, the answers
-at other stages of a stream, and a report on the edit. ``str()`` of it is its JSON text, which lm-eval writes into sample
-files; the text carries :data:`FORMAT`.
+at other stages of a stream, and a report on the edit. ``str()`` of it is its JSON text, which lm-eval writes into
+sample files; the text carries :data:`FORMAT`.
 """
 
 from __future__ import annotations
