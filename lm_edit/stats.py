@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from edit_hooks.base.registry import load_editor
-from edit_hooks.base.wrapper import WrapperEditor
+from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.locate.corpora import SELF
 from edit_hooks.locate.editor import LocateThenEditEditor
@@ -99,7 +99,7 @@ def prepare_stats(
     lm = EditedHFLM(**model_options, mode="none")
     model, tokenizer = lm.model, lm.tokenizer
     if chosen is not None:
-        config: Any = chosen.config_for(model)
+        config: Any = chosen.default_config(model)
         given = {name: getattr(config, name) for name in MOMENT_SETTINGS}
         if threshold is None and energy is None and hasattr(config, "nullspace_threshold"):
             threshold, energy = config.nullspace_threshold, config.nullspace_energy
@@ -176,7 +176,7 @@ def corpus_name(entry: Stored) -> str:
 def _editor(name: str, settings: Mapping[str, Any]) -> LocateThenEditEditor:
     """The editor whose second moments are meant: itself, or the one it post-processes."""
     editor = load_editor(name, settings)
-    base = editor.base if isinstance(editor, WrapperEditor) else editor
+    base = editor.base if isinstance(editor, PostProcessingEditor) else editor
     if not isinstance(base, LocateThenEditEditor):
         raise EditingError(f"editor {name!r} uses no second moments; name layers and text without an editor.")
     return base

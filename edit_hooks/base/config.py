@@ -7,7 +7,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 from edit_hooks.utils.deprecation import warn_renamed, with_current_names
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
@@ -25,6 +25,9 @@ def config_field(
     return field(metadata={"help": help, "formerly": formerly, "renamed_values": renamed_values or {}}, **kwargs)
 
 
+_ConfigT = TypeVar("_ConfigT", bound="EditorConfig")
+
+
 @dataclass(kw_only=True)
 class EditorConfig:
     """Settings every editor has. Unknown keys and wrong types are errors; ``layers=None`` asks for a default."""
@@ -40,8 +43,14 @@ class EditorConfig:
         for item in dataclasses.fields(self):
             setattr(self, item.name, _coerce(getattr(self, item.name), hints[item.name], item.name))
 
+    @property
+    def edited_layers(self) -> list[int]:
+        """``layers`` of a configuration that was resolved for a model."""
+        assert self.layers is not None, "the configuration was not resolved for a model"
+        return self.layers
+
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> EditorConfig:
+    def from_mapping(cls: type[_ConfigT], mapping: Mapping[str, Any]) -> _ConfigT:
         """Build from a mapping (YAML, ``editor_args``); unknown keys are errors with near misses."""
         mapping = cls.with_current_names(mapping)
         known = {item.name for item in dataclasses.fields(cls)}

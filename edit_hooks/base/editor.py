@@ -1,4 +1,4 @@
-"""What every editor is: a typed configuration and a function from requests to deltas."""
+"""Base class of editors: a typed configuration, and a function from requests to deltas."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, _jsonable
+from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.shipped import shipped_config
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
@@ -25,88 +25,121 @@ from edit_hooks.utils.errors import EditingError
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-
 Progress = Callable[[int], None]
+ConfigT = TypeVar("ConfigT", bound=EditorConfig)
 
 
-@dataclass
-class EditJob:
-    """One call of an editor: the requests, the full configuration, and what the caller asked for."""
+@dataclass(frozen=True)
+class EditJob(Generic[ConfigT]):
+    """One call of an editor, checked and with the full configuration.
 
+    Attributes:
+        model: the unwrapped causal model. config: every setting explicit.
+        requests: at least one. joint: one delta writes all of them.
+        history: deltas of the earlier steps of a stream, which the weights hold already.
+        progress: called with the number of requests finished since the last call.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    config: ConfigT
     requests: list[EditRequest]
-    config: Any
     joint: bool
     history: list[Delta]
     progress: Progress
 
+    @property
+    def groups(self) -> list[list[EditRequest]]:
+        """The requests by delta: all in one group if joint, else one each."""
+        return [self.requests] if self.joint else [[request] for request in self.requests]
 
-class Editor(abc.ABC):
-    """Turns requests into deltas; leaves the model as it found it.
 
-    Capabilities are class attributes that runners read; nobody compares an editor's name.
+class Editor(abc.ABC, Generic[ConfigT]):
+    """Turns requests into deltas and leaves the model unchanged.
+
+    A subclass implements :meth:`compute`; the other methods marked as hooks are optional. Capabilities are attributes
+    that runners read; no code compares an editor's name. Editors that wrap another one set them per instance.
 
     Attributes:
         name: registry name, also of file, configuration folder and parity test.
         config_class: its typed configuration.
-        config_folders: where shipped configurations are looked up, first match wins.
+        config_folders: folders of shipped configurations; the first with a match wins.
         needs_subject: requests must mark the subject.
         supports_joint: can write several requests into one delta.
-        writes: what its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
+        writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
         default_depth: relative depth of the default layer for models without a shipped configuration.
+        contract_settings: settings under which ``lm-edit check-editor`` runs the editor on tiny models.
     """
 
-    name: ClassVar[str]
-    config_class: ClassVar[type[EditorConfig]]
-    config_folders: ClassVar[tuple[str, ...]]
-    needs_subject: ClassVar[bool] = True
-    supports_joint: ClassVar[bool] = False
-    writes: ClassVar[tuple[str, ...]] = ("weights",)
-    default_depth: ClassVar[float] = 0.3
+    name: str
+    config_class: type[ConfigT]
+    config_folders: tuple[str, ...] = ()
+    needs_subject: bool = True
+    supports_joint: bool = False
+    writes: tuple[str, ...] = ("weights",)
+    default_depth: float = 0.3
+    contract_settings: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         self.overrides = self.config_class.with_current_names(overrides or {})
-        self.config_class.from_mapping(self.overrides)  # fail now, not after the model is loaded
-        self._resolved: weakref.WeakKeyDictionary[nn.Module, EditorConfig] = weakref.WeakKeyDictionary()
-        self._said: set[str] = set()
+        self.config_class.from_mapping(self.overrides)  # fail fast: the model is not loaded yet
+        self._resolved: weakref.WeakKeyDictionary[nn.Module, ConfigT] = weakref.WeakKeyDictionary()
+        self._logged: set[str] = set()
 
-    def resolve(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> EditorConfig:
-        """The full configuration for a model, everything drawn at random made explicit.
+    # -- configuration -----------------------------------------------------------------------------------------------
 
-        Done once per model object, from the weights it has at that moment, and then kept.
-        """
-        inner = unwrapped(model)
-        if inner not in self._resolved:
-            self._resolved[inner] = self.complete(self.config_for(inner), inner, tokenizer)
-        return self._resolved[inner]
-
-    def adopt(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
-        """Use an earlier result of :meth:`resolve` (as ``to_dict`` gave it) for this model."""
-        given = self.config_for(model)
-        drawn = {name: value for name, value in settings.items() if _jsonable(getattr(given, name)) != value}
-        self._resolved[unwrapped(model)] = dataclasses.replace(given, **drawn)
-
-    def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
-        """Hook: make explicit what an edit depends on beyond its settings (context templates)."""
-        return config
-
-    def config_for(self, model: nn.Module) -> EditorConfig:
-        """The full configuration for a model: defaults, then the shipped file for this model, then the user's settings.
+    def default_config(self, model: nn.Module) -> ConfigT:
+        """Configuration for a model before sampling: defaults, then the shipped file, then the user's settings.
 
         The shipped file is found by the shape of the model (type, depth, width, vocabulary), not by its name.
         """
-        config = unwrapped(model).config
-        shipped = shipped_config(self.config_folders, config)
-        merged = self.config_class.from_mapping({**shipped, **self.overrides})
-        if merged.layers is None:
-            merged.layers = self.default_layers(config)
-            _say_depth(self.name, config.model_type, num_layers(config), tuple(merged.layers))
-        check_layers(merged.layers, config)
-        architecture_of(config)
-        return merged
+        model_config = unwrapped(model).config
+        shipped = shipped_config(self.config_folders, model_config)
+        config = self.config_class.from_mapping({**shipped, **self.overrides})
+        if config.layers is None:
+            config.layers = self.default_layers(model_config)
+            _log_default_layers(self.name, model_config.model_type, num_layers(model_config), tuple(config.layers))
+        check_layers(config.layers, model_config)
+        architecture_of(model_config)
+        return config
 
-    def default_layers(self, config: Any) -> list[int]:
-        """Layers for a model without a shipped configuration: one, at :attr:`default_depth`."""
-        return [round(self.default_depth * (num_layers(config) - 1))]
+    def resolve_config(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
+    ) -> ConfigT:
+        """The full configuration for a model, with everything that is sampled made explicit.
+
+        Resolved once per model object, from its weights at that moment, and then kept.
+
+        Args:
+            stored: an earlier result for this model (as ``to_dict`` gave it), whose sampled settings are used again.
+        """
+        inner = unwrapped(model)
+        if inner not in self._resolved or stored is not None:
+            config = self.default_config(inner)
+            if stored is None:
+                config = self.fill_sampled_settings(config, inner, tokenizer)
+            else:
+                explicit = config.to_dict()
+                sampled = {name: value for name, value in stored.items() if explicit[name] != value}
+                config = dataclasses.replace(config, **sampled)
+            self.prepare(config, inner, tokenizer)
+            self._resolved[inner] = config
+        return self._resolved[inner]
+
+    def default_layers(self, model_config: Any) -> list[int]:
+        """Hook: layers for a model without a shipped configuration; one, at :attr:`default_depth`."""
+        return [round(self.default_depth * (num_layers(model_config) - 1))]
+
+    def fill_sampled_settings(
+        self, config: ConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> ConfigT:
+        """Hook: the configuration with sampled settings (context templates) replaced by what was sampled."""
+        return config
+
+    def prepare(self, config: ConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Hook: compute and keep what edits need of the unedited model (second moments, statistics)."""
+
+    # -- editing -----------------------------------------------------------------------------------------------------
 
     def edit(
         self,
@@ -118,12 +151,12 @@ class Editor(abc.ABC):
         history: Sequence[Delta] = (),
         progress: Progress | None = None,
     ) -> list[Delta]:
-        """Deltas for the requests; the model is left as it was.
+        """Deltas for the requests; the model is left unchanged.
 
         Args:
             joint: one delta that writes all requests at once, instead of one independent delta each.
-            history: deltas of the earlier steps of a stream, whose sum the model's weights already hold; what an editor
-                carries from step to step is in them (``Delta.carry``).
+            history: deltas of the earlier steps of a stream, which the weights hold already; state that an editor
+                carries from step to step is in them (``Delta.stream_state``).
             progress: called with the number of requests finished since the last call.
 
         Raises:
@@ -135,72 +168,65 @@ class Editor(abc.ABC):
             raise EditingError(f"editor {self.name!r} writes one request at a time; joint=True is not possible.")
         if self.needs_subject:
             require_subjects(requests, self.name)
-        self.check_lengths(model, tokenizer, requests)
-        config = self.resolve(model, tokenizer)
-        # The harness calls models where gradients are off; editors need them whatever the caller's mode is.
+        inner = unwrapped(model)
+        self._check_lengths(inner, tokenizer, requests)
+        config = self.resolve_config(inner, tokenizer)
+        job = EditJob(inner, tokenizer, config, list(requests), joint, list(history), progress or (lambda count: None))
+        # lm-eval calls models where gradients are off; editors need them in every mode of the caller.
         with torch.inference_mode(False), torch.enable_grad():
-            job = EditJob(list(requests), config, joint, list(history), progress or (lambda count: None))
-            deltas = self.compute(model, tokenizer, job)
-        groups = [job.requests] if joint else [[request] for request in job.requests]
-        for group, delta in zip(groups, deltas, strict=True):
-            delta.meta.setdefault("editor", self.name)
-            self._record(delta, self.warnings(model, tokenizer, config, group, delta))
+            deltas = self.compute(job)
+        settings = config.to_dict()
+        for group, delta in zip(job.groups, deltas, strict=True):
+            requests_of_delta = [request.to_dict() for request in group]
+            delta.meta |= {"editor": self.name, "config": settings, "requests": requests_of_delta}
+            self._record_warnings(delta, self.warnings(job, group, delta))
         return deltas
 
-    def check_lengths(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest]
-    ) -> None:
-        """Refuse requests that do not fit into the model's positions, the longest context of :meth:`contexts` included.
+    @abc.abstractmethod
+    def compute(self, job: EditJob[ConfigT]) -> list[Delta]:
+        """The method: one delta per group of ``job.groups``, with ``diagnostics``."""
 
-        Raises:
-            EditingError: naming the case and the two lengths.
+    def warnings(self, job: EditJob[ConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        """Hook: warnings about a finished edit of these requests.
+
+        Sentences without numbers of the single edit: each is logged once, and recorded with every edit it applies to.
         """
-        limit = getattr(unwrapped(model).config, "max_position_embeddings", None)
-        before = max((template.partition(SLOT)[0] for template in self.contexts(model)), key=len, default="")
+        return []
+
+    def known_contexts(self, model: PreTrainedModel) -> Sequence[str]:
+        """Hook: templates put around every prompt, as far as they are known before sampling."""
+        return ()
+
+    def _check_lengths(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest]
+    ) -> None:
+        """Refuse requests that exceed the model's positions, the longest known context included."""
+        limit = getattr(model.config, "max_position_embeddings", None)
         if limit is None:
             return
+        prefix = max((template.partition(SLOT)[0] for template in self.known_contexts(model)), key=len, default="")
         for request in requests:
-            length = len(encode(tokenizer, join_target(before + request.text, request.target_new)).ids) - 1
+            length = len(encode(tokenizer, join_target(prefix + request.text, request.target_new)).ids) - 1
             if length > limit:
-                context = ", the longest context included," if before else ""
+                context = ", the longest context included," if prefix else ""
                 raise EditingError(
                     f"case {request.case_id}: prompt and target_new take {length} tokens{context} and the model has "
                     f"{limit} positions; shorten target_new or the prompt, or drop the record."
                 )
 
-    def contexts(self, model: nn.Module) -> Sequence[str]:
-        """Hook: templates that are put around every prompt, as far as they are known before anything is drawn."""
-        return ()
-
-    def warnings(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        config: Any,
-        requests: Sequence[EditRequest],
-        delta: Delta,
-    ) -> list[str]:
-        """Hook: what users of a finished edit of these requests should be warned of, in sentences without numbers of
-        the single edit (they are logged once each, and recorded with every edit they are true of)."""
-        return []
-
-    def _record(self, delta: Delta, warnings: Sequence[str]) -> None:
+    def _record_warnings(self, delta: Delta, warnings: Sequence[str]) -> None:
         if warnings:
-            known = delta.diagnostics.get("warnings", [])
-            delta.diagnostics["warnings"] = [*known, *(text for text in warnings if text not in known)]
+            recorded = delta.diagnostics.get("warnings", [])
+            delta.diagnostics["warnings"] = [*recorded, *(text for text in warnings if text not in recorded)]
         for text in warnings:
-            if text not in self._said:
-                self._said.add(text)
+            if text not in self._logged:
+                self._logged.add(text)
                 log.warning("editor %s: %s", self.name, text)
-
-    @abc.abstractmethod
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        """The method itself."""
 
 
 @functools.cache
-def _say_depth(editor: str, model_type: str, blocks: int, layers: tuple[int, ...]) -> None:
-    """Once per process: a run makes its editor more than once."""
+def _log_default_layers(editor: str, model_type: str, blocks: int, layers: tuple[int, ...]) -> None:
+    """Log once per process; editors are constructed several times per run."""
     log.warning(
         "no configuration is shipped for this %s model of %d blocks: editor %s edits layer %s, by depth.",
         model_type,

@@ -1,15 +1,22 @@
-"""The table of editors: name -> ``module:class``. Adding an editor is one row here and one file in ``editors/``."""
+"""The table of editors, and editors of other packages.
+
+A built-in editor is one row in :data:`EDITORS` and one file in ``editors/``. Another package registers its editors as
+entry points of the group :data:`ENTRY_POINTS`, or users name the class: ``editor=package.module:Class``.
+"""
 
 from __future__ import annotations
 
-import importlib
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edit_hooks.base.editor import Editor
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.plugins import import_object, registered
 from edit_hooks.utils.yaml_io import read_yaml
+
+ENTRY_POINTS = "lm_eval_editing.editors"
 
 EDITORS: dict[str, str] = {
     "rome": "edit_hooks.editors.rome:ROME",
@@ -38,20 +45,40 @@ EDITORS: dict[str, str] = {
 }
 
 
-def editor_class(name: str) -> type[Editor]:
-    """The class behind an editor's name.
+def editor_names() -> list[str]:
+    """Names of all editors: the built-in ones in the table's order, then those of other packages."""
+    return [*EDITORS, *sorted(_registered())]
+
+
+def editor_class(name: str) -> type[Editor[Any]]:
+    """The class behind an editor's name or ``package.module:Class``.
 
     Raises:
-        EditingError: for an unknown name, with near misses and the list of known ones.
+        EditingError: for an unknown name (with near misses and the list of known ones), a class that cannot be
+            imported, and one that is not an editor.
     """
-    if name not in EDITORS:
-        raise EditingError(f"unknown editor {name!r}.{near_misses(name, EDITORS)} Known: {', '.join(sorted(EDITORS))}.")
-    module, _, attribute = EDITORS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    if ":" in name:
+        path = name
+    elif name in EDITORS:
+        path = EDITORS[name]
+    elif name in _registered():
+        path = _registered()[name]
+    else:
+        known = sorted(editor_names())
+        raise EditingError(
+            f"unknown editor {name!r}.{near_misses(name, known)} Known: {', '.join(known)}; or package.module:Class."
+        )
+    found = import_object(path, "editor")
+    if not (isinstance(found, type) and issubclass(found, Editor)):
+        raise EditingError(f"editor {name!r}: {path} is not a subclass of edit_hooks.Editor.")
+    missing = [field for field in ("name", "config_class") if not hasattr(found, field)]
+    if missing:
+        raise EditingError(f"editor {name!r}: the class {path} does not set {' and '.join(missing)}.")
+    return found
 
 
-def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None) -> Editor:
-    """An editor by name, with settings that override the shipped ones.
+def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None) -> Editor[Any]:
+    """An editor by name or ``package.module:Class``, with settings that override the shipped ones.
 
     Args:
         config: a mapping, or the path of a YAML file with one; unknown keys are errors.
@@ -59,3 +86,15 @@ def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None)
     if isinstance(config, (str, Path)):
         config = read_yaml(config)
     return editor_class(name)(config)
+
+
+@functools.cache
+def _registered() -> dict[str, str]:
+    """Name -> ``module:class`` of other packages' editors; a built-in name is refused."""
+    entries = registered(ENTRY_POINTS)
+    if taken := sorted(set(entries) & set(EDITORS)):
+        raise EditingError(
+            f"{entries[taken[0]].value} registers the editor {taken[0]!r}, a name that lm-eval-editing uses itself. "
+            f"Use it as editor={entries[taken[0]].value}, or uninstall its package."
+        )
+    return {name: entry.value for name, entry in entries.items()}

@@ -1,93 +1,78 @@
-"""Editors that post-process the updates of another editor, named in their configuration."""
+"""Base class of editors that post-process the updates of another editor, named in their configuration."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
-from edit_hooks.base.editor import Editor
+from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.registry import editor_class
 from edit_hooks.base.shipped import shipped_config
-from edit_hooks.deltas.apply import parameter_name
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
+
+SHARED_SETTINGS = ("layers", "seed", "engine")
 
 
 @dataclass(kw_only=True)
 class WrapperConfig(EditorConfig):
-    """``layers``, ``seed`` and ``engine`` go to the base editor as well; its own settings go into base_settings."""
+    """``layers``, ``seed`` and ``engine`` go to the base editor as well; its other settings go into base_settings."""
 
     base: str = config_field("the editor whose update is post-processed", default="memit")
     base_settings: dict[str, Any] = config_field("its settings, over its shipped configuration", default_factory=dict)
 
 
-class WrapperEditor(Editor):
+WrapperConfigT = TypeVar("WrapperConfigT", bound=WrapperConfig)
+
+
+class PostProcessingEditor(Editor[WrapperConfigT]):
     """Base of the post-processing editors; capabilities are those of the base editor."""
 
-    config_class: ClassVar[type[EditorConfig]] = WrapperConfig
-    config_folders: ClassVar[tuple[str, ...]] = ()
-    supports_joint = True
-
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
-        from edit_hooks.base.registry import editor_class  # the registry knows the editors, not the other way round
-
         super().__init__(overrides)
-        config: Any = self.config_class.from_mapping(self.overrides)
-        chosen = editor_class(config.base)
-        if issubclass(chosen, WrapperEditor):
+        config = self.config_class.from_mapping(self.overrides)
+        base_class = editor_class(config.base)
+        if issubclass(base_class, PostProcessingEditor):
             raise EditingError(f"base={config.base!r} itself post-processes another editor; name that one directly.")
-        if chosen.writes != ("weights",):
+        if base_class.writes != ("weights",):
             raise EditingError(
-                f"base={config.base!r} changes {' and '.join(chosen.writes)}; an editor of weights is needed."
+                f"base={config.base!r} changes {' and '.join(base_class.writes)}; an editor of weights is needed."
             )
-        shared: dict[str, Any] = {
-            name: self.overrides[name] for name in ("layers", "seed", "engine") if name in self.overrides
-        }
-        self.base: Editor = chosen({**config.base_settings, **shared})
-        self.supports_joint = self.base.supports_joint  # type: ignore[misc]
-        self.needs_subject = self.base.needs_subject  # type: ignore[misc]
+        shared = {name: self.overrides[name] for name in SHARED_SETTINGS if name in self.overrides}
+        self.base = base_class({**config.base_settings, **shared})
+        self.supports_joint = self.base.supports_joint
+        self.needs_subject = self.base.needs_subject
 
-    def config_for(self, model: nn.Module) -> EditorConfig:
-        return self._with_base(self.base.config_for(model), model)
+    def default_config(self, model: nn.Module) -> WrapperConfigT:
+        return self._with_base(self.base.default_config(model), model)
 
-    def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
-        return self._with_base(self.base.resolve(model, tokenizer), model)
-
-    def resolve(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> EditorConfig:
-        config = super().resolve(model, tokenizer)
-        self.base.resolve(model, tokenizer)  # after adopt(): whatever the base reads from the model, it reads now
-        return config
-
-    def adopt(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
+    def resolve_config(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
+    ) -> WrapperConfigT:
         inner = unwrapped(model)
-        self.base.adopt(inner, settings["base_settings"])
-        self._resolved[inner] = self._with_base(self.base._resolved[inner], inner)
+        if inner not in self._resolved or stored is not None:
+            base = self.base.resolve_config(inner, tokenizer, None if stored is None else stored["base_settings"])
+            self._resolved[inner] = self._with_base(base, inner)
+        return self._resolved[inner]
 
-    def _with_base(self, base: EditorConfig, model: nn.Module) -> EditorConfig:
-        """Our configuration with the base's in full; a shipped file of ours says nothing about the base."""
+    def base_edits(self, job: EditJob[WrapperConfigT]) -> list[Delta]:
+        """The base editor's deltas for the same job."""
+        return self.base.edit(
+            job.model, job.tokenizer, job.requests, joint=job.joint, history=job.history, progress=job.progress
+        )
+
+    def _with_base(self, base: EditorConfig, model: nn.Module) -> WrapperConfigT:
+        """Our configuration with the base's in full; a shipped file of ours has no settings of the base."""
         shipped = shipped_config(self.config_folders, unwrapped(model).config)
         config = self.config_class.from_mapping({**shipped, **self.overrides})
         settings = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
         return dataclasses.replace(
-            config,
-            layers=base.layers,
-            seed=base.seed,
-            engine=base.engine,
-            base_settings=settings,  # type: ignore[call-arg]
-        )
-
-    def describe(self, model: nn.Module, delta: Delta, config: EditorConfig) -> None:
-        """Put our name, configuration and the size of what is really written on a post-processed delta."""
-        parameters = dict(unwrapped(model).named_parameters())
-        delta.meta |= {"editor": self.name, "config": config.to_dict()}
-        delta.diagnostics["update_norm_ratio"] = max(
-            float(update.norm()) / float(at_least_float32(parameters[parameter_name(name, parameters)].detach()).norm())
-            for name, update in delta.weights().items()
+            config, layers=base.layers, seed=base.seed, engine=base.engine, base_settings=settings
         )

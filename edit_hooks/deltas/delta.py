@@ -50,7 +50,7 @@ class Delta:
             row); modules without a mask are written whole.
         hooked: what acts through hooks while the model runs (a codebook, a side memory).
         contexts: what is put before prompts, one per fact.
-        carry: tensors that later steps of a stream need from this one (saved with it, not part of the update).
+        stream_state: tensors that later steps of a stream need from this one (saved with it, not part of the update).
         diagnostics: what happened while the edit was made (JSON-able): losses, steps, norms, warnings.
         meta: what the edit is (JSON-able): editor, configuration, request(s), base model fingerprint.
         intermediates: tensors kept for inspection on request (keys, values); never saved.
@@ -61,7 +61,7 @@ class Delta:
     masks: dict[str, torch.Tensor] = field(default_factory=dict)
     hook_edit: HookEdit | None = None
     contexts: tuple[ContextEdit, ...] = ()
-    carry: dict[str, torch.Tensor] = field(default_factory=dict)
+    stream_state: dict[str, torch.Tensor] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
     intermediates: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Delta:
         """All tensors under the names they are saved with."""
         tensors = {f"dense/{name}": tensor for name, tensor in self.dense.items()}
         tensors |= {f"mask/{name}": tensor for name, tensor in self.masks.items()}
-        tensors |= {f"carry/{name}": tensor for name, tensor in self.carry.items()}
+        tensors |= {f"carry/{name}": tensor for name, tensor in self.stream_state.items()}
         for name, factor in self.factors.items():
             tensors[f"left/{name}"], tensors[f"right/{name}"] = factor.left, factor.right
         if self.hook_edit is not None:
@@ -223,7 +223,7 @@ class Delta:
             elif kind == "mask":
                 delta.masks[target] = tensor
             elif kind == "carry":
-                delta.carry[target] = tensor
+                delta.stream_state[target] = tensor
             elif kind == "hook" and delta.hook_edit is not None:
                 delta.hook_edit.tensors[target] = tensor
             elif kind == "left":

@@ -1,12 +1,14 @@
-"""TODO: say what is here."""
+"""Size of an update relative to the weights it is added to."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
+from edit_hooks.deltas.apply import parameter_name
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.modeling.tensors import weight_norm
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.tensors import at_least_float32, weight_norm
 
 
 @torch.no_grad()
@@ -18,3 +20,12 @@ def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
         norms[name] = max(float(gram.sum()), 0.0) ** 0.5
     squared = [(norm / weight_norm(model.get_submodule(name))) ** 2 for name, norm in norms.items()]
     return (sum(squared) / len(squared)) ** 0.5 if squared else 0.0
+
+
+def largest_norm_ratio(model: nn.Module, delta: Delta) -> float:
+    """Largest ||update|| / ||W|| over the edited parameters; forms the dense update that is written, masks included."""
+    parameters = dict(unwrapped(model).named_parameters())
+    return max(
+        float(update.norm()) / float(at_least_float32(parameters[parameter_name(name, parameters)].detach()).norm())
+        for name, update in delta.weights().items()
+    )

@@ -27,14 +27,13 @@ reproduce that, hand earlier deltas over as history on the untouched model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
-from edit_hooks.editors.memit import MEMIT, MEMITConfig
+from edit_hooks.base.config import config_field
+from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.null_space import GivenProjector, null_space_of
 from edit_hooks.locate.solve import load_matrices
 from edit_hooks.modeling.architectures import input_device
@@ -68,19 +67,21 @@ class AlphaEditConfig(MEMITConfig):
             )
 
 
-class AlphaEdit(MEMIT):
+class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
     """MEMIT's steps with the projector in the place of C^-1 and L2 in the place of lambda."""
 
-    name: ClassVar[str] = "alphaedit"
-    config_class: ClassVar[type[EditorConfig]] = AlphaEditConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("alphaedit",)
+    name = "alphaedit"
+    config_class = AlphaEditConfig
+    config_folders: tuple[str, ...] = ("alphaedit",)
 
-    def load_constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
+    def load_constraints(
+        self, config: AlphaEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[int, Any]:
         if config.projectors is not None:
-            given = load_matrices(config.projectors, config.layers, model, "projectors")
+            given = load_matrices(config.projectors, config.edited_layers, model, "projectors")
             projectors: dict[int, Any] = {layer: GivenProjector(matrix) for layer, matrix in given.items()}
         else:
-            moments = self.load_moments(model, tokenizer, config)
+            moments = self.load_moments(config, model, tokenizer)
             device = input_device(model)
             projectors = {
                 layer: null_space_of(moment, config.nullspace_threshold, config.nullspace_energy, device)
@@ -90,7 +91,7 @@ class AlphaEdit(MEMIT):
             projector.check(layer)
         return projectors
 
-    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: Any) -> float:
+    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: AlphaEditConfig) -> float:
         if config.l2 is not None:
             return config.l2
         return DEFAULT_L2 if constraint.trace is None else RELATIVE_L2 * constraint.trace

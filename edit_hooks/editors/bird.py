@@ -28,22 +28,21 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.editors.rome import ROME, ROMEConfig
+from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
 from edit_hooks.locate.evk_align import MakeForward
 from edit_hooks.locate.rows import Row, fact_position
 from edit_hooks.locate.value_batch import Batch
 from edit_hooks.locate.value_forward import SuffixForward
 from edit_hooks.locate.value_optimization import Term, TermMaker
-from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
+from edit_hooks.modeling.architectures import decoder_of, input_device
 from edit_hooks.modeling.hooks import hooks, on_output
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import Encoding, encode, split_template
@@ -83,34 +82,27 @@ class BIRDConfig(ROMEConfig):
                 )
 
 
-class BIRD(ROME):
+class BIRD(RankOneEditor[BIRDConfig]):
     """ROME whose value also relates subject and object in both directions."""
 
-    name: ClassVar[str] = "bird"
-    config_class: ClassVar[type[EditorConfig]] = BIRDConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("bird", "rome")
+    name = "bird"
+    config_class = BIRDConfig
+    config_folders = ("bird", "rome")
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
+    def compute(self, job: EditJob[BIRDConfig]) -> list[Delta]:
         for request in job.requests:
-            expressions_of(request, job.config)
-        return super().compute(model, tokenizer, job)
+            expressions_of(request, job.config)  # fail before any optimization
+        return super().compute(job)
 
-    def terms(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        requests: Sequence[EditRequest],
-        config: Any,
-        make_forward: MakeForward,
-    ) -> TermMaker | None:
-        others = super().terms(model, tokenizer, requests, config, make_forward)
-        inner = unwrapped(model)
+    def terms(self, job: EditJob[BIRDConfig], make_forward: MakeForward) -> TermMaker | None:
+        others = super().terms(job, make_forward)
 
-        def made(chunk: Sequence[int]) -> list[Term]:
-            own = BIRDTerm(inner, tokenizer, [requests[i] for i in chunk], config, make_forward)
+        def make_terms(chunk: Sequence[int]) -> list[Term]:
+            requests = [job.requests[index] for index in chunk]
+            own = BIRDTerm(job.model, job.tokenizer, requests, job.config, make_forward)
             return [own, *(others(chunk) if others is not None else ())]
 
-        return made
+        return make_terms
 
 
 class Expressions(NamedTuple):

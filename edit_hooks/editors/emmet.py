@@ -11,14 +11,13 @@ and one release adds it for batches only (``ridge_single: false``): then a singl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
-from edit_hooks.editors.memit import MEMIT, MEMITConfig
+from edit_hooks.base.config import config_field
+from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.utils.errors import EditingError
 
@@ -39,20 +38,22 @@ class EMMETConfig(MEMITConfig):
                 raise EditingError(f"editor setting {name!r} is {getattr(self, name)}; it cannot be negative.")
 
 
-class EMMET(MEMIT):
+class EMMET(ResidualSpreadingEditor[EMMETConfig]):
     """MEMIT's steps with (lambda C + nu I)^-1 in the place of C^-1 and eps in the place of lambda."""
 
-    name: ClassVar[str] = "emmet"
-    config_class: ClassVar[type[EditorConfig]] = EMMETConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("emmet",)
-    num_default_layers: ClassVar[int] = 1
+    name = "emmet"
+    config_class = EMMETConfig
+    config_folders = ("emmet",)
+    num_default_layers = 1
 
-    def load_constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
-        moments = self.load_moments(model, tokenizer, config)
+    def load_constraints(
+        self, config: EMMETConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[int, SecondMoment]:
+        moments = self.load_moments(config, model, tokenizer)
         weight = 1.0 if config.moment_weight is None else config.moment_weight
         return {layer: _weighted(moment, weight, config.identity_weight) for layer, moment in moments.items()}
 
-    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: Any) -> float:
+    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: EMMETConfig) -> float:
         return config.ridge if len(keys_UF) > 1 or config.ridge_single else 0.0
 
 

@@ -8,9 +8,8 @@ The same term goes with every other locate-then-edit editor: ``evk_align: true``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
 
 
@@ -24,6 +23,6 @@ class EVKEditConfig(AlphaEditConfig):
 class EVKEdit(AlphaEdit):
     """AlphaEdit whose targets keep the answers to perturbed prompts."""
 
-    name: ClassVar[str] = "evk_edit"
-    config_class: ClassVar[type[EditorConfig]] = EVKEditConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("evk_edit", "alphaedit")
+    name = "evk_edit"
+    config_class = EVKEditConfig
+    config_folders = ("evk_edit", "alphaedit")

@@ -18,12 +18,12 @@ its encoding of the target by itself, by which tokenizers with a BOS train the B
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
-from edit_hooks.editors.ft_m import FTM, FTConfig
+from edit_hooks.base.config import config_field
+from edit_hooks.editors.ft_m import FineTuningEditor, FTConfig
 from edit_hooks.gradient.labeled_rows import Example, Objective
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.request import EditRequest
@@ -47,15 +47,14 @@ class FTLConfig(FTConfig):
             raise EditingError("targets=alone goes with objective=last_token; a fed target is encoded in context.")
 
 
-class FTL(FTM):
+class FTL(FineTuningEditor[FTLConfig]):
     """FT-M with the released last-token objective."""
 
-    name: ClassVar[str] = "ft_l"
-    config_class: ClassVar[type[EditorConfig]] = FTLConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("ft_l",)
+    name = "ft_l"
+    config_class = FTLConfig
+    config_folders = ("ft_l",)
 
-    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfig) -> Example:
-        assert isinstance(config, FTLConfig)
+    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTLConfig) -> Example:
         if config.targets == "in_context":
             return super().example(tokenizer, request, config)
         prompt = encode(tokenizer, request.text).ids

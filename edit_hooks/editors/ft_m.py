@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from edit_hooks.gradient.labeled_rows import (
     padded_for,
     target_example,
 )
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of, unwrapped
+from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of
 from edit_hooks.modeling.hooks import forward_replaced, frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
@@ -70,35 +70,30 @@ class FTConfig(EditorConfig):
             )
 
 
-class FTM(Editor):
-    """Masked fine-tuning of the rewrite modules of the configured layers."""
+FTConfigT = TypeVar("FTConfigT", bound=FTConfig)
 
-    name: ClassVar[str] = "ft_m"
-    config_class: ClassVar[type[EditorConfig]] = FTConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("ft_m",)
-    needs_subject: ClassVar[bool] = False
-    supports_joint: ClassVar[bool] = True
-    default_depth: ClassVar[float] = 0.68
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        groups = [job.requests] if job.joint else [[request] for request in job.requests]
+class FineTuningEditor(Editor[FTConfigT]):
+    """Fine-tuning of the rewrite modules of the configured layers; base of FT-M and FT-L."""
+
+    needs_subject = False
+    supports_joint = True
+    default_depth = 0.68
+
+    def compute(self, job: EditJob[FTConfigT]) -> list[Delta]:
         deltas = []
-        with frozen(unwrapped(model)):
-            for group in groups:
-                delta = self._train(unwrapped(model), tokenizer, group, job.config)
-                delta.meta = {"requests": [request.to_dict() for request in group], "config": job.config.to_dict()}
-                deltas.append(delta)
+        with frozen(job.model):
+            for group in job.groups:
+                deltas.append(self._train(job, group))
                 job.progress(len(group))
         return deltas
 
-    def _train(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: FTConfig
-    ) -> Delta:
-        assert config.layers is not None
+    def _train(self, job: EditJob[FTConfigT], requests: list[EditRequest]) -> Delta:
+        model, config = job.model, job.config
         arch = architecture_of(model)
-        trained = _Trained(model, [arch.rewrite_name(layer) for layer in config.layers], config.train_bias)
+        trained = _Trained(model, [arch.rewrite_name(layer) for layer in config.edited_layers], config.train_bias)
         chunks = [
-            self._chunk(model, tokenizer, requests[start : start + config.batch_size], config)
+            self._chunk(job, requests[start : start + config.batch_size])
             for start in range(0, len(requests), config.batch_size)
         ]
         optimizer = torch.optim.Adam(trained.leaves.values(), lr=config.lr, weight_decay=config.weight_decay)
@@ -121,17 +116,24 @@ class FTM(Editor):
                     break
         return _delta(trained, losses, steps, config)
 
-    def _chunk(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: FTConfig
-    ) -> LabeledRows:
-        chunk = padded_for(model, [self.example(tokenizer, request, config) for request in requests])
-        if config.engine == "fast" and config.layers:
-            keep_below(model, chunk, min(config.layers))
+    def _chunk(self, job: EditJob[FTConfigT], requests: list[EditRequest]) -> LabeledRows:
+        examples = [self.example(job.tokenizer, request, job.config) for request in requests]
+        chunk = padded_for(job.model, examples)
+        if job.config.engine == "fast":
+            keep_below(job.model, chunk, min(job.config.edited_layers))
         return chunk
 
-    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfig) -> Example:
-        """The row a request is trained on."""
+    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfigT) -> Example:
+        """Hook: the row a request is trained on."""
         return target_example(tokenizer, request.text, request.target_new, config.objective, config.append_eos)
+
+
+class FTM(FineTuningEditor[FTConfig]):
+    """Masked fine-tuning of the rewrite modules of the configured layers."""
+
+    name = "ft_m"
+    config_class = FTConfig
+    config_folders = ("ft_m",)
 
 
 class _Trained:

@@ -14,11 +14,10 @@ token ids here. A second edit of the same prompt overwrites the value instead of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -26,7 +25,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit
 from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
 from edit_hooks.memory.codebook import Query, Replacement, distances, place
-from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped, weight_of
+from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
@@ -109,48 +108,47 @@ def change_of(book: list[Entry], query_F: torch.Tensor, fresh_D: torch.Tensor, l
     return Change({number: narrowed, len(book): halved}, len(book), "split")
 
 
-class GRACE(Editor):
+class GRACE(Editor[GRACEConfig]):
     """A codebook beside one linear map: prompts near a key get the key's value; no weight changes."""
 
-    name: ClassVar[str] = "grace"
-    config_class: ClassVar[type[EditorConfig]] = GRACEConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("grace",)
-    needs_subject: ClassVar[bool] = False
-    writes: ClassVar[tuple[str, ...]] = ("hooks",)
-    default_depth: ClassVar[float] = 0.85
+    name = "grace"
+    config_class = GRACEConfig
+    config_folders = ("grace",)
+    needs_subject = False
+    writes = ("hooks",)
+    default_depth = 0.85
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
+    def compute(self, job: EditJob[GRACEConfig]) -> list[Delta]:
         """Independent edits are trained in one batch, each beside its own copy of the codebook."""
-        inner = unwrapped(model)
-        (layer,) = job.config.layers
-        name = architecture_of(inner).linear_name(job.config.module, layer)
+        model, tokenizer = job.model, job.tokenizer
+        (layer,) = job.config.edited_layers
+        name = architecture_of(model).linear_name(job.config.module, layer)
         examples = [
             target_example(tokenizer, r.text, r.target_new, append_eos=job.config.append_eos) for r in job.requests
         ]
-        rows = padded_for(inner, examples)
-        with frozen(inner):
+        rows = padded_for(model, examples)
+        with frozen(model):
             if job.config.engine == "fast":
-                keep_below(inner, rows, layer)
+                keep_below(model, rows, layer)
             now = _prompts(rows)
-            query_RF, output_RD = _at_prompt_end(inner, name, rows, now)
+            query_RF, output_RD = _at_prompt_end(model, name, rows, now)
             book = entries_of(job.history, name)
             changes = []
             for row, (request, example) in enumerate(zip(job.requests, examples, strict=True)):
-                fresh_D = output_RD[row] if job.config.value_init == "warm" else self._cold(inner, name, request, job)
+                fresh_D = output_RD[row] if job.config.value_init == "warm" else self._cold(model, name, request, job)
                 label = [token for _, token in example.labels]
                 changes.append(change_of(book, query_RF[row], fresh_D, label, job.config))
             start_RD = torch.stack([change.entries[change.trained].value_D.to(output_RD) for change in changes])
-            values_RD, losses_SR = _train(inner, name, rows, now, start_RD, job.config)
+            values_RD, losses_SR = _train(model, name, rows, now, start_RD, job.config)
         deltas = []
-        for row, (request, change) in enumerate(zip(job.requests, changes, strict=True)):
+        for row, change in enumerate(changes):
             change.entries[change.trained].value_D = values_RD[row]
             deltas.append(_delta(change, len(book), [float(loss_R[row]) for loss_R in losses_SR], name, job.config))
-            deltas[-1].meta = {"requests": [request.to_dict()], "config": job.config.to_dict()}
         job.progress(len(deltas))
         return deltas
 
     @staticmethod
-    def _cold(model: nn.Module, name: str, request: EditRequest, job: EditJob) -> torch.Tensor:
+    def _cold(model: nn.Module, name: str, request: EditRequest, job: EditJob[GRACEConfig]) -> torch.Tensor:
         """Uniform in [0, 1), from the seed and the request: alone or in a batch, the same numbers."""
         module = model.get_submodule(name)
         generator = torch.Generator().manual_seed((job.config.seed * 1_000_003 + int(request.key[:15], 16)) % 2**63)

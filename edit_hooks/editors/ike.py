@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -94,25 +93,25 @@ class IKEConfig(ICEConfig):
             )
 
 
-class ICE(Editor):
-    """In-context editing without demonstrations: the new fact is told in one line before the question."""
+ICEConfigT = TypeVar("ICEConfigT", bound=ICEConfig)
 
-    name: ClassVar[str] = "ice"
-    config_class: ClassVar[type[EditorConfig]] = ICEConfig
-    config_folders: ClassVar[tuple[str, ...]] = ()
-    needs_subject: ClassVar[bool] = False
-    supports_joint: ClassVar[bool] = True
-    writes: ClassVar[tuple[str, ...]] = ("context",)
 
-    def config_for(self, model: nn.Module) -> EditorConfig:
-        """The settings as given: nothing depends on the model."""
+class ContextEditor(Editor[ICEConfigT]):
+    """Edits that are a context before the question; base of ICE and IKE."""
+
+    needs_subject = False
+    supports_joint = True
+    writes = ("context",)
+
+    def default_config(self, model: nn.Module) -> ICEConfigT:
+        """The user's settings: nothing depends on the model."""
         return self.config_class.from_mapping(self.overrides)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
+    def compute(self, job: EditJob[ICEConfigT]) -> list[Delta]:
         deltas = []
         for request in job.requests:
             demonstrations, report = self.demonstrations(request, job.config)
-            told = ContextEdit(
+            context = ContextEdit(
                 prompt=request.text,
                 target_new=request.target_new,
                 demonstrations=tuple(demonstrations),
@@ -121,33 +120,38 @@ class ICE(Editor):
                 embedder=job.config.embedder,
                 min_similarity=job.config.min_similarity,
             )
-            meta = {"requests": [request.to_dict()], "config": job.config.to_dict()}
-            deltas.append(Delta(contexts=(told,), diagnostics=report, meta=meta))
+            deltas.append(Delta(contexts=(context,), diagnostics=report))
             job.progress(1)
         if not job.joint:
             return deltas
         together = Delta.summed(deltas)
-        meta = {"requests": [request.to_dict() for request in job.requests], "config": job.config.to_dict()}
-        return [Delta(contexts=together.contexts, diagnostics=together.diagnostics, meta=meta)]
+        return [Delta(contexts=together.contexts, diagnostics=together.diagnostics)]
 
-    def demonstrations(self, request: EditRequest, config: Any) -> tuple[list[str], dict[str, Any]]:
-        """Blocks shown before the fact, and what the diagnostics say about them."""
+    def demonstrations(self, request: EditRequest, config: ICEConfigT) -> tuple[list[str], dict[str, Any]]:
+        """Hook: blocks shown before the fact, and their diagnostics."""
         return [], {"demonstrations": 0}
 
 
-class IKE(ICE):
+class ICE(ContextEditor[ICEConfig]):
+    """In-context editing without demonstrations: one line before the question states the new fact."""
+
+    name = "ice"
+    config_class = ICEConfig
+
+
+class IKE(ContextEditor[IKEConfig]):
     """In-context editing with demonstrations from a pool that holds nothing that is tested."""
 
-    name: ClassVar[str] = "ike"
-    config_class: ClassVar[type[EditorConfig]] = IKEConfig
-    may_hold_tested: ClassVar[bool] = False
+    name = "ike"
+    config_class = IKEConfig
+    may_hold_tested: bool = False
 
-    def config_for(self, model: nn.Module) -> EditorConfig:
-        config: Any = super().config_for(model)
+    def default_config(self, model: nn.Module) -> IKEConfig:
+        config = super().default_config(model)
         config.pool_digest = load_pool(config.pool, config.pool_start).digest
         return config
 
-    def demonstrations(self, request: EditRequest, config: Any) -> tuple[list[str], dict[str, Any]]:
+    def demonstrations(self, request: EditRequest, config: IKEConfig) -> tuple[list[str], dict[str, Any]]:
         pool = load_pool(config.pool, config.pool_start)
         if not self.may_hold_tested:
             _require_disjoint(request, pool, config)
@@ -158,8 +162,8 @@ class IKE(ICE):
 class IKELeakyPool(IKE):
     """IKE as BAKE released it: the pool may be the evaluation set itself, the tested answers are in the prompt."""
 
-    name: ClassVar[str] = "ike_leaky_pool"
-    may_hold_tested: ClassVar[bool] = True
+    name = "ike_leaky_pool"
+    may_hold_tested = True
 
 
 def _require_disjoint(request: EditRequest, pool: Pool, config: IKEConfig) -> None:

@@ -40,10 +40,9 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
@@ -59,7 +58,6 @@ from edit_hooks.modeling.architectures import (
     is_transposed,
     map_shape,
     num_layers,
-    unwrapped,
 )
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, select_positions
 from edit_hooks.modeling.tensors import at_least_float32
@@ -123,31 +121,31 @@ class Neuron(NamedTuple):
     unit: int
 
 
-class KN(Editor):
+class KN(Editor[KNConfig]):
     """Knowledge neurons: attribution, selection, rewriting; one request at a time."""
 
-    name: ClassVar[str] = "kn"
-    config_class: ClassVar[type[EditorConfig]] = KNConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("kn",)
-    needs_subject: ClassVar[bool] = False
+    name = "kn"
+    config_class = KNConfig
+    config_folders = ("kn",)
+    needs_subject = False
 
     def default_layers(self, config: Any) -> list[int]:
         return list(range(num_layers(config)))
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        inner: Any = unwrapped(model)
+    def compute(self, job: EditJob[KNConfig]) -> list[Delta]:
+        model: Any = job.model
         for request in job.requests:
             if request.target_true is None:
                 raise EditingError(
                     f"editor 'kn' looks for the units of the old answer, and case {request.case_id} "
                     f"(prompt {request.text!r}) has none; give 'target_true'."
                 )
-        if inner.get_input_embeddings().weight.shape[1] != inner.config.hidden_size:
+        if model.get_input_embeddings().weight.shape[1] != model.config.hidden_size:
             raise EditingError("editor 'kn' adds embeddings to MLP outputs; this model's have different widths.")
         deltas = []
-        with frozen(inner):
+        with frozen(model):
             for request in job.requests:
-                deltas.append(self._edit(inner, tokenizer, request, job.config))
+                deltas.append(self._edit(model, job.tokenizer, request, job.config))
                 job.progress(1)
         return deltas
 
@@ -171,7 +169,7 @@ class KN(Editor):
             right_F1 = weight_DF.new_zeros(weight_DF.shape[1], 1)
             right_F1[units, 0] = weight_DF[:, units].norm(dim=0) if scaled else 1.0
             factors[name] = Factor(direction_D[:, None].to(right_F1), right_F1, is_transposed(module))
-        delta = Delta(factors=factors, meta={"requests": [request.to_dict()], "config": config.to_dict()})
+        delta = Delta(factors=factors)
         delta.diagnostics = {
             **self._losses(model, tokenizer, request, delta),
             "num_neurons": len(neurons),

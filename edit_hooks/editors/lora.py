@@ -9,7 +9,7 @@ unused.
 The loss is the mean over all target tokens of a chunk; Adam; no early stop. All blocks are adapted unless ``layers``
 says otherwise. The result is B A as low-rank factors, so an edit needs no peft to be used, acts per row of a batch, and
 dropout can play no part in answering. In a stream one adapter goes on being trained, with a new optimizer per step; a
-step's delta is the adapter after it minus the adapter before it, and the adapter travels in ``Delta.carry``.
+step's delta is the adapter after it minus the adapter before it, and the adapter travels in ``Delta.stream_state``.
 
 Not copied from EasyEdit: it leaves ``use_cache`` off, gradient checkpointing on and the dropout of its adapters in
 training mode, so its answers after an edit are random; and it gives AdaLoRA no ``total_step``, which peft refuses since
@@ -22,18 +22,17 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
 from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
-from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, num_layers, unwrapped, weight_of
+from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, num_layers, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
@@ -94,53 +93,53 @@ class Adapter(NamedTuple):
         return Adapter(change(self.A), change(self.B), None if self.E is None else change(self.E))
 
 
-class LoRA(Editor):
+class LoRA(Editor[LoRAConfig]):
     """A LoRA or AdaLoRA adapter trained on the requests."""
 
-    name: ClassVar[str] = "lora"
-    config_class: ClassVar[type[EditorConfig]] = LoRAConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("lora",)
-    needs_subject: ClassVar[bool] = False
-    supports_joint: ClassVar[bool] = True
+    name = "lora"
+    config_class = LoRAConfig
+    config_folders = ("lora",)
+    needs_subject = False
+    supports_joint = True
 
     def default_layers(self, config: Any) -> list[int]:
         return list(range(num_layers(config)))
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        inner, config = unwrapped(model), job.config
-        arch = architecture_of(inner)
-        names = [name for layer in config.layers for role in config.modules for name in arch.module_names(role, layer)]
+    def compute(self, job: EditJob[LoRAConfig]) -> list[Delta]:
+        model, config = job.model, job.config
+        arch = architecture_of(model)
+        names = [
+            name for layer in config.edited_layers for role in config.modules for name in arch.module_names(role, layer)
+        ]
         for name in names:
-            if hasattr(inner.get_submodule(name), "base_layer"):
+            if hasattr(model.get_submodule(name), "base_layer"):
                 raise EditingError(
                     f"{name} carries an adapter already; merge it into the weights (merge_and_unload) before "
                     "editing with 'lora', or use another editor."
                 )
-        before = _carried(inner, job.history, names) if job.history else None
-        groups = [job.requests] if job.joint else [[request] for request in job.requests]
+        before = _carried(model, job.history, names) if job.history else None
         deltas = []
-        with frozen(inner):
-            for group in groups:
-                deltas.append(self._train(inner, tokenizer, group, config, names, before))
+        with frozen(model):
+            for group in job.groups:
+                deltas.append(self._train(job, group, names, before))
                 job.progress(len(group))
         return deltas
 
     def _train(
         self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
+        job: EditJob[LoRAConfig],
         requests: list[EditRequest],
-        config: LoRAConfig,
         names: list[str],
         before: dict[str, Adapter] | None,
     ) -> Delta:
-        examples = [target_example(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
+        model, config = job.model, job.config
+        examples = [target_example(job.tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
         chunks = [
             padded_for(model, examples[start : start + config.batch_size])
             for start in range(0, len(examples), config.batch_size)
         ]
         for chunk in chunks if config.engine == "fast" else ():
-            keep_below(model, chunk, min(config.layers or [0]))
+            keep_below(model, chunk, min(config.edited_layers))
         transposed = is_transposed(model.get_submodule(names[0]))
         written = {name: adapter.factor(config, transposed) for name, adapter in (before or {}).items()}
         with _own_random_numbers(model, config.seed), _injected(model, names, config, len(chunks)) as layers:
@@ -152,7 +151,7 @@ class LoRA(Editor):
             # The weights hold the adapter of the steps before; it is trained on, so it must not act twice.
             with hooks(*(_withheld(layers[name].base_layer, factor) for name, factor in written.items())):
                 losses = _fit(model, chunks, layers, adapters, config)
-        return _delta(model, requests, adapters, written, losses, config)
+        return _delta(model, adapters, written, losses, config)
 
 
 def _fit(
@@ -196,19 +195,20 @@ def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig) -> torch.Tens
 
 def _delta(
     model: nn.Module,
-    requests: Sequence[EditRequest],
     adapters: dict[str, Adapter],
     written: dict[str, Factor],
     losses: list[float],
     config: LoRAConfig,
 ) -> Delta:
     factors: dict[str, Factor] = {}
-    carry: dict[str, torch.Tensor] = {}
+    stream_state: dict[str, torch.Tensor] = {}
     for name, adapter in adapters.items():
         kept = adapter.mapped(lambda tensor: tensor.detach().clone())
         module = model.get_submodule(name)
         factor = kept.factor(config, is_transposed(module))
-        carry |= {f"{CARRY}/{part}/{name}": t for part, t in zip(Adapter._fields, kept, strict=True) if t is not None}
+        stream_state |= {
+            f"{CARRY}/{part}/{name}": t for part, t in zip(Adapter._fields, kept, strict=True) if t is not None
+        }
         if name in written:
             left = torch.cat([factor.left, -written[name].left.to(factor.left)], 1)
             right = torch.cat([factor.right, written[name].right.to(factor.right)], 1)
@@ -216,7 +216,7 @@ def _delta(
         factors[name] = factor
     delta = Delta(
         factors=factors,
-        carry=carry,
+        stream_state=stream_state,
         diagnostics={
             "initial_nll": losses[0],
             "final_loss": losses[-1],
@@ -224,7 +224,6 @@ def _delta(
             "stop_reason": "steps",
             "losses": [{"loss": loss} for loss in losses],
         },
-        meta={"requests": [request.to_dict() for request in requests], "config": config.to_dict()},
     )
     delta.diagnostics["update_norm_ratio"] = update_norm_ratio(model, delta)
     return delta
@@ -232,7 +231,7 @@ def _delta(
 
 def _carried(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:
     """The adapter after the last step of a stream, on the devices of the modules."""
-    kept = history[-1].carry
+    kept = history[-1].stream_state
     if any(f"{CARRY}/A/{name}" not in kept for name in names):
         raise EditingError(
             "the last delta of the history holds no adapter for these modules; a stream has one editor and one "

@@ -21,11 +21,10 @@ import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -34,7 +33,7 @@ from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
 from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point, outputs_at
 from edit_hooks.memory.codebook import distances
-from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
+from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
@@ -104,15 +103,15 @@ def _distance(first_Q: torch.Tensor, second_Q: torch.Tensor) -> float:
     return float(distances(first_Q[None], second_Q[None].to(first_Q)))
 
 
-class MELO(Editor):
+class MELO(Editor[MELOConfig]):
     """Low-rank adapters beside the weights, one per edit, each used by prompts near the edit's own."""
 
-    name: ClassVar[str] = "melo"
-    config_class: ClassVar[type[EditorConfig]] = MELOConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("melo",)
-    needs_subject: ClassVar[bool] = False
-    writes: ClassVar[tuple[str, ...]] = ("hooks",)
-    default_depth: ClassVar[float] = 0.766
+    name = "melo"
+    config_class = MELOConfig
+    config_folders = ("melo",)
+    needs_subject = False
+    writes = ("hooks",)
+    default_depth = 0.766
 
     def default_layers(self, config: Any) -> list[int]:
         """Two blocks at the depth of GPT-2 XL's 36 and 37."""
@@ -120,24 +119,26 @@ class MELO(Editor):
         first = max(1, round(self.default_depth * (count - 1)))
         return [layer for layer in (first, first + 1) if layer < count]
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
+    def compute(self, job: EditJob[MELOConfig]) -> list[Delta]:
         """Independent edits are trained in one batch, each beside its own copy of the database."""
-        inner, config = unwrapped(model), job.config
-        arch = architecture_of(inner)
-        query_layer = config.query_layer if config.query_layer is not None else min(config.layers) - 1
+        model, tokenizer, config = job.model, job.tokenizer, job.config
+        arch = architecture_of(model)
+        query_layer = config.query_layer if config.query_layer is not None else min(config.edited_layers) - 1
         query_name = arch.module_names("mlp_in", query_layer)[0]
-        targets = [n for layer in config.layers for role in config.modules for n in arch.module_names(role, layer)]
+        targets = [
+            n for layer in config.edited_layers for role in config.modules for n in arch.module_names(role, layer)
+        ]
         before = self._before(job.history, query_name, targets)
         examples = [target_example(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
-        rows = padded_for(inner, examples)
-        with frozen(inner):
+        rows = padded_for(model, examples)
+        with frozen(model):
             end_R = torch.tensor([example.labels[0][0] for example in examples], device=rows.ids_RT.device)
-            query_RQ = outputs_at(inner, query_name, lambda: label_nll(inner, rows), end_R)
+            query_RQ = outputs_at(model, query_name, lambda: label_nll(model, rows), end_R)
             if config.engine == "fast":
-                keep_below(inner, rows, min(config.layers))
-            adapters, losses_SR = _train(inner, rows, targets, job.requests, config)
+                keep_below(model, rows, min(config.edited_layers))
+            adapters, losses_SR = _train(model, rows, targets, job.requests, config)
         deltas = []
-        for index, (request, example) in enumerate(zip(job.requests, examples, strict=True)):
+        for index, example in enumerate(examples):
             database = Database.of(before)
             block = database.next_block
             label = [token for _, token in example.labels]
@@ -159,7 +160,6 @@ class MELO(Editor):
                         "query_norm": float(query_RQ[index].norm()),
                         "losses": [{"loss": loss} for loss in losses],
                     },
-                    meta={"requests": [request.to_dict()], "config": config.to_dict()},
                 )
             )
         job.progress(len(deltas))

@@ -26,7 +26,8 @@ is nearest to the wanted contribution (:mod:`edit_hooks.locate.post_norm`). ``fa
 everywhere.
 
 With ``carry_keys`` the keys K_p of earlier steps of a stream join the system, lambda C + K_p K_p^T + K K^T
-("MEMIT_seq" of the AlphaEdit release); they are read with the step's edits in place and travel in ``Delta.carry``.
+("MEMIT_seq" of the AlphaEdit release); they are read with the step's edits in place and travel in
+``Delta.stream_state``.
 """
 
 from __future__ import annotations
@@ -34,13 +35,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
@@ -64,10 +64,8 @@ from edit_hooks.modeling.architectures import (
     linear_of,
     map_shape,
     num_layers,
-    unwrapped,
 )
 from edit_hooks.modeling.tensors import weight_norm
-from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
 DEFAULT_WRITTEN_SHARE = 0.8
@@ -100,23 +98,28 @@ class MEMITConfig(LocateThenEditConfig):
             raise EditingError(f"'layers' is {self.layers}; give each layer once, in ascending order.")
 
 
-class MEMIT(LocateThenEditEditor):
-    """Several layers, one or many requests at once."""
+MEMITConfigT = TypeVar("MEMITConfigT", bound=MEMITConfig)
 
-    name: ClassVar[str] = "memit"
-    config_class: ClassVar[type[EditorConfig]] = MEMITConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("memit",)
-    supports_joint: ClassVar[bool] = True
-    num_default_layers: ClassVar[int] = 5
-    measures_output: ClassVar[bool] = False
 
-    def default_layers(self, config: Any) -> list[int]:
+class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
+    """Targets at one layer whose residuals are spread over several layers; base of MEMIT and its variants.
+
+    Attributes:
+        num_default_layers: edited layers on models without a shipped configuration.
+        measures_output: residuals are measured at the MLP output instead of the hidden state.
+    """
+
+    supports_joint = True
+    num_default_layers: int = 5
+    measures_output: bool = False
+
+    def default_layers(self, model_config: Any) -> list[int]:
         """A run of blocks that ends at about a quarter of the depth, as in the published configurations."""
-        last = round(0.27 * (num_layers(config) - 1))
+        last = round(0.27 * (num_layers(model_config) - 1))
         return list(range(max(0, last - self.num_default_layers + 1), last + 1))
 
-    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: Any) -> float:
-        """What is added to the diagonal of K^T M K for one group of keys; lambda here."""
+    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: MEMITConfigT) -> float:
+        """Ridge on the diagonal of K^T M K for one group of keys; lambda here."""
         if config.moment_weight is not None:
             return config.moment_weight
         # k^T C^-1 k averages f over the text behind C; for the identity it is the squared norm of the keys themselves.
@@ -124,17 +127,16 @@ class MEMIT(LocateThenEditEditor):
         typical = float(keys_UF.square().sum(1).mean()) if is_identity else keys_UF.shape[1]
         return typical * (1 / DEFAULT_WRITTEN_SHARE - 1)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
+    def compute(self, job: EditJob[MEMITConfigT]) -> list[Delta]:
         config = job.config
-        inner = unwrapped(model)
-        through_norm = uses_norm(inner, config)
-        problems = self.problems(tokenizer, job.requests, config)
-        check_reach(inner, problems, job.requests, config.layers[-1])
-        values = self.optimize(inner, tokenizer, problems, job, "mlp" if through_norm else "block")
+        through_norm = uses_norm(job.model, config)
+        problems = self.problems(job)
+        check_reach(job, problems, config.edited_layers[-1])
+        values = self.optimize(job, problems, "mlp" if through_norm else "block")
         indices = range(len(job.requests))
         run = _Run(
             editor=self,
-            model=inner,
+            model=job.model,
             config=config,
             rows=[list(rows) for rows, _ in problems],
             values=values,
@@ -143,32 +145,34 @@ class MEMIT(LocateThenEditEditor):
             history=job.history,
             through_norm=through_norm,
         )
-        constraints = self.constraints(model, tokenizer, config)
-        for index, layer in enumerate(config.layers):
+        constraints = self.constraints(job.model)
+        for index, layer in enumerate(config.edited_layers):
             run.write(index, layer, constraints[layer])
-        return run.finished(job.requests)
+        return run.finish()
 
     def optimize(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        problems: Sequence[ValueProblem],
-        job: EditJob,
-        site: Site,
+        self, job: EditJob[MEMITConfigT], problems: Sequence[ValueProblem], site: Site
     ) -> Sequence[OptimizedValue]:
-        """The targets of all requests, as offsets at the last layer's ``site``."""
-        config = job.config
-        layer = config.layers[-1]
-        terms = self.terms(model, tokenizer, job.requests, config, forward_maker(model, config, layer, site))
-        settings = value_settings(config, layer, site)
-        return optimize_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
+        """Targets of all requests, as offsets at the last layer's ``site``."""
+        layer = job.config.edited_layers[-1]
+        terms = self.terms(job, forward_maker(job.model, job.config, layer, site))
+        settings = value_settings(job.config, layer, site)
+        return optimize_values(job.model, problems, settings, job.config.engine, progress=job.progress, terms=terms)
 
     def divisor(self, layers_left: int) -> float:
         """What the residual is divided by at a layer, which counts among those left."""
         return layers_left
 
 
-def uses_norm(model: PreTrainedModel, config: Any) -> bool:
+class MEMIT(ResidualSpreadingEditor[MEMITConfig]):
+    """Several layers, one or many requests at once."""
+
+    name = "memit"
+    config_class = MEMITConfig
+    config_folders = ("memit",)
+
+
+def uses_norm(model: PreTrainedModel, config: MEMITConfig) -> bool:
     """Whether residuals are mapped through the norm behind the MLP.
 
     Raises:
@@ -195,9 +199,9 @@ def key_weights(num_templates: int) -> torch.Tensor:
 class _Run:
     """One call on its way through the layers; ``groups`` are the requests (by index) that share a delta."""
 
-    editor: MEMIT
+    editor: ResidualSpreadingEditor[Any]
     model: Any
-    config: Any
+    config: MEMITConfig
     rows: list[list[Row]]
     values: Sequence[OptimizedValue]
     groups: list[list[int]]
@@ -229,7 +233,7 @@ class _Run:
     def _read_per_row(self, layers: Sequence[int]) -> Reading:
         flat = [row for rows in self.rows for row in rows]
         deltas = [self.deltas[self.group_of[edit]] for edit, rows in enumerate(self.rows) for _ in rows]
-        return read_rows(self.model, flat, layers, self.config.layers[-1], deltas if deltas[0].factors else None)
+        return read_rows(self.model, flat, layers, self.config.edited_layers[-1], deltas if deltas[0].factors else None)
 
     def _read_patched(self, layers: Sequence[int]) -> Reading:
         """Group by group, the group's delta in the weights."""
@@ -237,7 +241,7 @@ class _Run:
         for group, delta in zip(self.groups, self.deltas, strict=True):
             with edited(self.model, delta) if delta.factors else contextlib.nullcontext():
                 flat = [row for edit in group for row in self.rows[edit]]
-                parts.append(read_rows(self.model, flat, layers, self.config.layers[-1]))
+                parts.append(read_rows(self.model, flat, layers, self.config.edited_layers[-1]))
         return Reading(  # groups are consecutive, so rows come out in the order of the edits
             keys_RF={layer: torch.cat([part.keys_RF[layer] for part in parts]) for layer in layers},
             outputs_RD={layer: torch.cat([part.outputs_RD[layer] for part in parts]) for layer in layers},
@@ -248,13 +252,13 @@ class _Run:
 
     def write(self, index: int, layer: int, constraint: Any) -> None:
         """Give every delta its factor at ``layer``, the ``index``-th of the edited ones."""
-        keys, outputs, hidden_ED = self.read(sorted({layer, self.config.layers[-1]}))
+        keys, outputs, hidden_ED = self.read(sorted({layer, self.config.edited_layers[-1]}))
         keys_EF = keys[layer].double()
         current_ED = self._current(outputs, hidden_ED)
         if self.target_ED is None:
             self.start_ED = current_ED
             self.target_ED = self._targets(hidden_ED)
-        share_ED = (self.target_ED - current_ED) / self.editor.divisor(len(self.config.layers) - index)
+        share_ED = (self.target_ED - current_ED) / self.editor.divisor(len(self.config.edited_layers) - index)
         change_ED = share_ED
         if self.through_norm:
             norm = self.model.get_submodule(self.arch.post_norm_name(layer))
@@ -282,7 +286,7 @@ class _Run:
         """Where the requests are [E, d], float64: h^L, or what the last layer's MLP output is or adds."""
         if not self.editor.measures_output:
             return hidden_ED.double()
-        outputs_ED = outputs[self.config.layers[-1]]
+        outputs_ED = outputs[self.config.edited_layers[-1]]
         return self._normalized(outputs_ED) if self.through_norm else outputs_ED.double()
 
     def _targets(self, hidden_ED: torch.Tensor) -> torch.Tensor:
@@ -298,7 +302,7 @@ class _Run:
     @torch.no_grad()
     def _normalized(self, outputs_ED: torch.Tensor) -> torch.Tensor:
         """What the last layer adds to the residual stream for MLP outputs [E, d], float64."""
-        norm = self.model.get_submodule(self.arch.post_norm_name(self.config.layers[-1]))
+        norm = self.model.get_submodule(self.arch.post_norm_name(self.config.edited_layers[-1]))
         where = next(norm.parameters()).device
         dtype = torch.promote_types(next(norm.parameters()).dtype, torch.float32)
         return norm(outputs_ED.to(where, dtype)).to(outputs_ED.device).double()
@@ -321,28 +325,29 @@ class _Run:
     def past_keys(self, layer: int) -> torch.Tensor:
         """Keys [P, f] of the earlier steps of the stream; none unless they are carried."""
         name = f"keys.layer{layer}"
-        kept = [delta.carry[name] for delta in self.history if name in delta.carry] if self.config.carry_keys else []
+        kept = (
+            [delta.stream_state[name] for delta in self.history if name in delta.stream_state]
+            if self.config.carry_keys
+            else []
+        )
         if kept:
             return torch.cat(kept, 1).T
         return torch.zeros(0, map_shape(self.model.get_submodule(self.arch.rewrite_name(layer)))[1])
 
     # --- results ---------------------------------------------------------------------------------------------------
 
-    def finished(self, requests: Sequence[EditRequest]) -> list[Delta]:
-        """The deltas with diagnostics, and with the keys under the edit where they are carried on."""
-        keys, outputs, hidden_ED = self.read(self.config.layers)
+    def finish(self) -> list[Delta]:
+        """The deltas with diagnostics, and with the keys under the edit where later steps protect them."""
+        keys, outputs, hidden_ED = self.read(self.config.edited_layers)
         assert self.target_ED is not None and self.start_ED is not None
         left_E = (self.target_ED - self._current(outputs, hidden_ED)).norm(dim=1)
         wanted_E = (self.target_ED - self.start_ED).norm(dim=1).clamp(min=1e-30)
         for group, delta in zip(self.groups, self.deltas, strict=True):
             self._diagnose(delta, group, (left_E / wanted_E)[group])
-            delta.meta = {"config": self.config.to_dict()}
-            if len(self.groups) == len(requests):
-                delta.meta["request"] = requests[group[0]].to_dict()
-            else:
-                delta.meta["requests"] = [requests[index].to_dict() for index in group]
             if self.config.carry_keys:
-                delta.carry |= {f"keys.layer{layer}": keys[layer][group].T for layer in self.config.layers}
+                delta.stream_state |= {
+                    f"keys.layer{layer}": keys[layer][group].T for layer in self.config.edited_layers
+                }
             if self.config.keep_intermediates:
                 delta.intermediates["z"] = self.target_ED[group]
                 delta.intermediates["z_delta"] = torch.stack([self.values[index].delta_D for index in group])

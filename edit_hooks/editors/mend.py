@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -103,14 +103,14 @@ class MENDConfig(EditorConfig):
         )
 
 
-class MEND(Editor):
+class MEND(Editor[MENDConfig]):
     """Model editing with gradient decomposition; needs a hyper-network trained for the model."""
 
-    name: ClassVar[str] = "mend"
-    config_class: ClassVar[type[EditorConfig]] = MENDConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("mend",)
-    needs_subject: ClassVar[bool] = False
-    supports_joint: ClassVar[bool] = True
+    name = "mend"
+    config_class = MENDConfig
+    config_folders = ("mend",)
+    needs_subject = False
+    supports_joint = True
 
     def __init__(self, overrides: Any = None) -> None:
         super().__init__(overrides)
@@ -121,9 +121,9 @@ class MEND(Editor):
         """The last three blocks."""
         return list(range(num_layers(config)))[-3:]
 
-    def config_for(self, model: nn.Module) -> EditorConfig:
-        config: Any = super().config_for(model)
-        if config.artifact not in (None, IDENTITY):
+    def default_config(self, model: nn.Module) -> MENDConfig:
+        config = super().default_config(model)
+        if config.artifact is not None and config.artifact != IDENTITY:
             manifest = read_manifest(config.artifact)
             config.artifact_digest = artifact_digest(config.artifact)
             self._take_over(config, manifest)
@@ -136,30 +136,23 @@ class MEND(Editor):
                 )
         return config
 
-    def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
+    def prepare(self, config: MENDConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         if config.artifact is None:
             raise EditingError(
                 "editor 'mend' needs a hyper-network trained for this model: run lm-edit train-mend and give its "
                 "folder as editor_args=artifact:<folder> (artifact:identity: untrained, a plain gradient step)."
             )
-        return config
 
-    def warnings(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        config: Any,
-        requests: Sequence[EditRequest],
-        delta: Delta,
-    ) -> list[str]:
-        if config.artifact == IDENTITY:
+    def warnings(self, job: EditJob[MENDConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        config = job.config
+        if config.artifact is None or config.artifact == IDENTITY:
             return []
         if config.artifact_digest not in self._seen:
             self._seen[config.artifact_digest] = trained_on(config.artifact)
         seen = self._seen[config.artifact_digest]
         return [TRAINED_ON_IT] if any(edit_digest(r.text, r.target_new) in seen for r in requests) else []
 
-    def _take_over(self, config: Any, manifest: dict[str, Any]) -> None:
+    def _take_over(self, config: MENDConfig, manifest: dict[str, Any]) -> None:
         """Use the artifact's settings; one that the user set otherwise is an error."""
         for name, value in manifest["editor"].items():
             if name in self.overrides and getattr(config, name) != value:
@@ -169,22 +162,19 @@ class MEND(Editor):
                 )
             setattr(config, name, value)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        inner, config = unwrapped(model), job.config
-        network = self._network(inner, config)
+    def compute(self, job: EditJob[MENDConfig]) -> list[Delta]:
+        model, config = job.model, job.config
+        network = self._network(model, config)
         chunks = [job.requests[i : i + config.batch_size] for i in range(0, len(job.requests), config.batch_size)]
-        with frozen(inner):
-            rows = [self._rows(inner, tokenizer, chunk, config) for chunk in chunks]
+        with frozen(model):
+            rows = [self._rows(model, job.tokenizer, chunk, config) for chunk in chunks]
             if job.joint:
-                delta = _joint(inner, network, rows, config)
-                delta.meta = {"requests": [request.to_dict() for request in job.requests], "config": config.to_dict()}
+                delta = _joint(model, network, rows, config)
                 job.progress(len(job.requests))
                 return [delta]
             deltas = []
             for chunk, padded in zip(chunks, rows, strict=True):
-                for request, delta in zip(chunk, _independent(inner, network, padded), strict=True):
-                    delta.meta = {"requests": [request.to_dict()], "config": config.to_dict()}
-                    deltas.append(delta)
+                deltas += _independent(model, network, padded)
                 job.progress(len(chunk))
         return deltas
 

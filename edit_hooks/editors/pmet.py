@@ -24,14 +24,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
-from edit_hooks.editors.memit import MEMIT, MEMITConfig
+from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.value_batch import Batch, Site
 from edit_hooks.locate.value_forward import Captures, Kept, Part, ReferenceForward, SuffixForward, add_at_first
 from edit_hooks.locate.value_optimization import (
@@ -75,33 +73,28 @@ class PairValue(OptimizedValue):
     attention_delta_D: torch.Tensor | None = None
 
 
-class PMET(MEMIT):
+class PMET(ResidualSpreadingEditor[PMETConfig]):
     """MEMIT's layers with PMET's targets, residuals and spreading."""
 
-    name: ClassVar[str] = "pmet"
-    config_class: ClassVar[type[EditorConfig]] = PMETConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("pmet",)
-    measures_output: ClassVar[bool] = True
+    name = "pmet"
+    config_class = PMETConfig
+    config_folders = ("pmet",)
+    measures_output = True
 
     def divisor(self, layers_left: int) -> float:
         return layers_left**0.5
 
     def optimize(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        problems: Sequence[ValueProblem],
-        job: EditJob,
-        site: Site,
+        self, job: EditJob[PMETConfig], problems: Sequence[ValueProblem], site: Site
     ) -> Sequence[OptimizedValue]:
-        config = job.config
-        layer = config.layers[-1]
+        config, model = job.config, job.model
+        layer = config.edited_layers[-1]
         plain = config.engine == "reference"
 
         def make_forward(batch: Batch) -> PairSuffix | PairReference:
             return (PairReference if plain else PairSuffix)(model, batch, layer, "mlp")
 
-        terms = self.terms(model, tokenizer, job.requests, config, make_forward)
+        terms = self.terms(job, make_forward)
         limits = ValueLimits.for_device(model)
         if plain:
             limits = dataclasses.replace(limits, max_edits=1)

@@ -7,7 +7,8 @@ the sum of all updates so far and s_max the largest singular value of W_0,
 
 The published procedure edits on with the unrestrained weights and restrains once, at the end. Here the weights after
 every step of a stream are what that procedure gives if the stream ended there: the step's delta is the difference of
-two restrained sums, the raw updates travel in ``Delta.carry``, and the base editor sees the unrestrained weights.
+two restrained sums, the raw updates travel in ``Delta.stream_state``, and the base editor sees the
+unrestrained weights.
 
 F is continuous at s_max and its slope there is 1 / (s_max ln a). Where s_max < 1 / ln a (1 for a = e, 5.5 for a = 1.2)
 values just above s_max are therefore enlarged, as the release does too; ``safe`` takes min(s, F(s)).
@@ -20,18 +21,17 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
-from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
+from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited, parameter_name
 from edit_hooks.deltas.delta import Delta, Factor
-from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.utils.errors import EditingError
 
@@ -65,38 +65,35 @@ def restrained(values: torch.Tensor, largest: float, config: PRUNEConfig) -> tor
     return torch.minimum(out, values) if config.safe else out
 
 
-class PRUNE(WrapperEditor):
+class PRUNE(PostProcessingEditor[PRUNEConfig]):
     """Streams of a base editor with restrained singular values."""
 
-    name: ClassVar[str] = "prune"
-    config_class: ClassVar[type[EditorConfig]] = PRUNEConfig
+    name = "prune"
+    config_class = PRUNEConfig
 
     def __init__(self, overrides: Any = None) -> None:
         super().__init__(overrides)
         self._largest: dict[tuple[str, tuple[int, int]], float] = {}
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        inner = unwrapped(model)
+    def compute(self, job: EditJob[PRUNEConfig]) -> list[Delta]:
         raw_before = [self._raw(delta) for delta in job.history]
         unrestrained = self._correction(raw_before, job.history)
-        with edited(inner, unrestrained) if job.history else contextlib.nullcontext():
-            raws = self.base.edit(
-                model, tokenizer, job.requests, joint=job.joint, history=job.history, progress=job.progress
-            )
-        return [self._restrain(inner, raw, raw_before, job.history, job.config) for raw in raws]
+        with edited(job.model, unrestrained) if job.history else contextlib.nullcontext():
+            raws = self.base_edits(job)
+        return [self._restrain(job.model, raw, raw_before, job.history, job.config) for raw in raws]
 
     # --- what the stream has written -------------------------------------------------------------------------------
 
     def _raw(self, delta: Delta) -> Delta:
         """The unrestrained update behind a delta of ours."""
         raw = Delta()
-        for name, tensor in delta.carry.items():
+        for name, tensor in delta.stream_state.items():
             kind, _, rest = name.partition("/")
             part, _, target = rest.partition("/")
             if kind == CARRY and part == "dense":
                 raw.dense[target] = tensor
             elif kind == CARRY and part in ("left", "left_transposed"):
-                raw.factors[target] = Factor(tensor, delta.carry[f"{CARRY}/right/{target}"], part != "left")
+                raw.factors[target] = Factor(tensor, delta.stream_state[f"{CARRY}/right/{target}"], part != "left")
         if not raw.dense and not raw.factors:
             raise EditingError("a delta of the history was not made by PRUNE; a stream has one editor throughout.")
         return raw
@@ -105,11 +102,11 @@ class PRUNE(WrapperEditor):
     def _carry(raw: Delta) -> dict[str, torch.Tensor]:
         if not raw.is_low_rank:
             return {f"{CARRY}/dense/{name}": update for name, update in raw.weights().items()}
-        carry = {}
+        stream_state = {}
         for name, factor in raw.factors.items():
-            carry[f"{CARRY}/{'left_transposed' if factor.transposed else 'left'}/{name}"] = factor.left
-            carry[f"{CARRY}/right/{name}"] = factor.right
-        return carry
+            stream_state[f"{CARRY}/{'left_transposed' if factor.transposed else 'left'}/{name}"] = factor.left
+            stream_state[f"{CARRY}/right/{name}"] = factor.right
+        return stream_state
 
     @staticmethod
     def _correction(raw_before: Sequence[Delta], history: Sequence[Delta]) -> Delta:
@@ -129,7 +126,7 @@ class PRUNE(WrapperEditor):
     ) -> Delta:
         parameters = dict(model.named_parameters())
         out = Delta(
-            carry={**raw.carry, **self._carry(raw)},
+            stream_state={**raw.stream_state, **self._carry(raw)},
             diagnostics=raw.diagnostics,
             meta=raw.meta,
             intermediates=raw.intermediates,
@@ -162,7 +159,7 @@ class PRUNE(WrapperEditor):
             _warn_if_enlarged(name, facts[name])
         out.diagnostics["prune"] = facts
         out.meta[CARRY] = {name: record["largest_original"] for name, record in facts.items()}
-        self.describe(model, out, config)
+        out.diagnostics["update_norm_ratio"] = largest_norm_ratio(model, out)
         return out
 
     def _largest_original(self, name: str, weight: torch.Tensor, history: Sequence[Delta]) -> float:

@@ -7,9 +7,8 @@ that the edited matrix maps the mean key exactly to v*. One implementation with 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.editors.rome import ROME, KeyMode, ROMEConfig
 
 
@@ -23,6 +22,6 @@ class RROMEConfig(ROMEConfig):
 class RROME(ROME):
     """ROME with the mean key over the context templates in both places."""
 
-    name: ClassVar[str] = "r_rome"
-    config_class: ClassVar[type[EditorConfig]] = RROMEConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("r_rome", "rome")
+    name = "r_rome"
+    config_class = RROMEConfig
+    config_folders = ("r_rome", "rome")

@@ -21,18 +21,16 @@ base editor is through with all its layers, as in both.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
-from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
+from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import parameter_name
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.modeling.tensors import pack_bits
 from edit_hooks.utils.errors import EditingError
 
@@ -50,36 +48,33 @@ class RECTConfig(WrapperConfig):
             raise EditingError(f"editor setting 'keep' is {self.keep}; a share above 0 and up to 1 is needed.")
 
 
-class RECT(WrapperEditor):
+class RECT(PostProcessingEditor[RECTConfig]):
     """Sparsified updates of a base editor."""
 
-    name: ClassVar[str] = "rect"
-    config_class: ClassVar[type[EditorConfig]] = RECTConfig
+    name = "rect"
+    config_class = RECTConfig
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        deltas = self.base.edit(
-            model, tokenizer, job.requests, joint=job.joint, history=job.history, progress=job.progress
-        )
-        return [self._sparse(unwrapped(model), delta, job.config) for delta in deltas]
+    def compute(self, job: EditJob[RECTConfig]) -> list[Delta]:
+        return [_sparsify(job.model, delta, job.config) for delta in self.base_edits(job)]
 
-    @torch.no_grad()
-    def _sparse(self, model: nn.Module, delta: Delta, config: RECTConfig) -> Delta:
-        parameters = dict(model.named_parameters())
-        facts: dict[str, Any] = {}
-        for name, update in delta.weights().items():
-            weight = parameters[parameter_name(name, parameters)]
-            kept = largest_changes(update, weight, config.keep, config.guard)
-            module, _, leaf = name.rpartition(".")
-            if name in delta.dense:
-                delta.dense[name] = update * kept
-            else:
-                assert leaf == "weight"
-                delta.masks[module] = pack_bits(kept)
-            share_of_norm = float((update * kept).norm() / update.norm().clamp(min=1e-30))
-            facts[name] = {"kept_share": float(kept.float().mean()), "kept_norm_share": share_of_norm}
-        delta.diagnostics["rect"] = facts
-        self.describe(model, delta, config)
-        return delta
+
+@torch.no_grad()
+def _sparsify(model: PreTrainedModel, delta: Delta, config: RECTConfig) -> Delta:
+    """Restrict a finished delta, in place, to the entries that are kept."""
+    parameters = dict(model.named_parameters())
+    facts: dict[str, dict[str, float]] = {}
+    for name, update in delta.weights().items():
+        mask = largest_changes(update, parameters[parameter_name(name, parameters)], config.keep, config.guard)
+        module, _, leaf = name.rpartition(".")
+        if name in delta.dense:
+            delta.dense[name] = update * mask
+        else:
+            assert leaf == "weight"
+            delta.masks[module] = pack_bits(mask)
+        share_of_norm = float((update * mask).norm() / update.norm().clamp(min=1e-30))
+        facts[name] = {"kept_share": float(mask.float().mean()), "kept_norm_share": share_of_norm}
+    delta.diagnostics |= {"rect": facts, "update_norm_ratio": largest_norm_ratio(model, delta)}
+    return delta
 
 
 def largest_changes(update: torch.Tensor, weight: torch.Tensor, keep: float, guard: float) -> torch.Tensor:

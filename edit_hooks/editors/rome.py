@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
@@ -42,7 +42,7 @@ from edit_hooks.locate.editor import (
 )
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of, unwrapped
+from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of
 from edit_hooks.modeling.tensors import weight_norm
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -50,10 +50,10 @@ from edit_hooks.utils.errors import EditingError
 KeyMode = Literal["mixed", "prefixed", "prompt"]
 
 
-SMALL_DIVISOR = 0.1
+SMALL_DIVISOR_RATIO = 0.1
 
 
-INCONSISTENT_KEYS = (
+INCONSISTENT_KEYS_WARNING = (
     "the key of the bare prompt is nearly orthogonal to the mean key over the templates, or points away from it: the "
     "denominator of ROME is below a tenth of what consistent keys give, and the update as many times too large. r_rome "
     "(key_mode=prefixed) has no such edits."
@@ -73,59 +73,46 @@ class ROMEConfig(LocateThenEditConfig):
             raise EditingError(f"ROME edits one layer, 'layers' names {self.layers}.")
 
 
-class ROME(LocateThenEditEditor):
-    """Original ROME, inconsistent keys included; see :mod:`edit_hooks.editors.r_rome` for the corrected form."""
+ROMEConfigT = TypeVar("ROMEConfigT", bound=ROMEConfig)
 
-    name: ClassVar[str] = "rome"
-    config_class: ClassVar[type[EditorConfig]] = ROMEConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("rome",)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        config: ROMEConfig = job.config
-        assert config.layers is not None
-        (layer,) = config.layers
-        moment: SecondMoment = self.constraints(model, tokenizer, config)[layer]
-        problems = self.problems(tokenizer, job.requests, config)
-        check_reach(model, problems, job.requests, layer)
-        make_forward = forward_maker(model, config, layer, self.site)
-        terms = self.terms(model, tokenizer, job.requests, config, make_forward)
-        settings = value_settings(config, layer, self.site)
-        values = optimize_values(model, problems, settings, config.engine, progress=job.progress, terms=terms)
-        return self._write(model, job.requests, values, moment, config, layer)
+class RankOneEditor(LocateThenEditEditor[ROMEConfigT]):
+    """A value optimized at one layer and written by a rank-one update; base of ROME and its variants."""
 
-    def warnings(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        config: Any,
-        requests: Sequence[EditRequest],
-        delta: Delta,
-    ) -> list[str]:
-        found = super().warnings(model, tokenizer, config, requests, delta)
+    def compute(self, job: EditJob[ROMEConfigT]) -> list[Delta]:
+        (layer,) = job.config.edited_layers
+        problems = self.problems(job)
+        check_reach(job, problems, layer)
+        terms = self.terms(job, forward_maker(job.model, job.config, layer, self.site))
+        settings = value_settings(job.config, layer, self.site)
+        values = optimize_values(job.model, problems, settings, job.config.engine, progress=job.progress, terms=terms)
+        return self._write(job.model, values, self.constraints(job.model)[layer], job.config, layer)
+
+    def warnings(self, job: EditJob[ROMEConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        found = super().warnings(job, requests, delta)
         # With consistent keys the divisor is k^T C^-1 k (or its root), never small or negative.
-        if config.key_mode == "mixed" and delta.diagnostics["divisor_ratio"] < SMALL_DIVISOR:
-            found.append(INCONSISTENT_KEYS)
+        if job.config.key_mode == "mixed" and delta.diagnostics["divisor_ratio"] < SMALL_DIVISOR_RATIO:
+            found.append(INCONSISTENT_KEYS_WARNING)
         return found
 
     def _write(
         self,
-        model: nn.Module,
-        requests: Sequence[EditRequest],
+        model: PreTrainedModel,
         values: Sequence[OptimizedValue],
         moment: SecondMoment,
         config: ROMEConfig,
         layer: int,
     ) -> list[Delta]:
         """Rank-one updates from optimized values; one multi-right-hand-side solve with C for all edits."""
-        name = architecture_of(unwrapped(model)).rewrite_name(layer)
-        module = unwrapped(model).get_submodule(name)
+        name = architecture_of(model).rewrite_name(layer)
+        module = model.get_submodule(name)
         norm = weight_norm(linear_of(module))
         mean_EF = torch.stack([value.keys_NF.mean(0) for value in values])
         bare_EF = torch.stack([value.keys_NF[0] for value in values])
         direction_EF = moment.solve(bare_EF if config.key_mode == "prompt" else mean_EF, config.inverse_dtype)
         direction_EF = direction_EF / direction_EF.norm(dim=1, keepdim=True)
         deltas = []
-        for edit, (request, value) in enumerate(zip(requests, values, strict=True)):
+        for edit, value in enumerate(values):
             prefixed = config.key_mode == "prefixed"
             key_F = mean_EF[edit] if prefixed else bare_EF[edit]
             output_D = value.outputs_ND.mean(0) if prefixed else value.outputs_ND[0]
@@ -142,7 +129,6 @@ class ROME(LocateThenEditEditor):
                 "update_norm_ratio": float(left_D.norm()) / norm,
                 "losses": value.losses,
             }
-            delta.meta = {"request": request.to_dict(), "config": config.to_dict()}
             if config.keep_intermediates:
                 delta.intermediates = {
                     "k_star": bare_EF[edit] if config.key_mode == "prompt" else mean_EF[edit],
@@ -155,3 +141,11 @@ class ROME(LocateThenEditEditor):
                 }
             deltas.append(delta)
         return deltas
+
+
+class ROME(RankOneEditor[ROMEConfig]):
+    """Original ROME, inconsistent keys included; see :mod:`edit_hooks.editors.r_rome` for the corrected form."""
+
+    name = "rome"
+    config_class = ROMEConfig
+    config_folders: tuple[str, ...] = ("rome",)

@@ -9,7 +9,8 @@ P = lambda I + sum K^T K over this and all earlier steps (recursive least square
 
 The keys are those of the unedited model, on which D acts. K P^-1 is solved in float64 through the smaller of two
 systems, f x f or as large as the tokens seen so far (Woodbury), so the update is a factor with one column per token.
-The keys travel in ``Delta.carry``; earlier steps' deltas are taken off the weights while the base editor works, which
+The keys travel in ``Delta.stream_state``; earlier steps' deltas are taken off the weights while the base editor works,
+which
 leaves W_0 up to one rounding of the weights.
 
 lambda is absolute beside squared key norms: ``written_share``, the part of D that a first step would write at its own
@@ -21,18 +22,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
-from edit_hooks.base.wrapper import WrapperConfig, WrapperEditor
+from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
-from edit_hooks.modeling.architectures import input_device, is_transposed, unwrapped, weight_of
+from edit_hooks.deltas.norms import largest_norm_ratio
+from edit_hooks.modeling.architectures import input_device, is_transposed, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
@@ -54,22 +56,21 @@ class SimIEConfig(WrapperConfig):
             raise EditingError(f"editor setting 'ridge' is {self.ridge}; a positive number is needed.")
 
 
-class SimIE(WrapperEditor):
+class SimIE(PostProcessingEditor[SimIEConfig]):
     """A base editor's edits, each made on the unedited weights, joined by recursive least squares."""
 
-    name: ClassVar[str] = "simie"
-    config_class: ClassVar[type[EditorConfig]] = SimIEConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("simie",)
+    name = "simie"
+    config_class = SimIEConfig
+    config_folders = ("simie",)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        inner = unwrapped(model)
-        groups = [job.requests] if job.joint else [[request] for request in job.requests]
-        with edited(inner, _negated(job.history)) if job.history else contextlib.nullcontext():
-            ideals = self.base.edit(model, tokenizer, job.requests, joint=job.joint, progress=job.progress)
+    def compute(self, job: EditJob[SimIEConfig]) -> list[Delta]:
+        with edited(job.model, _negated(job.history)) if job.history else contextlib.nullcontext():
+            ideals = self.base.edit(job.model, job.tokenizer, job.requests, joint=job.joint, progress=job.progress)
             names = [_maps_of(ideal) for ideal in ideals]
-            keys = [_keys(inner, tokenizer, group, own) for group, own in zip(groups, names, strict=True)]
+            keys = [_keys(job.model, job.tokenizer, group, own) for group, own in zip(job.groups, names, strict=True)]
         return [
-            self._joined(inner, ideal, own, job.history, job.config) for ideal, own in zip(ideals, keys, strict=True)
+            self._joined(job.model, ideal, own, job.history, job.config)
+            for ideal, own in zip(ideals, keys, strict=True)
         ]
 
     @torch.no_grad()
@@ -94,12 +95,12 @@ class SimIE(WrapperEditor):
             module = model.get_submodule(name)
             dtype = torch.promote_types(weight_of(module).dtype, torch.float32)
             out.factors[name] = Factor(left_TD.T.to(dtype), right_TF.T.to(dtype), is_transposed(module))
-            out.carry[f"{CARRY}{name}"] = keys_TF.to(dtype)
+            out.stream_state[f"{CARRY}{name}"] = keys_TF.to(dtype)
             # How much of what the ideal edit adds at these tokens a first step would add.
             written_TD = (keys_TF @ solved_keys(keys_TF, keys_TF[:0], config.ridge).T) @ wanted_TD
             shares[name] = float(written_TD.norm() / wanted_TD.norm().clamp(min=1e-30))
         out.diagnostics["simie"] = {"written_share": shares}
-        self.describe(model, out, config)
+        out.diagnostics["update_norm_ratio"] = largest_norm_ratio(model, out)
         return out
 
 
@@ -154,10 +155,10 @@ def _past_keys(history: Sequence[Delta], name: str, like: torch.Tensor) -> torch
     """Keys [S, f] of the earlier steps at one map."""
     parts = [like[:0]]
     for delta in history:
-        if not any(key.startswith(CARRY) for key in delta.carry):
+        if not any(key.startswith(CARRY) for key in delta.stream_state):
             raise EditingError("a delta of the history was not made by SimIE; a stream has one editor throughout.")
-        if f"{CARRY}{name}" in delta.carry:
-            parts.append(delta.carry[f"{CARRY}{name}"].to(like))
+        if f"{CARRY}{name}" in delta.stream_state:
+            parts.append(delta.stream_state[f"{CARRY}{name}"].to(like))
     return torch.cat(parts)
 
 

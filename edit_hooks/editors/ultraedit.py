@@ -14,7 +14,8 @@ by step (Chan's formula) and updated before they are used. By the push-through i
 
 so only a T x T system is solved (float64) and the update is a factor of rank T.
 
-In a stream the statistics travel in ``Delta.carry``. The release starts them from nothing, which leaves a lone edit
+In a stream the statistics travel in ``Delta.stream_state``. The release starts them from nothing, which leaves a lone
+edit
 with little (variances over a handful of tokens) or nothing (one token) to normalize by; here they start from
 ``calibration``, short texts the model writes itself, read at all their positions, so that single edits are defined and
 independent of each other. ``calibration: []`` is the release.
@@ -36,11 +37,11 @@ import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -191,14 +192,14 @@ class Statistics:
         return torch.where(std_X > 0, centered_TX / std_X, 0.0)
 
 
-class UltraEdit(Editor):
+class UltraEdit(Editor[UltraEditConfig]):
     """Gradients in, one ridge regression per map out; no subject, no training, no stored edits."""
 
-    name: ClassVar[str] = "ultraedit"
-    config_class: ClassVar[type[EditorConfig]] = UltraEditConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("ultraedit",)
-    needs_subject: ClassVar[bool] = False
-    supports_joint: ClassVar[bool] = True
+    name = "ultraedit"
+    config_class = UltraEditConfig
+    config_folders = ("ultraedit",)
+    needs_subject = False
+    supports_joint = True
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         super().__init__(overrides)
@@ -209,42 +210,38 @@ class UltraEdit(Editor):
         last = num_layers(config) - 1
         return list(range(round(0.6 * last), round(0.8 * last) + 1))
 
-    def config_for(self, model: nn.Module) -> EditorConfig:
-        config: Any = super().config_for(model)
+    def default_config(self, model: nn.Module) -> UltraEditConfig:
+        config = super().default_config(model)
         config.module_names(unwrapped(model))
         return config
 
-    def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
+    def fill_sampled_settings(
+        self, config: UltraEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> UltraEditConfig:
         if config.calibration is None:
             texts = sample_texts(model, tokenizer, CALIBRATION_TEXTS, CALIBRATION_LENGTH, config.seed)
             config = dataclasses.replace(config, calibration=texts)
         return config
 
-    def resolve(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> EditorConfig:
-        """The full configuration; the statistics start here too, with the weights of the first call."""
-        config: Any = super().resolve(model, tokenizer)
-        inner = unwrapped(model)
-        if inner not in self._start:
-            with torch.inference_mode(False):
-                self._start[inner] = _calibrated(inner, tokenizer, config)
-        return config
+    def prepare(self, config: UltraEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Start the statistics, with the weights of this moment."""
+        with torch.inference_mode(False):
+            self._start[model] = _calibrated(model, tokenizer, config)
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        inner, config = unwrapped(model), job.config
-        names = config.module_names(inner)
-        examples = [target_example(tokenizer, request.text, request.target_new) for request in job.requests]
-        features, before = _capture(inner, examples, names, config)
-        statistics = _carried(job.history) if job.history else self._start[inner]
+    def compute(self, job: EditJob[UltraEditConfig]) -> list[Delta]:
+        model, config = job.model, job.config
+        names = config.module_names(model)
+        examples = [target_example(job.tokenizer, request.text, request.target_new) for request in job.requests]
+        features, before = _capture(model, examples, names, config)
+        statistics = _carried(job.history) if job.history else self._start[model]
         groups = [list(range(len(examples)))] if job.joint else [[index] for index in range(len(examples))]
         deltas = []
         for group in groups:
             seen = _scaled([features[index] for index in group], [examples[index] for index in group], config)
-            delta = _step(inner, names, seen, statistics, config)
-            requests = [job.requests[index].to_dict() for index in group]
-            delta.meta = {"requests": requests, "config": config.to_dict()}
+            delta = _step(model, names, seen, statistics, config)
             deltas.append(delta)
             job.progress(len(group))
-        self._diagnose(inner, examples, groups, deltas, before)
+        self._diagnose(model, examples, groups, deltas, before)
         return deltas
 
     @staticmethod
@@ -409,25 +406,27 @@ def _scaled(
 
 def _carried(history: Sequence[Delta]) -> dict[str, Statistics]:
     """The statistics after the last step of a stream."""
-    carry = history[-1].carry
-    shapes = [key.rpartition("/")[2] for key in carry if key.startswith(f"{CARRY}/count/")]
+    stream_state = history[-1].stream_state
+    shapes = [key.rpartition("/")[2] for key in stream_state if key.startswith(f"{CARRY}/count/")]
     if not shapes:
         raise EditingError("the history's last delta was not made by UltraEdit; a stream has one editor throughout.")
     return {
         shape: Statistics(
-            int(carry[f"{CARRY}/count/{shape}"]), carry[f"{CARRY}/mean/{shape}"], carry[f"{CARRY}/squares/{shape}"]
+            int(stream_state[f"{CARRY}/count/{shape}"]),
+            stream_state[f"{CARRY}/mean/{shape}"],
+            stream_state[f"{CARRY}/squares/{shape}"],
         )
         for shape in shapes
     }
 
 
 def _carry(statistics: Mapping[str, Statistics]) -> dict[str, torch.Tensor]:
-    carry = {}
+    stream_state = {}
     for shape, numbers in statistics.items():
-        carry[f"{CARRY}/count/{shape}"] = torch.tensor(numbers.count)
-        carry[f"{CARRY}/mean/{shape}"] = numbers.mean_X.cpu()
-        carry[f"{CARRY}/squares/{shape}"] = numbers.squares_X.cpu()
-    return carry
+        stream_state[f"{CARRY}/count/{shape}"] = torch.tensor(numbers.count)
+        stream_state[f"{CARRY}/mean/{shape}"] = numbers.mean_X.cpu()
+        stream_state[f"{CARRY}/squares/{shape}"] = numbers.squares_X.cpu()
+    return stream_state
 
 
 # --- the step --------------------------------------------------------------------------------------------------------
@@ -442,7 +441,7 @@ def _step(
 ) -> Delta:
     """The update for all tokens seen: statistics first, then one regression per map."""
     statistics = _updated(model, names, statistics, seen)
-    delta = Delta(carry=_carry(statistics))
+    delta = Delta(stream_state=_carry(statistics))
     with torch.no_grad():
         for name in names:
             module = model.get_submodule(name)

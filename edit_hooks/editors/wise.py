@@ -16,13 +16,14 @@ of its parts; the release compares it with that of the current memory, which is 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -122,39 +123,42 @@ class WISEConfig(EditorConfig):
         assert self.merge in MERGES
 
 
-class WISE(Editor):
+class WISE(Editor[WISEConfig]):
     """Side memories of one weight, with each prompt routed to the original or to a memory."""
 
-    name: ClassVar[str] = "wise"
-    config_class: ClassVar[type[EditorConfig]] = WISEConfig
-    config_folders: ClassVar[tuple[str, ...]] = ("wise",)
-    needs_subject: ClassVar[bool] = False
-    writes: ClassVar[tuple[str, ...]] = ("hooks",)
-    default_depth: ClassVar[float] = 0.85
+    name = "wise"
+    config_class = WISEConfig
+    config_folders = ("wise",)
+    needs_subject = False
+    writes = ("hooks",)
+    default_depth = 0.85
 
-    def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
+    def fill_sampled_settings(
+        self, config: WISEConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> WISEConfig:
         if isinstance(config.context_templates, str):
-            config.context_templates = sample_templates(model, tokenizer, config.context_templates, config.seed)
+            texts = sample_templates(model, tokenizer, config.context_templates, config.seed)
+            config = dataclasses.replace(config, context_templates=texts)
         return config
 
-    def contexts(self, model: nn.Module) -> list[str]:
-        given = self.overrides.get("context_templates")
-        return given if isinstance(given, list) else []
+    def known_contexts(self, model: PreTrainedModel) -> list[str]:
+        templates = self.overrides.get("context_templates")
+        return templates if isinstance(templates, list) else []
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        inner = unwrapped(model)
-        (layer,) = job.config.layers
-        name = architecture_of(inner).linear_name(job.config.module, layer)
+    def compute(self, job: EditJob[WISEConfig]) -> list[Delta]:
+        model = job.model
+        (layer,) = job.config.edited_layers
+        name = architecture_of(model).linear_name(job.config.module, layer)
         before = HookEdit.composed([delta.hook_edit for delta in job.history if delta.hook_edit is not None])
         if before is not None and (before.kind, before.settings["module"]) != ("side_memory", name):
             raise EditingError(
                 f"the edits so far are a {before.kind} at {before.settings['module']}, not side memories of {name}."
             )
         deltas = []
-        with frozen(inner):
+        with frozen(model):
             for request in job.requests:
-                memories = Memories.of(before, weight_of(inner.get_submodule(name)).detach())
-                deltas.append(self._edit(inner, tokenizer, request, memories, name, job.config))
+                memories = Memories.of(before, weight_of(model.get_submodule(name)).detach())
+                deltas.append(self._edit(model, job.tokenizer, request, memories, name, job.config))
                 job.progress(1)
         return deltas
 
@@ -170,7 +174,7 @@ class WISE(Editor):
         module = model.get_submodule(name)
         memory = memories.current or _fresh(weight_of(module), memories, config)
         rows = padded_for(model, examples_of(tokenizer, request, config))
-        layer = (config.layers or [0])[0]
+        (layer,) = config.edited_layers
         if config.engine == "fast":
             keep_below(model, rows, layer)
         trained = train(model, name, rows, rows.mask_RT.bool(), memory.change, memory.mask, config)
@@ -210,7 +214,6 @@ class WISE(Editor):
                 "losses": trained.losses,
                 **report,
             },
-            meta={"requests": [request.to_dict()], "config": config.to_dict()},
         )
 
 

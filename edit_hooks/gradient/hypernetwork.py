@@ -250,7 +250,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
     if header.get("format") != FORMAT:
         raise EditingError(f"{place} is no trained hyper-network (format {header.get('format')!r}, want {FORMAT!r}).")
     manifest = json.loads(header["manifest"])
-    for part in ("editor", "network"):
+    for part in {"editor", "network"} & set(manifest):
         manifest[part] = {RENAMED.get(name, name): value for name, value in manifest[part].items()}
     return manifest
 

@@ -1,10 +1,10 @@
 """``icl=true``: an in-context prompt on top of any other editor.
 
-After "Evaluating the Reversal Curse in Model Editing", section 6.2. The weights, codebook or memory are the other
-editor's and know nothing of the context. Its controls: the context without an editor (``editor=ike``), and either half
-of it (``icl=fact``, ``icl=demonstrations``). When reading results, know that a codebook looks at the last token
-of the whole prompt, which after a context is not the token it was made at, so ``grace`` with a context answers like
-``ike``, and that a side memory chooses by the whole prompt too.
+After "Evaluating the Reversal Curse in Model Editing", section 6.2. Weights, codebook or memory belong to the other
+editor and do not depend on the context. Its controls are the context without an editor (``editor=ike``) and either half
+of it (``icl=fact``, ``icl=demonstrations``). When reading results, note that a codebook is looked up at the last token
+of the whole prompt, which after a context is not the token of the edit, so ``grace`` with a context answers like
+``ike``; a side memory is routed by the whole prompt too.
 """
 
 from __future__ import annotations
@@ -16,47 +16,41 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig
+from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor, Progress
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.request import EditRequest
 
 
 @dataclass(kw_only=True)
-class PairConfig(EditorConfig):
+class CombinedConfig(EditorConfig):
     """The full settings of both editors."""
 
-    base_settings: Any = None
-    context_settings: Any = None
+    base_settings: dict[str, Any] = config_field("settings of the editor", default_factory=dict)
+    context_settings: dict[str, Any] = config_field("settings of the editor of the context", default_factory=dict)
 
 
-class InContext(Editor):
-    """An editor and the context of another one; capabilities are the first one's."""
+class EditorWithContext(Editor[CombinedConfig]):
+    """An editor and the context of another one; capabilities are those of the first."""
 
-    config_class = PairConfig
-    config_folders = ()
+    config_class = CombinedConfig
 
-    def __init__(self, base: Editor, context: Editor) -> None:
+    def __init__(self, base: Editor[Any], context: Editor[Any]) -> None:
         super().__init__()
         self.base, self.context = base, context
-        self.name = f"{base.name}+{context.name}"  # type: ignore[misc]
-        self.needs_subject, self.supports_joint = base.needs_subject, base.supports_joint  # type: ignore[misc]
-        self.writes = (*base.writes, *context.writes)  # type: ignore[misc]
+        self.name = f"{base.name}+{context.name}"
+        self.needs_subject, self.supports_joint = base.needs_subject, base.supports_joint
+        self.writes = (*base.writes, *context.writes)
 
-    def config_for(self, model: nn.Module) -> PairConfig:
-        return self._pair(self.base.config_for(model), self.context.config_for(model))
+    def default_config(self, model: nn.Module) -> CombinedConfig:
+        return _combine(self.base.default_config(model), self.context.default_config(model))
 
-    def resolve(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> PairConfig:
-        return self._pair(self.base.resolve(model, tokenizer), self.context.resolve(model, tokenizer))
-
-    def adopt(self, model: nn.Module, settings: Mapping[str, Any]) -> None:
-        self.base.adopt(model, settings["base_settings"])
-        self.context.adopt(model, settings["context_settings"])
-
-    @staticmethod
-    def _pair(base: EditorConfig, context: EditorConfig) -> PairConfig:
-        return PairConfig(
-            layers=base.layers, seed=base.seed, base_settings=base.to_dict(), context_settings=context.to_dict()
+    def resolve_config(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
+    ) -> CombinedConfig:
+        base, context = (stored["base_settings"], stored["context_settings"]) if stored else (None, None)
+        return _combine(
+            self.base.resolve_config(model, tokenizer, base), self.context.resolve_config(model, tokenizer, context)
         )
 
     def edit(
@@ -69,13 +63,20 @@ class InContext(Editor):
         history: Sequence[Delta] = (),
         progress: Progress | None = None,
     ) -> list[Delta]:
-        told = self.context.edit(model, tokenizer, requests, joint=joint)  # first: it checks its pool, and costs little
+        # Contexts first: they are cheap, and they check the pool of demonstrations.
+        contexts = self.context.edit(model, tokenizer, requests, joint=joint)
         deltas = self.base.edit(model, tokenizer, requests, joint=joint, history=history, progress=progress)
-        for delta, context in zip(deltas, told, strict=True):
+        for delta, context in zip(deltas, contexts, strict=True):
             delta.contexts = context.contexts
             delta.diagnostics["context"] = context.diagnostics
             delta.meta |= {"editor": self.name, "context": context.meta}
         return deltas
 
-    def compute(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, job: EditJob) -> list[Delta]:
-        raise AssertionError("edit() asks both editors")
+    def compute(self, job: EditJob[CombinedConfig]) -> list[Delta]:
+        raise AssertionError("edit() calls both editors")
+
+
+def _combine(base: EditorConfig, context: EditorConfig) -> CombinedConfig:
+    return CombinedConfig(
+        layers=base.layers, seed=base.seed, base_settings=base.to_dict(), context_settings=context.to_dict()
+    )

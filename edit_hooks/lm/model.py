@@ -28,7 +28,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import editor_of, load_edit, requests_of
-from edit_hooks.in_context.combined import InContext
+from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.reference import generate_reference, score_reference
@@ -252,7 +252,7 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
         editor = load_editor(options.editor, options.overrides)
         if options.icl == "no":
             return editor
-        return InContext(editor, load_editor(*options.context_editor))
+        return EditorWithContext(editor, load_editor(*options.context_editor))
 
     def _loaded(self, path: str) -> SavedEditSession:
         delta = load_edit(path, self.model, self._model_fingerprint)

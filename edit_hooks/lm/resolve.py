@@ -1,4 +1,4 @@
-"""TODO: say what is here."""
+"""Resolve an editor's configuration for a model, with sampled settings kept in the store."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from edit_hooks.utils.hashing import code_fingerprint
 
 
 def resolve_with_store(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, editor: Editor, store: Store | None
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, editor: Editor[Any], store: Store | None
 ) -> tuple[str, dict[str, Any]]:
-    """Fingerprint of the untouched model and the editor's full configuration for it.
+    """Fingerprint of the unedited model, and the editor's full configuration for it.
 
-    What the configuration draws at random (context templates) is taken from the store when it is there.
+    Sampled settings (context templates) come from the store where it has them.
     """
     fingerprint = model_fingerprint(model)
     description = {
         "what": "resolved editor configuration",
         "model": fingerprint,
         "editor": editor.name,
-        "settings": editor.config_for(model).to_dict(),
+        "settings": editor.default_config(model).to_dict(),
         "code": code_fingerprint(),
     }
-    kept = store.load_json("configurations", description) if store else None
-    if kept is not None:
-        editor.adopt(model, kept)
-    config = editor.resolve(model, tokenizer).to_dict()
-    if store and kept is None:
+    stored = store.load_json("configurations", description) if store else None
+    config = editor.resolve_config(model, tokenizer, stored).to_dict()
+    if store and stored is None:
         store.save_json("configurations", description, config)
     return fingerprint, config

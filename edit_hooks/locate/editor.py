@@ -1,25 +1,25 @@
-"""What the locate-then-edit editors share: settings of the value optimization, templates, rows and second moments."""
+"""Base class of locate-then-edit editors: settings, context templates, rows and second moments."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
-from edit_hooks.base.editor import Editor
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
 from edit_hooks.locate.corpora import digest_of
-from edit_hooks.locate.evk_align import EVKConfig, MakeForward, evk_term, log_noise_ratio
+from edit_hooks.locate.evk_align import EVKAlignSettings, MakeForward, evk_term, log_noise_ratio
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, TokenBudget, second_moments
 from edit_hooks.locate.solve import SecondMoment, load_second_moments
@@ -32,13 +32,13 @@ from edit_hooks.utils.errors import EditingError
 UNLIKELY_NLL = 1.0
 
 
-UNLIKELY_TARGET = (
+UNLIKELY_TARGET_WARNING = (
     f"the value optimization ended with a target of more than {UNLIKELY_NLL:g} nat per token, so the edit may not "
     "take; more num_steps, another lr, a larger clamp_factor or another layer may help, lm-edit tune searches."
 )
 
 
-FIRST_TOKEN = (
+FIRST_TOKEN_WARNING = (
     "the fact token is the first token of the sequence, where keys and norms of many models are unlike those of any "
     "other position: the edit may show in the bare prompt only, or not at all. A tokenizer that adds a start token, or "
     "a prompt with words before the subject, avoids it."
@@ -46,7 +46,7 @@ FIRST_TOKEN = (
 
 
 @dataclass(kw_only=True)
-class LocateThenEditConfig(EVKConfig):
+class LocateThenEditConfig(EVKAlignSettings, EditorConfig):
     """Settings of every editor that optimizes a value at one token and writes it in closed form."""
 
     num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=20)
@@ -71,97 +71,98 @@ class LocateThenEditConfig(EVKConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_evk_settings()
         check_templates(self.context_templates)
         for name in ("num_steps", "lr", "clamp_factor"):
             if getattr(self, name) <= 0:
                 raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
 
 
-class LocateThenEditEditor(Editor):
+LocateThenEditConfigT = TypeVar("LocateThenEditConfigT", bound=LocateThenEditConfig)
+
+
+class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
     """Base of the locate-then-edit editors.
 
     Attributes:
-        site: where the offset is optimized; the MLP module's output or the block's.
+        site: module whose output the offset is optimized at, the MLP's or the block's.
     """
 
-    config_class: ClassVar[type[EditorConfig]] = LocateThenEditConfig
-    site: ClassVar[Site] = "mlp"
+    site: Site = "mlp"
 
-    def __init__(self, overrides: Any = None) -> None:
+    def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         super().__init__(overrides)
         self._constraints: weakref.WeakKeyDictionary[nn.Module, dict[int, Any]] = weakref.WeakKeyDictionary()
 
-    def config_for(self, model: nn.Module) -> EditorConfig:
-        config: Any = super().config_for(model)
+    # -- configuration -----------------------------------------------------------------------------------------------
+
+    def default_config(self, model: nn.Module) -> LocateThenEditConfigT:
+        config = super().default_config(model)
         if isinstance(config.second_moments, (str, os.PathLike)):
             config.moment_digest = digest_of(config.second_moments)
         return config
 
-    def resolve(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> EditorConfig:
-        """The full configuration; second moments are read here too, while the weights are those of the first call."""
-        config = super().resolve(model, tokenizer)
-        self.constraints(model, tokenizer, config)
-        return config
-
-    def constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
-        """What keeps other keys' values at every edited layer, once per model object."""
-        inner = unwrapped(model)
-        if inner not in self._constraints:
-            with torch.inference_mode(False), torch.no_grad():
-                self._constraints[inner] = self.load_constraints(inner, tokenizer, config)
-        return self._constraints[inner]
-
-    def load_constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
-        """Hook: the constraint of every edited layer; the second moments themselves unless a method derives others."""
-        return self.load_moments(model, tokenizer, config)
-
-    def load_moments(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any
-    ) -> dict[int, SecondMoment]:
-        """Second moments as the configuration asks for them."""
-        source = config.second_moments
-        is_text = isinstance(source, (list, tuple)) or (
-            isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors"
-        )
-        if not is_text:
-            return load_second_moments(source, config.layers, model)
-        budget = TokenBudget(config.moment_tokens, config.moment_length)
-        return second_moments(
-            model, tokenizer, config.layers, source, budget=budget, seed=config.seed, dtype=config.moment_dtype
-        )
-
-    def complete(self, config: Any, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Any:
+    def fill_sampled_settings(
+        self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> LocateThenEditConfigT:
         if isinstance(config.context_templates, str):
             texts = sample_templates(model, tokenizer, config.context_templates, config.seed)
             config = dataclasses.replace(config, context_templates=texts)
         return config
 
-    def contexts(self, model: nn.Module) -> Sequence[str]:
-        config: Any = self._resolved.get(unwrapped(model)) or self.config_class.from_mapping(self.overrides)
+    def known_contexts(self, model: PreTrainedModel) -> Sequence[str]:
+        config = self._resolved.get(model) or self.config_class.from_mapping(self.overrides)
         return () if isinstance(config.context_templates, str) else config.context_templates
 
-    def warnings(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        config: Any,
-        requests: Sequence[EditRequest],
-        delta: Delta,
-    ) -> list[str]:
-        constraints = self.constraints(model, tokenizer, config)
+    def prepare(
+        self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self._constraints[model] = self.load_constraints(config, model, tokenizer)
+
+    def constraints(self, model: nn.Module) -> dict[int, Any]:
+        """Constraint of every edited layer, which protects the values of other keys; made with the configuration."""
+        return self._constraints[unwrapped(model)]
+
+    def load_constraints(
+        self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[int, Any]:
+        """Hook: the constraint of every edited layer; the second moments unless a method derives another one."""
+        return self.load_moments(config, model, tokenizer)
+
+    def load_moments(
+        self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[int, SecondMoment]:
+        """Second moments from the configured source."""
+        source = config.second_moments
+        is_text = isinstance(source, (list, tuple)) or (
+            isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors"
+        )
+        if not is_text:
+            return load_second_moments(source, config.edited_layers, model)
+        budget = TokenBudget(config.moment_tokens, config.moment_length)
+        return second_moments(
+            model, tokenizer, config.edited_layers, source, budget=budget, seed=config.seed, dtype=config.moment_dtype
+        )
+
+    # -- editing -----------------------------------------------------------------------------------------------------
+
+    def warnings(self, job: EditJob[LocateThenEditConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        fact_token = job.config.fact_token
         found = [
-            f"layer {layer}: {text}" for layer, entry in constraints.items() for text in getattr(entry, "warnings", ())
+            f"layer {layer}: {text}"
+            for layer, constraint in self.constraints(job.model).items()
+            for text in getattr(constraint, "warnings", ())
         ]
-        if any(rewriting_row(tokenizer, request, BARE, config.fact_token).position == 0 for request in requests):
-            found.append(FIRST_TOKEN)
+        if any(rewriting_row(job.tokenizer, request, BARE, fact_token).position == 0 for request in requests):
+            found.append(FIRST_TOKEN_WARNING)
         if delta.diagnostics.get("final_nll", 0.0) > UNLIKELY_NLL:
-            found.append(UNLIKELY_TARGET)
+            found.append(UNLIKELY_TARGET_WARNING)
         return found
 
-    def problems(
-        self, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest], config: Any
-    ) -> list[ValueProblem]:
+    def problems(self, job: EditJob[LocateThenEditConfigT]) -> list[ValueProblem]:
         """Per request its rewriting rows (one per context template, the bare one first) and its KL row."""
+        config, tokenizer = job.config, job.tokenizer
         return [
             (
                 [
@@ -170,58 +171,51 @@ class LocateThenEditEditor(Editor):
                 ],
                 kl_row(tokenizer, request, config.fact_token),
             )
-            for request in requests
+            for request in job.requests
         ]
 
-    def terms(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        requests: Sequence[EditRequest],
-        config: Any,
-        make_forward: MakeForward,
-    ) -> TermMaker | None:
-        """Hook: further terms of the value optimization of these requests; EVK-Align where it is asked for.
+    def terms(self, job: EditJob[LocateThenEditConfigT], make_forward: MakeForward) -> TermMaker | None:
+        """Hook: further terms of the value optimization; EVK-Align where the configuration asks for it.
 
         Args:
             make_forward: forward passes of a batch of rows under offsets at this editor's layer and site.
         """
+        config = job.config
         if not config.evk_align:
             return None
-        inner = unwrapped(model)
-        log_noise_ratio(inner, config.evk_sigma)
-        return lambda chunk: [evk_term(inner, tokenizer, [requests[i] for i in chunk], config, make_forward)]
+        log_noise_ratio(job.model, config.evk_sigma)
+        return lambda chunk: [
+            evk_term(job.model, job.tokenizer, [job.requests[index] for index in chunk], config, make_forward)
+        ]
 
 
-def forward_maker(model: nn.Module, config: Any, layer: int, site: Site) -> MakeForward:
+def forward_maker(model: PreTrainedModel, config: EditorConfig, layer: int, site: Site) -> MakeForward:
     """Forward passes of the configured engine with offsets at one layer and site."""
-    return lambda batch: ENGINES[config.engine](unwrapped(model), batch, layer, site)
+    return lambda batch: ENGINES[config.engine](model, batch, layer, site)
 
 
-def check_reach(
-    model: nn.Module, problems: Sequence[ValueProblem], requests: Sequence[EditRequest], layer: int
-) -> None:
+def check_reach(job: EditJob[Any], problems: Sequence[ValueProblem], layer: int) -> None:
     """Refuse edits whose offset cannot reach any target token.
 
-    What is added in the last block shows at its own position only, because no attention follows: if no token of the
-    target is predicted at the fact token, the gradient is zero and nothing would be learnt.
+    An offset in the last block acts at its own position only, because no attention follows: if no token of the target
+    is predicted at the fact token, the gradient is zero and nothing is learned.
 
     Raises:
         EditingError: naming the case and the ways out.
     """
-    if layer != num_layers(unwrapped(model)) - 1:
+    if layer != num_layers(job.model) - 1:
         return
-    for request, (rows, _) in zip(requests, problems, strict=True):
+    for request, (rows, _) in zip(job.requests, problems, strict=True):
         if not any(position == row.position for row in rows for position, _ in row.labels):
             raise EditingError(
-                f"case {request.case_id}: block {layer} is the last one, so what is written at the fact token of "
-                f"{request.text!r} cannot reach the target behind it. Choose an earlier block with 'layers', or "
+                f"case {request.case_id}: block {layer} is the last one, so an edit at the fact token of "
+                f"{request.text!r} cannot reach the target after it. Choose an earlier block with 'layers', or "
                 "fact_token=last."
             )
 
 
-def value_settings(config: Any, layer: int, site: Site) -> ValueSettings:
-    """The value optimization of a configuration at one layer."""
+def value_settings(config: LocateThenEditConfig, layer: int, site: Site) -> ValueSettings:
+    """Settings of the value optimization at one layer."""
     return ValueSettings(
         layer=layer,
         site=site,
@@ -235,7 +229,7 @@ def value_settings(config: Any, layer: int, site: Site) -> ValueSettings:
 
 
 def value_diagnostics(value: OptimizedValue) -> dict[str, Any]:
-    """What users need to know when an edit did not take."""
+    """Diagnostics that show whether and why an edit did not take."""
     return {
         "final_loss": value.losses[-1]["loss"],
         "final_nll": value.losses[-1]["nll"],

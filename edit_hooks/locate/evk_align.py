@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import config_field
 from edit_hooks.locate.rows import Row, fact_position
 from edit_hooks.locate.value_batch import Batch
 from edit_hooks.modeling.architectures import input_device
@@ -50,8 +50,8 @@ MakeForward = Callable[[Batch], Any]
 
 
 @dataclass(kw_only=True)
-class EVKConfig(EditorConfig):
-    """Settings of EVK-Align, part of every locate-then-edit editor's; the defaults are the paper's for GPT-2 XL."""
+class EVKAlignSettings:
+    """Settings of EVK-Align, mixed into every locate-then-edit configuration; defaults are the paper's for GPT-2 XL."""
 
     evk_align: bool = config_field("keep the answers to perturbed versions of the prompt (EVK-Align)", default=False)
     evk_weight: float = config_field("lambda, the weight of that term", default=0.3)
@@ -65,8 +65,8 @@ class EVKConfig(EditorConfig):
         "which tokens may be perturbed", default_factory=lambda: ["subject", "relation", "all"]
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_evk_settings(self) -> None:
+        """Raise EditingError for values that make no sense."""
         if self.evk_weight < 0 or self.evk_sigma < 0:
             raise EditingError(
                 f"'evk_weight' is {self.evk_weight} and 'evk_sigma' {self.evk_sigma}; neither can be negative."

@@ -436,6 +436,6 @@ def training_config(model: nn.Module, settings: dict[str, Any]) -> TrainingConfi
     if "artifact" in settings:
         raise EditingError("'artifact' is what training makes; drop it, and name the folder with --out.")
     editor = MEND({name: value for name, value in settings.items() if name in fields})
-    resolved = editor.config_for(model)
+    resolved = editor.default_config(model)
     own = {field.name: getattr(resolved, field.name) for field in dataclasses.fields(MENDConfig)}
     return TrainingConfig(**{**own, **settings})

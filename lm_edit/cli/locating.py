@@ -258,7 +258,7 @@ def _print_trials(found: Any, base: dict[str, Any], model: Any, editor: str) -> 
 
     rows = []
     for trial in found:
-        layers = load_editor(editor, trial.settings).config_for(model).layers
+        layers = load_editor(editor, trial.settings).default_config(model).layers
         changed = {name: value for name, value in trial.settings.items() if name not in ("seed", "layers")}
         named = "; ".join(f"{name}:{value}" for name, value in changed.items()) or "-"
         means = ["-" if (mean := trial.mean(kind)) is None else f"{mean:.3f}" for kind in KINDS]

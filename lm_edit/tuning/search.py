@@ -113,7 +113,7 @@ def candidates(
     Raises:
         EditingError: for settings the editor does not have, and values it refuses.
     """
-    config = load_editor(editor, given).config_for(model)
+    config = load_editor(editor, given).default_config(model)
     vary = {name: list(values) for name, values in vary.items()}
     vary.setdefault("layers", _default_layers(config, num_layers(unwrapped(model))))
     if "lr" not in vary and (lr := _value(config, "lr")) is not None:
@@ -124,7 +124,7 @@ def candidates(
         settings = dict(given)
         for name, value in zip(vary, values, strict=True):
             settings = _with(editor, settings, name, value)
-        chosen = load_editor(editor, settings).config_for(model).to_dict()
+        chosen = load_editor(editor, settings).default_config(model).to_dict()
         if chosen not in known:
             known.append(chosen)
             found.append(settings)
@@ -218,7 +218,7 @@ class _Search:
         """Score more facts under a candidate."""
         editor = load_editor(self.editor, trial.settings)
         try:
-            config = editor.config_for(self.model).to_dict()
+            config = editor.default_config(self.model).to_dict()
             missing = [case for case in cases if not self._load(trial, config, case)]
             for start in range(0, len(missing), self.batch):
                 part = missing[start : start + self.batch]

@@ -212,7 +212,8 @@ def alphaedit(model_type: str, **overrides):
 def test_the_projector_projects_and_the_update_stays_in_the_null_space(model_type):
     model, tokenizer = loaded(model_type)
     editor = alphaedit(model_type)
-    projectors = editor.constraints(model, tokenizer, editor.resolve(model, tokenizer))
+    editor.resolve_config(model, tokenizer)
+    projectors = editor.constraints(model)
     (joint,) = editor.edit(model, tokenizer, EDIT_REQUESTS, joint=True)
     for delta in (*editor.edit(model, tokenizer, EDIT_REQUESTS), joint):
         for layer in LAYERS:
@@ -257,7 +258,7 @@ def test_carried_keys_change_the_next_step_and_survive_the_disk(name, model_type
     settings = settings if name == "alphaedit" else {"carry_keys": True}
     editor = make(name, model_type, **settings)
     (first,) = editor.edit(model, tokenizer, EDIT_REQUESTS[:2], joint=True)
-    assert {tensor.shape[1] for tensor in first.carry.values()} == {2} and len(first.carry) == len(LAYERS)
+    assert {tensor.shape[1] for tensor in first.stream_state.values()} == {2} and len(first.stream_state) == len(LAYERS)
     first.save(tmp_path / "first.safetensors")
     with edited(model, first):
         (second,) = editor.edit(model, tokenizer, EDIT_REQUESTS[2:3], history=[first])
@@ -269,7 +270,7 @@ def test_carried_keys_change_the_next_step_and_survive_the_disk(name, model_type
     assert distance(second, forgetful) > 1e-4
     # What was written first moves less when its keys are remembered.
     layer = LAYERS[0]
-    keys_FU = first.carry[f"keys.layer{layer}"].double()
+    keys_FU = first.stream_state[f"keys.layer{layer}"].double()
     remembered, forgotten = (as_map(model_type, layer, delta) @ keys_FU for delta in (second, forgetful))
     assert float(remembered.norm()) < float(forgotten.norm())
 

@@ -180,7 +180,7 @@ def test_efficacy_alone_is_refused(tiny):
 def test_candidates_cover_depths_and_combinations(tiny):
     model = build_model("llama", num_hidden_layers=12)
     found = candidates("r_rome", model, {"lr": 0.4}, {"clamp_factor": [1.0, 4.0]})
-    base = load_editor("r_rome").config_for(model).layers
+    base = load_editor("r_rome").default_config(model).layers
     assert found[0] == {"lr": 0.4, "layers": base}
     product = {(layer, lr, clamp) for layer in (1, 2, 3, 5, 7) for lr in (0.08, 0.4) for clamp in (1.0, 4.0)}
     assert base == [3]
@@ -250,7 +250,7 @@ def test_the_verb_prints_a_table(tmp_path, capsys):
 
 def test_the_verb_writes_settings_that_editor_args_accept(tmp_path, capsys, monkeypatch):
     def score(_self, editor, cases):
-        config = editor.config_for(_self.model)
+        config = editor.default_config(_self.model)
         value = 0.9 if config.layers == [0] else 0.2
         return [FactScore(value, value, value, config.kl_factor) for _ in cases]
 
@@ -262,7 +262,7 @@ def test_the_verb_writes_settings_that_editor_args_accept(tmp_path, capsys, monk
     text = out.read_text()
     assert text.startswith("# r_rome for ") and "3 facts of bake from number 2 on, S 0.900" in text
     options = EditingOptions(editor="r_rome", editor_args=str(out))
-    config = load_editor("r_rome", options.overrides).config_for(build_model("llama"))
+    config = load_editor("r_rome", options.overrides).default_config(build_model("llama"))
     assert (config.layers, config.lr, config.num_steps) == ([0], 0.5, 3)
 
 

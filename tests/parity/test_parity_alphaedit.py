@@ -27,7 +27,7 @@ def assert_numbers(
 ) -> None:
     check_intermediates(delta, tensors, wide, where)
     for layer, update in enumerate(delta.weights().values()):
-        after = relative_error(delta.carry[f"keys.layer{layer}"].T, tensors[f"keys_after.layer{layer}"])
+        after = relative_error(delta.stream_state[f"keys.layer{layer}"].T, tensors[f"keys_after.layer{layer}"])
         # In float64 the difference is that of the null spaces: the release's comes from a float32 SVD.
         assert after < (5e-6 if wide else 5e-5), f"{where}: carried keys of layer {layer} off by {after:.1e}"
         if not wide:

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from edit_hooks import EditingError, load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.shipped import FOLDER, shipped_config, shipped_files
-from edit_hooks.base.wrapper import WrapperEditor
+from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.utils.yaml_io import read_yaml
 
@@ -92,13 +92,13 @@ PUBLISHED["r_rome"] = PUBLISHED["rome"]
 @pytest.mark.parametrize("editor", PUBLISHED)
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "gemma-3-270m"])
 def test_an_editor_ends_up_with_the_published_values(editor, model):
-    config = load_editor(editor).config_for(like(MODELS[model]))
+    config = load_editor(editor).default_config(like(MODELS[model]))
     assert tuple(getattr(config, name) for name in COLUMNS[editor]) == PUBLISHED[editor][model]
 
 
 @pytest.mark.parametrize("editor", PUBLISHED)
 def test_the_demo_model_has_its_own_files(editor, caplog):
-    config = load_editor(editor).config_for(like(MODELS["gemma-3-270m"]))
+    config = load_editor(editor).default_config(like(MODELS["gemma-3-270m"]))
     assert config.layers and max(config.layers) < 18 and "by depth" not in caplog.text
 
 
@@ -123,7 +123,7 @@ def test_a_file_is_complete_and_valid(path):
     assert matches["model_type"] in ARCHITECTURES
     (depth,) = (matches[name] for name in LAYER_NAMES if name in matches)
     assert any(name in matches for name in WIDTH_NAMES) and "vocab_size" in matches
-    if issubclass(editor_class(path.parent.name), WrapperEditor):
+    if issubclass(editor_class(path.parent.name), PostProcessingEditor):
         assert not set(content["config"]) & {"layers", "base", "base_settings"}  # the base has files of its own
     else:
         assert config.layers and max(config.layers) < depth
@@ -149,15 +149,15 @@ def test_a_file_is_found_for_its_model_and_for_no_other(path):
 @pytest.mark.parametrize("folder", sorted({path.parent.name for path in FILES}))
 def test_a_model_without_a_file_gets_layers_by_depth(folder):
     model = build_model("llama")
-    config = load_editor(folder).config_for(model)
+    config = load_editor(folder).default_config(model)
     assert config.layers and all(0 <= layer < model.config.num_hidden_layers for layer in config.layers)
 
 
 def test_a_wrapper_uses_the_file_of_its_base():
     model = like(MODELS["gpt2-xl"])
-    resolved = load_editor("rect").config_for(model)
+    resolved = load_editor("rect").default_config(model)
     assert resolved.layers == [13, 14, 15, 16, 17] and resolved.base_settings["moment_weight"] == 20000
-    resolved = load_editor("prune", {"base": "rome", "layers": [3]}).config_for(model)
+    resolved = load_editor("prune", {"base": "rome", "layers": [3]}).default_config(model)
     assert resolved.layers == [3] and resolved.base_settings["layers"] == [3]
 
 

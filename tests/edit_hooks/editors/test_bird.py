@@ -25,7 +25,7 @@ def wide(model_type: str):
 
 
 def config_of(model, **settings):
-    return load_editor("bird", {**BIRD_CONFIG, "alpha": 0.3, "beta": 0.7, **settings}).config_for(model)
+    return load_editor("bird", {**BIRD_CONFIG, "alpha": 0.3, "beta": 0.7, **settings}).default_config(model)
 
 
 def distance(ours, theirs) -> float:

@@ -119,7 +119,7 @@ def test_a_stream_goes_on_training_one_adapter(kind, tiny_model, tiny_tokenizer,
     config = LoRAConfig(**settings(kind))
     total = Delta.summed(history).weights()
     for name in total:
-        kept = history[-1].carry
+        kept = history[-1].stream_state
         parts = (kept.get(f"adapter/{part}/{name.removesuffix('.weight')}") for part in Adapter._fields)
         torch.testing.assert_close(total[name], Adapter(*parts).factor(config, False).update(), atol=1e-8, rtol=1e-8)
     with pytest.raises(EditingError, match="one editor"):

@@ -136,7 +136,8 @@ def test_a_joint_edit_is_the_release_as_described(model_type):
         delta.intermediates["z_delta"], torch.stack([offset for offset, _, _ in found]), rtol=1e-7, atol=1e-9
     )
     target_UD = torch.stack([z for _, z, _ in found])
-    moments = editor.constraints(model, tokenizer, editor.resolve(model, tokenizer))
+    editor.resolve_config(model, tokenizer)
+    moments = editor.constraints(model)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     for index, layer in enumerate((0, 1)):
         keys_UF, outputs_UD = read(model, arch, tokenizer, layer)

@@ -121,8 +121,8 @@ def test_a_failed_edit_is_unscored_not_wrong(model_path, monkeypatch):
 
     original = ROME.compute
 
-    def spoilt(self, model, tokenizer, job):
-        deltas = original(self, model, tokenizer, job)
+    def spoilt(self, job):
+        deltas = original(self, job)
         for request, delta in zip(job.requests, deltas, strict=True):
             if request.case_id == "1":
                 for factor in delta.factors.values():

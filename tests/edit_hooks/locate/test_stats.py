@@ -208,7 +208,7 @@ def test_the_content_of_a_file_belongs_to_the_configuration(tiny, tmp_path, monk
     for texts in (TEXTS, TEXTS[:10]):
         path.write_text("\n\n".join(texts), encoding="utf-8")
         editor = load_editor("memit", {**QUICK, "second_moments": str(path)})
-        digests.append(editor.config_for(tiny[0]).to_dict()["moment_digest"])
+        digests.append(editor.default_config(tiny[0]).to_dict()["moment_digest"])
     assert digests[0] != digests[1] and None not in digests
 
 
@@ -220,10 +220,11 @@ def test_statistics_are_those_of_the_model_before_a_stream(tiny, tmp_path, monke
     model, tokenizer = tiny
     editor = load_editor("alphaedit", {**QUICK, "second_moments": "self", "nullspace_energy": 0.5})
     (first,) = editor.edit(model, tokenizer, [REQUEST])
-    before = editor.constraints(model, tokenizer, editor.resolve(model, tokenizer))[EDIT_LAYER].basis_FR.clone()
+    editor.resolve_config(model, tokenizer)
+    before = editor.constraints(model)[EDIT_LAYER].basis_FR.clone()
     with edited(model, first):
         editor.edit(model, tokenizer, [REQUEST], history=[first])
-        after = editor.constraints(model, tokenizer, editor.resolve(model, tokenizer))[EDIT_LAYER].basis_FR
+        after = editor.constraints(model)[EDIT_LAYER].basis_FR
         assert torch.equal(before, after)
     assert len(list((tmp_path / "cache").rglob("*.json"))) == 1
 
