@@ -56,6 +56,11 @@ class ScoredContinuation:
     context: ContextReport | None = None
     unedited: ScoredContinuation | None = None
 
+    def __post_init__(self) -> None:
+        entries = [field for field in (self.token_ids, self.token_logprobs, self.token_argmax) if field is not None]
+        if len({len(field) for field in entries}) > 1 or not all(entries):
+            raise ValueError(f"token fields of {[len(field) for field in entries]} entries; one per token is needed")
+
     @property
     def num_tokens(self) -> int | None:
         return None if self.token_ids is None else len(self.token_ids)

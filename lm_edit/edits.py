@@ -15,9 +15,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
 from edit_hooks.deltas.saved import check_base, read_deltas, save_edits
 from edit_hooks.lm.edit_sources import load_edits
-from edit_hooks.lm.independent import FailedEdit, group_key
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.lm.sessions import SingleEditSession, StreamSession
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.request import RequestGroup
 from edit_hooks.utils.errors import EditingError
@@ -25,7 +23,7 @@ from edit_hooks.utils.errors import EditingError
 FORMATS = ("peft", "merged")
 
 
-class Made(NamedTuple):
+class MadeEdits(NamedTuple):
     """Written files, and the reasons of edits that could not be made by case."""
 
     files: list[Path]
@@ -41,7 +39,7 @@ def make_edits(
     edit_batch_size: int | None = None,
     data: str | None = None,
     model_options: Mapping[str, Any],
-) -> Made:
+) -> MadeEdits:
     """Make edits and save them in a new folder.
 
     Args:
@@ -60,19 +58,19 @@ def make_edits(
         chosen["edit_batch_size"] = edit_batch_size
     lm = EditedHFLM(**model_options, **chosen)
     settings = {"data": data} if data else {"pretrained": None if lm.is_demo else True}
-    units = lm.plan.units or tuple((request,) for request in load_edits(edits, settings, num_edits))
-    session = lm.session
+    groups = lm.plan.groups or tuple((request,) for request in load_edits(edits, settings, num_edits))
+    saved: list[tuple[RequestGroup, Delta]] = []
     failed: dict[str, str] = {}
-    if isinstance(session, StreamSession):
-        session.stream.visit(lambda step, runtime_part: None)
-        deltas = session.stream.deltas
-        if session.stream.stopped:
-            failed["stream"] = session.stream.stopped
-    else:
-        assert isinstance(session, SingleEditSession)
-        units, deltas = _successful(units, session.edits.get(units), failed)
-    stamp = {**_base(lm), "editor": lm.options.editor, "config": session.stamp()["editor_config"]}
-    return Made(save_edits(out, units[: len(deltas)], deltas, stamp), failed)
+    for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps
+        if isinstance(edit, Delta):
+            saved.append((group, edit))
+        else:
+            failed[str(group[0].case_id or group[0].text)] = edit.reason
+    facts = lm.session.result_metadata()
+    if facts.get("stopped"):
+        failed["stream"] = facts["stopped"]
+    metadata = {**_base(lm), "editor": lm.options.editor, "config": facts["editor_config"]}
+    return MadeEdits(save_edits(out, saved, metadata), failed)
 
 
 def export_edits(
@@ -95,21 +93,6 @@ def export_edits(
     if file_format == "merged":
         return export_merged(lm.model, lm.tokenizer, delta, out)
     return export_peft(delta, out, base_model=str(lm.pretrained))
-
-
-def _successful(
-    units: Sequence[RequestGroup], made: Mapping[str, Delta | FailedEdit], failed: dict[str, str]
-) -> tuple[tuple[RequestGroup, ...], list[Delta]]:
-    """Units with a delta, and their deltas; the others go to ``failed``."""
-    kept, deltas = [], []
-    for unit in units:
-        delta = made[group_key(unit)]
-        if isinstance(delta, FailedEdit):
-            failed[str(unit[0].case_id or unit[0].text)] = delta.reason
-        else:
-            kept.append(unit)
-            deltas.append(delta)
-    return tuple(kept), deltas
 
 
 def _base(lm: EditedHFLM) -> dict[str, Any]:

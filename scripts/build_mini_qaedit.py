@@ -45,8 +45,8 @@ from _mini_common import (
 )
 from _mini_common import differences as provenance_differences
 
+from edit_hooks.answers import truncate
 from judges.match import exact_match, normalize
-from lm_eval_tasks.common.scoring import truncate
 from lm_eval_tasks.qaedit.records import CONTEXTS
 
 OUTPUT = ROOT / "lm_eval_tasks" / "qaedit" / "data" / "mini.jsonl"

@@ -86,6 +86,11 @@ class Editor(abc.ABC, Generic[ConfigT]):
         self._resolved: weakref.WeakKeyDictionary[nn.Module, ConfigT] = weakref.WeakKeyDictionary()
         self._logged: set[str] = set()
 
+    @property
+    def source_modules(self) -> tuple[str, ...]:
+        """Modules whose code, with their imports, decides what this editor computes."""
+        return (type(self).__module__,)
+
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def default_config(self, model: nn.Module) -> ConfigT:

@@ -50,6 +50,10 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
         self.supports_joint = self.base.supports_joint
         self.needs_subject = self.base.needs_subject
 
+    @property
+    def source_modules(self) -> tuple[str, ...]:
+        return (*super().source_modules, *self.base.source_modules)
+
     def default_config(self, model: nn.Module) -> WrapperConfigT:
         return self._with_base(self.base.default_config(model), model)
 

@@ -39,9 +39,11 @@ class Factor(NamedTuple):
         return self.right @ self.left.T if self.transposed else self.left @ self.right.T
 
 
-@dataclass
+@dataclass(eq=False)
 class Delta:
     """An edit as a value: new weights, hooks on modules, text before the prompt, or several of these.
+
+    Compared and hashed by identity.
 
     Attributes:
         factors: module name -> low-rank update of its weight.

@@ -29,7 +29,7 @@ HOOK_KINDS: dict[str, str] = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class HookEdit:
     """The part of an edit that acts through hooks.
 

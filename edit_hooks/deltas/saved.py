@@ -93,27 +93,27 @@ def editor_of(delta: Delta) -> str | None:
 
 
 def save_edits(
-    folder: str | Path, units: Sequence[RequestGroup], deltas: Sequence[Delta], stamp: Mapping[str, Any]
+    folder: str | Path, edits: Sequence[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any]
 ) -> list[Path]:
-    """Write one delta file per unit of requests, and an index of them.
+    """Write one delta file per group of requests, and an index of them.
 
     Args:
-        stamp: what every edit shall say about itself: ``model`` (fingerprint), ``editor``, ``config``, ...
+        metadata: of every edit: ``model`` (fingerprint), ``editor``, ``config``, ...
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise EditingError(f"{folder} exists and is not empty; name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    width = len(str(len(units)))
+    width = len(str(len(edits)))
     paths, index = [], []
-    for number, (unit, delta) in enumerate(zip(units, deltas, strict=True)):
-        delta.meta |= {**stamp, "requests": [request.to_dict() for request in unit]}
+    for number, (group, delta) in enumerate(edits):
+        delta.meta |= {**metadata, "requests": [request.to_dict() for request in group]}
         path = folder / f"edit-{number:0{width}d}.safetensors"
         delta.save(path)
         diagnostics = {name: value for name, value in delta.diagnostics.items() if name != "losses"}
         index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": diagnostics})
         paths.append(path)
-    text = json.dumps({**stamp, "edits": index}, indent=2, ensure_ascii=False)
+    text = json.dumps({**metadata, "edits": index}, indent=2, ensure_ascii=False)
     (folder / INDEX_NAME).write_text(text + "\n", encoding="utf-8")
     return paths
 

@@ -42,6 +42,10 @@ class EditorWithContext(Editor[CombinedConfig]):
         self.needs_subject, self.supports_joint = base.needs_subject, base.supports_joint
         self.writes = (*base.writes, *context.writes)
 
+    @property
+    def source_modules(self) -> tuple[str, ...]:
+        return (*self.base.source_modules, *self.context.source_modules)
+
     def default_config(self, model: nn.Module) -> CombinedConfig:
         return _combine(self.base.default_config(model), self.context.default_config(model))
 

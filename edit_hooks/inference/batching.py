@@ -1,4 +1,4 @@
-"""TODO: say what is here."""
+"""Run items in batches: rows of similar length, each row under its own edit where edits allow it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
 
 
-def _in_batches(
+def run_in_batches(
     model: nn.Module,
     deltas: Sequence[Delta | None],
     lengths: Sequence[int],
     limits: Limits,
     run: Callable[[list[int], list[Delta | None]], None],
 ) -> None:
-    """Run items in length-sorted batches: edits that act per row and none mixed, every other edit for its own."""
+    """Call ``run(indices, deltas)`` for every batch.
+
+    Items whose edits act per row share batches with each other and with items without an edit. Every other edit is
+    written into the weights while the items under it run.
+
+    Args:
+        deltas, lengths: edit and number of tokens of every item.
+    """
     per_row = [index for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row]
-    groups: dict[int, list[int]] = {}
+    written: dict[Delta, list[int]] = {}
     for index, delta in enumerate(deltas):
         if delta is not None and not delta.acts_per_row:
-            groups.setdefault(id(delta), []).append(index)
+            written.setdefault(delta, []).append(index)
     with frozen(unwrapped(model)):
         for batch in _batches(per_row, lengths, limits):
             run(batch, [deltas[index] for index in batch])
-        for group in groups.values():
-            delta = deltas[group[0]]
-            assert delta is not None
+        for delta, indices in written.items():
             with AppliedDeltas(model) as applied:
                 applied.add(delta)
-                for batch in _batches(group, lengths, limits):
+                for batch in _batches(indices, lengths, limits):
                     run(batch, [applied.runtime_part] * len(batch))
 
 

@@ -1,17 +1,21 @@
-"""TODO: say what is here."""
+"""Greedy decoding under edits: one prefill, then one token per step for the rows that still run.
+
+Prompts are right-padded for the prefill, which is exact under causal attention; the KV cache is then shifted so that
+all prompts end in the same column, and no decoding step computes with padding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
+from edit_hooks.answers import GeneratedText, StopReason
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
-from edit_hooks.inference.batching import _in_batches
+from edit_hooks.inference.batching import run_in_batches
 from edit_hooks.inference.items import GenerateItem, Limits, Progress
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
@@ -25,24 +29,22 @@ def generate(
     items: Sequence[tuple[GenerateItem, Delta | None]],
     limits: Limits,
     progress: Progress,
-) -> list[dict[str, Any]]:
-    """Greedy continuations, each under its own edit; a row leaves the batch when it has stopped.
+) -> list[GeneratedText]:
+    """Greedy continuations, each under its own edit, in the items' order; a row leaves the batch when it stops.
 
-    Returns:
-        Per item ``text`` (not cut at the stop string), ``token_ids`` and ``stop`` (eos, stop_string or length).
+    Texts are not cut at stop strings.
     """
     inner = unwrapped(model)
-    results: list[dict[str, Any]] = [{}] * len(items)
+    answers: dict[int, GeneratedText] = {}
 
     def run(batch: list[int], deltas: list[Delta | None]) -> None:
         loop = _GreedyLoop(inner, tokenizer, [items[index][0] for index in batch], deltas)
-        for index, answer in zip(batch, loop.run(), strict=True):
-            results[index] = answer
+        answers.update(zip(batch, loop.run(), strict=True))
         progress(len(batch))
 
     lengths = [len(item.context) + item.max_new_tokens for item, _ in items]
-    _in_batches(model, [delta for _, delta in items], lengths, limits, run)
-    return results
+    run_in_batches(model, [delta for _, delta in items], lengths, limits, run)
+    return [answers[index] for index in range(len(items))]
 
 
 class _GreedyLoop:
@@ -61,10 +63,10 @@ class _GreedyLoop:
         self.edits = RowEdits(model, deltas)
         self.end_tokens = end_token_ids(model, tokenizer)
         self.new_tokens: list[list[int]] = [[] for _ in items]
-        self.stop: list[str | None] = [None] * len(items)
+        self.stop: list[StopReason | None] = [None] * len(items)
 
     @torch.no_grad()
-    def run(self) -> list[dict[str, Any]]:
+    def run(self) -> list[GeneratedText]:
         running = list(range(len(self.items)))
         next_tokens, cache, mask_RC, length_R = self._prefill()
         edits = self.edits
@@ -120,9 +122,9 @@ class _GreedyLoop:
     def _text(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _answer(self, index: int) -> dict[str, Any]:
+    def _answer(self, index: int) -> GeneratedText:
         tokens = self.new_tokens[index]
-        return {"text": self._text(tokens), "token_ids": tokens, "stop": self.stop[index]}
+        return GeneratedText(raw=self._text(tokens), token_ids=tuple(tokens), stop=self.stop[index])
 
 
 def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[int]:

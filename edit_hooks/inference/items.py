@@ -1,44 +1,49 @@
-"""TODO: say what is here."""
+"""Questions as token ids, and limits on what runs at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias, final
+
+from edit_hooks.answers import ScoredContinuation
 
 Progress = Callable[[int], None]
 
 
+@final
 @dataclass(frozen=True)
 class ScoreItem:
-    """A continuation to be scored after a context, as token ids.
+    """A continuation to be scored after a context.
 
     Attributes:
-        texts: context and continuation as texts, from which edits that change prompts build the item again.
+        context, continuation: token ids.
+        texts: context and continuation as texts, from which edits that change prompts rebuild the item.
     """
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
     texts: tuple[str, str] | None = None
 
-    def record(self, token_logprobs: list[float], token_argmax: list[int]) -> dict[str, Any]:
-        """The answer to this item, from what the model says at each position of the continuation."""
-        return {
-            "logprob": sum(token_logprobs),
-            "is_greedy": token_argmax == list(self.continuation),
-            "num_tokens": len(self.continuation),
-            "token_logprobs": token_logprobs,
-            "token_argmax": token_argmax,
-            "token_ids": list(self.continuation),
-        }
+    def answer(self, token_logprobs: Sequence[float], token_argmax: Sequence[int]) -> ScoredContinuation:
+        """The answer, from log-probability and argmax at each position of the continuation."""
+        return ScoredContinuation(
+            logprob=sum(token_logprobs),
+            is_greedy=list(token_argmax) == list(self.continuation),
+            token_ids=self.continuation,
+            token_logprobs=tuple(token_logprobs),
+            token_argmax=tuple(token_argmax),
+        )
 
 
+@final
 @dataclass(frozen=True)
 class GenerateItem:
     """A context to be continued greedily until a stop string, an end token or ``max_new_tokens``.
 
     Attributes:
-        text: the context as text, from which edits that change prompts build the item again.
+        context: token ids.
+        text: the context as text, from which edits that change prompts rebuild the item.
     """
 
     context: tuple[int, ...]
@@ -47,13 +52,16 @@ class GenerateItem:
     text: str | None = None
 
 
+Item: TypeAlias = ScoreItem | GenerateItem
+
+
 @dataclass(frozen=True)
 class Limits:
-    """How much is computed at once.
+    """Bounds of one forward pass.
 
     Attributes:
-        max_tokens: tokens (padding included) of one forward pass.
-        max_rows: rows of one batch.
+        max_tokens: tokens, padding included.
+        max_rows: rows.
     """
 
     max_tokens: int = 4096

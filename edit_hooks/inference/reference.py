@@ -1,7 +1,7 @@
-"""Answering under edits the plain way: one edit in the weights, one question at a time, the model's own ``generate``.
+"""Reference engine: one edit in the weights, one question at a time, the model's own ``generate``.
 
-Slow and obviously right; ``engine=reference`` and the tests use it. Inputs and outputs are those of
-:mod:`edit_hooks.inference.scoring`.
+Slow and simple; used by ``engine=reference`` and by tests of :mod:`edit_hooks.inference.scoring` and
+:mod:`edit_hooks.inference.decoding`, whose inputs and outputs it shares.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
+from edit_hooks.answers import GeneratedText, ScoredContinuation, StopReason
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.decoding import end_token_ids
@@ -24,8 +25,8 @@ from edit_hooks.modeling.tensors import at_least_float32
 
 def score_reference(
     model: nn.Module, items: Sequence[tuple[ScoreItem, Delta | None]], progress: Progress
-) -> list[dict[str, Any]]:
-    """Whole sequences, all logits, one item at a time."""
+) -> list[ScoredContinuation]:
+    """Score whole sequences with all logits, one item at a time."""
     answers = []
     with frozen(unwrapped(model)), torch.no_grad():
         for item, delta in items:
@@ -35,11 +36,11 @@ def score_reference(
     return answers
 
 
-def _score_one(model: Any, item: ScoreItem) -> dict[str, Any]:
+def _score_one(model: Any, item: ScoreItem) -> ScoredContinuation:
     fed = torch.tensor([[*item.context, *item.continuation][:-1]], device=model.device)
     logprobs = at_least_float32(model(input_ids=fed, use_cache=False).logits[0, len(item.context) - 1 :]).log_softmax(1)
     token_logprobs = [float(logprobs[i, token]) for i, token in enumerate(item.continuation)]
-    return item.record(token_logprobs, logprobs.argmax(1).tolist())
+    return item.answer(token_logprobs, logprobs.argmax(1).tolist())
 
 
 def generate_reference(
@@ -47,8 +48,8 @@ def generate_reference(
     tokenizer: PreTrainedTokenizerBase,
     items: Sequence[tuple[GenerateItem, Delta | None]],
     progress: Progress,
-) -> list[dict[str, Any]]:
-    """The model's own greedy ``generate``, one item at a time."""
+) -> list[GeneratedText]:
+    """Continue greedily with the model's own ``generate``, one item at a time."""
     answers = []
     with frozen(unwrapped(model)):
         for item, delta in items:
@@ -67,7 +68,7 @@ class _StopOnText(StoppingCriteria):
         return torch.tensor([any(stop in text for stop in self.stops)], device=input_ids.device)
 
 
-def _generate_one(model: Any, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> dict[str, Any]:
+def _generate_one(model: Any, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> GeneratedText:
     prompt = torch.tensor([item.context], device=model.device)
     ends = end_token_ids(model, tokenizer)
     output = model.generate(
@@ -82,8 +83,7 @@ def _generate_one(model: Any, tokenizer: PreTrainedTokenizerBase, item: Generate
     )
     tokens = output[0, prompt.shape[1] :].tolist()
     text = tokenizer.decode(tokens, skip_special_tokens=True)
+    stop: StopReason = "stop_string" if any(end in text for end in item.stops) else "length"
     if tokens and tokens[-1] in ends:
         stop = "eos"
-    else:
-        stop = "stop_string" if any(end in text for end in item.stops) else "length"
-    return {"text": text, "token_ids": tokens, "stop": stop}
+    return GeneratedText(raw=text, token_ids=tuple(tokens), stop=stop)

@@ -1,23 +1,21 @@
-"""Asking questions under edits: many prompts of many edits in one forward pass or one decoding loop.
+"""Score continuations under edits: many prompts of many edits in one forward pass.
 
-Low-rank edits and most hooked ones act per row (`RowEdits`), so rows of different edits and of the unedited model share
-a batch.
-Other edits are applied, asked and undone one after another; the caller sees no difference. Prompts are right-padded
-for the prefill, which is exact under causal attention; keys and values are then shifted to a common last column, so
-that no padding is ever computed with.
+Low-rank edits and most hook edits act per row (`RowEdits`), so rows of different edits and of the unedited model share
+a batch. Other edits are written into the weights, scored and undone one after another. Prompts are right-padded, which
+is exact under causal attention.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
+from edit_hooks.answers import ScoredContinuation
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
-from edit_hooks.inference.batching import _in_batches
+from edit_hooks.inference.batching import run_in_batches
 from edit_hooks.inference.items import Limits, Progress, ScoreItem
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_padded
@@ -30,28 +28,22 @@ def score(
     items: Sequence[tuple[ScoreItem, Delta | None]],
     limits: Limits,
     progress: Progress,
-) -> list[dict[str, Any]]:
-    """Log-probabilities and teacher-forced argmaxes of continuations, each under its own edit.
-
-    Returns:
-        Per item ``logprob``, ``is_greedy``, ``num_tokens``, ``token_logprobs``, ``token_argmax``, ``token_ids``.
-    """
+) -> list[ScoredContinuation]:
+    """Log-probabilities and teacher-forced argmaxes of continuations, each under its own edit, in the items' order."""
     inner = unwrapped(model)
     lengths = [len(item.context) + len(item.continuation) - 1 for item, _ in items]
-    results: list[dict[str, Any]] = [{}] * len(items)
+    answers: dict[int, ScoredContinuation] = {}
 
     def run(batch: list[int], deltas: list[Delta | None]) -> None:
-        answers = _score_batch(inner, [items[index][0] for index in batch], deltas)
-        for index, answer in zip(batch, answers, strict=True):
-            results[index] = answer
+        answers.update(zip(batch, _score_batch(inner, [items[index][0] for index in batch], deltas), strict=True))
         progress(len(batch))
 
-    _in_batches(model, [delta for _, delta in items], lengths, limits, run)
-    return results
+    run_in_batches(model, [delta for _, delta in items], lengths, limits, run)
+    return [answers[index] for index in range(len(items))]
 
 
 @torch.no_grad()
-def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | None]) -> list[dict[str, Any]]:
+def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | None]) -> list[ScoredContinuation]:
     device = input_device(model)
     fed = [(*item.context, *item.continuation)[:-1] for item in items]
     ids_RT, mask_RT = right_padded(fed, device)
@@ -69,6 +61,6 @@ def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | 
     answers, start = [], 0
     for item in items:
         stop = start + len(item.continuation)
-        answers.append(item.record(logprob_L[start:stop], argmax_L[start:stop]))
+        answers.append(item.answer(logprob_L[start:stop], argmax_L[start:stop]))
         start = stop
     return answers

@@ -46,7 +46,7 @@ class DataParallelMixin:
     _rank: int
     _world_size: int
 
-    def _join_processes(self) -> None:
+    def join_processes(self) -> None:
         """Rank and number of processes from accelerate, on every kind of device and over several machines.
 
         The harness's class does it for several GPUs of one machine only.
@@ -72,7 +72,7 @@ class DataParallelMixin:
         """Everybody's results at rank ``dst``, in document order, so that they read as those of one process."""
         if self._world_size <= 1:
             return [obj]
-        states = self._gathered(self._stream_state(), dst)
+        states = self._gathered(self.stream_state(), dst)
         gathered = self._gathered(obj, dst)
         if gathered is None or states is None:
             return None
@@ -89,8 +89,8 @@ class DataParallelMixin:
         torch.distributed.gather_object(obj, gathered, dst=dst)
         return gathered
 
-    def _stream_state(self) -> str | None:
-        """Fingerprint of the weights that this rank's documents were answered with, where all ranks must agree."""
+    def stream_state(self) -> str | None:
+        """Fingerprint of the weights behind this rank's answers, on which all ranks must agree; ``None`` without."""
         return None
 
 

@@ -1,44 +1,42 @@
-"""`edited_hf`: the harness's Hugging Face model class, answering each document's requests under that document's edits.
+"""`edited_hf`: lm-eval's Hugging Face model class, answering each document's requests under that document's edits.
 
-Documents of editing tasks carry ``edit_requests``; their requests are answered here, with token-level detail. All other
-requests go to the parent class on the untouched model. Weights are loaded when the first question is asked, so every
-mistake in options, tasks and data shows before that.
+Documents of editing tasks carry ``edit_requests``; their requests get an :class:`~edit_hooks.answers.EditedAnswer`. All
+other requests go to the parent class: on the unedited model, or in batch and sequential mode on the edited one. Weights
+are loaded when the first question is asked, so mistakes in options, tasks and data show before that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import json
 import logging
-import platform
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from tqdm import tqdm
 
+from edit_hooks.answers import EditedAnswer, EditReport, GeneratedText, ModelAnswer, ScoredContinuation
 from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import editor_of, load_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
-from edit_hooks.inference.decoding import generate
-from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
-from edit_hooks.inference.reference import generate_reference, score_reference
-from edit_hooks.inference.scoring import score
+from edit_hooks.inference import decoding, reference, scoring
+from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.independent import IndependentEdits
+from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.options import EditingOptions, check_known_options
 from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.lm.prompt_edits import Built, PromptEditAdapter
+from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.sessions import (
     Question,
     SavedEditSession,
@@ -49,6 +47,7 @@ from edit_hooks.lm.sessions import (
     ask_once,
 )
 from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.request import EditRequest, require_subjects
@@ -57,20 +56,20 @@ from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
 
-log = logging.getLogger("lm_eval.edited_hf")  # the harness sets the verbosity of its own loggers only
-
+log = logging.getLogger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
 OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
+# Modules that decide how the unedited model answers.
+ANSWERING_MODULES = (scoring.__name__, decoding.__name__, reference.__name__)
+
+AskJobs = Callable[[Any], Sequence[ModelAnswer]]  # jobs of one kind of item; a request type has one kind
 
 
-GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
+class EditedHFLM(DataParallelMixin, HFLM):
+    """lm-eval's Hugging Face class with an editor.
 
-
-class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
-    """The harness's Hugging Face class with an editor.
-
-    Every option of ``--model hf`` works; our own are the fields of
-    :class:`~edit_hooks.lm.options.EditingOptions`. Without ``pretrained`` the embedded demo model is used.
+    Options are those of ``--model hf`` and the fields of :class:`~edit_hooks.lm.options.EditingOptions`. Without
+    ``pretrained`` the embedded demo model is used.
     """
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
@@ -84,26 +83,29 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
         if self.is_demo:
             pretrained = str(demo_model_path(_demo_dtype(kwargs.get("dtype"))))
         start_processes(tensor_parallel=kwargs.get("tp_plan") is not None)
-        self._load_arguments: dict[str, Any] | None = None
+        self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._in_constructor = True
         self._session: Session | None = None
+        self._runtime_part: Delta | None = None  # hooks and contexts under which stock tasks run
+        self.items = ItemBuilder(self)
+        self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
         self.plan = self._new_plan()
         try:
             super().__init__(pretrained=pretrained, **kwargs)
         finally:
             self._in_constructor = False
-        self._join_processes()
+        self.join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
-        if self.options.mode not in ("none", "loaded") and self.editor.writes != ("context",):
+        if self.options.makes_edits and self.editor.writes != ("context",):
             architecture_of(self.config)
-        self._banner(pretrained)
+        self._log_banner(pretrained)
 
     # -- loading late ------------------------------------------------------------------------------------------------
 
     def _create_model(self, *args: Any, **kwargs: Any) -> None:
-        """Remember how to load instead of loading: tasks and their data are checked by the harness after this."""
-        self._load_arguments = {"args": args, "kwargs": kwargs}
+        """Keep the arguments instead of loading: lm-eval checks tasks and their data after this."""
+        self._load_arguments = (args, kwargs)
         self._model = None
 
     @property
@@ -112,8 +114,8 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
         if self._model is None and self._in_constructor:
             return _NotLoaded()
         if self._model is None and self._load_arguments is not None:
-            arguments, self._load_arguments = self._load_arguments, None
-            super()._create_model(*arguments["args"], **arguments["kwargs"])
+            (args, kwargs), self._load_arguments = self._load_arguments, None
+            super()._create_model(*args, **kwargs)
             inner = super().model
             inner.eval()
             inner.tie_weights()
@@ -124,64 +126,72 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
 
     @property
     def max_length(self) -> int:
-        """As in the parent class, from the config, so that it needs no weights."""
+        """As in the parent class, but from the config, so that it needs no weights."""
         if self._max_length:
             return self._max_length
         from lm_eval.models.utils import resolve_max_length
 
         return resolve_max_length(self.config, self.tokenizer, default=self._DEFAULT_MAX_LENGTH)
 
-    # -- the harness's requests --------------------------------------------------------------------------------------
+    # -- lm-eval's requests ------------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        """Stock pairs for ordinary documents; mappings with token detail for documents with edit requests."""
+        """Stock pairs for ordinary documents, `EditedAnswer` for documents with edit requests."""
         return self._dispatch(requests, super().loglikelihood, self._score, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        """Stock texts for ordinary documents; mappings with raw text and token ids for documents with edit requests."""
+        """Stock texts for ordinary documents, `EditedAnswer` for documents with edit requests."""
         return self._dispatch(requests, self._stock_generate, self._generate, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Perplexities: on the untouched model, in batch and sequential mode on the edited one."""
-        with self._answering_stock():
+        """Log-likelihoods of whole texts: on the unedited model, in batch and sequential mode on the edited one."""
+        with self._stock_tasks():
             return super().loglikelihood_rolling(requests, disable_tqdm)
 
-    def _dispatch(self, requests: list[Instance], stock: Any, own: Any, disable_tqdm: bool) -> list[Any]:
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As in the parent class; the messages are kept for edits that put text before the question."""
+        return self.prompt_edits.apply_chat_template(chat_history, add_generation_prompt)
+
+    def _dispatch(
+        self, requests: list[Instance], stock: Callable[..., list[Any]], ask: AskJobs, disable_tqdm: bool
+    ) -> list[Any]:
         self.model  # noqa: B018  # loads
-        mine = [index for index, request in enumerate(requests) if _is_editing(request)]
-        others = [index for index, request in enumerate(requests) if not _is_editing(request)]
         answers: list[Any] = [None] * len(requests)
-        if others:
-            with self._answering_stock():
-                plain = stock([requests[index] for index in others], disable_tqdm=disable_tqdm)
-            for index, answer in zip(others, plain, strict=True):
+        editing = [index for index, request in enumerate(requests) if _has_edits(request)]
+        ordinary = [index for index, request in enumerate(requests) if not _has_edits(request)]
+        if ordinary:
+            with self._stock_tasks():
+                texts = stock([requests[index] for index in ordinary], disable_tqdm=disable_tqdm)
+            for index, answer in zip(ordinary, texts, strict=True):
                 answers[index] = answer
-        if mine:
-            for index, answer in zip(mine, self._under_edits([requests[i] for i in mine], own), strict=True):
+        if editing:
+            edited = self._answer_under_edits([requests[index] for index in editing], ask)
+            for index, answer in zip(editing, edited, strict=True):
                 answers[index] = answer
         return answers
 
-    def _under_edits(self, requests: list[Instance], ask: Any) -> list[dict[str, Any]]:
-        asked = [
-            Question(
-                item=self._item(request),
-                requests=tuple(
-                    EditRequest.from_dict(record, where=str(request.task_name))
-                    for record in request.doc["edit_requests"]
-                ),
-                ask_unedited=bool(request.doc.get("ask_unedited")),
+    def _answer_under_edits(self, requests: Sequence[Instance], ask: AskJobs) -> list[EditedAnswer]:
+        validated: dict[str, EditRequest] = {}  # a case's requests come with every one of its instances
+        questions = []
+        for request in requests:
+            edits = []
+            for record in request.doc["edit_requests"]:
+                key = json.dumps(record, sort_keys=True)
+                if key not in validated:
+                    validated[key] = EditRequest.from_dict(record, where=str(request.task_name))
+                edits.append(validated[key])
+            questions.append(
+                Question(self.items.from_instance(request), tuple(edits), bool(request.doc.get("ask_unedited")))
             )
-            for request in requests
-        ]
-        no_edits = self.options.mode == "none"
-        wanted = [question.item for question in asked if question.ask_unedited or no_edits]
-        unedited = self._unedited(wanted, ask)  # before any editor code runs
-        return self.session.answer(asked, unedited, ask)
+        unedited_only = self.options.mode == "none"
+        items = [question.item for question in questions if question.ask_unedited or unedited_only]
+        unedited = self._ask_unedited(items, ask)  # before any editor code runs
+        return self.session.answer(questions, unedited, ask)
 
-    def _unedited(self, items: Sequence[Any], ask: Any) -> dict[Any, dict[str, Any]]:
-        """Answers of the untouched model, from the store where it has them."""
+    def _ask_unedited(self, items: Sequence[Item], ask: AskJobs) -> dict[Item, ModelAnswer]:
+        """Answers of the unedited model, from the store where it has them."""
 
-        def ask_plain(missing: Sequence[Any]) -> list[dict[str, Any]]:
+        def ask_plain(missing: Sequence[Item]) -> Sequence[ModelAnswer]:
             return ask([(item, None) for item in missing])
 
         store = self._store
@@ -194,21 +204,86 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
             "device": str(self.device),
             "attention": getattr(self.model.config, "_attn_implementation", None),
             "torch": torch.__version__,
+            "code": code_fingerprint(*ANSWERING_MODULES),
         }
         return AnswerStore(store.root, identity).ask(items, ask_plain)
 
-    @functools.cached_property
-    def _store(self) -> Store | None:
-        return None if self.options.store == "off" else Store(self.options.store)
+    # -- stock tasks under edits -------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _model_fingerprint(self) -> str:
-        """Taken at the first question, on the untouched weights."""
-        return model_fingerprint(self.model)
+    @contextlib.contextmanager
+    def _stock_tasks(self) -> Iterator[None]:
+        """Scope in which the parent class answers ordinary documents, under the edits of the session."""
+        with self.session.stock_task_scope() as runtime_part:
+            self._runtime_part = runtime_part
+            try:
+                yield
+            finally:
+                self._runtime_part = None
+
+    def _loglikelihood_tokens(
+        self, requests: list[Any], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        """As in the parent class; under hooks or contexts by our engine, because hooks need the end of each prompt."""
+        if self._runtime_part is None:
+            stock = super()._loglikelihood_tokens
+            return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+        items = [
+            ScoreItem(tuple(context), tuple(target)) if texts is None else self.items.score_item(*texts).item
+            for texts, context, target in requests
+        ]
+        answers = self._score([(item, self._runtime_part) for item in items])
+        return [(answer.logprob, answer.is_greedy) for answer in answers]
+
+    def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The parent's ``generate_until``; under hooks or contexts by our engine, greedily."""
+        if self._runtime_part is None:
+            return super().generate_until(requests, disable_tqdm=disable_tqdm)
+        items = [self.items.generate_item(*request.args).item for request in requests]
+        answers = self._generate([(item, self._runtime_part) for item in items])
+        return [answer.until(item.stops).text for item, answer in zip(items, answers, strict=True)]
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def _score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
+        return self.prompt_edits.ask(jobs, self._score_jobs)
+
+    def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
+        return self.prompt_edits.ask(jobs, self._generate_jobs)
+
+    def _score_jobs(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
+        with tqdm(total=len(jobs), desc="Scoring under edits", unit="prompt", disable=self._quiet) as bar:
+            if self.options.engine == "reference":
+                return reference.score_reference(self.model, jobs, bar.update)
+            return scoring.score(self.model, self._applied_as_asked(jobs), self._limits(), bar.update)
+
+    def _generate_jobs(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
+        with tqdm(total=len(jobs), desc="Decoding under edits", unit="prompt", disable=self._quiet) as bar:
+            if self.options.engine == "reference":
+                return reference.generate_reference(self.model, self.tokenizer, jobs, bar.update)
+            applied = self._applied_as_asked(jobs)
+            return decoding.generate(self.model, self.tokenizer, applied, self._limits(), bar.update)
+
+    def _applied_as_asked(self, jobs: Sequence[tuple[Any, Delta | None]]) -> list[tuple[Any, Delta | None]]:
+        """With ``answer=patch`` low-rank edits become dense ones, which are written into the weights."""
+        if self.options.answer != "patch":
+            return list(jobs)
+        dense: dict[Delta, Delta] = {}
+        for _, delta in jobs:
+            if delta is not None and delta not in dense:
+                dense[delta] = Delta(dense=delta.weights(), hook_edit=delta.hook_edit)
+        return [(item, None if delta is None else dense[delta]) for item, delta in jobs]
+
+    def _limits(self) -> Limits:
+        """lm-eval's batch size, when it is a number above its default of one, bounds the rows of a batch."""
+        size = self.batch_size_per_gpu
+        rows = size if isinstance(size, int) and size > 1 else Limits.max_rows
+        return Limits(max_tokens=self.options.max_batch_tokens, max_rows=rows)
+
+    # -- the run's edits ---------------------------------------------------------------------------------------------
 
     @property
     def session(self) -> Session:
-        """How this run edits; made at the first question, when the weights are there."""
+        """How this run edits; made at the first question, when the weights are loaded."""
         if self._session is None:
             self._session = self._new_session()
         return self._session
@@ -218,15 +293,20 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
         if options.mode == "none":
             return UneditedSession()
         if options.load_edit:
-            return self._loaded(options.load_edit)
+            delta = load_edit(options.load_edit, self.model, self._model_fingerprint)
+            facts = {"loaded_from": options.load_edit, "checksum": delta.checksum()}
+            report = EditReport(editor=editor_of(delta), diagnostics=facts)
+            return SavedEditSession(self.model, delta, report, requests_of(delta))
         store = self._store
         if store:
             store.remove_leftovers()
-        arguments = (self.model, self.tokenizer, self.editor)
         if not self.plan.cumulative:
-            return SingleEditSession(IndependentEdits(*arguments, store, self._quiet), self.plan)
+            edits = IndependentEdits(self.model, self.tokenizer, self.editor, store, self._quiet)
+            return SingleEditSession(edits, self.plan)
         guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
-        stream = EditStream(*arguments, self.plan, store, guard, self._quiet, shared=self.world_size > 1)
+        stream = EditStream(
+            self.model, self.tokenizer, self.editor, self.plan, store, guard, self._quiet, shared=self.world_size > 1
+        )
         return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 
     def _new_plan(self) -> EditPlan:
@@ -241,112 +321,39 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
         size = options.group_size or options.edit_batch_size or (len(requests) if options.mode == "batch" else 1)
         if size > 1 and not options.group_size and not self.editor.supports_joint:
             raise EditingError(
-                f"editor {options.editor!r} writes one request at a time, steps of {size} edits are asked for; use "
+                f"editor {options.editor!r} writes one request at a time, but the run has steps of {size} edits; use "
                 "mode=sequential,edit_batch_size=1 or an editor that writes batches."
             )
         return EditPlan(chunked(requests, size), not options.group_size, options.checkpoints)
 
-    def _new_editor(self) -> Editor:
-        """The editor of this run, with ``icl`` together with the one that makes contexts."""
+    def _new_editor(self) -> Editor[Any]:
+        """The editor of this run; with ``icl`` on top of it the editor that makes contexts."""
         options = self.options
         editor = load_editor(options.editor, options.overrides)
         if options.icl == "no":
             return editor
         return EditorWithContext(editor, load_editor(*options.context_editor))
 
-    def _loaded(self, path: str) -> SavedEditSession:
-        delta = load_edit(path, self.model, self._model_fingerprint)
-        report = {"editor": editor_of(delta), "loaded_from": path, "checksum": delta.checksum()}
-        return SavedEditSession(self.model, delta, report, requests_of(delta))
+    @functools.cached_property
+    def _store(self) -> Store | None:
+        return None if self.options.store == "off" else Store(self.options.store)
 
-    def _stream_state(self) -> str | None:
-        """Fingerprint of the stream's final weights, if this rank has made the stream; all ranks must agree."""
-        return self._session.stream.final_state if isinstance(self._session, StreamSession) else None
+    @functools.cached_property
+    def _model_fingerprint(self) -> str:
+        """Taken at the first question, on the unedited weights."""
+        return model_fingerprint(self.model)
+
+    def stream_state(self) -> str | None:
+        return self._session.final_state if self._session is not None else None
 
     @property
     def _quiet(self) -> bool:
         return self.rank != 0 or not log.isEnabledFor(logging.INFO)
 
-    # -- one question ------------------------------------------------------------------------------------------------
-
-    def _item(self, request: Instance) -> ScoreItem | GenerateItem:
-        if request.request_type == "loglikelihood":
-            return self._score_item(*request.args).item
-        return self._generate_item(*request.args)
-
-    def _score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
-        """Token ids by the harness's own rule; too long contexts lose their beginning, as in the harness."""
-        if context == "":
-            ids = [self.prefix_token_id]
-            target = self.tok_encode(continuation, add_special_tokens=False)
-        else:
-            ids, target = self._encode_pair(context, continuation)
-        if not target:
-            raise EditingError(f"continuation {continuation!r} has no token of its own after {context!r}.")
-        room = self.max_length + 1 - len(target)
-        if room < 1:
-            raise EditingError(f"continuation of {len(target)} tokens does not fit into {self.max_length} positions.")
-        return Built(ScoreItem(tuple(ids[-room:]), tuple(target), (context, continuation)), cut=len(ids) > room)
-
-    def _generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> GenerateItem:
-        settings = normalize_gen_kwargs(dict(gen_kwargs), self.max_gen_toks)
-        sampling = settings.get("do_sample") or settings.get("temperature", 0.0) not in (0, 0.0)
-        if sampling or (other := set(settings) - GREEDY_ONLY):
-            what = "sampling" if sampling else ", ".join(sorted(other))
-            raise EditingError(f"editing benchmarks decode greedily; generation_kwargs ask for {what}.")
-        end = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        stops = handle_stop_sequences(settings.get("until"), eos=end)
-        stops = tuple(stop for stop in stops if stop and stop != end)
-        return self._greedy_item(context, stops, int(settings["max_gen_toks"])).item
-
-    def _greedy_item(self, context: str, stops: tuple[str, ...], max_new_tokens: int) -> Built[GenerateItem]:
-        """Token ids of a prompt; too long ones lose their beginning, as in the harness."""
-        room = self.max_length - max_new_tokens
-        if room < 1:
-            raise EditingError(f"max_gen_toks={max_new_tokens} leaves no room in {self.max_length} positions.")
-        ids = self.tok_encode(context) or [self.prefix_token_id]
-        return Built(GenerateItem(tuple(ids[-room:]), stops, max_new_tokens, context), cut=len(ids) > room)
-
-    # -- asking ------------------------------------------------------------------------------------------------------
-
-    def _score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[dict[str, Any]]:
-        return self._told(jobs, self._score_told)
-
-    def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[dict[str, Any]]:
-        return self._told(jobs, self._generate_told)
-
-    def _score_told(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[dict[str, Any]]:
-        with tqdm(total=len(jobs), desc="Scoring under edits", unit="prompt", disable=self._quiet) as bar:
-            if self.options.engine == "reference":
-                return score_reference(self.model, jobs, bar.update)
-            return score(self.model, self._as_asked(jobs), self._limits(), bar.update)
-
-    def _generate_told(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[dict[str, Any]]:
-        with tqdm(total=len(jobs), desc="Decoding under edits", unit="prompt", disable=self._quiet) as bar:
-            if self.options.engine == "reference":
-                return generate_reference(self.model, self.tokenizer, jobs, bar.update)
-            return generate(self.model, self.tokenizer, self._as_asked(jobs), self._limits(), bar.update)
-
-    def _as_asked(self, jobs: Sequence[tuple[Any, Delta | None]]) -> list[tuple[Any, Delta | None]]:
-        """With ``answer=patch`` low-rank edits are turned into dense ones, which are written into the weights."""
-        if self.options.answer != "patch":
-            return list(jobs)
-        dense: dict[int, Delta] = {}
-        for _, delta in jobs:
-            if delta is not None and id(delta) not in dense:
-                dense[id(delta)] = Delta(dense=delta.weights(), hook_edit=delta.hook_edit)
-        return [(item, None if delta is None else dense[id(delta)]) for item, delta in jobs]
-
-    def _limits(self) -> Limits:
-        """The harness's batch size, when it is a number above its default of one, bounds the rows of a batch."""
-        size = self.batch_size_per_gpu
-        rows = size if isinstance(size, int) and size > 1 else Limits.max_rows
-        return Limits(max_tokens=self.options.max_batch_tokens, max_rows=rows)
-
-    # -- caches and stamps -------------------------------------------------------------------------------------------
+    # -- caches and results ------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: Any) -> None:
-        """Refuse ``--use_cache``: the harness keys answers by the prompt alone, blind to edits and models."""
+        """Refuse ``--use_cache``: lm-eval keys answers by the prompt alone, blind to edits and models."""
         database = getattr(cache_hook, "dbdict", None)
         if database is not None:
             path, is_new = Path(database.filename), len(database) == 0
@@ -360,43 +367,29 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
         super().set_cache_hook(cache_hook)
 
     def get_model_info(self) -> dict[str, Any]:
-        """The harness's model information plus everything that makes an editing result reproducible."""
+        """lm-eval's model information plus everything that makes an editing result reproducible."""
         self.model  # noqa: B018  # loads
         options = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "editor_args"}
-        stamp = {
+        editing = {
             **options,
-            **self.session.stamp(),
-            "editor": self._editor_name,
-            "editor_writes": self._editor_writes,
+            **self.session.result_metadata(),
+            "editor": self.session.editor_name,
+            "editor_writes": list(self.session.writes),
             "data": self.data,
             "demo": self.is_demo,
             "num_processes": self.world_size,
             "model_fingerprint": self._model_fingerprint,
-            "code_fingerprint": code_fingerprint(),
-            "versions": _versions(),
+            "code_fingerprint": code_fingerprint(__name__, *self.editor.source_modules),
+            "versions": installed_versions(),
         }
-        return {**super().get_model_info(), "edited_hf": stamp}
+        return {**super().get_model_info(), "edited_hf": editing}
 
     @property
     def data(self) -> str:
-        """The data the tasks use unless ``--metadata`` says otherwise: the sample sets in demo mode, else the hub."""
+        """The data the tasks use unless ``--metadata`` names other: the sample sets in demo mode, else the hub."""
         return self.options.data or ("mini" if self.is_demo else "hub")
 
-    @property
-    def _editor_name(self) -> str | None:
-        """Who made the edits; ``None`` for the unedited model and for saved edits that do not say."""
-        if isinstance(self._session, SavedEditSession):
-            return self._session.report["editor"]
-        return None if self.options.mode in ("none", "loaded") else self.editor.name
-
-    @property
-    def _editor_writes(self) -> list[str]:
-        """What the edits of this run change: weights, hooks, context; context editors are not compared with others."""
-        if isinstance(self._session, SavedEditSession):
-            return self._session.delta.writes
-        return [] if self.options.mode in ("none", "loaded") else list(self.editor.writes)
-
-    def _banner(self, pretrained: Any) -> None:
+    def _log_banner(self, pretrained: Any) -> None:
         edits = {"none": "no editing", "loaded": f"saved edit {self.options.load_edit}"}.get(
             self.options.mode, f"editor {self.editor.name}"
         )
@@ -413,14 +406,14 @@ class EditedHFLM(DataParallelMixin, PromptEditAdapter, HFLM):
 
 
 class _NotLoaded:
-    """Stands for the model inside the parent's constructor, which only moves it to a device."""
+    """Replaces the model inside the parent's constructor, which only moves it to a device."""
 
     def to(self, *_args: Any, **_kwargs: Any) -> _NotLoaded:
         return self
 
 
 def _refuse_offloaded(model: Any) -> None:
-    """Weights that a device map put on disk or into CPU memory come and go with each forward pass: no editing those."""
+    """Refuse weights on disk or in CPU memory under a device map: they come and go with each forward pass."""
     offloaded = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if offloaded:
         raise EditingError(
@@ -430,7 +423,7 @@ def _refuse_offloaded(model: Any) -> None:
         )
 
 
-def _is_editing(request: Instance) -> bool:
+def _has_edits(request: Instance) -> bool:
     return isinstance(request.doc, Mapping) and "edit_requests" in request.doc
 
 
@@ -441,19 +434,3 @@ def _demo_dtype(dtype: Any) -> Any:
     if name not in ("float32", "bfloat16"):
         raise EditingError(f"dtype={dtype} is not offered for the demo model; accepted: float32, bfloat16.")
     return name
-
-
-def _versions() -> dict[str, str]:
-    def installed(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "not installed"
-
-    return {
-        "lm-eval-editing": installed("lm-eval-editing"),
-        "lm-eval": installed("lm-eval"),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }

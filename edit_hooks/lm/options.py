@@ -174,6 +174,11 @@ class EditingOptions:
             )
 
     @property
+    def makes_edits(self) -> bool:
+        """Whether this run's editor makes edits: not for the unedited model, nor for a saved edit."""
+        return self.mode not in ("none", "loaded")
+
+    @property
     def overrides(self) -> dict[str, Any]:
         """The editor's settings given by the user, seed and engine included."""
         return {"seed": self.seed, "engine": self.engine, **(self.editor_args or {})}

@@ -1,13 +1,14 @@
-"""`EditPlan`: which requests are written together, in which order, and under which of these a document is answered.
+"""`EditPlan`: which requests are written together, in which order, and which of them a case is answered under.
 
-Modes: ``none`` (no edit), ``single`` (each case's own edits on the untouched model), ``batch`` (all edits at once, or
-groups of ``group_size`` edits, each group on the untouched model), ``sequential`` (a stream in steps of
-``edit_batch_size`` on the same weights) and ``loaded`` (everything with one saved edit). In ``batch`` and
-``sequential`` the edits come from ``edits=``, never from the documents that happened to be asked.
+Modes: ``none`` (no edit), ``single`` (each case's own edits on the unedited model), ``batch`` (all edits at once, or
+groups of ``group_size`` edits, each group on the unedited model), ``sequential`` (a stream in steps of
+``edit_batch_size`` on the same weights) and ``loaded`` (everything under one saved edit). In ``batch`` and
+``sequential`` the edits come from ``edits=``, never from the documents of the tasks.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,16 +20,15 @@ MODES = ("none", "single", "batch", "sequential", "loaded")
 
 @dataclass(frozen=True)
 class EditPlan:
-    """The units of a run.
+    """The groups of requests of a run.
 
     Attributes:
-        units: requests written together, in order; empty for ``none`` and ``single``.
-        cumulative: units are written one after another on the same weights.
+        groups: requests written together, in order; empty for ``none`` and ``single``.
+        cumulative: groups are written one after another on the same weights.
         checkpoints: numbers of edits after which everything edited so far is answered too.
-        unit_of: request key -> index of its unit.
     """
 
-    units: tuple[RequestGroup, ...] = ()
+    groups: tuple[RequestGroup, ...] = ()
     cumulative: bool = False
     checkpoints: tuple[int, ...] = ()
 
@@ -37,21 +37,22 @@ class EditPlan:
         if beyond:
             raise EditingError(f"checkpoints={beyond} lie beyond the {self.num_edits} edits of this run.")
 
-    @property
-    def unit_of(self) -> Mapping[str, int]:
-        return {request.key: index for index, unit in enumerate(self.units) for request in unit}
+    @functools.cached_property
+    def group_of(self) -> Mapping[str, int]:
+        """Request key -> index of its group."""
+        return {request.key: index for index, group in enumerate(self.groups) for request in group}
 
     @property
     def num_edits(self) -> int:
-        return sum(len(unit) for unit in self.units)
+        return sum(len(group) for group in self.groups)
 
     def edits_after(self, step: int) -> int:
-        """Number of edits made once unit ``step`` has been written."""
-        return sum(len(unit) for unit in self.units[: step + 1])
+        """Number of edits made once group ``step`` has been written."""
+        return sum(len(group) for group in self.groups[: step + 1])
 
     def checkpoint_steps(self) -> dict[int, int]:
         """Checkpoint (number of edits) -> the first step that reaches it."""
-        steps = range(len(self.units))
+        steps = range(len(self.groups))
         return {
             checkpoint: next(step for step in steps if self.edits_after(step) >= checkpoint)
             for checkpoint in self.checkpoints
@@ -59,5 +60,5 @@ class EditPlan:
 
 
 def chunked(requests: Sequence[EditRequest], size: int) -> tuple[RequestGroup, ...]:
-    """Consecutive units of ``size`` requests; the last may be smaller."""
+    """Consecutive groups of ``size`` requests; the last may be smaller."""
     return tuple(tuple(requests[start : start + size]) for start in range(0, len(requests), size))

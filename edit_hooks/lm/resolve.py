@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.editor import Editor
 from edit_hooks.modeling.fingerprint import model_fingerprint
-from edit_hooks.store.store import Store
+from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.hashing import code_fingerprint
 
 
@@ -21,13 +21,12 @@ def resolve_with_store(
     Sampled settings (context templates) come from the store where it has them.
     """
     fingerprint = model_fingerprint(model)
-    description = {
-        "what": "resolved editor configuration",
-        "model": fingerprint,
-        "editor": editor.name,
-        "settings": editor.default_config(model).to_dict(),
-        "code": code_fingerprint(),
-    }
+    description = Description(
+        what="resolved editor configuration",
+        model=fingerprint,
+        code=code_fingerprint(*editor.source_modules),
+        inputs={"editor": editor.name, "settings": editor.default_config(model).to_dict()},
+    )
     stored = store.load_json("configurations", description) if store else None
     config = editor.resolve_config(model, tokenizer, stored).to_dict()
     if store and stored is None:

@@ -1,249 +1,320 @@
-"""The session of ``load_edit=``: every question with one saved edit written into the weights."""
+"""How a run edits and answers: one session per mode.
+
+A session gets questions (token-level items with the edits of their cases) and answers each under the right edits. It
+also provides the scope in which lm-eval's own tasks (mmlu, glue, ...) run, and describes itself for results.
+"""
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from torch import nn
 
+from edit_hooks.answers import (
+    EditedAnswer,
+    EditReport,
+    FailedAnswer,
+    GeneratedText,
+    ModelAnswer,
+    ScoredContinuation,
+    StreamPosition,
+)
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.lm.independent import IndependentEdits, group_key
+from edit_hooks.inference.items import Item
+from edit_hooks.lm.independent import FailedEdit, IndependentEdits, group_key
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
 from edit_hooks.request import EditRequest, RequestGroup
 
-
-class SavedEditSession:
-    """One saved edit, and nothing else.
-
-    Args:
-        report: what samples and results say about the edit (editor, file, checksum).
-        keys: the requests the edit writes; ``None`` when it does not say. A question whose case is not among them is
-            answered all the same and says ``stream.edited = false``, as in a stream.
-    """
-
-    def __init__(self, model: nn.Module, delta: Delta, report: dict[str, Any], keys: Collection[str] | None) -> None:
-        self.model, self.delta, self.keys = model, delta, keys
-        with AppliedDeltas(model) as applied:
-            applied.add(delta)
-            self.report = {**report, "update_norm_ratio": applied.norm_ratio()}
-
-    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
-        with self.scope() as runtime_part:
-            found = ask_once((q.item for q in asked), lambda items: ask([(item, runtime_part) for item in items]))
-        before = {q.item: {"unedited": dict(unedited[q.item])} for q in asked if q.ask_unedited}
-        return [{**found[q.item], **self._place(q), **(before[q.item] if q.ask_unedited else {})} for q in asked]
-
-    def _place(self, question: Question) -> dict[str, Any]:
-        edited = self.keys is None or all(request.key in self.keys for request in question.requests)
-        place = {"edited": edited, "step": 0 if edited else None, "num_edits": len(self.keys or ())}
-        return {"edit": self.report if edited else None, "stream": place}
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[Delta | None]:
-        with AppliedDeltas(self.model) as applied:
-            applied.add(self.delta)
-            yield applied.runtime_part
-
-    def stamp(self) -> dict[str, Any]:
-        return {"editor_config": None, "loaded_edit": self.report}
-
-
-Job = tuple[Any, Delta | None]
-
-
-Ask = Callable[[Sequence[Job]], list[dict[str, Any]]]
-
-
-Answers = list[dict[str, Any]]
-
-
-Unedited = Mapping[Any, dict[str, Any]]
+# Answers of a batch of items, each under its own edit or none.
+Ask: TypeAlias = Callable[[Sequence[tuple[Item, Delta | None]]], Sequence[ModelAnswer]]
+Answers: TypeAlias = Mapping[Item, ModelAnswer]
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question: the token-level item, the edits of its case, and whether the unedited answer is wanted too."""
+    """One question of a case.
 
-    item: Any
+    Attributes:
+        item: the question as token ids.
+        requests: the edits of its case.
+        ask_unedited: the unedited model's answer is needed too.
+    """
+
+    item: Item
     requests: tuple[EditRequest, ...]
     ask_unedited: bool
 
 
-class Session(Protocol):
-    """What the model class needs from a run's way of editing."""
+class Session(abc.ABC):
+    """A way of editing.
 
-    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
-        """Answers in the order of the questions."""
+    Attributes:
+        editor_name: the editor behind the edits; ``None`` if nothing is edited, or if a saved edit does not name it.
+        writes: parts that the edits of this run change: weights, hooks, context.
+    """
 
-    def scope(self) -> contextlib.AbstractContextManager[Delta | None]:
-        """The weights under which ordinary tasks (mmlu, glue, ...) are answered; gives what is not in the weights."""
+    editor_name: str | None = None
+    writes: tuple[str, ...] = ()
 
-    def stamp(self) -> dict[str, Any]:
-        """What the result file says about the edits: full configuration, steps."""
+    @abc.abstractmethod
+    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+        """Answers in the order of the questions.
 
+        Args:
+            unedited: the unedited model's answers to the items of questions with ``ask_unedited``.
+            ask: the model.
+        """
 
-class UneditedSession:
-    """``mode=none``: every question on the untouched model."""
+    @abc.abstractmethod
+    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
+        """The edits of this run: of ``groups`` where every group is edited independently, else the run's own steps."""
 
-    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
-        return [{**unedited[question.item], "edit": None, **_before(question, unedited)} for question in asked]
-
-    def scope(self) -> contextlib.AbstractContextManager[None]:
+    def stock_task_scope(self) -> contextlib.AbstractContextManager[Delta | None]:
+        """Scope in which lm-eval's own tasks run; yields the part of the edits that does not live in weights."""
         return contextlib.nullcontext()
 
-    def stamp(self) -> dict[str, Any]:
+    @property
+    def final_state(self) -> str | None:
+        """Fingerprint of the final weights of a stream, on which all processes must agree; ``None`` without one."""
+        return None
+
+    def result_metadata(self) -> dict[str, Any]:
+        """JSON-able facts about the edits for the result file: full configuration, steps."""
         return {"editor_config": None}
 
 
-class SingleEditSession:
-    """``mode=single`` and grouped ``mode=batch``: every unit of edits on the untouched model.
+class UneditedSession(Session):
+    """``mode=none``: every question on the unedited model."""
+
+    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+        return [EditedAnswer(final=_with_unedited(unedited[q.item], q, unedited)) for q in questions]
+
+    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
+        return []
+
+
+class SavedEditSession(Session):
+    """``load_edit=``: every question under one saved edit.
+
+    A question whose case is not among the edit's requests is answered too; its position has ``edited=False``.
 
     Args:
-        plan: with units, a question is answered under the unit that holds its case's edits; without, under its own.
+        report: editor, file and checksum for samples and results.
+        keys: keys of the requests that the edit writes; ``None`` when it does not name them.
+    """
+
+    def __init__(self, model: nn.Module, delta: Delta, report: EditReport, keys: Collection[str] | None) -> None:
+        self.model, self.delta, self.keys = model, delta, keys
+        self.editor_name, self.writes = report.editor, tuple(delta.writes)
+        with AppliedDeltas(model) as applied:
+            applied.add(delta)
+            facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}
+        self.report = dataclasses.replace(report, diagnostics=facts)
+
+    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+        with self.stock_task_scope() as runtime_part:
+            answers = ask_once((q.item for q in questions), lambda items: ask([(item, runtime_part) for item in items]))
+        results = []
+        for question in questions:
+            edited = self.keys is None or all(request.key in self.keys for request in question.requests)
+            position = StreamPosition(edited=edited, step=0 if edited else None, num_edits=len(self.keys or ()))
+            final = _with_unedited(answers[question.item], question, unedited)
+            results.append(EditedAnswer(final=final, edit=self.report if edited else None, position=position))
+        return results
+
+    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
+        return [self.delta]
+
+    @contextlib.contextmanager
+    def stock_task_scope(self) -> Iterator[Delta | None]:
+        with AppliedDeltas(self.model) as applied:
+            applied.add(self.delta)
+            yield applied.runtime_part
+
+    def result_metadata(self) -> dict[str, Any]:
+        return {"editor_config": None, "loaded_edit": self.report.to_json()}
+
+
+class SingleEditSession(Session):
+    """``mode=single`` and grouped ``mode=batch``: every group of edits on the unedited model.
+
+    Args:
+        plan: with groups, a question is answered under the group that holds its case's edits; without, under its own.
     """
 
     def __init__(self, edits: IndependentEdits, plan: EditPlan) -> None:
-        self.edits, self.plan = edits, plan
+        self.independent, self.plan = edits, plan
+        self.editor_name, self.writes = edits.editor.name, edits.editor.writes
 
-    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
-        units = [self._unit(question) for question in asked]
-        deltas = self.edits.get(unit for unit in units if unit is not None)
-        jobs: dict[tuple[str, Any], Delta] = {}
-        for question, unit in zip(asked, units, strict=True):
-            if unit is not None:
-                delta = deltas[group_key(unit)]
-                if isinstance(delta, Delta):
-                    jobs[(group_key(unit), question.item)] = delta
+    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+        groups = [self._group_of(question) for question in questions]
+        deltas = self.independent.get(group for group in groups if group is not None)
+        jobs: dict[tuple[str, Item], Delta] = {}
+        for question, group in zip(questions, groups, strict=True):
+            delta = deltas[group_key(group)] if group is not None else None
+            if group is not None and isinstance(delta, Delta):
+                jobs[group_key(group), question.item] = delta
         answered = ask([(item, delta) for (_, item), delta in jobs.items()])
-        found = dict(zip(jobs, answered, strict=True))
+        answers = dict(zip(jobs, answered, strict=True))
         return [
-            {**self._assemble(question, unit, found), **_before(question, unedited)}
-            for question, unit in zip(asked, units, strict=True)
+            self._assemble(question, group, answers, unedited)
+            for question, group in zip(questions, groups, strict=True)
         ]
 
-    def _unit(self, question: Question) -> RequestGroup | None:
-        if not self.plan.units:
+    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
+        made = self.independent.get(groups)
+        return [made[group_key(group)] for group in groups]
+
+    def result_metadata(self) -> dict[str, Any]:
+        return {"editor_config": self.independent.config}
+
+    def _group_of(self, question: Question) -> RequestGroup | None:
+        if not self.plan.groups:
             return question.requests
-        numbers = {self.plan.unit_of.get(request.key) for request in question.requests}
-        return None if None in numbers or len(numbers) != 1 else self.plan.units[numbers.pop() or 0]
+        numbers = {self.plan.group_of.get(request.key) for request in question.requests}
+        return None if None in numbers or len(numbers) != 1 else self.plan.groups[numbers.pop() or 0]
 
     def _assemble(
-        self, question: Question, unit: RequestGroup | None, found: dict[Any, dict[str, Any]]
-    ) -> dict[str, Any]:
-        if unit is None:
-            place = {"edited": False, "step": None, "num_edits": self.plan.num_edits}
-            return {"error": "this case's edits are not (all) in one group of this run's edits", "stream": place}
-        report = self.edits.report(group_key(unit))
-        answer = found.get((group_key(unit), question.item))
-        if answer is None:
-            return {"error": report["error"]}
-        return {**answer, "edit": report}
+        self,
+        question: Question,
+        group: RequestGroup | None,
+        answers: Mapping[tuple[str, Item], ModelAnswer],
+        unedited: Answers,
+    ) -> EditedAnswer:
+        if group is None:
+            return EditedAnswer(
+                final=_edit_failed("this case's edits are not (all) in one group of this run's edits"),
+                position=StreamPosition(edited=False, step=None, num_edits=self.plan.num_edits),
+            )
+        report = self.independent.report(group_key(group))
+        if report.error is not None:
+            return EditedAnswer(final=_edit_failed(report.error), edit=report)
+        answer = answers[group_key(group), question.item]
+        return EditedAnswer(final=_with_unedited(answer, question, unedited), edit=report)
 
-    def scope(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
-    def stamp(self) -> dict[str, Any]:
-        return {"editor_config": self.edits.config}
-
-
-class StreamSession:
+class StreamSession(Session):
     """``mode=batch`` (one step) and ``mode=sequential``: all edits on the same weights.
 
-    A question whose case is not among the stream's edits is still answered on the final weights; its answer says
-    ``stream.edited = false``.
+    A question whose case is not among the stream's edits is answered on the final weights; its position has
+    ``edited=False``.
     """
 
     def __init__(self, stream: EditStream, immediate: bool, retention: bool) -> None:
         self.stream, self.immediate, self.retention = stream, immediate, retention
         self.plan = stream.plan
+        self.editor_name, self.writes = stream.editor.name, stream.editor.writes
 
-    def answer(self, asked: Sequence[Question], unedited: Unedited, ask: Ask) -> Answers:
-        steps = [self._step_of(question) for question in asked]
+    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+        steps = [self._step_of(question) for question in questions]
         checkpoints = self.plan.checkpoint_steps()
-        watched = set(checkpoints.values())
-        seen: dict[int, dict[Any, dict[str, Any]]] = {}
+        checkpoint_steps = set(checkpoints.values())
+        answers: dict[int, Answers] = {}
 
         def visitor(step: int, runtime_part: Delta | None) -> None:
-            due = [q.item for q, own in zip(asked, steps, strict=True) if self._due(step, own, watched)]
-            seen[step] = ask_once(due, lambda items: ask([(item, runtime_part) for item in items]))
+            items = [
+                q.item for q, own in zip(questions, steps, strict=True) if self._is_due(step, own, checkpoint_steps)
+            ]
+            answers[step] = ask_once(items, lambda distinct: ask([(item, runtime_part) for item in distinct]))
 
         self.stream.visit(visitor)
-        final = self.stream.num_steps - 1
         return [
-            self._assemble(question, own, seen, unedited, checkpoints, final)
-            for question, own in zip(asked, steps, strict=True)
+            self._assemble(question, own, answers, unedited, checkpoints)
+            for question, own in zip(questions, steps, strict=True)
         ]
 
-    def _step_of(self, question: Question) -> int | None:
-        """The step with which a case's edits are complete; ``None`` when some of them are not in the stream."""
-        numbers = [self.plan.unit_of.get(request.key) for request in question.requests]
-        return None if None in numbers else max(number for number in numbers if number is not None)
-
-    def _due(self, step: int, own: int | None, watched: set[int]) -> bool:
-        """Whether a question is asked after ``step``: at the end, right after its edit, at checkpoints, or always."""
-        if step == self.stream.num_steps - 1:
-            return True
-        if own is None or own > step:
-            return False
-        return (self.immediate and own == step) or step in watched or self.retention
-
-    def _assemble(
-        self,
-        question: Question,
-        own: int | None,
-        seen: dict[int, dict[Any, dict[str, Any]]],
-        unedited: Unedited,
-        checkpoints: dict[int, int],
-        final: int,
-    ) -> dict[str, Any]:
-        before = _before(question, unedited)
-        made = own is not None and own <= final
-        place: dict[str, Any] = {"edited": made, "step": own, "num_edits": self.plan.edits_after(final)}
-        if own is not None and not made:
-            return {"error": self.stream.stopped or "the stream ended before this edit", **before, "stream": place}
-        if made and own is not None:
-            if self.immediate:
-                place["immediate"] = dict(seen[own][question.item])
-            place["checkpoints"] = {
-                str(number): dict(seen[step][question.item])
-                for number, step in checkpoints.items()
-                if own <= step <= final
-            }
-            if self.retention:
-                place["after_step"] = {str(step): dict(seen[step][question.item]) for step in range(own, final + 1)}
-        report = self.stream.report(own) if made and own is not None else None
-        return {**seen[final][question.item], "edit": report, **before, "stream": place}
+    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
+        self.stream.make()
+        return list(self.stream.deltas)
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[Delta | None]:
+    def stock_task_scope(self) -> Iterator[Delta | None]:
         """The final weights of the stream."""
-        self.stream.visit(lambda step, runtime_part: None)  # makes what is not made yet
+        self.stream.make()
         with AppliedDeltas(self.stream.model) as applied:
             for delta in self.stream.deltas:
                 applied.add(delta)
             yield applied.runtime_part
 
-    def stamp(self) -> dict[str, Any]:
+    @property
+    def final_state(self) -> str | None:
+        return self.stream.final_state
+
+    def result_metadata(self) -> dict[str, Any]:
         return {
             "editor_config": self.stream.config,
             "num_edits": self.plan.num_edits,
-            "num_steps": len(self.plan.units),
+            "num_steps": len(self.plan.groups),
             "stopped": self.stream.stopped,
             "steps": self.stream.steps,
         }
 
+    def _step_of(self, question: Question) -> int | None:
+        """The step that completes a case's edits; ``None`` when some of them are not in the stream."""
+        steps = [self.plan.group_of.get(request.key) for request in question.requests]
+        return None if None in steps else max(step for step in steps if step is not None)
 
-def ask_once(items: Iterable[Any], ask: Callable[[Sequence[Any]], list[dict[str, Any]]]) -> dict[Any, dict[str, Any]]:
+    def _is_due(self, step: int, own: int | None, checkpoint_steps: Collection[int]) -> bool:
+        """Whether a question is asked after ``step``: at the end, right after its edit, at checkpoints, or always."""
+        if step == self.stream.num_steps - 1:
+            return True
+        if own is None or own > step:
+            return False
+        return (self.immediate and own == step) or step in checkpoint_steps or self.retention
+
+    def _assemble(
+        self,
+        question: Question,
+        own: int | None,
+        answers: Mapping[int, Answers],
+        unedited: Answers,
+        checkpoints: Mapping[int, int],
+    ) -> EditedAnswer:
+        last = self.stream.num_steps - 1
+        item = question.item
+        edited = own is not None and own <= last
+        position = StreamPosition(edited=edited, step=own, num_edits=self.plan.edits_after(last))
+        if own is not None and not edited:
+            reason = self.stream.stopped or "the stream ended before this edit"
+            report = EditReport(editor=self.editor_name, error=reason)
+            return EditedAnswer(final=_edit_failed(reason), edit=report, position=position)
+        final = _with_unedited(answers[last][item], question, unedited)
+        if own is None:
+            return EditedAnswer(final=final, position=position)
+        return EditedAnswer(
+            final=final,
+            edit=self.stream.report(own),
+            position=position,
+            immediate=answers[own][item] if self.immediate else None,
+            checkpoints={number: answers[step][item] for number, step in checkpoints.items() if own <= step <= last},
+            after_step={step: answers[step][item] for step in range(own, last + 1)} if self.retention else {},
+        )
+
+
+def _edit_failed(reason: str) -> FailedAnswer:
+    return FailedAnswer(f"edit failed: {reason}")
+
+
+def ask_once(items: Iterable[Item], ask: Callable[[Sequence[Item]], Sequence[ModelAnswer]]) -> dict[Item, ModelAnswer]:
     """Answers by item; identical items are asked once."""
     distinct = list(dict.fromkeys(items))
     return dict(zip(distinct, ask(distinct), strict=True)) if distinct else {}
 
 
-def _before(question: Question, unedited: Unedited) -> dict[str, Any]:
-    """The field ``unedited`` of an answer, where it is wanted."""
-    return {"unedited": dict(unedited[question.item])} if question.ask_unedited else {}
+def _with_unedited(answer: ModelAnswer, question: Question, unedited: Answers) -> ModelAnswer:
+    """The answer with the unedited model's answer, where it is needed."""
+    if not question.ask_unedited:
+        return answer
+    before = unedited[question.item]
+    if isinstance(answer, ScoredContinuation):
+        assert isinstance(before, ScoredContinuation)
+        return dataclasses.replace(answer, unedited=before)
+    assert isinstance(before, GeneratedText)
+    return dataclasses.replace(answer, unedited=before)

@@ -1,8 +1,8 @@
-"""Streams: edits written one step after another on the same weights, resumable and watched.
+"""Streams: edits written one step after another on the same weights, resumable and guarded.
 
-A step's delta is stored under everything it depends on, the weights before it included. A second pass, or a run that
-was killed, writes the stored deltas again and checks the fingerprint of the weights after every step before going on,
-so a resumed stream is the same stream bit for bit.
+A step's delta is stored under everything it depends on, the weights before it included. A second pass, or a resumed
+run, writes the stored deltas again and checks the fingerprint of the weights after every step before the next one, so a
+resumed stream is bit-identical.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
@@ -28,7 +29,7 @@ from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.request import RequestGroup
-from edit_hooks.store.store import Store
+from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
 
@@ -74,14 +75,18 @@ class EditStream:
         self,
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
-        editor: Editor,
+        editor: Editor[Any],
         plan: EditPlan,
         store: Store | None,
         guard: Guard,
         quiet: bool = False,
         shared: bool = False,
     ) -> None:
-        """Args: ``shared``: other processes make the same stream; one makes each step, the others load it."""
+        """Set up the stream; nothing is edited yet.
+
+        Args:
+            shared: other processes make the same stream; one makes each step, the others load it.
+        """
         self.model, self.tokenizer, self.editor, self.plan = model, tokenizer, editor, plan
         self.shared = shared
         self.store, self.guard, self.quiet = store, guard, quiet
@@ -93,7 +98,7 @@ class EditStream:
         self.deltas: list[Delta] = []
 
     def _check(self, plan: EditPlan) -> None:
-        largest = max(len(unit) for unit in plan.units)
+        largest = max(len(group) for group in plan.groups)
         if largest > 1 and not self.editor.supports_joint:
             raise EditingError(
                 f"editor {self.editor.name!r} writes one request at a time, the plan has steps of {largest}; "
@@ -103,7 +108,7 @@ class EditStream:
     @property
     def num_steps(self) -> int:
         """Number of steps made, fewer than planned when the guard stopped the stream; planned before the first pass."""
-        return len(self.steps) if self.stopped else len(self.plan.units)
+        return len(self.steps) if self.stopped else len(self.plan.groups)
 
     @property
     def final_state(self) -> str | None:
@@ -123,38 +128,43 @@ class EditStream:
             tqdm(total=self.plan.num_edits, desc=self._label, unit="edit", disable=self.quiet) as bar,
         ):
             history: list[Delta] = []
-            for step, unit in enumerate(self.plan.units):
+            for step, group in enumerate(self.plan.groups):
                 if self.stopped and step >= len(self.steps):
                     break
-                history.append(self._write(step, unit, applied, history))
-                bar.update(len(unit))
+                history.append(self._write(step, group, applied, history))
+                bar.update(len(group))
                 visitor(step, applied.runtime_part)
+
+    def make(self) -> None:
+        """Make the steps that are not made yet."""
+        if len(self.deltas) < self.num_steps:
+            self.visit(lambda step, runtime_part: None)
 
     @property
     def _label(self) -> str:
         return f"Stream of {self.editor.name}"
 
-    def _write(self, step: int, unit: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+    def _write(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
         """Put step ``step`` into the weights: the delta of an earlier pass, a stored one, or a new one."""
         if step < len(self.deltas):
             applied.add(self.deltas[step])
             self._verify(step, applied.state(), self.steps[step]["state_after"])
             return self.deltas[step]
         with self._one_at_a_time():
-            delta = self._load_or_make(step, unit, applied, history)
+            delta = self._load_or_make(step, group, applied, history)
         self.deltas.append(delta)
         self._watch(step, delta, applied)
         return delta
 
-    def _load_or_make(self, step: int, unit: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
-        description = self._description(unit, applied.state())
+    def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+        description = self._description(group, applied.state())
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
             applied.add(delta)
             self._verify(step, applied.state(), delta.meta["state_after"])
             return delta
-        delta = self._make(unit, applied, history)
-        delta.meta |= {"description": description, "state_after": applied.state()}
+        delta = self._make(group, applied, history)
+        delta.meta |= {"description": description.to_dict(), "state_after": applied.state()}
         if self.store:
             self.store.save_delta(description, delta)
         return delta
@@ -164,28 +174,30 @@ class EditStream:
         if not self.shared or self.store is None:
             return contextlib.nullcontext()
         return self.store.lock(
-            key_of([self.fingerprint, self.editor.name, self.config, sorted(self.plan.unit_of)])[:16]
+            key_of([self.fingerprint, self.editor.name, self.config, sorted(self.plan.group_of)])[:16]
         )
 
-    def _make(self, unit: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
+    def _make(self, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
         began = time.perf_counter()
-        joint = len(unit) > 1 or self.editor.supports_joint
-        (delta,) = self.editor.edit(self.model, self.tokenizer, list(unit), joint=joint, history=history)
+        joint = len(group) > 1 or self.editor.supports_joint
+        (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), joint=joint, history=history)
         delta.diagnostics["seconds"] = round(time.perf_counter() - began, 4)
         delta.check_finite()
         applied.add(delta)
         return delta
 
-    def _description(self, unit: RequestGroup, state: str) -> dict[str, Any]:
-        return {
-            "what": "stream step",
-            "model": self.fingerprint,
-            "editor": self.editor.name,
-            "config": self.config,
-            "requests": [request.key for request in unit],
-            "state_before": state,
-            "code": code_fingerprint(),
-        }
+    def _description(self, group: RequestGroup, state: str) -> Description:
+        return Description(
+            what="stream step",
+            model=self.fingerprint,
+            code=code_fingerprint(*self.editor.source_modules),
+            inputs={
+                "editor": self.editor.name,
+                "config": self.config,
+                "requests": [request.key for request in group],
+                "state_before": state,
+            },
+        )
 
     @staticmethod
     def _verify(step: int, state: str, expected: str) -> None:
@@ -226,7 +238,7 @@ class EditStream:
         loss = float(nn.functional.cross_entropy(logits, ids[0, 1:].to(logits.device)))
         return loss, bool(torch.isfinite(logits).all()) and math.isfinite(loss)
 
-    def report(self, step: int) -> dict[str, Any]:
-        """What a sample's record says about the step that made its edit."""
-        keep = {name: value for name, value in self.steps[step].items() if name != "state_after"}
-        return {"editor": self.editor.name, **keep}
+    def report(self, step: int) -> EditReport:
+        """Report for the samples of a step's questions."""
+        facts = {name: value for name, value in self.steps[step].items() if name != "state_after"}
+        return EditReport(editor=self.editor.name, diagnostics=facts)

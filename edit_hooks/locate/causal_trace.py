@@ -43,7 +43,7 @@ from edit_hooks.modeling.hooks import forward_replaced, frozen, hidden_of, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.request import EditRequest, require_subjects
-from edit_hooks.store.store import Store
+from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
 
@@ -273,18 +273,17 @@ def subject_noise(samples: int, num_tokens: int, width: int, std: float, seed: i
 def _load_or_run(
     model: nn.Module, runner: _Runner, facts: Sequence[Fact], store: Store | None, quiet: bool
 ) -> list[FactTrace]:
-    identity = {
-        "what": "causal trace",
-        "model": model_fingerprint(model) if store else "",
+    fingerprint = model_fingerprint(model) if store else ""
+    settings = {
         "noise_std": runner.std,
         "samples": runner.settings.samples,
         "seed": runner.settings.seed,
         "window": runner.window,
-        "code": code_fingerprint(),
     }
 
-    def description(fact: Fact) -> dict[str, Any]:
-        return {**identity, "request": fact.key, "answer": fact.answer}
+    def description(fact: Fact) -> Description:
+        inputs = {**settings, "request": fact.key, "answer": fact.answer}
+        return Description(what="causal trace", model=fingerprint, code=code_fingerprint(__name__), inputs=inputs)
 
     found: dict[int, FactTrace] = {}
     for index, fact in enumerate(facts):

@@ -19,10 +19,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.utils.hashing import code_fingerprint, key_of
-
-Answer = dict[str, Any]
-
+from edit_hooks.answers import ModelAnswer, answer_from_json, answer_to_json
+from edit_hooks.utils.hashing import key_of
 
 log = logging.getLogger("lm_eval.edited_hf")
 
@@ -48,11 +46,11 @@ class AnswerStore:
 
     def __init__(self, root: Path, identity: dict[str, Any]) -> None:
         self.path = root / FILE
-        self.identity = {**identity, "code": code_fingerprint()}
+        self.identity = dict(identity)
 
     def ask(
-        self, items: Iterable[Any], ask: Callable[[Sequence[Any]], list[dict[str, Any]]]
-    ) -> dict[Any, dict[str, Any]]:
+        self, items: Iterable[Any], ask: Callable[[Sequence[Any]], Sequence[ModelAnswer]]
+    ) -> dict[Any, ModelAnswer]:
         """Answers by item: stored ones, and new ones from ``ask``, which are then stored."""
         distinct = list(dict.fromkeys(items))
         if not distinct:
@@ -69,22 +67,22 @@ class AnswerStore:
     def _key(self, item: Any) -> str:
         return key_of({**self.identity, "kind": type(item).__name__, "item": dataclasses.asdict(item)})
 
-    def _read(self, keys: dict[Any, str]) -> dict[Any, dict[str, Any]]:
+    def _read(self, keys: dict[Any, str]) -> dict[Any, ModelAnswer]:
         if not self.path.exists():
             return {}
-        found: dict[Any, dict[str, Any]] = {}
+        found: dict[Any, ModelAnswer] = {}
         with self._connection() as connection:
             for item, key in keys.items():
                 row = connection.execute("SELECT answer, checksum FROM answers WHERE key = ?", (key,)).fetchone()
                 if row is not None and hashlib.sha256(row[0].encode()).hexdigest() == row[1]:
-                    found[item] = json.loads(row[0])
+                    found[item] = answer_from_json(json.loads(row[0]))
         return found
 
-    def _write(self, answers: dict[str, dict[str, Any]]) -> None:
+    def _write(self, answers: dict[str, ModelAnswer]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = []
         for key, answer in answers.items():
-            text = json.dumps(answer)
+            text = json.dumps(answer_to_json(answer))
             rows.append((key, text, hashlib.sha256(text.encode()).hexdigest()))
         with self._connection() as connection:
             connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,34 +31,58 @@ Content = TypeVar("Content")
 KEPT = (".safetensors", ".json", ".sqlite")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """Everything that a stored result depends on; its hash is the result's key.
+
+    Attributes:
+        what: kind of result.
+        model: fingerprint of the model. code: fingerprint of the code behind the result.
+        inputs: all else (JSON-able): editor, configuration, requests, ...
+    """
+
+    what: str
+    model: str
+    code: str
+    inputs: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat JSON-able mapping."""
+        return {"what": self.what, "model": self.model, "code": self.code, **self.inputs}
+
+    @property
+    def key(self) -> str:
+        return key_of(self.to_dict())
+
+
 class Store:
     """Finished edits (safetensors) and small results (JSON), addressed by their complete description."""
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(root) if root is not None else cache_root() / "store"
 
-    def load_delta(self, description: Mapping[str, Any]) -> Delta | None:
+    def load_delta(self, description: Description) -> Delta | None:
         """The edit made under this description, or ``None``."""
-        path = self._delta_path(key_of(description))
+        path = self._delta_path(description.key)
         return self._read(path, lambda: _checked_delta(path, description))
 
-    def save_delta(self, description: Mapping[str, Any], delta: Delta) -> None:
+    def save_delta(self, description: Description, delta: Delta) -> None:
         """Keep a finished edit."""
-        path = self._delta_path(key_of(description))
+        path = self._delta_path(description.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        delta.meta["description"] = dict(description)
+        delta.meta["description"] = description.to_dict()
         delta.save(path)
 
-    def load_json(self, kind: str, description: Mapping[str, Any]) -> Any | None:
+    def load_json(self, kind: str, description: Description) -> Any | None:
         """The result kept under this description, or ``None``."""
-        path = self._json_path(kind, key_of(description))
+        path = self._json_path(kind, description.key)
         return self._read(path, lambda: _checked_json(path, description))
 
-    def save_json(self, kind: str, description: Mapping[str, Any], content: Any) -> None:
+    def save_json(self, kind: str, description: Description, content: Any) -> None:
         """Keep a JSON-able result."""
-        path = self._json_path(kind, key_of(description))
+        path = self._json_path(kind, description.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = {"description": dict(description), "content": content, "checksum": key_of(content)}
+        record = {"description": description.to_dict(), "content": content, "checksum": key_of(content)}
         write_atomically(path, json.dumps(record, ensure_ascii=False))
 
     def size(self) -> dict[str, tuple[int, int]]:
@@ -133,19 +158,17 @@ def kept_beside(store: Store) -> dict[str, tuple[int, int]]:
     return totals
 
 
-def _checked_delta(path: Path, description: Mapping[str, Any]) -> Delta:
+def _checked_delta(path: Path, description: Description) -> Delta:
     delta = Delta.load(path)
-    if key_of(delta.meta.get("description")) != key_of(description):
+    if key_of(delta.meta.get("description")) != description.key:
         raise EditingError(f"{path} was stored for something else")
     return delta
 
 
-def _checked_json(path: Path, description: Mapping[str, Any]) -> Any:
+def _checked_json(path: Path, description: Description) -> Any:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        intact = record["checksum"] == key_of(record["content"]) and key_of(record["description"]) == key_of(
-            description
-        )
+        intact = record["checksum"] == key_of(record["content"]) and key_of(record["description"]) == description.key
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EditingError(f"cannot read {path}: {error}") from None
     if not intact:

@@ -1,26 +1,21 @@
-"""Answers in files that lm-eval saved (``--log_samples``), for judging them again without generating them again."""
+"""Answers from lm-eval's sample files (``--log_samples``), for judging them again without generating them again."""
 
 from __future__ import annotations
 
 
 
-import ast
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.answers import FORMAT, EditedAnswer, FailedAnswer, GeneratedText
 from judges.base import Item
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF
-from lm_eval_tasks.common.answers import Answer
-from lm_eval_tasks.common.answers import Failed
-from lm_eval_tasks.common.answers import Generation
-from lm_eval_tasks.common.answers import read_answer
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer, read_answer
+from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
 from lm_eval_tasks.common.probes import CaseAnswers
 from lm_eval_tasks.common.dataset import read_rows
-from lm_eval_tasks.common.stages import IMMEDIATE
-from lm_eval_tasks.common.stages import OUTSIDE
-from lm_eval_tasks.common.stages import read_place
 
 FINAL = ""
 
@@ -128,61 +123,54 @@ def _of_case(row: Mapping[str, Any], task: str) -> Iterator[SavedAnswer]:
             continue
         helper = bool(probe.get("only_unedited"))
         stops = row["arguments"][f"gen_args_{number}"]["arg_1"].get("until") or []
-        for stage, raw in _stages(read_saved_response(row["resps"][number][0])):
+        for stage, response in _answers_by_stage(read_saved_response(row["resps"][number][0])):
             if helper and stage:
                 continue
-            answer = _shown(read_answer(raw, [stops] if isinstance(stops, str) else stops), helper)
-            item = Item(probe["question"], probe["gold"], answer.text.strip() if isinstance(answer, Generation) else "")
-            yield SavedAnswer(task, row["doc_id"], stage, helper, item, _why_not(answer))
+            answer = _answer_to_judge(read_answer(response, [stops] if isinstance(stops, str) else stops), helper)
+            text = answer.text.strip() if isinstance(answer, GeneratedText) else ""
+            item = Item(probe["question"], probe["gold"], text)
+            yield SavedAnswer(task, row["doc_id"], stage, helper, item, _reason_against_judging(answer))
 
 
-def _stages(raw: Any) -> Iterator[tuple[str, Any]]:
-    place = read_place(raw)
-    if place is not None and place.outside:
-        yield FINAL, Failed(OUTSIDE)
+def _answers_by_stage(response: EditedAnswer | str) -> Iterator[tuple[str, Any]]:
+    if isinstance(response, str) or response.position is None:
+        yield FINAL, response
         return
-    yield FINAL, raw
-    if place is not None:
-        if IMMEDIATE in raw["stream"]:
-            yield IMMEDIATE, raw["stream"][IMMEDIATE]
-        yield from (raw["stream"].get("checkpoints") or {}).items()
+    if response.position.not_in_stream:
+        yield FINAL, FailedAnswer(NOT_IN_STREAM)
+        return
+    yield FINAL, response
+    if response.immediate is not None:
+        yield IMMEDIATE, response.immediate
+    yield from ((str(number), answer) for number, answer in response.checkpoints.items())
 
 
-def _shown(answer: Answer, helper: bool) -> Answer:
-    if not helper or not isinstance(answer, Generation):
+def _answer_to_judge(answer: Answer, helper: bool) -> Answer:
+    """The answer, of helper probes the unedited model's."""
+    if not helper or not isinstance(answer, GeneratedText):
         return answer
-    return answer.unedited or Failed(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
+    return answer.unedited or FailedAnswer(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
 
 
-def _why_not(answer: Answer) -> str | None:
-    if isinstance(answer, Generation):
+def _reason_against_judging(answer: Answer) -> str | None:
+    if isinstance(answer, GeneratedText):
         return None
-    return answer.reason if isinstance(answer, Failed) else f"the answer is a {type(answer).__name__}"
+    return answer.reason if isinstance(answer, FailedAnswer) else f"the answer is a {type(answer).__name__}"
 
 
-_FIELDS = {"text", "error"}
+_PREFIX = json.dumps({"format": FORMAT})[:-1]  # how the JSON text of an EditedAnswer begins
+_RELEASE_0_1 = re.compile(r"\{'(text|logprob|error)': ")
 
 
-def read_saved_response(saved: Any) -> Any:
-    """A response as the model gave it: lm-eval saves the mappings of `edited_hf` as Python literals in a string.
+def read_saved_response(saved: str) -> EditedAnswer | str:
+    """A response from a sample file: an answer of `edited_hf` from its JSON text, any other text as it stands.
 
-    Literals only are read, never code. A text that merely looks like one is left a text.
+    Raises:
+        EditingError: for answers that release 0.1.0 of this package saved, as Python literals.
     """
-    if not isinstance(saved, str) or not saved.startswith("{"):
-        return saved
-    try:
-        found = ast.literal_eval(_WithoutOddNumbers().visit(ast.parse(saved, mode="eval")))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return saved
-    return found if isinstance(found, dict) and _FIELDS & set(found) else saved
-
-
-class _WithoutOddNumbers(ast.NodeTransformer):
-    """Replaces nan, inf and -inf, which Python writes but has no literals for, by None."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(None) if node.id in ("nan", "inf") else node
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        odd = isinstance(node.operand, ast.Name) and node.operand.id == "inf"
-        return ast.Constant(None) if odd else node
+    if _RELEASE_0_1.match(saved):
+        raise EditingError(
+            "these samples were saved by release 0.1.0 of lm-eval-editing, in a format that is no longer read. Run the "
+            "evaluation again (finished edits come from the store), or judge them with that release."
+        )
+    return EditedAnswer.from_json(json.loads(saved)) if saved.startswith(_PREFIX) else saved

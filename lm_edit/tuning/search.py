@@ -25,6 +25,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.answers import ScoredContinuation
 from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import editor_class, load_editor
@@ -36,7 +37,7 @@ from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import require_subjects
-from edit_hooks.store.store import Store
+from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.hashing import code_fingerprint, key_of
 
@@ -219,35 +220,37 @@ class _Search:
         editor = load_editor(self.editor, trial.settings)
         try:
             config = editor.default_config(self.model).to_dict()
-            missing = [case for case in cases if not self._load(trial, config, case)]
+            missing = [case for case in cases if not self._load(editor, trial, config, case)]
             for start in range(0, len(missing), self.batch):
                 part = missing[start : start + self.batch]
                 for case, found in zip(part, self._score(editor, part), strict=True):
                     trial.facts[case.request.key] = found
                     if self.store:
-                        self.store.save_json("trials", self._description(config, case), asdict(found))
+                        self.store.save_json("trials", self._description(editor, config, case), asdict(found))
         except EditingError as error:
             log.warning("%s cannot be used: %s", trial.settings, error)
             trial.error = str(error)
 
-    def _description(self, config: dict[str, Any], case: Case) -> dict[str, Any]:
-        return {
-            "what": "trial of a search",
-            "model": self.fingerprint,
-            "editor": self.editor,
-            "settings": config,
-            "request": case.request.key,
-            "questions": key_of([list(map(list, case.paraphrases)), list(map(list, case.neighbors))]),
-            "code": code_fingerprint(),
-        }
+    def _description(self, editor: Editor[Any], config: dict[str, Any], case: Case) -> Description:
+        return Description(
+            what="trial of a search",
+            model=self.fingerprint,
+            code=code_fingerprint(*editor.source_modules, __name__),
+            inputs={
+                "editor": self.editor,
+                "settings": config,
+                "request": case.request.key,
+                "questions": key_of([list(map(list, case.paraphrases)), list(map(list, case.neighbors))]),
+            },
+        )
 
-    def _load(self, trial: Trial, config: dict[str, Any], case: Case) -> bool:
-        kept = self.store.load_json("trials", self._description(config, case)) if self.store else None
+    def _load(self, editor: Editor[Any], trial: Trial, config: dict[str, Any], case: Case) -> bool:
+        kept = self.store.load_json("trials", self._description(editor, config, case)) if self.store else None
         if kept is not None:
             trial.facts[case.request.key] = FactScore(**kept)
         return kept is not None
 
-    def _score(self, editor: Editor, cases: Sequence[Case]) -> list[FactScore]:
+    def _score(self, editor: Editor[Any], cases: Sequence[Case]) -> list[FactScore]:
         deltas = editor.edit(self.model, self.tokenizer, [case.request for case in cases])
         reasons = [_reason(delta) for delta in deltas]
         asked: list[tuple[int, str, Question]] = []
@@ -283,7 +286,7 @@ class _Search:
         with torch.no_grad():
             answers = score(self.model, jobs, Limits(), lambda count: None)
         return [
-            _compared(answers[first], None if second is None else answers[second], question.other is not None)
+            _compare(answers[first], None if second is None else answers[second], question.other is not None)
             for (first, second), (_, _, question) in zip(places, asked, strict=True)
         ]
 
@@ -303,20 +306,27 @@ def _questions(case: Case) -> list[tuple[str, Question]]:
     return [("efficacy", edited), *paraphrases, *(("neighborhood", question) for question in case.neighbors)]
 
 
-def _compared(wanted: dict[str, Any], second: dict[str, Any] | None, competes: bool) -> tuple[float, float]:
-    probability = math.exp(wanted["logprob"] / wanted["num_tokens"])
+def _compare(wanted: ScoredContinuation, second: ScoredContinuation | None, competes: bool) -> tuple[float, float]:
+    """(share right, lead in per-token probability); ``second`` is the competitor's or the unedited model's answer."""
+    assert wanted.token_argmax is not None and wanted.token_ids is not None
+    probability = _token_probability(wanted)
     if second is None:
-        pairs = zip(wanted["token_argmax"], wanted["token_ids"], strict=True)
-        return _share(pairs), probability
-    other = math.exp(second["logprob"] / second["num_tokens"])
+        return _share_equal(wanted.token_argmax, wanted.token_ids), probability
+    other = _token_probability(second)
     if competes:
         return float(probability > other), probability - other
-    return _share(zip(wanted["token_argmax"], second["token_argmax"], strict=True)), min(0.0, probability - other)
+    assert second.token_argmax is not None
+    return _share_equal(wanted.token_argmax, second.token_argmax), min(0.0, probability - other)
 
 
-def _share(pairs: Any) -> float:
-    equal = [first == second for first, second in pairs]
-    return sum(equal) / len(equal)
+def _token_probability(answer: ScoredContinuation) -> float:
+    """Geometric mean over the tokens."""
+    assert answer.num_tokens is not None
+    return math.exp(answer.logprob / answer.num_tokens)
+
+
+def _share_equal(left: Sequence[int], right: Sequence[int]) -> float:
+    return sum(first == second for first, second in zip(left, right, strict=True)) / len(left)
 
 
 def _mean(values: Sequence[float]) -> float | None:

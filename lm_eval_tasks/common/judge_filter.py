@@ -20,12 +20,13 @@ import lm_eval.filters  # noqa: F401  # fills the registry: it does so only whil
 from lm_eval.api.filter import Filter
 from lm_eval.api.registry import register_filter
 
+from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
 from judges.base import Item, Verdict
 from judges.model.factory import chosen_judge, make_model_judge
 from judges.model.judge import ModelJudge
 from judges.settings import HOW_TO
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer, Failed, Generation
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
 
 logger = logging.getLogger("lm_eval.editing_tasks")
 
@@ -82,7 +83,7 @@ class ModelJudgeFilter(Filter):
             CoverageError: when too few of them have a verdict.
         """
         answers = [_to_judge(answer, doc["asked"]) for answer, doc in zip(resps, docs, strict=True)]
-        places = [place for place, answer in enumerate(answers) if isinstance(answer, Generation)]
+        places = [place for place, answer in enumerate(answers) if isinstance(answer, GeneratedText)]
         items = [_item(answers[place], docs[place]["asked"]) for place in places]
         if not items:
             return answers
@@ -97,13 +98,13 @@ class ModelJudgeFilter(Filter):
 
 
 def _to_judge(answer: Answer, asked: Mapping[str, Any]) -> Answer:
-    if not asked.get("only_unedited") or not isinstance(answer, Generation):
+    if not asked.get("only_unedited") or not isinstance(answer, GeneratedText):
         return answer
-    return answer.unedited or Failed(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
+    return answer.unedited or FailedAnswer(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
 
 
 def _item(answer: Answer, asked: Mapping[str, Any]) -> Item:
-    assert isinstance(answer, Generation)
+    assert isinstance(answer, GeneratedText)
     return Item(asked["question"], asked["gold"], answer.text.strip())
 
 

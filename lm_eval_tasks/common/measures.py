@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation
 from judges.base import CORRECT, Verdict
 from judges.match import alias_match, exact_match
 from lm_eval_tasks.common import scoring
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer, Failed, Generation, Likelihood
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
 
 Measure: TypeAlias = Callable[[], Any]
 
@@ -60,11 +61,11 @@ def case_mean(values: Iterable[float], what: str) -> float:
     return math.fsum(numbers) / len(numbers)
 
 
-def likelihood(answer: Answer | None, *, unedited: bool = False) -> Likelihood:
+def likelihood(answer: Answer | None, *, unedited: bool = False) -> ScoredContinuation:
     """The answer as a likelihood with a finite value, of the edited or the unedited model."""
-    if isinstance(answer, Failed):
+    if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
-    if not isinstance(answer, Likelihood):
+    if not isinstance(answer, ScoredContinuation):
         raise Unscored(f"a likelihood was asked for, the answer is a {type(answer).__name__}")
     if unedited:
         if answer.unedited is None:
@@ -75,11 +76,11 @@ def likelihood(answer: Answer | None, *, unedited: bool = False) -> Likelihood:
     return answer
 
 
-def generation(answer: Answer | None, *, unedited: bool = False) -> Generation:
+def generation(answer: Answer | None, *, unedited: bool = False) -> GeneratedText:
     """The answer as a generation, of the edited or the unedited model."""
-    if isinstance(answer, Failed):
+    if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
-    if not isinstance(answer, Generation):
+    if not isinstance(answer, GeneratedText):
         raise Unscored(f"a generation was asked for, the answer is a {type(answer).__name__}")
     if not unedited:
         return answer
@@ -155,7 +156,7 @@ def generated_contains(answer: Answer | None, gold: str) -> float:
 
 def verdict(answer: Answer | None) -> float:
     """A judge's verdict: 1 correct, 0 incorrect."""
-    if isinstance(answer, Failed):
+    if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
     if not isinstance(answer, Verdict):
         raise Unscored(f"a verdict was asked for, the answer is a {type(answer).__name__}")

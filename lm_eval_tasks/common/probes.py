@@ -81,12 +81,12 @@ class ProbeAnswers:
 
     @property
     def wanted(self) -> Answer:
-        """Likelihood of the target the edit (or, for locality, its absence) should favor."""
+        """ScoredContinuation of the target the edit (or, for locality, its absence) should favor."""
         return self.targets[0]
 
     @property
     def other(self) -> Answer:
-        """Likelihood of the competing target."""
+        """ScoredContinuation of the competing target."""
         return self.targets[1]
 
 

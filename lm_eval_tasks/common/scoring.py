@@ -6,7 +6,7 @@ Worked examples of every function, edge cases included, are in ``tests/cases/sco
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 from judges.match import normalize
 
@@ -48,12 +48,6 @@ def all_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
     TF-EXACT on (argmax, target), AGREE-GEN on the token ids of two whole generations. Two empty generations agree.
     """
     return float(list(left) == list(right))
-
-
-def truncate(text: str, stops: Iterable[str]) -> str:
-    """Natural stop: the text before the first occurrence of any stop string; empty stops are ignored."""
-    starts = [start for stop in stops if stop and (start := text.find(stop)) >= 0]
-    return text[: min(starts)] if starts else text
 
 
 def first_word(text: str) -> str:

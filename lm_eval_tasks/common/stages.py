@@ -1,10 +1,10 @@
-"""Cases in a stream of edits (``mode=sequential``): the stages at which their questions were answered.
+"""Stages of a stream of edits (``mode=sequential``) at which a case's questions are answered.
 
-`edited_hf` hands in a case's answer on the final weights, and inside it the answers right after the case's own edit
-(``immediate``), at checkpoints, and after every later step (``retention``). Each is the same question with another
-answer, so all of them run through the same filters and the same scorer.
+An answer of `edited_hf` holds the answer on the final model and those right after the case's own edit (``immediate``),
+at checkpoints, and after every later step (``retention``). Each is another answer to the same question, so all of them
+run through the same filters and the same scorer.
 
-Which stages a task reports follows from its settings alone, so that every document and every rank has the same columns.
+The stages that a task reports follow from its settings alone, so every document and every rank has the same columns.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any, TypeAlias
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
+from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StreamPosition
 from edit_hooks.utils.options import parse_checkpoints, switch
 from judges.base import Verdict
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer, Failed
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
 
-OUTSIDE = "not among this run's edits"
+NOT_IN_STREAM = "not among this run's edits"
 
 
 IMMEDIATE, RETENTION = "immediate", "retention"
@@ -31,28 +32,8 @@ Stage: TypeAlias = str | int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a case stands in the run's stream.
-
-    Attributes:
-        edited: its edit is in the final weights.
-        step: the step that makes its edit, counted from 0; ``None`` when the stream does not have it.
-        num_edits: edits in the final weights, fewer than planned if the stream was stopped.
-    """
-
-    edited: bool
-    step: int | None
-    num_edits: int
-
-    @property
-    def outside(self) -> bool:
-        """The case belongs to the task but not to this run's edits."""
-        return self.step is None and not self.edited
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """What a task reports besides the final score.
+class StreamStages:
+    """The scores that a task reports besides the final one.
 
     Attributes:
         immediate: the score right after each case's own edit.
@@ -69,7 +50,7 @@ class Stages:
     score_outside: bool = False
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> Stages:
+    def of(cls, settings: Mapping[str, Any]) -> StreamStages:
         """From a task's settings; raises EditingError for values that cannot be read."""
         score_outside = switch(settings, "score_unedited_cases", False)
         if settings.get("mode") != "sequential":
@@ -87,129 +68,112 @@ class Stages:
         """The stages that have a column of their own, as it is named after the ``@``."""
         return (*((IMMEDIATE,) if self.immediate else ()), *map(str, self.checkpoints))
 
-    def concerns(self, stage: str, place: Place | None) -> bool:
-        """Whether a case is to be scored at a stage: not before its edit, and never if it is not in the stream.
+    def applies_to(self, stage: str, position: StreamPosition | None) -> bool:
+        """Whether a case is scored at a stage: not before its edit, and never if it is not in the stream.
 
-        A checkpoint is taken at the first step that reaches it: it sees every step before which fewer edits were made.
+        A checkpoint is taken at the first step that reaches it: it includes every step before which fewer edits were
+        made.
         """
-        if place is None:
+        if position is None:
             return True
-        if place.step is None:
+        if position.step is None:
             return False
-        return stage == IMMEDIATE or place.step * self.batch_size < int(stage)
+        return stage == IMMEDIATE or position.step * self.batch_size < int(stage)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """A request's answer as one filter pipeline read it.
+class FilteredAnswer:
+    """A request's answer after one filter pipeline.
 
     Attributes:
-        final: the answer; in a stream that on the final weights.
+        final: the answer; in a stream that on the final model.
         stages: the answers at other stages of a stream.
-        place: the case's place in the stream; ``None`` outside streams and from other model classes.
-        edit: diagnostics of the case's edit, with ``error`` if it failed; ``None`` without an edit.
+        position: the case's position in the stream; ``None`` outside streams and from other model classes.
+        edit: report on the case's edit; ``None`` without an edit.
         judged: a judge decides in this pipeline, also where there was nothing to judge.
     """
 
     final: Answer
     stages: Mapping[Stage, Answer] = field(default_factory=dict)
-    place: Place | None = None
-    edit: Mapping[str, Any] | None = None
+    position: StreamPosition | None = None
+    edit: EditReport | None = None
     judged: bool = False
 
     def __str__(self) -> str:
         return str(self.final)
 
     @classmethod
-    def of(cls, answer: Any) -> Reading:
-        """A reading as it is; an answer that comes from a filter alone, without its stages."""
+    def of(cls, answer: Any) -> FilteredAnswer:
+        """The answer itself if it is one, else a filter's output without stages."""
         return answer if isinstance(answer, cls) else cls(final=answer, judged=isinstance(answer, Verdict))
 
     def at(self, stage: Stage | None) -> Answer:
         """The answer at a stage; ``None`` is the final one."""
-        if stage is None or isinstance(self.final, Failed):
+        if stage is None or isinstance(self.final, FailedAnswer):
             return self.final
         if stage in self.stages:
             return self.stages[stage]
-        if self.place is None:
-            return Failed(NEEDS_EDITED_HF.format(what="answers at stages of a stream"))
-        if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.place.num_edits:
-            return Failed(f"the stream ended after {self.place.num_edits} edits, before checkpoint {stage}")
-        return Failed(f"the model did not report its answers at stage {stage!r} of the stream")
+        if self.position is None:
+            return FailedAnswer(NEEDS_EDITED_HF.format(what="answers at stages of a stream"))
+        if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.position.num_edits:
+            return FailedAnswer(f"the stream ended after {self.position.num_edits} edits, before checkpoint {stage}")
+        return FailedAnswer(f"the model did not report its answers at stage {stage!r} of the stream")
 
 
-def read_all(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble], stages: Stages) -> None:
-    """Run every filter pipeline over the answers of all stages; leaves a `Reading` in each ``filtered_resps``.
+def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble], stages: StreamStages) -> None:
+    """Run every filter pipeline over the answers of all stages; leaves a `FilteredAnswer` in each ``filtered_resps``.
 
-    Only the first response of an instance counts; padding on several ranks may append more, which are copies.
+    Only the first response of an instance counts; padding on several ranks may append copies of it.
     """
-    raws = [_raw_answers(instance.resps[0], stages) for instance in instances]
+    by_stage = [_answers_by_stage(instance.resps[0], stages) for instance in instances]
     for pipeline in pipelines:
         copies = [
-            replace(instance, resps=[raw], filtered_resps={})
-            for instance, of_stages in zip(instances, raws, strict=True)
-            for raw in of_stages.values()
+            replace(instance, resps=[answer], filtered_resps={})
+            for instance, answers in zip(instances, by_stage, strict=True)
+            for answer in answers.values()
         ]
         pipeline.apply(copies)
         filtered = [copy.filtered_resps[pipeline.name] for copy in copies]
         judged = is_judge(pipeline) or any(isinstance(answer, Verdict) for answer in filtered)
         queue = iter(filtered)
-        for instance, of_stages in zip(instances, raws, strict=True):
-            answers = {stage: next(queue) for stage in of_stages}
-            raw = instance.resps[0]
-            instance.filtered_resps[pipeline.name] = Reading(
-                final=answers[None],
-                stages={stage: answer for stage, answer in answers.items() if stage is not None},
-                place=read_place(raw),
-                edit=read_edit(raw),
+        for instance, answers in zip(instances, by_stage, strict=True):
+            outputs = {stage: next(queue) for stage in answers}
+            response = instance.resps[0]
+            is_edited = isinstance(response, EditedAnswer)
+            instance.filtered_resps[pipeline.name] = FilteredAnswer(
+                final=outputs[None],
+                stages={stage: output for stage, output in outputs.items() if stage is not None},
+                position=response.position if is_edited else None,
+                edit=response.edit if is_edited else None,
                 judged=judged,
             )
 
 
 def is_judge(pipeline: FilterEnsemble) -> bool:
-    """A filter class may say ``judges = True``; without it a pipeline is a judge's when a verdict comes out of it."""
+    """Whether a filter class of the pipeline declares ``judges = True``.
+
+    A pipeline without that is a judge's when one of its outputs is a verdict.
+    """
     return any(getattr(getattr(step, "func", step), "judges", False) for step in pipeline.filters)
 
 
-def read_place(raw: Any) -> Place | None:
-    """The case's place in the stream, as the model tells it."""
-    stream = raw.get("stream") if isinstance(raw, Mapping) else None
-    if not isinstance(stream, Mapping):
-        return None
-    step = stream.get("step")
-    return Place(
-        edited=bool(stream.get("edited")),
-        step=None if step is None else int(step),
-        num_edits=int(stream.get("num_edits") or 0),
-    )
-
-
-def read_edit(raw: Any) -> dict[str, Any] | None:
-    """Diagnostics of the edit under which an answer was given; of a failed edit at least its ``error``."""
-    if not isinstance(raw, Mapping):
-        return None
-    edit = raw.get("edit")
-    found = dict(edit) if isinstance(edit, Mapping) else {}
-    place = read_place(raw)
-    if raw.get("error") and not (place and place.outside):
-        found["error"] = str(raw["error"])
-    return found or None
-
-
-def _raw_answers(raw: Any, stages: Stages) -> dict[Stage | None, Any]:
-    """A response and those it holds for the reported stages, each with the one answer of the unedited model."""
-    place = read_place(raw)
-    if place is None:
-        return {None: raw}
-    if place.outside and not stages.score_outside:
-        return {None: Failed(OUTSIDE)}  # spares judges what will not be scored
-    stream = raw["stream"]
-    found: dict[Stage | None, Any] = {}
-    if stages.immediate and IMMEDIATE in stream:
-        found[IMMEDIATE] = stream[IMMEDIATE]
-    asked = {str(number) for number in stages.checkpoints}
-    found |= {key: answer for key, answer in (stream.get("checkpoints") or {}).items() if key in asked}
+def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None, Any]:
+    """A response's final answer and those at the reported stages, each with the one answer of the unedited model."""
+    if not isinstance(response, EditedAnswer) or response.position is None:
+        return {None: response}
+    if response.position.not_in_stream and not stages.score_outside:
+        return {None: FailedAnswer(NOT_IN_STREAM)}  # nothing is judged that will not be scored
+    answers: dict[Stage, ModelAnswer] = {}
+    if stages.immediate and response.immediate is not None:
+        answers[IMMEDIATE] = response.immediate
+    answers |= {
+        str(number): response.checkpoints[number] for number in stages.checkpoints if number in response.checkpoints
+    }
     if stages.retention:
-        found |= {int(step): answer for step, answer in (stream.get("after_step") or {}).items()}
-    unedited = {"unedited": raw["unedited"]} if "unedited" in raw else {}
-    return {None: raw, **{stage: {**answer, **unedited} for stage, answer in found.items()}}
+        for step, answer in response.after_step.items():
+            answers[step] = answer
+    unedited = None if isinstance(response.final, FailedAnswer) else response.final.unedited
+    return {None: response.final} | {
+        stage: replace(answer, unedited=unedited)  # type: ignore[arg-type]  # of the same kind as the answer
+        for stage, answer in answers.items()
+    }

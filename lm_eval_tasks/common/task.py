@@ -36,7 +36,15 @@ from lm_eval_tasks.common.dataset import Loaded, which_data
 from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
 from lm_eval_tasks.common.measures import Excluded, Measure, Score, case_mean, evaluate, verdict
 from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers
-from lm_eval_tasks.common.stages import OUTSIDE, RETENTION, Reading, Stage, Stages, is_judge, read_all
+from lm_eval_tasks.common.stages import (
+    NOT_IN_STREAM,
+    RETENTION,
+    FilteredAnswer,
+    Stage,
+    StreamStages,
+    filter_all_stages,
+    is_judge,
+)
 
 logger = logging.getLogger("lm_eval.editing_tasks")
 
@@ -72,7 +80,7 @@ class EditingTask(ConfigurableTask):
                 f"{config.get('task')}: num_fewshot={config['num_fewshot']}, but demonstrations are not part of the "
                 "editing protocols. Use 0 (in-context editing is an editor, not a prompt format)."
             )
-        self.stages = Stages.of(config["metadata"])
+        self.stages = StreamStages.of(config["metadata"])
         self.judge = _plug_in_judge(config)
         super().__init__(data_dir, cache_dir, download_mode, config)
         self._declare_columns()
@@ -195,27 +203,29 @@ class EditingTask(ConfigurableTask):
     # --------------------------------------------------------------- scoring
 
     def apply_filters(self) -> None:
-        """Run the filter pipelines over the answers of all stages of a stream; ``process_results`` gets `Reading`s.
+        """Run the filter pipelines over the answers of all stages; ``process_results`` gets `FilteredAnswer`s.
 
         With ``--predict_only`` nothing is scored, so no judge is asked.
         """
         unscored = "bypass" in self._metric_fn_list
-        read_all(self._instances, [one for one in self._filters if not (unscored and is_judge(one))], self.stages)
+        filter_all_stages(
+            self._instances, [one for one in self._filters if not (unscored and is_judge(one))], self.stages
+        )
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
         """Every metric of one case, always under the same keys; ``None`` where unscored, with the reason beside it."""
         if "bypass" in self._metric_fn_list:  # --predict_only
             return {"bypass": None}
-        case = _Case(doc, [Reading.of(result) for result in results])
-        place = case.readings[0].place
+        case = _Case(doc, [FilteredAnswer.of(result) for result in results])
+        position = case.answers[0].position
         metrics = self._reported(case.judged)
         names = [metric["metric"] for metric in metrics]
         scored = {"": self._scores(case, metrics)}
-        if place and place.outside and not self.stages.score_outside:
-            scored[""] = dict.fromkeys(names, Score(reason=OUTSIDE))
+        if position and position.not_in_stream and not self.stages.score_outside:
+            scored[""] = dict.fromkeys(names, Score(reason=NOT_IN_STREAM))
         for stage in self.stages.columns:
-            due = self.stages.concerns(stage, place)
-            scored[f"@{stage}"] = self._scores(case, metrics, stage) if due else dict.fromkeys(names, Score())
+            applies = self.stages.applies_to(stage, position)
+            scored[f"@{stage}"] = self._scores(case, metrics, stage) if applies else dict.fromkeys(names, Score())
         if self.stages.retention:
             scored[f"@{RETENTION}"] = self._retention(case, metrics)
         row: dict[str, Any] = {}
@@ -223,14 +233,15 @@ class EditingTask(ConfigurableTask):
         for suffix, scores in scored.items():
             for metric in metrics:
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
-        row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": case.readings[0].edit}
-        return row | ({"judge": describe_verdicts([reading.final for reading in case.readings])} if case.judged else {})
+        edit = case.answers[0].edit
+        row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": edit and edit.to_json()}
+        return row | ({"judge": describe_verdicts([answer.final for answer in case.answers])} if case.judged else {})
 
     def _scores(
         self, case: _Case, metrics: Sequence[Mapping[str, Any]], stage: Stage | None = None
     ) -> dict[str, Score]:
         """The metrics of one case at one stage; the final one by default."""
-        answers = CaseAnswers(case.doc, [reading.at(stage) for reading in case.readings])
+        answers = CaseAnswers(case.doc, [answer.at(stage) for answer in case.answers])
         if case.judged:
             return {metric["metric"]: evaluate(_judge_measure(answers, metric)) for metric in metrics}
         measures: Mapping[str, Measure] = self.config.process_results(case.doc, answers)
@@ -239,10 +250,10 @@ class EditingTask(ConfigurableTask):
     def _retention(self, case: _Case, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
         """The metrics of one case after its own step and every later one, as ``retention_matrix`` aggregates them."""
         names = [metric["metric"] for metric in metrics]
-        first = case.readings[0]
-        if first.place and first.place.outside:
+        first = case.answers[0]
+        if first.position and first.position.not_in_stream:
             return dict.fromkeys(names, Score())
-        own = first.place.step if first.place and first.place.step is not None else 0
+        own = first.position.step if first.position and first.position.step is not None else 0
         steps = sorted(stage for stage in first.stages if isinstance(stage, int)) or [own]
         by_step = [self._scores(case, metrics, step) for step in steps]
         found = {}
@@ -290,14 +301,14 @@ def _companions(metric: str, aggregation: Any) -> dict[str, Any]:
 
 
 class _Case(NamedTuple):
-    """A document and what a filter pipeline made of its answers."""
+    """A document and its answers after one filter pipeline."""
 
     doc: Mapping[str, Any]
-    readings: Sequence[Reading]
+    answers: Sequence[FilteredAnswer]
 
     @property
     def judged(self) -> bool:
-        return any(reading.judged for reading in self.readings)
+        return any(answer.judged for answer in self.answers)
 
 
 def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict[str, str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from state import assert_same_state, snapshot
 from tiny import save_tiny
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.answers import ContextReport
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.export import export_merged
 from edit_hooks.in_context import embeddings
@@ -235,47 +236,47 @@ def test_answers_are_those_of_the_unedited_model_after_the_text(model_path):
     asked = [instance(case(unedited=False), prompt, " Dravonia")]
     longer = [instance(case(unedited=False), FACT + "Prompt: " + prompt, " Dravonia")]
     (told,), (expected,) = lm.loglikelihood(asked), plain.loglikelihood(longer)
-    assert told["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-5)
-    assert told["context"] == {"facts": 1, "demonstrations": 0, "left_out": 0, "cut": False}
+    assert told.final.token_logprobs == pytest.approx(expected.final.token_logprobs, abs=1e-5)
+    assert told.final.context == ContextReport(facts=1)
     asked = [instance(case(unedited=False), prompt, settings, "generate_until")]
     longer = [instance(case(unedited=False), FACT + "Prompt: " + prompt, dict(settings), "generate_until")]
-    assert lm.generate_until(asked)[0]["token_ids"] == plain.generate_until(longer)[0]["token_ids"]
+    assert lm.generate_until(asked)[0].final.token_ids == plain.generate_until(longer)[0].final.token_ids
 
 
 def test_outside_the_scope_the_unedited_model_answers(model_path):
-    lm, plain = build(model_path, editor="ice", editor_args={"min_likeness": 0.5}), build(model_path, mode="none")
+    lm, plain = build(model_path, editor="ice", editor_args={"min_similarity": 0.5}), build(model_path, mode="none")
     near, far = "Port Elna is the capital of", "She wrote the novel in"
     (inside,) = lm.loglikelihood([instance(case(), near, " Peru")])
     (outside,) = lm.loglikelihood([instance(case(), far, " Peru")])
-    assert inside["context"]["facts"] == 1 and outside["context"]["facts"] == 0
+    assert inside.final.context.facts == 1 and outside.final.context.facts == 0
     (as_is,) = plain.loglikelihood([instance(case(), far, " Peru")])
-    assert outside["token_logprobs"] == pytest.approx(as_is["token_logprobs"], abs=1e-6)
-    assert inside["logprob"] != pytest.approx(inside["unedited"]["logprob"], abs=1e-6)
+    assert outside.final.token_logprobs == pytest.approx(as_is.final.token_logprobs, abs=1e-6)
+    assert inside.final.logprob != pytest.approx(inside.final.unedited.logprob, abs=1e-6)
 
 
 def test_the_unedited_answer_has_no_context(model_path):
     lm, plain = build(model_path, editor="ice", editor_args={}), build(model_path, mode="none")
     (answer,) = lm.loglikelihood([instance(case(), "Port Elna is the capital of", " Dravonia")])
     (bare,) = plain.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
-    assert answer["unedited"]["logprob"] == pytest.approx(bare["logprob"], abs=1e-5)
-    assert answer["logprob"] != pytest.approx(bare["logprob"], abs=1e-3)
+    assert answer.final.unedited.logprob == pytest.approx(bare.final.logprob, abs=1e-5)
+    assert answer.final.logprob != pytest.approx(bare.final.logprob, abs=1e-3)
 
 
 def test_demonstrations_that_do_not_fit_are_left_out_from_the_far_end(model_path):
     lm = build(model_path, editor="ike", editor_args=WORDS, max_length=400)
     (answer,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
-    note = answer["context"]
-    assert 0 < note["demonstrations"] < 33 and note["left_out"] == 33 - note["demonstrations"] and not note["cut"]
+    report = answer.final.context
+    assert 0 < report.demonstrations < 33 and report.left_out == 33 - report.demonstrations and not report.cut
     (delta,) = made("ike", **WORDS)
-    item = lm._score_item("Port Elna is the capital of", " Dravonia").item
-    placed, _ = lm._with_context(item, delta)
+    item = lm.items.score_item("Port Elna is the capital of", " Dravonia").item
+    placed, _ = lm.prompt_edits.with_context(item, delta)
     text = lm.tokenizer.decode(placed.context, skip_special_tokens=True)
-    shown = delta.contexts[0].demonstrations[-note["demonstrations"] :]
+    shown = delta.contexts[0].demonstrations[-report.demonstrations :]
     assert text == "\n\n".join(shown) + f"\n\n{FACT}Prompt: Port Elna is the capital of"
     assert len(placed.context) <= 400
     tight = build(model_path, editor="ike", editor_args=WORDS, max_length=12)
     (answer,) = tight.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
-    assert answer["context"]["demonstrations"] == 0 and answer["context"]["cut"]
+    assert answer.final.context.demonstrations == 0 and answer.final.context.cut
 
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</{{ m['role'] }}>{% endfor %}<assistant>"
@@ -287,24 +288,24 @@ def test_in_a_chat_the_text_goes_to_the_beginning_of_the_last_user_turn(model_pa
     history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who rules Port Elna?"}]
     prompt = lm.apply_chat_template(history)
     expected = f"<system>Be brief.</system><user>{FACT}Prompt: Who rules Port Elna?</user><assistant>"
-    assert lm._before_question(ICE.before(), prompt) == expected
-    assert lm._question_of(prompt) == "Who rules Port Elna?"
+    assert lm.prompt_edits.before_question(ICE.before(), prompt) == expected
+    assert lm.prompt_edits.question_of(prompt) == "Who rules Port Elna?"
     with pytest.raises(EditingError, match="not made by this model's chat template"):
-        lm._before_question(ICE.before(), "Who rules Port Elna?")
+        lm.prompt_edits.before_question(ICE.before(), "Who rules Port Elna?")
 
 
 def test_the_harness_applies_chat_templates_with_contexts(model_path):
     lm = build(model_path, editor="ice", editor_args={})
     lm.tokenizer.chat_template = CHAT
     results = run(lm, ["bake_rq"], limit=1, apply_chat_template=True)
-    assert all(answer["context"]["facts"] == 1 for answer in answers(results))
+    assert all(answer.final.context.facts == 1 for answer in answers(results))
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_benchmarks_run_and_say_what_was_told(model_path, engine):
     results = run(build(model_path, editor="ice", editor_args={}, engine=engine), BAKE, limit=1)
     found = answers(results)
-    assert all(answer["context"]["facts"] == 1 and answer["edit"]["editor"] == "ice" for answer in found)
+    assert all(answer.final.context.facts == 1 and answer.edit.editor == "ice" for answer in found)
     assert results["results"]["bake_es"]["unscored,none"] == 0
 
 
@@ -318,7 +319,7 @@ def test_the_reverse_answer_is_not_in_the_reverse_question_before_it_is_asked(mo
             prompt=rewrite["prompt"], subject=rewrite["subject"], target_new=rewrite["target_new"]["str"]
         )
         (delta,) = made("ike", request, **WORDS)
-        placed, _ = lm._with_context(lm._score_item(reverse["prompt"], " x").item, delta)
+        placed, _ = lm.prompt_edits.with_context(lm.items.score_item(reverse["prompt"], " x").item, delta)
         text = lm.tokenizer.decode(placed.context, skip_special_tokens=True)
         assert f"{reverse['prompt']} {reverse['target_new']['str']}" not in text
         assert text.endswith(f"New Fact: {request.text} {request.target_new}\nPrompt: {reverse['prompt']}")
@@ -328,8 +329,8 @@ def test_the_reverse_answer_is_not_in_the_reverse_question_before_it_is_asked(mo
 def test_the_scored_tokens_are_those_of_the_answer_on_every_kind_of_tokenizer(tmp_path, tokenizer):
     """The continuation is cut from one encoding of the whole prompt: no BOS in it, no lost first token."""
     lm = build(str(save_tiny(tmp_path, "llama", tokenizer, max_position_embeddings=512)), editor="ice", editor_args={})
-    item = lm._score_item("Port Elna is the capital of", " Dravonia").item
-    placed, _ = lm._with_context(item, Delta(contexts=(ICE,)))
+    item = lm.items.score_item("Port Elna is the capital of", " Dravonia").item
+    placed, _ = lm.prompt_edits.with_context(item, Delta(contexts=(ICE,)))
     assert placed.continuation == item.continuation
     assert lm.tokenizer.decode(placed.continuation).strip() == "Dravonia"
 
@@ -347,7 +348,7 @@ def test_streams_and_batches_tell_the_fact_that_is_like_the_question(model_path)
 def test_ordinary_questions_in_a_stream_are_asked_with_the_context_too(model_path):
     options = {"edits": "bake", "data": str(RECORDS / "bake_qa.jsonl"), "editor": "ice", "editor_args": {}}
     lm, plain = build(model_path, mode="sequential", num_edits=1, **options), build(model_path, mode="none")
-    (request,) = lm.plan.units[0]
+    (request,) = lm.plan.groups[0]
     text = Delta(contexts=(ContextEdit(request.text, request.target_new),)).contexts[0].before()
     (told,) = lm.loglikelihood([instance({}, "Lake", " Omber")])
     (expected,) = plain.loglikelihood([instance({}, f"{text}Lake", " Omber")])
@@ -368,7 +369,7 @@ def test_saved_contexts_are_loaded_and_used(model_path, tmp_path):
     (told,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
     own = build(model_path, editor="ice", editor_args={})
     (expected,) = own.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
-    assert told["logprob"] == pytest.approx(expected["logprob"], abs=1e-6)
+    assert told.final.logprob == pytest.approx(expected.final.logprob, abs=1e-6)
     assert lm.get_model_info()["edited_hf"]["editor_writes"] == ["context"]
 
 
@@ -383,8 +384,11 @@ def test_icl_is_the_edited_model_after_the_text(model_path, engine):
     both = build(model_path, icl="fact", **options)
     (answer,) = both.loglikelihood([instance(doc, prompt, " Dravonia")])
     (alone,) = build(model_path, **options).loglikelihood([instance(doc, f"{FACT}Prompt: {prompt}", " Dravonia")])
-    assert answer["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=1e-4)
-    assert answer["edit"]["editor"] == "r_rome+ice" and answer["edit"]["final_loss"] == alone["edit"]["final_loss"]
+    assert answer.final.token_logprobs == pytest.approx(alone.final.token_logprobs, abs=1e-4)
+    assert (
+        answer.edit.editor == "r_rome+ice"
+        and answer.edit.diagnostics["final_loss"] == alone.edit.diagnostics["final_loss"]
+    )
     stamp = both.get_model_info()["edited_hf"]
     assert (
         stamp["editor"] == "r_rome+ice" and stamp["editor_writes"] == ["weights", "context"] and stamp["icl"] == "fact"
@@ -396,7 +400,7 @@ def test_icl_and_its_controls_tell_what_their_names_say(model_path):
     for icl in (True, "fact", "demonstrations"):
         lm = build(model_path, icl=icl, icl_args=WORDS, editor="r_rome")
         (answer,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
-        told[icl] = (answer["context"]["facts"], answer["context"]["demonstrations"] + answer["context"]["left_out"])
+        told[icl] = (answer.final.context.facts, answer.final.context.demonstrations + answer.final.context.left_out)
     assert told == {True: (1, 33), "fact": (1, 0), "demonstrations": (0, 32)}
 
 
@@ -405,7 +409,7 @@ def test_icl_in_a_stream_keeps_the_others_weights(model_path):
     lm = build(model_path, icl="fact", **options)
     before = snapshot(lm.model, lm.tokenizer)
     found = answers(run(lm, ["bake_es"], limit=2))
-    assert all(answer["context"]["facts"] == 1 for answer in found)
+    assert all(answer.final.context.facts == 1 for answer in found)
     torch.manual_seed(0)
     plain = build(model_path, **options)
     run(plain, ["bake_es"], limit=2)

@@ -33,7 +33,7 @@ def answers(model_path, tmp_path, **options):
         questions.append(Instance("loglikelihood", doc, arguments, idx=number, metadata=("test", number, 1)))
     found = lm.loglikelihood(questions)
     assert_same_state(before, snapshot(lm.model, lm.tokenizer))
-    return [(answer["logprob"], answer["unedited"]["logprob"]) for answer in found]
+    return [(answer.final.logprob, answer.final.unedited.logprob) for answer in found]
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def generate_item(tokenizer, text: str, length: int = 8) -> GenerateItem:
 
 def nll(model, tokenizer, request: EditRequest, delta: Delta | None, text: str | None = None) -> float:
     (answer,) = score(model, [(score_item(tokenizer, request, text), delta)], Limits(), lambda count: None)
-    return -answer["logprob"] / answer["num_tokens"]
+    return -answer.logprob / answer.num_tokens
 
 
 def texts(model, tokenizer, items, **_: Any) -> list[list[int]]:
-    return [answer["token_ids"] for answer in generate(model, tokenizer, items, Limits(), lambda count: None)]
+    return [list(answer.token_ids) for answer in generate(model, tokenizer, items, Limits(), lambda count: None)]

@@ -15,6 +15,7 @@ from paths import RECORDS
 
 import lm_eval_tasks
 from edit_hooks import EditRequest
+from edit_hooks.answers import EditedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.lm.model import EditedHFLM
 
 FAST = {"context_templates": ["{}", "Then they said. {}"], "num_steps": 6}
@@ -59,17 +60,21 @@ def answers(results):
 
 def flat(answer):
     """The numbers of an answer that must agree between ways of computing it."""
-    return answer.get("logprob"), answer.get("text"), answer.get("token_ids"), answer.get("token_argmax")
+    final = answer.final if isinstance(answer, EditedAnswer) else answer
+    if isinstance(final, GeneratedText):
+        return final.raw, final.token_ids
+    return final.logprob, final.token_ids, final.token_argmax
 
 
 def assert_same_answers(first, second, tolerance=1e-4):
     assert len(first) == len(second) > 0
     for left, right in zip(first, second, strict=True):
-        if "logprob" in left:
-            assert math.isclose(left["logprob"], right["logprob"], rel_tol=tolerance, abs_tol=tolerance)
-            assert left["token_argmax"] == right["token_argmax"]
+        left, right = (answer.final if isinstance(answer, EditedAnswer) else answer for answer in (left, right))
+        if isinstance(left, ScoredContinuation):
+            assert math.isclose(left.logprob, right.logprob, rel_tol=tolerance, abs_tol=tolerance)
+            assert left.token_argmax == right.token_argmax
         else:
-            assert (left["text"], left["token_ids"], left["stop"]) == (right["text"], right["token_ids"], right["stop"])
+            assert (left.raw, left.token_ids, left.stop) == (right.raw, right.token_ids, right.stop)
 
 
 def instance(doc, context, argument, kind="loglikelihood"):

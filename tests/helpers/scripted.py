@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+
+from edit_hooks.answers import (
+    EditedAnswer,
+    EditReport,
+    FailedAnswer,
+    GeneratedText,
+    ModelAnswer,
+    ScoredContinuation,
+    StopReason,
+    StreamPosition,
+)
 
 # (context, continuation, unedited?) -> sum log-probability and the teacher-forced argmax; ids count up from 0
 Likelihoods = Callable[[str, str, bool], tuple[float, list[int]]]
@@ -28,7 +40,7 @@ def default_text(context: str, unedited: bool) -> str:
 
 
 class ScriptedLM(LM):
-    """Answers with mappings, as `edited_hf` does.
+    """Answers as `edited_hf` does.
 
     Args:
         likelihoods, texts: the script.
@@ -63,42 +75,34 @@ class ScriptedLM(LM):
     def chat_template(self, chat_template: bool | str = False) -> str:
         return "scripted"
 
-    def _answer(self, request: Instance, answer: Callable[[tuple, bool], dict[str, Any]]) -> Any:
+    def _answer(self, request: Instance, answer: Callable[[tuple, bool], ModelAnswer]) -> Any:
         self.seen.append(request)
         if reason := self.errors.get(request.doc["case_id"]):
-            return {"error": reason}
-        found = answer(request.args, False) | {"edit": {"key": request.doc["case_id"], "seconds": 0.1}}
-        return found | {"unedited": answer(request.args, True)} if request.doc["ask_unedited"] else found
+            return EditedAnswer(
+                final=FailedAnswer(f"edit failed: {reason}"), edit=EditReport(editor=None, error=reason)
+            )
+        final = answer(request.args, False)
+        if request.doc["ask_unedited"]:
+            final = replace(final, unedited=answer(request.args, True))
+        report = EditReport(editor=None, key=request.doc["case_id"], diagnostics={"seconds": 0.1})
+        return EditedAnswer(final=final, edit=report)
 
-    def _likelihood(self, args: tuple, unedited: bool) -> dict[str, Any]:
-        logprob, argmax = self.likelihoods(*args, unedited)
-        ids = list(range(len(argmax)))
-        return {
-            "logprob": logprob,
-            "is_greedy": argmax == ids,
-            "num_tokens": len(ids),
-            "token_logprobs": [logprob / len(ids)] * len(ids),
-            "token_argmax": argmax,
-            "token_ids": ids,
-        }
+    def _likelihood(self, args: tuple, unedited: bool) -> ScoredContinuation:
+        return scored(*self.likelihoods(*args, unedited))
 
-    def _generation(self, args: tuple, unedited: bool) -> dict[str, Any]:
-        text = self.texts(args[0], unedited)
-        return {"text": text, "token_ids": [ord(character) for character in text], "stop": "length"}
+    def _generation(self, args: tuple, unedited: bool) -> GeneratedText:
+        return generated(self.texts(args[0], unedited), "length")
 
 
 class StockLM(ScriptedLM):
     """Answers as lm-eval's own models do: pairs, and texts cut at the stop strings."""
 
-    def _answer(self, request: Instance, answer: Callable[[tuple, bool], dict[str, Any]]) -> Any:
+    def _answer(self, request: Instance, answer: Callable[[tuple, bool], ModelAnswer]) -> Any:
         self.seen.append(request)
-        found = answer(request.args, False)
-        if "logprob" in found:
-            return found["logprob"], found["is_greedy"]
-        text = found["text"]
-        for stop in request.args[1]["until"]:
-            text = text.split(stop)[0]
-        return text
+        final = answer(request.args, False)
+        if isinstance(final, ScoredContinuation):
+            return final.logprob, final.is_greedy
+        return final.until(request.args[1]["until"]).text
 
 
 class StreamLM(ScriptedLM):
@@ -126,43 +130,60 @@ class StreamLM(ScriptedLM):
         self.holds, self.checkpoints, self.retention, self.known = holds, checkpoints or {}, retention, known
         self.num_edits = sum("?" not in marks for marks in holds.values()) if num_edits is None else num_edits
 
-    def _answer(self, request: Instance, answer: Callable[[tuple, bool], dict[str, Any]]) -> Any:
+    def _answer(self, request: Instance, answer: Callable[[tuple, bool], ModelAnswer]) -> Any:
         self.seen.append(request)
         case = request.doc["case_id"]
-        unedited = {"unedited": self._ask(request, case in self.known)} if request.doc["ask_unedited"] else {}
+        unedited = self._ask(request, case in self.known) if request.doc["ask_unedited"] else None
         marks = self.holds.get(case)
         if marks is None:
-            place = {"edited": False, "step": None, "num_edits": self.num_edits}
-            return {**self._ask(request, case in self.known), "edit": None, **unedited, "stream": place}
+            position = StreamPosition(edited=False, step=None, num_edits=self.num_edits)
+            return EditedAnswer(
+                final=replace(self._ask(request, case in self.known), unedited=unedited), position=position
+            )
         own = marks.count(".")
-        place = {"edited": "?" not in marks, "step": own, "num_edits": self.num_edits}
+        position = StreamPosition(edited="?" not in marks, step=own, num_edits=self.num_edits)
         if "?" in marks:
-            return {"error": "the guard stopped the stream", **unedited, "stream": place}
+            reason = "the guard stopped the stream"
+            report = EditReport(editor=None, error=reason)
+            return EditedAnswer(final=FailedAnswer(f"edit failed: {reason}"), edit=report, position=position)
         after = {step: self._ask(request, marks[step] == "1") for step in range(own, len(marks))}
-        place["immediate"] = after[own]
-        place["checkpoints"] = {
-            str(number): after[step] for number, step in self.checkpoints.items() if own <= step < len(marks)
-        }
-        if self.retention:
-            place["after_step"] = {str(step): found for step, found in after.items()}
-        edit = {"editor": "scripted", "step": own, "num_edits": own + 1, "seconds": 0.5, "final_loss": 0.25}
-        return {**after[len(marks) - 1], "edit": edit, **unedited, "stream": place}
+        diagnostics = {"step": own, "num_edits": own + 1, "seconds": 0.5, "final_loss": 0.25}
+        checkpoints = self.checkpoints.items()
+        return EditedAnswer(
+            final=replace(after[len(marks) - 1], unedited=unedited),
+            edit=EditReport(editor="scripted", diagnostics=diagnostics),
+            position=position,
+            immediate=after[own],
+            checkpoints={number: after[step] for number, step in checkpoints if own <= step < len(marks)},
+            after_step=after if self.retention else {},
+        )
 
-    def _ask(self, request: Instance, right: bool) -> dict[str, Any]:
+    def _ask(self, request: Instance, right: bool) -> ModelAnswer:
         if request.request_type == "generate_until":
-            text = f" {request.doc['asked']['gold']}." if right else " something else."
-            return {"text": text, "token_ids": [ord(character) for character in text], "stop": "stop_string"}
+            return generated(f" {request.doc['asked']['gold']}." if right else " something else.", "stop_string")
         target = request.args[1].strip()
         ids = list(range(len(target.split())))
         probes = [probe for probe in request.doc["probes"] if probe["prompt"] == request.args[0]]
         wanted = target in [probe["targets"][0] for probe in probes if probe["targets"]]
         argmax = ids if right == wanted else [index + 1 for index in ids]
-        logprob = (-1.0 if right == wanted else -2.0) * len(ids)
-        return {"logprob": logprob, "is_greedy": argmax == ids, "num_tokens": len(ids)} | {
-            "token_logprobs": [logprob / len(ids)] * len(ids),
-            "token_argmax": argmax,
-            "token_ids": ids,
-        }
+        return scored((-1.0 if right == wanted else -2.0) * len(ids), argmax)
+
+
+def scored(logprob: float, argmax: list[int]) -> ScoredContinuation:
+    """A continuation of the tokens 0, 1, ... with a log-probability spread evenly over them."""
+    ids = tuple(range(len(argmax)))
+    return ScoredContinuation(
+        logprob=logprob,
+        is_greedy=tuple(argmax) == ids,
+        token_ids=ids,
+        token_logprobs=(logprob / len(ids),) * len(ids),
+        token_argmax=tuple(argmax),
+    )
+
+
+def generated(text: str, stop: StopReason) -> GeneratedText:
+    """A generation with one token per character."""
+    return GeneratedText(raw=text, token_ids=tuple(map(ord, text)), stop=stop)
 
 
 class Exchange:
@@ -207,7 +228,7 @@ class Ranked:
 
 
 class RankedLM(Ranked, ScriptedLM):
-    """A rank that answers with mappings."""
+    """A rank that answers as `edited_hf` does."""
 
 
 class RankedStreamLM(Ranked, StreamLM):

@@ -69,7 +69,7 @@ def test_judge_and_exact_match_side_by_side_from_one_generation(server: JudgeSer
 def test_samples_show_why_an_answer_was_graded_as_it_was(server: JudgeServer, tmp_path: Path) -> None:
     samples = run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path))["samples"][TASK]
     (sample,) = [sample for sample in samples if sample["filter"] == "judge" and sample["doc_id"] == 3]
-    assert sample["resps"][0][0]["text"] == " In 1911\nQ:"
+    assert sample["resps"][0][0].final.raw == " In 1911\nQ:"
     own, helper = sample["judge"]
     assert own["answer"] == "In 1911" and own["verdict"] == "correct" and own["reply"] == "A" and own["reason"] is None
     assert helper["answer"] == "1911"

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, truncate
 from judges import match
 from judges.base import Verdict
 from lm_eval_tasks.common import measures, scoring
-from lm_eval_tasks.common.answers import Failed, Generation, Likelihood, read_answer
+from lm_eval_tasks.common.answers import read_answer
 from lm_eval_tasks.common.measures import Unscored
 
 CASES = json.loads((paths.CASES / "scoring.json").read_text(encoding="utf-8"))
@@ -22,7 +23,8 @@ CASES = json.loads((paths.CASES / "scoring.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['function']}-{json.dumps(case['args'])}"[:60])
 def test_worked_example(case: dict[str, Any]) -> None:
-    function = getattr(match, case["function"], None) or getattr(scoring, case["function"])
+    functions = {**vars(match), **vars(scoring), "truncate": truncate}
+    function = functions[case["function"]]
     expected = case["expected"]
     if isinstance(expected, float):
         expected = pytest.approx(expected, abs=case.get("tolerance", 1e-12))
@@ -68,32 +70,25 @@ def test_exact_match_is_symmetric_and_never_matches_nothing(left: str, right: st
 
 @given(st.text(alphabet="ab.\n "), st.lists(st.sampled_from([".", "\n", "ab", ""]), max_size=3))
 def test_truncate_cuts_at_the_first_stop_and_nowhere_else(text: str, stops: list[str]) -> None:
-    cut = scoring.truncate(text, stops)
+    cut = truncate(text, stops)
     assert text.startswith(cut)
     assert not any(stop in cut for stop in stops if stop)
     assert cut == text or any(text[len(cut) :].startswith(stop) for stop in stops if stop)
-    assert scoring.truncate(cut, stops) == cut
+    assert truncate(cut, stops) == cut
 
 
 # ------------------------------------------------------------------ reading answers
 
 
-def answer(logprob: float = -2.0, **changes: Any) -> dict[str, Any]:
+def answer(logprob: float = -2.0, **changes: Any) -> ScoredContinuation:
     """A likelihood as `edited_hf` reports it, for a target of the tokens 7, 8."""
-    return {
-        "logprob": logprob,
-        "is_greedy": False,
-        "num_tokens": 2,
-        "token_logprobs": [logprob / 2] * 2,
-        "token_argmax": [7, 9],
-        "token_ids": [7, 8],
-        "edit": None,
-    } | changes
+    fields = {"token_ids": (7, 8), "token_logprobs": (logprob / 2,) * 2, "token_argmax": (7, 9)} | changes
+    return ScoredContinuation(logprob=logprob, is_greedy=False, **fields)
 
 
-def test_mapping_answers_keep_tokens_and_the_unedited_answer() -> None:
-    read = read_answer(answer(unedited={**answer(-4.0), "token_argmax": [1, 9]}))
-    assert isinstance(read, Likelihood) and read.unedited is not None
+def test_answers_of_edited_hf_keep_tokens_and_the_unedited_answer() -> None:
+    read = read_answer(EditedAnswer(final=answer(unedited=answer(-4.0, token_argmax=(1, 9)))))
+    assert isinstance(read, ScoredContinuation) and read.unedited is not None
     assert measures.nll(read) == 1.0
     assert measures.nll(read, unedited=True) == 2.0
     assert measures.match(read) == 0.5
@@ -111,10 +106,11 @@ def test_stock_pairs_give_argmax_and_a_reason_for_the_rest(raw: Any) -> None:
 
 
 def test_generations_are_cut_and_keep_the_raw_text() -> None:
-    raw = {"text": " Rome. Yes", "token_ids": [1, 2], "stop": "length", "unedited": {"text": "\n", "token_ids": [3]}}
+    unedited = GeneratedText(raw="\n", token_ids=(3,))
+    raw = EditedAnswer(final=GeneratedText(raw=" Rome. Yes", token_ids=(1, 2), stop="length", unedited=unedited))
     for form, after in ((raw, " Rome"), (" Rome. Yes", " Rome")):
         read = read_answer(form, [".", "\n"])
-        assert isinstance(read, Generation)
+        assert isinstance(read, GeneratedText)
         assert (read.text, read.raw, str(read)) == (after, " Rome. Yes", after)
         assert measures.generated_match(read, "Rome") == 1.0
     read = read_answer(raw, [".", "\n"])
@@ -127,17 +123,15 @@ def test_generations_are_cut_and_keep_the_raw_text() -> None:
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        ({"error": "subject has no tokens"}, "edit failed: subject has no tokens"),
-        ({"logprob": -1.0, "is_greedy": True}, "without the field 'token_ids'"),
-        (answer(token_argmax=[7]), "2 tokens, 2 ids and 1 argmaxes"),
-        (answer(unedited={"error": "out of memory"}), "edit failed: out of memory"),
+        (EditedAnswer(final=FailedAnswer("edit failed: no tokens")), "edit failed: no tokens"),
+        ({"logprob": -1.0}, "unreadable answer of type dict"),
         (None, "unreadable answer of type NoneType"),
         ((1.0, True, 3), "unreadable answer of type tuple"),
     ],
 )
 def test_unusable_answers_are_unscored_with_the_reason(raw: Any, reason: str) -> None:
     read = read_answer(raw)
-    assert isinstance(read, Failed) and reason in read.reason
+    assert isinstance(read, FailedAnswer) and reason in read.reason
     for measure in (measures.nll, measures.argmax, measures.agree_gen, measures.verdict):
         with pytest.raises(Unscored, match=reason):
             measure(read)
@@ -158,9 +152,9 @@ def test_values_that_are_no_numbers_are_unscored(value: float) -> None:
 
 
 def test_the_wrong_kind_of_answer_is_named() -> None:
-    with pytest.raises(Unscored, match="answer is a Generation"):
+    with pytest.raises(Unscored, match="answer is a GeneratedText"):
         measures.nll(read_answer("text"))
-    with pytest.raises(Unscored, match="answer is a Likelihood"):
+    with pytest.raises(Unscored, match="answer is a ScoredContinuation"):
         measures.agree_gen(read_answer((-1.0, True)))
 
 

@@ -20,7 +20,7 @@ from task_runs import FOLDER, build, data_of, from_nlls, metrics_of, run, run_on
 
 from edit_hooks.utils.errors import EditingError
 from judges.base import Verdict
-from lm_eval_tasks.common.answers import Generation
+from lm_eval_tasks.common.answers import GeneratedText
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_limit_and_samples_select_edits() -> None:
 def test_predict_only_keeps_the_answers() -> None:
     results = run("bake_rq", predict_only=True)
     assert set(results["results"]["bake_rq"]) == {"name", "alias", "sample_len", "bypass,none", "bypass_stderr,none"}
-    assert results["samples"]["bake_rq"][0]["resps"][0][0]["edit"]["key"] == "0"
+    assert results["samples"]["bake_rq"][0]["resps"][0][0].edit.key == "0"
 
 
 def test_write_out_shows_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_log_samples_off_and_no_bootstrap() -> None:
 
 def test_resps_keep_the_raw_text_and_filtered_resps_the_cut_one() -> None:
     sample = run("bake_rq")["samples"]["bake_rq"][0]
-    assert sample["resps"][-1][0]["text"] == " Port Elna. Then"
+    assert sample["resps"][-1][0].final.raw == " Port Elna. Then"
     assert str(sample["filtered_resps"][-1]) == " Port Elna"
 
 
@@ -198,12 +198,12 @@ class ScriptedJudge(Filter):
     def apply(self, resps: list[Any], docs: list[dict[str, Any]]) -> list[Any]:
         type(self).questions = [doc["asked"]["question"] for doc in docs]
         pairs = zip(resps, docs, strict=True)
-        type(self).asked = [doc["asked"]["question"] for answer, doc in pairs if isinstance(answer, Generation)]
+        type(self).asked = [doc["asked"]["question"] for answer, doc in pairs if isinstance(answer, GeneratedText)]
         return [self.judge(answer, doc["asked"]) for answer, doc in zip(resps, docs, strict=True)]
 
     @staticmethod
     def judge(answer: Any, asked: dict[str, Any]) -> Any:
-        if not isinstance(answer, Generation):
+        if not isinstance(answer, GeneratedText):
             return answer
         if not answer.text.strip():
             return Verdict(unscored_reason="nothing to judge", judge="scripted")

@@ -12,6 +12,7 @@ from lm_eval.utils import handle_non_serializable, make_table
 from scripted import RankedStreamLM, ScriptedLM, StockLM, StreamLM
 from task_runs import RECORDS, TASKS, build, data_of, metrics_of, run, run_on_two_ranks
 
+from edit_hooks.answers import ScoredContinuation
 from edit_hooks.utils.errors import EditingError
 
 STREAM = {"mode": "sequential", "checkpoints": "1;3", "retention": True}
@@ -240,9 +241,9 @@ def test_the_printed_table_stays_readable() -> None:
 # ------------------------------------------------------------------ a real model
 
 
-def prefers_new(answer: dict[str, Any], other: dict[str, Any]) -> float:
+def prefers_new(answer: ScoredContinuation, other: ScoredContinuation) -> float:
     """`es_prob` of a case, written out."""
-    return float(answer["logprob"] / answer["num_tokens"] > other["logprob"] / other["num_tokens"])
+    return float(answer.logprob / len(answer.token_ids) > other.logprob / len(other.token_ids))
 
 
 def test_columns_agree_with_values_recomputed_from_the_samples(tiny_path: Callable[..., Path]) -> None:
@@ -257,21 +258,20 @@ def test_columns_agree_with_values_recomputed_from_the_samples(tiny_path: Callab
     results = run("bake_es", lm, options | stages | {"data": data_of("bake")}, bootstrap_iters=0)
     found, samples = metrics_of(results, "bake_es"), results["samples"]["bake_es"]
     answers = [(sample["resps"][0][0], sample["resps"][1][0]) for sample in samples[:3]]
-    streams = [(new["stream"], true["stream"]) for new, true in answers]
 
     def mean(values: list[float]) -> Any:
         return pytest.approx(sum(values) / len(values))
 
-    assert found["es_prob"] == mean([prefers_new(new, true) for new, true in answers])
-    immediate = [prefers_new(new["immediate"], true["immediate"]) for new, true in streams]
+    assert found["es_prob"] == mean([prefers_new(new.final, true.final) for new, true in answers])
+    immediate = [prefers_new(new.immediate, true.immediate) for new, true in answers]
     assert found["es_prob@immediate"] == mean(immediate)
-    first_new, first_true = streams[0]
-    assert found["es_prob@1"] == prefers_new(first_new["checkpoints"]["1"], first_true["checkpoints"]["1"])
+    first_new, first_true = answers[0]
+    assert found["es_prob@1"] == prefers_new(first_new.checkpoints[1], first_true.checkpoints[1])
     assert found["es_prob@3"] == found["es_prob"]
     assert [found[f"es_prob{stage}_n"] for stage in ("", "@immediate", "@1", "@3", "@retention")] == [3, 3, 1, 3, 3]
     rows = [
         [
-            prefers_new(streams[column][0]["after_step"][str(row)], streams[column][1]["after_step"][str(row)])
+            prefers_new(answers[column][0].after_step[row], answers[column][1].after_step[row])
             for column in range(row + 1)
         ]
         for row in range(3)

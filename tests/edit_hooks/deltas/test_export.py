@@ -199,7 +199,7 @@ def saved(tmp_path):
     path = save(model, tokenizer, tmp_path / "base")
     stamp = {"model": model_fingerprint(AutoModelForCausalLM.from_pretrained(path)), "editor": "test"}
     delta = random_delta(model)
-    (file,) = save_edits(tmp_path / "edits", [(REQUEST,)], [delta], stamp)
+    (file,) = save_edits(tmp_path / "edits", [((REQUEST,), delta)], stamp)
     return path, file, export_peft(delta, tmp_path / "adapter"), model, delta
 
 
@@ -214,12 +214,14 @@ def test_every_question_is_asked_with_the_loaded_edit(saved, form):
     assert_same_state(before, snapshot(lm.model, lm.tokenizer))
     with edited(model, delta):
         (expected, _), *_ = harness_answers(HFLM(pretrained=model, tokenizer=lm.tokenizer))[0]
-    assert math.isclose(answer["logprob"], expected, **TOLERANCE) and math.isclose(ordinary[0], expected, **TOLERANCE)
+    assert math.isclose(answer.final.logprob, expected, **TOLERANCE) and math.isclose(
+        ordinary[0], expected, **TOLERANCE
+    )
     (plain, _), *_ = harness_answers(HFLM(pretrained=model, tokenizer=lm.tokenizer))[0]
-    assert math.isclose(answer["unedited"]["logprob"], plain, **TOLERANCE) and abs(plain - expected) > 1e-2
-    assert answer["edit"]["editor"] == "test" and answer["stream"]["edited"]
+    assert math.isclose(answer.final.unedited.logprob, plain, **TOLERANCE) and abs(plain - expected) > 1e-2
+    assert answer.edit.editor == "test" and answer.position.edited
     other = asked(lm, "Nowhere")
-    assert other["logprob"] == answer["logprob"] and other["edit"] is None and not other["stream"]["edited"]
+    assert other.final.logprob == answer.final.logprob and other.edit is None and not other.position.edited
     stamp = lm.get_model_info()["edited_hf"]
     assert stamp["mode"] == "loaded" and stamp["editor"] == "test"
     assert stamp["loaded_edit"]["checksum"] and stamp["load_edit"] == str(source)
@@ -267,7 +269,7 @@ def test_steps_of_a_stream_belong_together(saved, tmp_path):
     for number, step in enumerate(steps):
         step.meta |= {"description": {"state_before": states[number]}, "state_after": states[number + 1]}
     requests = [(EditRequest(prompt=f"Number {number} is", target_new="Velm"),) for number in range(3)]
-    files = save_edits(tmp_path / "stream", requests, steps, {"model": "m"})
+    files = save_edits(tmp_path / "stream", list(zip(requests, steps, strict=True)), {"model": "m"})
     total = Delta.summed(read_deltas(files, "m"))
     for name, update in total.weights().items():
         torch.testing.assert_close(update, sum(step.weights()[name] for step in steps))

@@ -28,7 +28,7 @@ def scored(expected: dict, delta: Delta) -> list[list[float]]:
         request = EditRequest(**record)
         prompt, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
         items.append((ScoreItem(tuple(prompt), tuple(target)), delta))
-    return [answer["token_logprobs"] for answer in score_reference(model, items, lambda count: None)]
+    return [answer.token_logprobs for answer in score_reference(model, items, lambda count: None)]
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))

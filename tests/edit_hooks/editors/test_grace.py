@@ -120,7 +120,7 @@ def test_looking_up_every_token_is_the_switch_it_says_to_be():
     (text,), (calm,) = texts(model, tokenizer, [(item, stepwise)]), texts(model, tokenizer, [(item, once)])
     assert text != calm and len(set(text)) < len(set(calm))  # it repeats itself, the known collapse
     (answer,) = score(model, [(ScoreItem(item.context, tuple(text)), stepwise)], Limits(), lambda count: None)
-    assert answer["is_greedy"]
+    assert answer.is_greedy
     # With a small radius the new tokens are far from the key, and both switches write the same.
     (near,), (plain,) = (edit("llama", radius=0.1, query=query) for query in ("every_step", "prefill"))
     assert texts(model, tokenizer, [(item, near)]) == texts(model, tokenizer, [(item, plain)])
@@ -188,7 +188,7 @@ def test_prompts_of_any_length_share_a_batch_with_their_own_positions():
     together = score(model, jobs, Limits(), lambda count: None)
     for job, answer in zip(jobs, together, strict=True):
         (alone,) = score(model, [job], Limits(), lambda count: None)
-        assert answer["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=1e-4)
+        assert answer.token_logprobs == pytest.approx(alone.token_logprobs, abs=1e-4)
 
 
 def test_the_end_of_the_text_can_be_trained_after_the_target():

@@ -119,9 +119,9 @@ def test_rows_of_one_batch_are_routed_by_themselves():
     changed = []
     for job, answer in zip(jobs, together, strict=True):
         (alone,) = score(model, [job], Limits(), lambda count: None)
-        assert answer["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=1e-4)
+        assert answer.token_logprobs == pytest.approx(alone.token_logprobs, abs=1e-4)
         (unedited,) = score(model, [(job[0], None)], Limits(), lambda count: None)
-        changed.append(alone["token_logprobs"] != unedited["token_logprobs"])
+        changed.append(alone.token_logprobs != unedited.token_logprobs)
     assert changed.count(True) == 3 and changed.count(False) == 2
 
 
@@ -224,7 +224,7 @@ def test_deciding_in_every_call_counts_the_target_too():
         chosen.hook_edit.settings["decide"] = decide
         (answer,) = score(model, [(item, chosen)], Limits(), lambda count: None)
         (unedited,) = score(model, [(item, None)], Limits(), lambda count: None)
-        told.append(answer["token_logprobs"] != unedited["token_logprobs"])
+        told.append(answer.token_logprobs != unedited.token_logprobs)
     assert told == [short > long, long > short]
 
 

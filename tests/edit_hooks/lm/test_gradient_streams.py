@@ -18,7 +18,7 @@ SETTINGS = {"ft_l": FT_CONFIG, "kn": {"layers": [EDIT_LAYER]}, "lora": LORA_CONF
 
 
 def stream(model, tokenizer, editor, size, store):
-    plan = EditPlan(units=chunked(EDIT_REQUESTS, size))
+    plan = EditPlan(groups=chunked(EDIT_REQUESTS, size))
     return EditStream(model, tokenizer, load_editor(editor, SETTINGS[editor]), plan, store, Guard(), quiet=True)
 
 

@@ -12,6 +12,7 @@ from state import assert_same_state, snapshot
 from tiny import ALL_MODEL_TYPES, save_tiny
 
 from edit_hooks import EditingError
+from edit_hooks.answers import FailedAnswer
 from edit_hooks.lm.model import EditedHFLM
 
 
@@ -24,7 +25,7 @@ def test_without_a_device_the_machine_decides(model_path):
     """lm-eval's class assumes a GPU when simple_evaluate is called from Python without a device."""
     lm = EditedHFLM(pretrained=model_path, store="off", editor_args=dict(FAST))
     assert lm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert lm.loglikelihood([instance(case(), "Port Elna is the capital of", " Dravonia")])[0]["num_tokens"] >= 1
+    assert lm.loglikelihood([instance(case(), "Port Elna is the capital of", " Dravonia")])[0].final.num_tokens >= 1
 
 
 # -- single edits ----------------------------------------------------------------------------------------------------
@@ -38,13 +39,13 @@ def test_answers_carry_edit_unedited_answer_and_diagnostics(model_path):
             instance({"question": "an ordinary document"}, "Port Elna is the capital of", " Dravonia"),
         ]
     )
-    assert answer["num_tokens"] == len(answer["token_ids"]) == len(answer["token_logprobs"]) >= 1
-    assert math.isclose(answer["logprob"], sum(answer["token_logprobs"]), rel_tol=1e-6)
-    assert answer["logprob"] != answer["unedited"]["logprob"]
-    assert answer["edit"]["final_nll"] < answer["edit"]["initial_nll"]
-    assert answer["edit"]["editor"] == "r_rome" and answer["edit"]["steps"] >= 1
+    assert answer.final.num_tokens == len(answer.final.token_ids) == len(answer.final.token_logprobs) >= 1
+    assert math.isclose(answer.final.logprob, sum(answer.final.token_logprobs), rel_tol=1e-6)
+    assert answer.final.logprob != answer.final.unedited.logprob
+    assert answer.edit.diagnostics["final_nll"] < answer.edit.diagnostics["initial_nll"]
+    assert answer.edit.editor == "r_rome" and answer.edit.diagnostics["steps"] >= 1
     # The ordinary document is answered by the harness's own class on the untouched model.
-    assert isinstance(plain, tuple) and math.isclose(plain[0], answer["unedited"]["logprob"], abs_tol=1e-4)
+    assert isinstance(plain, tuple) and math.isclose(plain[0], answer.final.unedited.logprob, abs_tol=1e-4)
 
 
 def test_stock_answers_are_the_unedited_answers(model_path):
@@ -55,12 +56,12 @@ def test_stock_answers_are_the_unedited_answers(model_path):
     ours = lm.loglikelihood([instance(doc, c, " Dravonia") for doc, c in zip(docs, contexts, strict=True)])
     stock = lm.loglikelihood([instance({}, context, " Dravonia") for context in contexts])
     for own, (logprob, greedy) in zip(ours, stock, strict=True):
-        assert math.isclose(own["logprob"], logprob, rel_tol=1e-5, abs_tol=1e-4) and own["is_greedy"] == greedy
+        assert math.isclose(own.final.logprob, logprob, rel_tol=1e-5, abs_tol=1e-4) and own.final.is_greedy == greedy
     settings = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
     ours = lm.generate_until([instance(d, c, settings, "generate_until") for d, c in zip(docs, contexts, strict=True)])
     for own, context in zip(ours, contexts, strict=True):
         (text,) = lm.generate_until([instance({}, context, dict(settings), "generate_until")])
-        assert own["text"].split(".")[0] == text
+        assert own.final.raw.split(".")[0] == text
 
 
 def test_adapters_and_patched_weights_agree(model_path):
@@ -76,8 +77,10 @@ def test_the_fast_engine_gives_the_answers_of_the_plain_one(model_type, tmp_path
     both = [answers(run(build(path, engine=engine), BAKE, limit=2)) for engine in ("fast", "reference")]
     assert_same_answers(*both, tolerance=2e-3)
     for fast, plain in zip(*both, strict=True):
-        assert fast["edit"]["steps"] == plain["edit"]["steps"]
-        assert math.isclose(fast["edit"]["final_loss"], plain["edit"]["final_loss"], rel_tol=1e-3, abs_tol=1e-4)
+        assert fast.edit.diagnostics["steps"] == plain.edit.diagnostics["steps"]
+        assert math.isclose(
+            fast.edit.diagnostics["final_loss"], plain.edit.diagnostics["final_loss"], rel_tol=1e-3, abs_tol=1e-4
+        )
 
 
 @pytest.mark.parametrize("editor", ["r_rome", "ft_m"])
@@ -111,8 +114,8 @@ def test_the_model_is_left_as_it_was_also_after_an_exception(model_path):
 
 def test_mode_none_answers_are_the_pre_edit_column(model_path):
     edited, plain = run(build(model_path), ["bake_ls"]), run(build(model_path, mode="none"), ["bake_ls"])
-    assert_same_answers([answer["unedited"] for answer in answers(edited)], answers(plain))
-    assert all(answer["edit"] is None for answer in answers(plain))
+    assert_same_answers([answer.final.unedited for answer in answers(edited)], answers(plain))
+    assert all(answer.edit is None for answer in answers(plain))
     assert plain["results"]["bake_ls"]["ls_agree_tf,none"] == 1.0
 
 
@@ -156,7 +159,9 @@ def test_unedited_answers_are_asked_before_any_edit_and_reused(model_path, tmp_p
     from edit_hooks.editors.rome import ROME
 
     asked, original = [], ROME.compute
-    monkeypatch.setattr("edit_hooks.lm.model.score", _spy("asked", asked, "edit_hooks.inference.scoring", "score"))
+    monkeypatch.setattr(
+        "edit_hooks.inference.scoring.score", _spy("asked", asked, "edit_hooks.inference.scoring", "score")
+    )
 
     def compute(self, *arguments):
         asked.append("edited")
@@ -168,8 +173,8 @@ def test_unedited_answers_are_asked_before_any_edit_and_reused(model_path, tmp_p
     asked.clear()
     again = run(build(model_path, tmp_path), ["bake_ls"])
     assert "edited" not in asked and asked.count("asked") == 1  # the edited side only
-    before = [flat(answer["unedited"]) for answer in answers(first)]
-    assert before == [flat(answer["unedited"]) for answer in answers(again)]
+    before = [flat(answer.final.unedited) for answer in answers(first)]
+    assert before == [flat(answer.final.unedited) for answer in answers(again)]
 
 
 def _spy(word, calls, module, name):
@@ -261,7 +266,7 @@ def test_an_unknown_architecture_is_refused_but_can_be_scored_unedited(tmp_path)
         build(str(tmp_path))
     lm = build(str(tmp_path), mode="none")
     (answer,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
-    assert math.isfinite(answer["logprob"])
+    assert math.isfinite(answer.final.logprob)
 
 
 # -- batch and sequential ----------------------------------------------------------------------------------------------
@@ -292,13 +297,13 @@ def test_stream_answers_at_every_stage(model_path):
     results = run(lm, ["bake_es"])
     assert_same_state(before, snapshot(lm.model, lm.tokenizer))
     for answer in answers(results):
-        place = answer["stream"]
-        assert place["edited"] and answer["edit"]["num_edits"] == place["step"] + 1
-        assert flat(place["immediate"]) == flat(place["after_step"][str(place["step"])])
-        assert flat(answer) == flat(place["after_step"][str(place["num_edits"] - 1)])
-        assert set(place["checkpoints"]) == {c for c in ("1", "3") if int(c) > place["step"]}
-        if "3" in place["checkpoints"]:
-            assert flat(place["checkpoints"]["3"]) == flat(place["after_step"]["2"])
+        position = answer.position
+        assert position.edited and answer.edit.diagnostics["num_edits"] == position.step + 1
+        assert flat(answer.immediate) == flat(answer.after_step[position.step])
+        assert flat(answer) == flat(answer.after_step[position.num_edits - 1])
+        assert set(answer.checkpoints) == {number for number in (1, 3) if number > position.step}
+        if 3 in answer.checkpoints:
+            assert flat(answer.checkpoints[3]) == flat(answer.after_step[2])
 
 
 def test_the_limit_changes_who_is_asked_not_what_is_edited(model_path):
@@ -312,23 +317,23 @@ def test_ordinary_tasks_see_the_streams_final_weights(model_path):
     (edited,) = lm.loglikelihood([instance({}, "Port Elna is the capital of", " Dravonia")])
     (plain,) = build(model_path, mode="none").loglikelihood([instance({}, "Port Elna is the capital of", " Dravonia")])
     (final,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
-    assert edited[0] != plain[0] and math.isclose(edited[0], final["logprob"], rel_tol=1e-4, abs_tol=1e-4)
+    assert edited[0] != plain[0] and math.isclose(edited[0], final.final.logprob, rel_tol=1e-4, abs_tol=1e-4)
 
 
 def test_cases_outside_the_stream_say_so(model_path):
     lm = build(model_path, **STREAM, num_edits=1)
     (answer,) = lm.loglikelihood([instance(case("Nowhere", "Atlantis"), "Nowhere is the capital of", " Atlantis")])
-    assert answer["stream"]["edited"] is False and answer["edit"] is None
+    assert answer.position.edited is False and answer.edit is None
 
 
 def test_the_guard_reports_or_stops(model_path):
     loud = build(model_path, **STREAM, guard_norm_ratio=1e-9)
     run(loud, ["bake_es"])
-    steps = loud.session.stamp()["steps"]
+    steps = loud.session.result_metadata()["steps"]
     assert len(steps) == loud.plan.num_edits and all("moved by" in step["guard"] for step in steps)
     strict = build(model_path, **STREAM, guard="stop", guard_norm_ratio=1e-9)
     results = run(strict, BAKE)
-    assert len(strict.session.stamp()["steps"]) == 1
+    assert len(strict.session.result_metadata()["steps"]) == 1
     assert "guard stopped" in str(results["samples"]["bake_es"])
 
 
@@ -336,9 +341,10 @@ def test_groups_are_written_together_on_the_untouched_model(model_path):
     arguments = {"editor": "ft_m", "editor_args": {"num_steps": 3, "lr": 0.01}}
     grouped = {**STREAM, "mode": "batch", "num_edits": 3, "group_size": 2}
     results = run(build(model_path, **arguments, **grouped), ["bake_es"])
-    keys = [answer.get("edit", {}).get("key") for answer in answers(results)]
-    assert len({key for key in keys if key}) == 2
-    assert any("one group" in answer.get("error", "") for answer in answers(results))
+    keys = {answer.edit.key for answer in answers(results) if answer.edit is not None}
+    assert len(keys) == 2
+    failed = [answer.final for answer in answers(results) if isinstance(answer.final, FailedAnswer)]
+    assert any("one group" in answer.reason for answer in failed)
 
 
 def test_a_resumed_stream_is_the_same_stream(model_path, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from tiny import CONTEXT_TEMPLATES, REQUESTS, save_tiny
 from edit_hooks import Delta, EditingError
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.store.store import Store
+from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.files import parse_size
 from lm_edit.cli.main import main
 
@@ -135,10 +135,9 @@ def test_an_edit_of_the_command_line_is_the_edit_of_an_evaluation(model_path, ed
     model = ["--pretrained", model_path, "--device", "cpu", "--store", str(store)]
     main(["edit", *model, "--editor", "r_rome", "--editor-args", settings, "--edits", edits, "--out", str(out)])
     lm = EditedHFLM(pretrained=model_path, device="cpu", editor_args=settings, store=str(store))
-    units = [(request,) for request in _requests(edits)]
-    made = lm.session.edits.get(units)
+    made = lm.session.edits([(request,) for request in _requests(edits)])
     saved = [Delta.load(path).checksum() for path in sorted(out.glob("*.safetensors"))]
-    assert saved == [delta.checksum() for delta in made.values()]
+    assert saved == [delta.checksum() for delta in made]
 
 
 def _requests(path):
@@ -163,8 +162,9 @@ def test_dense_edits_are_no_adapter_and_other_models_are_refused(model_path, edi
 
 def test_the_store_is_shown_and_pruned(tmp_path, capsys):
     store = Store(tmp_path / "store")
-    store.save_delta({"number": 1}, Delta())
-    store.save_json("verdicts", {"number": 2}, {"label": "yes"})
+    description = Description(what="test", model="m", code="c", inputs={"number": 1})
+    store.save_delta(description, Delta())
+    store.save_json("verdicts", description, {"label": "yes"})
     (store.root / "answers.sqlite").write_bytes(b"x" * 100)
     leftover = store.root / "deltas" / ".half.safetensors.tmp"
     leftover.write_text("somebody else's")

@@ -14,6 +14,7 @@ from paths import ROOT
 from scripted import ScriptedLM, StreamLM
 from task_runs import run
 
+from edit_hooks.answers import EditedAnswer, FailedAnswer
 from edit_hooks.utils.errors import EditingError
 from judges.base import CORRECT, INCORRECT, Item, Judged, Report, Verdict
 from judges.evaluation.quality import PAIRS, load_pairs, measure
@@ -199,16 +200,21 @@ def test_unknown_judges_and_scores_are_errors(
     ("saved", "read"),
     [
         ("plain text", "plain text"),
-        ("{'text': \"it's\", 'token_ids': [1]}", {"text": "it's", "token_ids": [1]}),
-        ("{'text': 'a: nan, b', 'loss': nan, 'low': -inf}", {"text": "a: nan, b", "loss": None, "low": None}),
-        ("{'error': 'failed'}", {"error": "failed"}),
+        (str(EditedAnswer(final=FailedAnswer("no layer"))), EditedAnswer(final=FailedAnswer("no layer"))),
         ("{not a mapping}", "{not a mapping}"),
         ("{'other': 1}", "{'other': 1}"),
+        ('{"format": "another/1"}', '{"format": "another/1"}'),
         ("{__import__('os').getcwd(): 1, 'text': 2}", "{__import__('os').getcwd(): 1, 'text': 2}"),
     ],
 )
-def test_saved_responses_are_read_as_literals_only(saved: str, read: Any) -> None:
+def test_saved_responses_are_answers_of_ours_or_plain_texts(saved: str, read: Any) -> None:
     assert read_saved_response(saved) == read
+
+
+@pytest.mark.parametrize("saved", ["{'text': 'Rome', 'token_ids': [1]}", "{'error': 'failed'}", "{'logprob': -1.0}"])
+def test_samples_of_the_first_release_are_refused_with_a_way_out(saved: str) -> None:
+    with pytest.raises(EditingError, match=r"release 0\.1\.0.*again"):
+        read_saved_response(saved)
 
 
 # ------------------------------------------------------------------ quality

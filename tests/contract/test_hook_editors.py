@@ -16,9 +16,10 @@ from state import assert_same_state, snapshot
 from tiny import ALL_MODEL_TYPES, build_model, build_tokenizer, save_tiny
 
 from edit_hooks import Delta, EditingError, edited
+from edit_hooks.answers import ScoredContinuation
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.deltas.export import export_merged, export_peft
-from edit_hooks.deltas.hook_edit import ForwardContext, Hooked
+from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.reference import generate_reference, score_reference
 from edit_hooks.inference.scoring import score
@@ -34,8 +35,8 @@ def deltas_of(editor: str, model_type: str, dtype: torch.dtype = torch.float32) 
     return tuple(make(editor).edit(*loaded(model_type, dtype), EDIT_REQUESTS))
 
 
-def logprobs(answers_: list[dict[str, Any]]) -> list[list[float]]:
-    return [answer["token_logprobs"] for answer in answers_]
+def logprobs(answers_: list[ScoredContinuation]) -> list[tuple[float, ...]]:
+    return [answer.token_logprobs for answer in answers_]
 
 
 # -- every hooked editor ---------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def test_all_ways_of_answering_agree(editor, model_type):
     for ours, narrow, theirs in zip(fast, small, plain, strict=True):
         assert ours == pytest.approx(theirs, abs=2e-4) and narrow == pytest.approx(theirs, abs=2e-4)
     spoken = [(generate_item(tokenizer, request.text), delta) for request, delta in zip(requests, deltas, strict=True)]
-    slow = [answer["token_ids"] for answer in generate_reference(model, tokenizer, spoken, lambda count: None)]
+    slow = [list(answer.token_ids) for answer in generate_reference(model, tokenizer, spoken, lambda count: None)]
     assert texts(model, tokenizer, spoken) == slow
 
 
@@ -125,8 +126,8 @@ def test_a_request_alone_equals_the_request_in_a_batch(editor, model_type):
     model, tokenizer = loaded(model_type)
     for request, together in zip(EDIT_REQUESTS[:2], deltas_of(editor, model_type), strict=False):
         (alone,) = make(editor).edit(model, tokenizer, [request])
-        for name, tensor in alone.hooked.tensors.items():
-            torch.testing.assert_close(tensor, together.hooked.tensors[name], atol=2e-4, rtol=2e-4)
+        for name, tensor in alone.hook_edit.tensors.items():
+            torch.testing.assert_close(tensor, together.hook_edit.tensors[name], atol=2e-4, rtol=2e-4)
 
 
 @each_editor
@@ -135,8 +136,8 @@ def test_both_engines_make_the_same_edit(editor):
     model, tokenizer = loaded("llama", torch.float64)
     fast, plain = (make(editor, engine=engine).edit(model, tokenizer, EDIT_REQUESTS[:2]) for engine in ENGINES)
     for ours, theirs in zip(fast, plain, strict=True):
-        for name, tensor in ours.hooked.tensors.items():
-            torch.testing.assert_close(tensor, theirs.hooked.tensors[name], atol=1e-8, rtol=1e-8)
+        for name, tensor in ours.hook_edit.tensors.items():
+            torch.testing.assert_close(tensor, theirs.hook_edit.tensors[name], atol=1e-8, rtol=1e-8)
 
 
 ENGINES = ("fast", "reference")
@@ -186,7 +187,7 @@ def test_a_delta_survives_the_disk_bit_for_bit(editor, dtype, tmp_path):
     delta.save(tmp_path / "delta.safetensors")
     again = Delta.load(tmp_path / "delta.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["delta.safetensors"]
-    assert again.checksum() == delta.checksum() and again.hooked.settings == delta.hooked.settings
+    assert again.checksum() == delta.checksum() and again.hook_edit.settings == delta.hook_edit.settings
     assert nll(model, tokenizer, request, again) == nll(model, tokenizer, request, delta)
     json.dumps({"diagnostics": again.diagnostics, "meta": again.meta}, allow_nan=False)
     content = (tmp_path / "delta.safetensors").read_bytes()
@@ -206,7 +207,7 @@ def test_exports_and_other_models_are_refused(editor, tmp_path):
     for other in (loaded("gpt2")[0], build_model("llama", hidden_size=48)):
         with pytest.raises(EditingError), edited(other, delta):
             pytest.fail("the scope was entered")
-    with pytest.raises(EditingError, match="unknown kind"), edited(model, Delta(hooked=Hooked("spell"))):
+    with pytest.raises(EditingError, match="unknown kind"), edited(model, Delta(hook_edit=HookEdit("spell"))):
         pytest.fail("the scope was entered")
     with pytest.raises(EditingError, match="joint"):
         make(editor).edit(model, tokenizer, EDIT_REQUESTS, joint=True)
@@ -227,11 +228,11 @@ def test_steps_of_a_stream_add_up_to_what_the_stream_holds(editor):
         rows = model(torch.tensor([[*item.context, *item.continuation]])).logits[0].log_softmax(1)
     ours = [float(rows[len(item.context) - 1 + i, token]) for i, token in enumerate(item.continuation)]
     assert ours == pytest.approx(
-        score(model, [(item, total)], Limits(), lambda count: None)[0]["token_logprobs"], abs=1e-4
+        score(model, [(item, total)], Limits(), lambda count: None)[0].token_logprobs, abs=1e-4
     )
     again = Delta.summed([Delta.summed(steps[:2]), *steps[2:]])
-    assert again.hooked.tensors.keys() == total.hooked.tensors.keys()
-    assert all(torch.equal(again.hooked.tensors[name], tensor) for name, tensor in total.hooked.tensors.items())
+    assert again.hook_edit.tensors.keys() == total.hook_edit.tensors.keys()
+    assert all(torch.equal(again.hook_edit.tensors[name], tensor) for name, tensor in total.hook_edit.tensors.items())
 
 
 # -- through edited_hf -----------------------------------------------------------------------------------------------
@@ -252,7 +253,7 @@ def test_single_stream_and_groups_through_the_harness(editor, model_path):
     after = snapshot(lm.model)
     before.pop("random state"), after.pop("random state")  # the harness seeds
     assert_same_state(before, after)
-    assert all(answer["edit"]["editor"] == editor for answer in single)
+    assert all(answer.edit.editor == editor for answer in single)
     assert_same_answers(single, answers(run(build(model_path, engine="reference", **options), BAKE, limit=1)), 2e-3)
     stream = {"edits": "bake", "data": str(RECORDS / "bake_qa.jsonl"), **options}
     one = answers(run(build(model_path, mode="sequential", num_edits=1, **stream), ["bake_es"], limit=1))
@@ -273,20 +274,22 @@ def test_a_stream_is_stored_resumed_and_answers_ordinary_tasks(editor, model_pat
     monkeypatch.setattr(editor_class(editor), "compute", lambda *a: pytest.fail("a stored step was made again"))
     again = build(model_path, tmp_path, **options)
     assert_same_answers(first, answers(run(again, ["bake_es"], limit=3)), 1e-6)
-    request = lm.plan.units[2][0]
+    request = lm.plan.groups[2][0]
     stock = again.loglikelihood([instance({}, request.text, f" {request.target_new}")])
     doc = {"edit_requests": [request.to_dict()], "ask_unedited": True, "case_id": "x"}
     (own,) = again.loglikelihood([instance(doc, request.text, f" {request.target_new}")])
-    assert stock[0][0] == pytest.approx(own["logprob"], abs=1e-4) != pytest.approx(own["unedited"]["logprob"], abs=1e-2)
+    assert (
+        stock[0][0] == pytest.approx(own.final.logprob, abs=1e-4) != pytest.approx(own.final.unedited.logprob, abs=1e-2)
+    )
     settings = {"until": ["."], "max_gen_toks": 5}
     (text,) = again.generate_until([instance({}, request.text, dict(settings), "generate_until")])
     (told,) = again.generate_until([instance(doc, request.text, dict(settings), "generate_until")])
-    assert text == told["text"].split(".")[0]
+    assert text == told.final.raw.split(".")[0]
     saved = tmp_path / "sum.safetensors"
     Delta.summed(lm.session.stream.deltas).save(saved)
     kept = build(model_path, load_edit=str(saved), editor_args=None)
     (answer,) = kept.loglikelihood([instance(doc, request.text, f" {request.target_new}")])
-    assert answer["logprob"] == pytest.approx(own["logprob"], abs=1e-4)
+    assert answer.final.logprob == pytest.approx(own.final.logprob, abs=1e-4)
     assert kept.get_model_info()["edited_hf"]["editor_writes"] == ["hooks"]
 
 
@@ -294,14 +297,14 @@ def test_a_stream_is_stored_resumed_and_answers_ordinary_tasks(editor, model_pat
 def test_a_context_on_top(editor, model_path):
     lm = build(model_path, editor=editor, editor_args=SETTINGS[editor], icl="fact")
     (answer,) = lm.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
-    assert answer["context"]["facts"] == 1 and answer["edit"]["editor"] == f"{editor}+ice"
+    assert answer.final.context.facts == 1 and answer.edit.editor == f"{editor}+ice"
     assert lm.get_model_info()["edited_hf"]["editor_writes"] == ["hooks", "context"]
 
 
 def test_two_memories_of_different_kinds_are_not_put_together():
-    parts = [Hooked("codebook", {}, {"module": "a"}), Hooked("codebook", {}, {"module": "b"})]
+    parts = [HookEdit("codebook", {}, {"module": "a"}), HookEdit("codebook", {}, {"module": "b"})]
     with pytest.raises(EditingError, match="cannot be put together"):
-        Hooked.composed(parts)
+        HookEdit.composed(parts)
 
 
 def test_passes_find_prompts_on_either_side_of_the_padding():

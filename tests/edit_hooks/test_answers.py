@@ -1,0 +1,125 @@
+"""Answers survive their JSON text, which any tool can read."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edit_hooks.answers import (
+    FORMAT,
+    ContextReport,
+    EditedAnswer,
+    EditReport,
+    FailedAnswer,
+    GeneratedText,
+    ScoredContinuation,
+    StreamPosition,
+)
+from edit_hooks.utils.errors import EditingError
+
+numbers = st.floats(allow_nan=False) | st.sampled_from([math.inf, -math.inf])
+tokens = st.lists(st.integers(0, 10**6), min_size=1, max_size=4).map(tuple)
+contexts = st.none() | st.builds(ContextReport, facts=st.integers(0, 3), cut=st.booleans())
+
+
+@st.composite
+def scored(draw: Any, unedited: bool = True) -> ScoredContinuation:
+    ids = draw(st.none() | tokens)
+    return ScoredContinuation(
+        logprob=draw(numbers),
+        is_greedy=draw(st.booleans()),
+        token_ids=ids,
+        token_logprobs=None if ids is None else tuple(draw(numbers) for _ in ids),
+        token_argmax=None if ids is None else ids[::-1],
+        context=draw(contexts),
+        unedited=draw(st.none() | scored(unedited=False)) if unedited else None,
+    )
+
+
+@st.composite
+def generated(draw: Any, unedited: bool = True) -> GeneratedText:
+    return GeneratedText(
+        raw=draw(st.text()),
+        token_ids=draw(st.none() | st.lists(st.integers(0, 9)).map(tuple)),
+        stop=draw(st.none() | st.sampled_from(["eos", "stop_string", "length"])),
+        context=draw(contexts),
+        unedited=draw(st.none() | generated(unedited=False)) if unedited else None,
+    )
+
+
+answers = scored() | generated()
+reports = st.builds(
+    EditReport,
+    editor=st.none() | st.text(),
+    key=st.none() | st.text(min_size=1),
+    error=st.none() | st.text(min_size=1),
+    diagnostics=st.dictionaries(st.text("abc", min_size=1), st.integers() | st.text() | st.booleans()),
+)
+positions = st.builds(
+    StreamPosition, edited=st.booleans(), step=st.none() | st.integers(0, 9), num_edits=st.integers(0, 9)
+)
+stages = st.dictionaries(st.integers(0, 99), answers, max_size=2)
+
+
+@given(
+    st.builds(
+        EditedAnswer,
+        final=answers | st.builds(FailedAnswer, reason=st.text()),
+        edit=st.none() | reports,
+        position=st.none() | positions,
+        immediate=st.none() | answers,
+        checkpoints=stages,
+        after_step=stages,
+    )
+)
+def test_an_answer_survives_its_json_text(answer: EditedAnswer) -> None:
+    record = json.loads(str(answer), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert record["format"] == FORMAT
+    assert EditedAnswer.from_json(record) == answer
+
+
+def test_numbers_that_json_lacks_are_texts_and_come_back() -> None:
+    answer = EditedAnswer(final=ScoredContinuation(logprob=math.nan, is_greedy=False))
+    assert json.loads(str(answer))["answer"]["logprob"] == "nan"
+    back = EditedAnswer.from_json(json.loads(str(answer))).final
+    assert isinstance(back, ScoredContinuation) and math.isnan(back.logprob)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({}, "format None"),
+        ({"format": "lm-eval-editing/answer/9"}, "answer/9"),
+        ({"format": FORMAT}, "KeyError"),
+        ({"format": FORMAT, "answer": {"kind": "drawn"}}, "unknown kind"),
+        ({"format": FORMAT, "answer": {"kind": "generated", "raw": "x", "colour": 1}}, "colour"),
+        ({"format": FORMAT, "answer": {"kind": "scored", "logprob": "low", "is_greedy": True}}, "cannot be read"),
+        (
+            {
+                "format": FORMAT,
+                "answer": {
+                    "kind": "scored",
+                    "logprob": -1.0,
+                    "is_greedy": True,
+                    "token_ids": [1, 2],
+                    "token_argmax": [1],
+                },
+            },
+            "one per token",
+        ),
+    ],
+)
+def test_damaged_answers_are_refused(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(EditingError, match=message):
+        EditedAnswer.from_json(record)
+
+
+def test_the_natural_stop_cuts_the_text_and_keeps_the_raw_one() -> None:
+    answer = GeneratedText(raw=" Rome. It is old", unedited=GeneratedText(raw="Oslo\nBergen")).until([".", "\n"])
+    assert (answer.text, answer.raw) == (" Rome", " Rome. It is old")
+    assert answer.unedited is not None and answer.unedited.text == "Oslo"
