@@ -7,30 +7,25 @@ question with its decoding settings. Several processes may use one file.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.utils.hashing import code_fingerprint, key_of
+from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
 
 Answer = dict[str, Any]
-
-
-log = logging.getLogger("lm_eval.edited_hf")
 
 
 FILE = "answers.sqlite"
 
 
-WAIT_SECONDS = 120.0  # for another process that writes
+TABLE = CacheTable(name="answers", columns="key TEXT PRIMARY KEY, answer TEXT, checksum TEXT", value="answer")
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -47,7 +42,7 @@ class AnswerStore:
     """
 
     def __init__(self, root: Path, identity: dict[str, Any]) -> None:
-        self.path = root / FILE
+        self._cache = SQLiteCache(root / FILE, TABLE)
         self.identity = {**identity, "code": code_fingerprint()}
 
     def ask(
@@ -58,53 +53,14 @@ class AnswerStore:
         if not distinct:
             return {}
         keys = {item: self._key(item) for item in distinct}
-        found = self._read(keys)
-        missing = [item for item in distinct if item not in found]
+        stored = self._cache.read(list(keys.values()))
+        answers = {item: json.loads(stored[key]) for item, key in keys.items() if key in stored}
+        missing = [item for item in distinct if item not in answers]
         if missing:
             fresh = dict(zip(missing, ask(missing), strict=True))
-            self._write({keys[item]: answer for item, answer in fresh.items()})
-            found |= fresh
-        return found
+            self._cache.write({keys[item]: json.dumps(answer) for item, answer in fresh.items()})
+            answers |= fresh
+        return answers
 
     def _key(self, item: Any) -> str:
         return key_of({**self.identity, "kind": type(item).__name__, "item": dataclasses.asdict(item)})
-
-    def _read(self, keys: dict[Any, str]) -> dict[Any, dict[str, Any]]:
-        if not self.path.exists():
-            return {}
-        found: dict[Any, dict[str, Any]] = {}
-        with self._connection() as connection:
-            for item, key in keys.items():
-                row = connection.execute("SELECT answer, checksum FROM answers WHERE key = ?", (key,)).fetchone()
-                if row is not None and hashlib.sha256(row[0].encode()).hexdigest() == row[1]:
-                    found[item] = json.loads(row[0])
-        return found
-
-    def _write(self, answers: dict[str, dict[str, Any]]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = []
-        for key, answer in answers.items():
-            text = json.dumps(answer)
-            rows.append((key, text, hashlib.sha256(text.encode()).hexdigest()))
-        with self._connection() as connection:
-            connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)
-
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A transaction; a file that is no database is put aside and begun anew."""
-        try:
-            connection = self._opened()
-        except sqlite3.DatabaseError as error:
-            log.warning("%s is damaged (%s); it is removed and filled again.", self.path, error)
-            self.path.unlink(missing_ok=True)
-            connection = self._opened()
-        try:
-            with connection:
-                yield connection
-        finally:
-            connection.close()
-
-    def _opened(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
-        connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT, checksum TEXT)")
-        return connection
