@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from edit_hooks.utils.errors import EditingError
 from judges.backends.base import Fault, Reply
 from judges.backends.dispatcher import BUDGET_SPENT, TOO_MANY_FAILURES, DispatchPolicy, RequestDispatcher
 from judges.base import CORRECT, INCORRECT, CoverageError, Item
+from judges.prompt import Chat
 
 ITEMS = sample_items(24)
 
@@ -178,6 +180,28 @@ def test_replies_before_a_fatal_fault_are_stored(tmp_path: Path) -> None:
         with pytest.raises(EditingError):
             judge.judge(ITEMS)
         assert judge.plan(ITEMS).num_stored == len(server.replies) == 5
+
+
+def test_an_interrupted_run_abandons_pending_retries() -> None:
+    has_failed, attempts = threading.Event(), list[str]()
+
+    def send(chat: Chat) -> Reply:
+        name = chat[0]["content"]
+        attempts.append(name)
+        if name == "failing":
+            has_failed.set()
+            raise Fault("busy", retryable=True)
+        assert has_failed.wait(30)
+        return Reply("A")
+
+    def interrupt(index: int, reply: Reply) -> None:
+        raise KeyboardInterrupt
+
+    policy = DispatchPolicy(concurrency=2, max_attempts=10, sleep=lambda seconds: time.sleep(0.1))
+    chats = [[{"role": "user", "content": name}] for name in ("good", "failing")]
+    with pytest.raises(KeyboardInterrupt):
+        RequestDispatcher(send, policy).run(chats, interrupt)
+    assert 1 <= attempts.count("failing") < 10
 
 
 # ------------------------------------------------------------------ budget
