@@ -107,6 +107,8 @@ class SQLiteCache:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with contextlib.closing(sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_SECONDS)) as connection, connection:
+            # A text that is not UTF-8 gets a wrong checksum instead of an exception.
+            connection.text_factory = lambda content: content.decode(errors="replace")
             connection.execute(f"CREATE TABLE IF NOT EXISTS {self.table.name} ({self.table.columns})")
             yield connection
 

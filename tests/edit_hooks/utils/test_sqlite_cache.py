@@ -51,7 +51,9 @@ def test_more_keys_than_one_query_takes(cache: SQLiteCache) -> None:
     assert cache.read([*values, "missing"]) == values
 
 
-@pytest.mark.parametrize("change", ["thing = 'forged'", "thing = NULL", "thing = x'00ff'", "checksum = NULL"])
+@pytest.mark.parametrize(
+    "change", ["thing = 'forged'", "thing = NULL", "thing = x'00ff'", "thing = CAST(x'ff' AS TEXT)", "checksum = NULL"]
+)
 def test_a_row_with_a_wrong_checksum_counts_as_missing(cache: SQLiteCache, change: str) -> None:
     cache.write({"a": "1", "b": "2"})
     execute(cache.path, f"UPDATE things SET {change} WHERE key = 'a'")
