@@ -1,4 +1,7 @@
-"""`Item` goes in, `Verdict` comes out. A judge that cannot decide says why; it never guesses a label."""
+"""The interface of all judges: `Item` in, `Verdict` out.
+
+A judge that cannot decide returns an unscored verdict with a reason; it never guesses a label.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,19 @@ from typing import NamedTuple, Protocol
 from edit_hooks.utils.errors import EditingError
 
 CORRECT = "correct"
-
-
 INCORRECT = "incorrect"
-
-
 LABELS = (CORRECT, INCORRECT)
 
 
 class Item(NamedTuple):
-    """What is judged: the bare question, the gold answer, the given answer, and further accepted answers."""
+    """An answer to judge.
+
+    Args:
+        question: the bare question, without few-shot examples or a chat template.
+        gold: the expected answer.
+        answer: the answer to judge.
+        aliases: further accepted answers; string judges use them, model judges do not.
+    """
 
     question: str
     gold: str
@@ -29,18 +35,18 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One judged answer: a label, or the reason why there is none.
+    """The judgment of one answer: a label, or the reason for having none.
 
     Args:
-        label: one of :data:`LABELS`, or ``None`` when the answer stays unscored.
-        unscored_reason: why there is no label; given exactly when ``label`` is ``None``.
-        judge: who decided, with its version, for example a judge's name or a model id.
-        prompt_hash: SHA-256 (hex) of the prompt the judge saw; ``None`` for judges without one.
-        raw_reply: the judge's full reply; ``None`` for judges without one.
-        answer: the text that was judged.
+        label: one of :data:`LABELS`, or ``None`` if the answer is unscored.
+        unscored_reason: why there is no label; set exactly when ``label`` is ``None``.
+        judge: name of the judge, with the version of its prompt.
+        prompt_hash: SHA-256 (hex) of the judge's prompt; ``None`` for judges without a prompt.
+        raw_reply: the judge model's full reply; ``None`` for judges without a model.
+        answer: the judged text.
 
     Raises:
-        ValueError: for a label outside the closed set, or a label and a reason at once, or neither.
+        ValueError: if the label is unknown, or if both or neither of label and reason are set.
     """
 
     label: str | None = None
@@ -53,12 +59,13 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.label is not None and self.label not in LABELS:
             raise ValueError(
-                f"verdict label {self.label!r} is not one of {', '.join(LABELS)}; "
-                "a reply that fits neither is Verdict(unscored_reason=...)."
+                f"verdict label {self.label!r} is unknown. Accepted: {', '.join(LABELS)}; use unscored_reason for an "
+                "answer without a label."
             )
         if (self.label is None) == (not self.unscored_reason):
             raise ValueError(
-                f"a verdict has either a label or an unscored_reason, got {self.label!r} and {self.unscored_reason!r}."
+                f"a verdict needs a label or an unscored_reason, got label={self.label!r} and "
+                f"unscored_reason={self.unscored_reason!r}."
             )
 
     def __str__(self) -> str:
@@ -66,22 +73,22 @@ class Verdict:
 
 
 class CoverageError(EditingError):
-    """Too few answers have a verdict for the numbers to mean anything."""
+    """Too few answers have a verdict for a meaningful score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What judging cost and how much of it worked.
+    """Coverage and cost of one call of a judge.
 
     Args:
-        judge: who judged.
-        num_items: answers given to the judge, repeated ones included.
+        judge: name of the judge.
+        num_items: judged answers, duplicates included.
         num_scored: answers with a label.
-        num_distinct: different answers among them.
-        num_stored: distinct answers whose reply was in the store already.
-        num_calls: requests sent, repeated attempts included.
-        prompt_tokens, reply_tokens: as the server counted them for the replies of this run.
-        reasons: why answers are unscored -> how many.
+        num_distinct: distinct answers.
+        num_stored: distinct answers whose reply was in the verdict store.
+        num_calls: requests sent, retries included.
+        prompt_tokens, reply_tokens: token counts that the server reported for the new replies.
+        reasons: unscored reason -> number of answers.
     """
 
     judge: str
@@ -96,7 +103,7 @@ class Report:
 
     @property
     def coverage(self) -> float:
-        """Share of the answers that have a label; 1 when there was nothing to judge."""
+        """Share of answers with a label; 1 if there are no answers."""
         return self.num_scored / self.num_items if self.num_items else 1.0
 
     def __str__(self) -> str:
@@ -106,18 +113,18 @@ class Report:
                 f"; {self.num_distinct} distinct, {self.num_stored} from the store, {self.num_calls} calls, "
                 f"{self.prompt_tokens} + {self.reply_tokens} tokens"
             )
-        return text + ("; unscored: " + self._reasons() if self.reasons else "")
+        return text + ("; unscored: " + self._format_reasons() if self.reasons else "")
 
     def require(self, min_coverage: float) -> None:
-        """Raise CoverageError when less than ``min_coverage`` (0..1) of the answers have a label."""
+        """Raise CoverageError if less than ``min_coverage`` (0..1) of the answers have a label."""
         if self.coverage < min_coverage:
             raise CoverageError(
                 f"judge {self.judge} scored {self.num_scored} of {self.num_items} answers ({self.coverage:.1%}), "
-                f"less than min_coverage={min_coverage:.0%}. Reasons: {self._reasons()}. Every reply that came is in "
-                "the store: the next run asks only for what is missing."
+                f"less than min_coverage={min_coverage:.0%}. Reasons: {self._format_reasons()}. All replies received "
+                "so far are in the verdict store; the next run requests only the missing ones."
             )
 
-    def _reasons(self) -> str:
+    def _format_reasons(self) -> str:
         return ", ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
 
 
@@ -129,15 +136,15 @@ class Judged(NamedTuple):
 
 
 class Judge(Protocol):
-    """Anything that turns items into verdicts."""
+    """Turns items into verdicts."""
 
     name: str
 
     def judge(self, items: Sequence[Item]) -> Judged:
-        """One verdict per item, in order."""
+        """Return one verdict per item, in order."""
 
 
 def count_reasons(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """Unscored reason -> number of verdicts, most frequent first."""
+    """Count verdicts by unscored reason, most frequent first."""
     reasons = Counter(verdict.unscored_reason for verdict in verdicts if verdict.unscored_reason)
-    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(reasons.items(), key=lambda entry: (-entry[1], entry[0])))

@@ -1,7 +1,7 @@
-"""String comparison: exact match after the normalization that SQuAD's evaluation made common, and its relatives.
+"""String comparison of an answer with a gold answer, after SQuAD's normalization.
 
-All functions compare in one direction, is the gold answer in the answer, and a gold text of which normalization leaves
-nothing (such as ``")"``) matches no answer: otherwise saying nothing would be right.
+All functions look for the gold answer in the answer, never the reverse. A gold answer that normalizes to the empty
+string (such as ``")"``) matches no answer; otherwise an empty answer would be correct.
 """
 
 from __future__ import annotations
@@ -11,54 +11,56 @@ import string
 from collections.abc import Iterable
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Lower-case, delete ASCII punctuation, blank out the words a/an/the, collapse white space, in this order.
+    """Lower-case, delete ASCII punctuation, blank out a/an/the, collapse white space.
 
-    The order matters: punctuation goes before articles, so ``"a-ha"`` becomes ``"aha"`` and keeps its ``a``.
+    The order matters: punctuation is deleted before articles, so ``"a-ha"`` becomes ``"aha"`` and keeps its ``a``.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, gold: str) -> bool:
-    """True when both texts are equal after :func:`normalize`; an empty gold text matches nothing."""
-    wanted = normalize(gold)
-    return bool(wanted) and normalize(answer) == wanted
+    """Return whether both texts are equal after :func:`normalize`."""
+    normalized_gold = normalize(gold)
+    return bool(normalized_gold) and normalize(answer) == normalized_gold
 
 
 def any_exact_match(answer: str, golds: Iterable[str]) -> bool:
-    """True when the answer matches one of the accepted texts (an answer and its aliases)."""
+    """Return whether the answer matches one of the accepted texts (a gold answer and its aliases)."""
     return any(exact_match(answer, gold) for gold in golds)
 
 
 def alias_match(answer: str, golds: Iterable[str]) -> bool:
-    """True when one of the accepted texts occurs in the answer as whole words, one after the other."""
-    said = f" {normalize(answer)} "
-    return any(f" {wanted} " in said for gold in golds if (wanted := normalize(gold)))
+    """Return whether one of the accepted texts occurs in the answer as consecutive whole words."""
+    padded_answer = f" {normalize(answer)} "
+    return any(f" {words} " in padded_answer for gold in golds if (words := normalize(gold)))
 
 
 def contains(answer: str, gold: str, *, whole_words_up_to: int = 3) -> bool:
-    """True when the normalized answer contains the normalized gold text, also inside a longer word.
+    """Return whether the answer contains the gold answer, also inside a longer word.
 
     Args:
-        whole_words_up_to: gold texts of at most so many characters must be whole words: "Ur" is in every "hour".
+        whole_words_up_to: gold answers of at most this many characters must be whole words ("Ur" occurs in "hour").
     """
-    wanted = normalize(gold)
-    if not wanted:
+    normalized_gold = normalize(gold)
+    if not normalized_gold:
         return False
-    return alias_match(answer, [gold]) if len(wanted) <= whole_words_up_to else wanted in normalize(answer)
+    if len(normalized_gold) <= whole_words_up_to:
+        return alias_match(answer, [gold])
+    return normalized_gold in normalize(answer)
 
 
 def match_ratio(answer: str, gold: str) -> float:
-    """Share of the gold text's words that the answer has in the same place (the text form of AR-MATCH), in 0..1.
+    """Share of the gold answer's words at the same position in the answer (the text form of AR-MATCH), in 0..1.
 
-    What comes after as many words as the gold text has is not looked at: the score is blind to continuation,
-    repetition and contradiction, as the protocol is.
+    Words beyond the gold answer's length are ignored, as in the protocol: continuations, repetitions and contradictions
+    do not change the score.
     """
-    wanted = normalize(gold).split()
-    said = normalize(answer).split()
-    return sum(a == b for a, b in zip(wanted, said, strict=False)) / len(wanted) if wanted else 0.0
+    gold_words = normalize(gold).split()
+    answer_words = normalize(answer).split()
+    if not gold_words:
+        return 0.0
+    return sum(a == b for a, b in zip(gold_words, answer_words, strict=False)) / len(gold_words)

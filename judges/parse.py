@@ -1,4 +1,4 @@
-"""Reading replies: a verdict over a closed label set, and yes/no answers to judgment questions."""
+"""Parsers for replies: a judge model's verdict, and yes/no answers to judgment questions."""
 
 from __future__ import annotations
 
@@ -8,102 +8,92 @@ from typing import NamedTuple
 
 from judges.match import normalize
 
-UNPARSABLE = "the judge's reply holds no verdict"
+UNPARSABLE_REPLY = "the judge's reply holds no verdict"
+EMPTY_REPLY = "the judge's reply is empty"
+TRUNCATED_REPLY = "the judge's reply was cut before its verdict"
+REFUSED_REPLY = "the judge refused"
 
+_THINK_BLOCK = re.compile(r"<think>.*?</think>", re.DOTALL)
 
-EMPTY = "the judge's reply is empty"
-
-
-CUT = "the judge's reply was cut before its verdict"
-
-
-REFUSED = "the judge refused"
-
-
-_THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
-
-
-# What may stand around a label on its line: emphasis, quotes, brackets, one closing mark.
+# Characters allowed around a label on its line: emphasis, quotes, brackets, and one closing mark.
 _WRAPPING = "*_`\"'()[]{}#> \t"
+_CLOSING_MARKS = ".:!,;)"
 
-
-_CLOSING = ".:!,;)"
-
-
-_PREFIX = re.compile(
+_VERDICT_PREFIX = re.compile(
     r"^(?:(?:the|my|final|so|therefore|thus)\s+)*(?:verdict|answer|grade|label|decision|judge?ment|option|choice)"
     r"\s*(?:is\s*:?|[:=\-])\s*",
     re.IGNORECASE,
 )
+_LETTER_AND_WORD = re.compile(r"(?P<letter>\w*)(?P<separator>\W*)(?P<word>.*)", re.DOTALL)
+
+_YES_WORDS = {"yes", "yeah", "yep", "true", "correct", "right"}
+_NO_WORDS = {"no", "nope", "false", "incorrect", "wrong", "not"}
 
 
-class Parsed(NamedTuple):
-    """A label, or the reason why there is none."""
+class ParsedReply(NamedTuple):
+    """A label, or the reason for having none."""
 
     label: str | None = None
     reason: str | None = None
 
 
-def read_verdict(reply: str, labels: Mapping[str, str], *, finish: str | None = None) -> Parsed:
-    """The verdict in a judge's reply.
+def read_verdict(reply: str, labels: Mapping[str, str], *, finish: str | None = None) -> ParsedReply:
+    """Parse the verdict in a judge model's reply.
 
-    A verdict is a line of its own that holds nothing but a label: its letter, its word, or both when they agree, with
-    an optional "Verdict:" before it and emphasis, quotes or a closing mark around it. The last such line counts, since
-    a judge that thinks aloud decides at the end. Everything else is no verdict: prose around a letter, two letters in
-    a line, a letter with the other one's word, refusals.
+    A verdict is a line that holds only a label: its letter, its word, or both if they agree. A prefix such as
+    "Verdict:" and surrounding emphasis, quotes or a closing mark are allowed. The last such line counts, because a
+    judge that reasons in its reply decides at the end. Prose around a letter, two letters in a line, a letter with the
+    other label's word and refusals are not verdicts.
 
     Args:
-        reply: the full reply; a closed ``<think>`` block is left out.
+        reply: the full reply; closed ``<think>`` blocks are skipped.
         labels: letter -> label, such as ``{"A": "correct", "B": "incorrect"}``.
-        finish: why the server stopped; a reply cut at its length counts only when it is one verdict line.
+        finish: the server's finish reason. A reply cut at the token limit (``"length"``) is parsed only if it has a
+            single line.
     """
     if finish == "content_filter":
-        return Parsed(reason=REFUSED)
-    text = _THOUGHTS.sub("", reply)
+        return ParsedReply(reason=REFUSED_REPLY)
+    text = _THINK_BLOCK.sub("", reply)
     if "<think>" in text:
-        return Parsed(reason=CUT)
+        return ParsedReply(reason=TRUNCATED_REPLY)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
-        return Parsed(reason=EMPTY)
+        return ParsedReply(reason=EMPTY_REPLY)
     if finish == "length" and len(lines) > 1:
-        return Parsed(reason=CUT)
-    found = [label for line in lines if (label := _label_of(line, labels)) is not None]
-    return Parsed(label=found[-1]) if found else Parsed(reason=UNPARSABLE)
+        return ParsedReply(reason=TRUNCATED_REPLY)
+    line_labels = [label for line in lines if (label := _parse_line(line, labels)) is not None]
+    return ParsedReply(label=line_labels[-1]) if line_labels else ParsedReply(reason=UNPARSABLE_REPLY)
 
 
-def _label_of(line: str, labels: Mapping[str, str]) -> str | None:
-    bare = _bare(_PREFIX.sub("", _bare(line), count=1))
-    lowered = {letter.lower(): label for letter, label in labels.items()}
-    words = set(labels.values())
-    if bare.lower() in lowered:
-        return lowered[bare.lower()]
-    if bare.lower() in words:
+def _parse_line(line: str, labels: Mapping[str, str]) -> str | None:
+    """Return the label that a line consists of, or ``None``."""
+    bare = _strip_wrapping(_VERDICT_PREFIX.sub("", _strip_wrapping(line), count=1))
+    label_of_letter = {letter.lower(): label for letter, label in labels.items()}
+    if bare.lower() in label_of_letter:
+        return label_of_letter[bare.lower()]
+    if bare.lower() in labels.values():
         return bare.lower()
-    letter, mark, rest = re.match(r"(\w*)(\W*)(.*)", bare, re.DOTALL).groups()  # type: ignore[union-attr]  # matches all
-    label = lowered.get(letter.lower())
-    return label if label and mark.strip() and _bare(rest).lower() == label else None
+    parts = _LETTER_AND_WORD.match(bare)
+    assert parts is not None  # every group may be empty
+    label = label_of_letter.get(parts["letter"].lower())
+    agrees = _strip_wrapping(parts["word"]).lower() == label
+    return label if label and parts["separator"].strip() and agrees else None
 
 
-def _bare(text: str) -> str:
-    stripped = text.strip().strip(_WRAPPING)
-    return stripped.rstrip(_CLOSING).strip(_WRAPPING)
-
-
-_YES = {"yes", "yeah", "yep", "true", "correct", "right"}
-
-
-_NO = {"no", "nope", "false", "incorrect", "wrong", "not"}
+def _strip_wrapping(text: str) -> str:
+    return text.strip().strip(_WRAPPING).rstrip(_CLOSING_MARKS).strip(_WRAPPING)
 
 
 def read_yes_no(text: str) -> bool | None:
-    """The answer to a judgment question; ``None`` when the text does not decide.
+    """Parse the answer to a judgment question; ``None`` if it does not decide.
 
-    The first word decides. It must be one of a closed set, and no word of the other side may stand in the same
-    sentence ("yes or no", "yes, that is false").
+    The first word decides and must be one of a closed set. A word of the opposite set in the same sentence makes the
+    answer undecided ("yes or no", "yes, that is false").
     """
     sentence = re.split(r"[.!?\n]", text.strip(), maxsplit=1)[0]
     words = normalize(sentence).split()
-    if not words or words[0] not in _YES | _NO:
+    if not words or words[0] not in _YES_WORDS | _NO_WORDS:
         return None
-    said, other = (True, _NO) if words[0] in _YES else (False, _YES)
-    return None if other & set(words[1:]) else said
+    is_yes = words[0] in _YES_WORDS
+    opposite = _NO_WORDS if is_yes else _YES_WORDS
+    return None if opposite & set(words[1:]) else is_yes

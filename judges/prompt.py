@@ -1,14 +1,16 @@
-"""Prompts: versioned files with a slot for question, gold answer and answer, filled so that no text can speak as them.
+"""Judge prompts: versioned files with slots for question, gold answer and answer.
 
-A prompt file may begin with a YAML block between two lines ``---``:
+The texts are quoted on insertion, so none of them can imitate a part of the prompt. A prompt file may begin with a YAML
+header between two lines ``---``:
 
-- ``name``, ``version``: what it is called in results;
-- ``labels``: letter -> ``correct`` or ``incorrect``, the closed set of replies (default A correct, B incorrect);
-- ``quoting``: ``json`` (default) writes the texts as JSON strings, ``raw`` as they are, for a published wording that
-  does so; answers can then imitate the rest of the prompt;
-- ``system``: a system message; without one none is sent.
+- ``name``, ``version``: the prompt's name in results;
+- ``labels``: letter -> ``correct`` or ``incorrect``, the closed set of replies (default: A correct, B incorrect);
+- ``quoting``: ``json`` (default) inserts the texts as JSON strings; ``raw`` inserts them verbatim, for a published
+  wording that does so, and lets an answer imitate the prompt;
+- ``system``: the system message; none is sent without it.
 
-The rest is the user message, with ``{question}``, ``{gold}`` and ``{answer}`` at least once. Other braces are text.
+The rest of the file is the user message. It contains ``{question}``, ``{gold}`` and ``{answer}`` at least once each;
+other braces are plain text.
 """
 
 from __future__ import annotations
@@ -26,38 +28,33 @@ import yaml
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from judges.base import LABELS, Item
 
-FOLDER = Path(__file__).parent / "prompts"
-
-
+PROMPT_FOLDER = Path(__file__).parent / "prompts"
 QUOTING = ("json", "raw")
-
-
 HEADER_KEYS = ("name", "version", "labels", "quoting", "system")
-
-
 DEFAULT_LABELS = {"A": "correct", "B": "incorrect"}
 
-
 _SLOT = re.compile(r"\{(question|gold|answer)\}")
+_HEADER_AND_BODY = re.compile(r"---\n(?P<header>.*?)\n---\n(?P<body>.*)", re.DOTALL)
 
-
-# Marks with a meaning in chat templates and markup; escaped in JSON strings, so that no special token can arise.
-_MARKS = frozenset("<>[]{}|`")
-
+# Characters of chat templates and markup. Escaped in JSON strings, so that no special token can arise.
+_MARKUP = frozenset("<>[]{}|`")
 
 Chat = list[dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A judge's prompt.
+    """A judge prompt.
 
     Args:
-        name: name and version, for results.
+        name: name with version, for results.
         body: the user message with its slots.
         labels: letter -> label.
         quoting: one of :data:`QUOTING`.
         system: the system message, or ``None``.
+
+    Raises:
+        EditingError: for missing slots and for labels, quoting or a system message that are not as described.
     """
 
     name: str
@@ -73,76 +70,85 @@ class Prompt:
             raise EditingError(f"judge prompt {self.name!r} has no {slots}; question, gold and answer are all needed.")
         if self.quoting not in QUOTING:
             raise EditingError(f"judge prompt {self.name!r}: quoting={self.quoting!r}. Accepted: {', '.join(QUOTING)}.")
-        if sorted(set(self.labels.values())) != sorted(LABELS) or not all(
-            isinstance(letter, str) and letter.isalnum() for letter in self.labels
-        ):
+        if not _are_labels(self.labels):
             raise EditingError(
-                f"judge prompt {self.name!r}: labels={dict(self.labels)!r}; give words for exactly "
+                f"judge prompt {self.name!r}: labels={self.labels!r}; give words for exactly "
                 f"{' and '.join(LABELS)}, such as {DEFAULT_LABELS!r}."
             )
+        if not isinstance(self.system, (str, type(None))):
+            raise EditingError(f"judge prompt {self.name!r}: system={self.system!r} is not a text; put it in quotes.")
 
     @property
     def hash(self) -> str:
-        """SHA-256 (hex) of everything that reaches the judge or decides how its reply is read."""
+        """SHA-256 (hex) of everything that the judge model sees or that decides how its reply is parsed."""
         parts = [self.body, dict(sorted(self.labels.items())), self.quoting, self.system]
         return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
 
     def chat(self, item: Item) -> Chat:
-        """The messages for one item. All slots are filled in one pass: a text that looks like a slot stays a text."""
+        """Return the messages for one item.
+
+        All slots are filled in one pass, so a text that looks like a slot stays a text.
+        """
         texts = {"question": item.question, "gold": item.gold, "answer": item.answer}
         quoted = {slot: quote(text) if self.quoting == "json" else text for slot, text in texts.items()}
-        messages = [{"role": "user", "content": _SLOT.sub(lambda found: quoted[found[1]], self.body)}]
+        messages = [{"role": "user", "content": _SLOT.sub(lambda slot: quoted[slot[1]], self.body)}]
         return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]
 
 
+def _are_labels(labels: object) -> bool:
+    if not isinstance(labels, Mapping) or not all(isinstance(word, str) and word.isalnum() for word in labels):
+        return False
+    return set(map(str, labels.values())) == set(LABELS)
+
+
 def quote(text: str) -> str:
-    """A JSON string on one line: quotes, markup, line breaks and invisible characters are escaped; lossless.
+    """Return a JSON string on one line; quotes, markup, line breaks and invisible characters are escaped.
 
-    ``json.loads(quote(text)) == text`` for every text, and nothing inside can end the string, begin a new line or form
-    a special token of a chat template.
+    ``json.loads(quote(text)) == text`` for every text. No text can end the string, begin a new line or form a special
+    token of a chat template.
     """
-    return "".join(_escaped(character) for character in json.dumps(text, ensure_ascii=False))
+    return "".join(_escape_character(character) for character in json.dumps(text, ensure_ascii=False))
 
 
-def _escaped(character: str) -> str:
-    if not character.isprintable():  # controls, line ends, marks of direction, odd spaces
+def _escape_character(character: str) -> str:
+    if not character.isprintable():  # control characters, line separators, direction marks, unusual spaces
         return json.dumps(character)[1:-1]
-    return f"\\u{ord(character):04x}" if character in _MARKS else character
+    return f"\\u{ord(character):04x}" if character in _MARKUP else character
 
 
 def load_prompt(name: str) -> Prompt:
-    """A shipped prompt by name, or the user's own by path.
+    """Load a shipped prompt by name, or a user's prompt by path.
 
     Raises:
-        EditingError: for an unknown name, an unreadable file, a wrong header or missing slots.
+        EditingError: for an unknown name, an unreadable file, an invalid header or missing slots.
     """
-    shipped = {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
+    shipped = {path.stem: path for path in sorted(PROMPT_FOLDER.glob("*.txt"))}
     path = shipped.get(name) or Path(name).expanduser()
     if not path.is_file():
         raise EditingError(
             f"there is no judge prompt {name!r}.{near_misses(name, shipped)} Shipped: {', '.join(shipped)}; "
-            "or give the path of a text file of your own."
+            "or give the path of a text file."
         )
     try:
-        return _parse(path.stem, path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        return _parse_prompt(path.stem, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise EditingError(f"judge prompt {path} cannot be read: {' '.join(str(error).split())}") from error
 
 
-def _parse(stem: str, text: str) -> Prompt:
-    header, body = _split(text)
+def _parse_prompt(stem: str, text: str) -> Prompt:
+    header, body = _split_header(text)
     if unknown := set(header) - set(HEADER_KEYS):
-        raise unknown_keys_error(f"key in the header of judge prompt {stem!r}:", unknown, HEADER_KEYS)
+        raise unknown_keys_error(f"key in the header of judge prompt {stem!r}:", map(str, unknown), HEADER_KEYS)
     name = f"{header['name']}_v{header['version']}" if {"name", "version"} <= set(header) else stem
-    kept = {key: header[key] for key in ("labels", "quoting", "system") if key in header}
-    return Prompt(name=name, body=body.strip("\n"), **kept)
+    options = {key: header[key] for key in ("labels", "quoting", "system") if key in header}
+    return Prompt(name=name, body=body.strip("\n"), **options)
 
 
-def _split(text: str) -> tuple[dict[str, Any], str]:
-    parts = re.match(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL)
+def _split_header(text: str) -> tuple[dict[str, Any], str]:
+    parts = _HEADER_AND_BODY.match(text)
     if not parts:
         return {}, text
-    header = yaml.safe_load(parts[1])
+    header = yaml.safe_load(parts["header"])
     if not isinstance(header, dict):
         raise EditingError("the header of a judge prompt is a YAML mapping between two lines of three dashes.")
-    return header, parts[2]
+    return header, parts["body"]

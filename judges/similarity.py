@@ -1,7 +1,7 @@
-"""Scores of likeness in meaning, from packages of the extras ``similarity`` and ``ike``; imported when asked for.
+"""Semantic similarity of an answer and its gold answer, as graded scores.
 
-They are graded scores, not judges: a high value says that two texts are about the same thing,
-and "Paris" is much like "Rome".
+A high score means that two texts are about the same thing, not that they agree: "Paris" is similar to "Rome". The
+packages (extras ``similarity`` and ``ike``) are imported on use.
 """
 
 from __future__ import annotations
@@ -9,70 +9,75 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from edit_hooks.assets.minilm import PACKAGE as MINILM_PACKAGE
 from edit_hooks.assets.minilm import load_minilm
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import packaged_file
 
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    # Texts to unit rows [N, D]: a tensor from the packaged model, an array from sentence-transformers.
+    Embedder: TypeAlias = Callable[[Sequence[str]], torch.Tensor | numpy.ndarray]
+
 EMBEDDING_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+BERTSCORE_MODEL = "roberta-large"  # the default of bert-score for English, which also chooses the layer
 
 
-BERTSCORE_MODEL = "roberta-large"  # bert-score's own choice for English; its layer is the package's
-
-
-def bertscore(answers: Sequence[str], golds: Sequence[str]) -> list[float]:
+def bertscore_f1(answers: Sequence[str], golds: Sequence[str]) -> list[float]:
     """BERTScore F1 of each answer against its gold answer (Zhang et al. 2020), without baseline rescaling.
 
     Raises:
-        EditingError: when the package is missing.
+        EditingError: if the package is missing.
     """
-    package = _need("bert_score", "bert-score")
+    package = _import_package("bert_score", "bert-score")
     *_, f1_N = package.score(list(answers), list(golds), model_type=BERTSCORE_MODEL, verbose=False)
     return [float(value) for value in f1_N]
 
 
-def embedding(answers: Sequence[str], golds: Sequence[str]) -> list[float]:
-    """Cosine of all-MiniLM-L6-v2 embeddings (Reimers and Gurevych 2019) of answer and gold answer, in -1..1.
+def embedding_cosine(answers: Sequence[str], golds: Sequence[str]) -> list[float]:
+    """Cosine of the all-MiniLM-L6-v2 embeddings of answer and gold answer (Reimers and Gurevych 2019), in -1..1.
 
-    The model comes from the package of the extra ``ike`` where that is installed (no network), else from the hub.
+    The model comes from the package of the extra ``ike`` if that is installed (no network), else from the hub.
 
     Raises:
-        EditingError: when neither package is there.
+        EditingError: if neither package is installed.
     """
-    embed = load_minilm() if packaged_file(MINILM_PACKAGE, "model", "config.json") else _from_the_hub()
+    embed = load_minilm() if packaged_file(MINILM_PACKAGE, "model", "config.json") else _load_hub_embedder()
     answers_ND, golds_ND = embed(answers), embed(golds)
     return [float((a_D * b_D).sum()) for a_D, b_D in zip(answers_ND, golds_ND, strict=True)]
 
 
-def _from_the_hub() -> Callable[[Sequence[str]], Any]:
-    model = _need("sentence_transformers", "sentence-transformers").SentenceTransformer(EMBEDDING_MODEL)
+def _load_hub_embedder() -> Embedder:
+    model = _import_package("sentence_transformers", "sentence-transformers").SentenceTransformer(EMBEDDING_MODEL)
     return lambda texts: model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
 
 
 SIMILARITIES: dict[str, Callable[[Sequence[str], Sequence[str]], list[float]]] = {
-    "bertscore": bertscore,
-    "embedding": embedding,
+    "bertscore": bertscore_f1,
+    "embedding": embedding_cosine,
 }
 
 
 def similarity(name: str, answers: Sequence[str], golds: Sequence[str]) -> list[float]:
-    """A score of :data:`SIMILARITIES`, one number per pair; 0 where answer or gold answer is empty."""
+    """Compute a score of :data:`SIMILARITIES` for each pair; 0 where answer or gold answer is empty."""
     pairs = [n for n, (a, b) in enumerate(zip(answers, golds, strict=True)) if a.strip() and b.strip()]
     scores = [0.0] * len(answers)
     if pairs:
-        found = SIMILARITIES[name]([answers[n] for n in pairs], [golds[n] for n in pairs])
-        for place, value in zip(pairs, found, strict=True):
-            scores[place] = value
+        pair_scores = SIMILARITIES[name]([answers[n] for n in pairs], [golds[n] for n in pairs])
+        for n, score in zip(pairs, pair_scores, strict=True):
+            scores[n] = score
     return scores
 
 
-def _need(module: str, package: str) -> ModuleType:
+def _import_package(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise EditingError(
             f'this score needs the package {package}: pip install "lm-eval-editing[similarity]". '
-            "Scores without it: match_ratio."
+            "match_ratio needs no package."
         ) from error

@@ -1,4 +1,4 @@
-"""What a model judge needs of the thing that runs the model: chats in, replies or faults out."""
+"""The interface between a model judge and the backend that runs the model: chats in, replies or faults out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from judges.prompt import Chat
 
 
 class Reply(NamedTuple):
-    """A judge's reply.
+    """A judge model's reply.
 
     Args:
-        text: all of it.
-        finish: why it ended, in the words of OpenAI's interface ("stop", "length", "content_filter").
-        prompt_tokens, reply_tokens: as the server counted.
+        text: the full text.
+        finish: finish reason as in OpenAI's API ("stop", "length", "content_filter").
+        prompt_tokens, reply_tokens: token counts as reported by the backend.
     """
 
     text: str
@@ -24,31 +24,28 @@ class Reply(NamedTuple):
 
 
 class Fault(Exception):
-    """No reply came.
+    """A request without a reply.
 
     Args:
-        reason: in few words, the same for the same cause, since reasons are counted; never holds a key.
-        again: another attempt may help.
-        fatal: no other request will fare better (wrong key, unknown model, no credit).
-        wait: seconds the server asks to wait.
-        sent: the request may have reached the server.
+        reason: short and the same for the same cause, because reasons are counted; never contains a key.
+        retryable: whether another attempt may succeed.
+        fatal: whether every further request will fail as well (wrong key, unknown model, no credit).
+        wait: seconds that the server requests to wait.
     """
 
-    def __init__(
-        self, reason: str, *, again: bool = False, fatal: bool = False, wait: float | None = None, sent: bool = True
-    ) -> None:
+    def __init__(self, reason: str, *, retryable: bool = False, fatal: bool = False, wait: float | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.again, self.fatal, self.wait, self.sent = reason, again, fatal, wait, sent
+        self.reason, self.retryable, self.fatal, self.wait = reason, retryable, fatal, wait
 
 
 Outcome: TypeAlias = Reply | Fault
 
+# Called with the index of the chat and its reply as soon as the reply is there, from any thread.
+OnReply: TypeAlias = Callable[[int, Reply], None]
 
-Keep: TypeAlias = Callable[[int, Reply], None]
 
-
-class Asked(NamedTuple):
-    """Outcomes in the order of the chats, and how many requests were sent for them."""
+class BackendResult(NamedTuple):
+    """Outcomes in the order of the chats, and the number of requests sent for them."""
 
     outcomes: list[Outcome]
     num_calls: int
@@ -58,7 +55,7 @@ class Backend(Protocol):
     """Runs the judge model."""
 
     def check(self) -> None:
-        """Raise EditingError for what is certain to go wrong (no key, no server), before expensive work."""
+        """Fail fast: raise EditingError for a missing key, package, model or server."""
 
-    def ask(self, chats: Sequence[Chat], keep: Keep) -> Asked:
-        """Ask for all chats; ``keep(index, reply)`` is called the moment a reply is there, from any thread."""
+    def complete(self, chats: Sequence[Chat], on_reply: OnReply) -> BackendResult:
+        """Return a reply or a fault for each chat."""

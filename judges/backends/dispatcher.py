@@ -1,4 +1,4 @@
-"""Asking a server many things: concurrency, attempts with back-off, rate limits, budget, and when to stop."""
+"""Dispatch of many requests to one server: concurrency, retries with back-off, rate limits and budget."""
 
 from __future__ import annotations
 
@@ -13,29 +13,23 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from edit_hooks.utils.errors import EditingError
-from judges.backends.base import Asked, Fault, Keep, Outcome, Reply
+from judges.backends.base import BackendResult, Fault, OnReply, Outcome, Reply
 from judges.prompt import Chat
 
 log = logging.getLogger("lm_eval.judges")
 
+BUDGET_SPENT = "not sent: the budget is spent"
+TOO_MANY_FAILURES = "not sent: too many consecutive failures"
+JUDGE_UNUSABLE = "not sent: the judge is unusable"
 
-BUDGET = "not asked: the budget is spent"
-
-
-GAVE_UP = "not asked: the judge failed too many times in a row"
-
-
-STOPPED = "not asked: the judge refused to work at all"
-
-
-FIRST_PAUSE = 1.0  # seconds before the second attempt; doubled for each further one
+FIRST_PAUSE_SECONDS = 1.0  # before the first retry; doubles with each further one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """How to ask; the meaning of the fields is that of :class:`~judges.settings.JudgeSettings`.
+class DispatchPolicy:
+    """Limits of a dispatch; fields as in :class:`~judges.settings.JudgeSettings`.
 
-    ``sleep``, ``clock`` and ``jitter`` (a factor for each pause) are replaced by tests.
+    Tests replace ``sleep``, ``clock`` and ``jitter`` (the random factor of each pause).
     """
 
     concurrency: int = 8
@@ -49,107 +43,116 @@ class Policy:
     jitter: Callable[[], float] = field(default=lambda: random.uniform(0.5, 1.0))
 
 
-class Asking:
-    """One round of questions to one server."""
+class RequestDispatcher:
+    """One dispatch of chats to one server.
 
-    def __init__(self, send: Callable[[Chat], Reply], policy: Policy) -> None:
+    Args:
+        send: sends one request; raises Fault if there is no reply.
+        policy: limits.
+    """
+
+    def __init__(self, send: Callable[[Chat], Reply], policy: DispatchPolicy) -> None:
         self.send, self.policy = send, policy
         self.num_calls = self.num_tokens = 0
-        self._failed_in_a_row = 0
-        self._not_before = policy.clock()  # the server asked everybody to wait until then
-        self._stop: str | None = None  # why nothing more is asked
+        self._consecutive_failures = 0
+        self._paused_until = policy.clock()  # rate limit: no request before this time
+        self._stop_reason: str | None = None  # once set, no further request is sent
         self._fatal: Fault | None = None
         self._lock = threading.Lock()
 
-    def all(self, chats: Sequence[Chat], keep: Keep) -> Asked:
-        """Ask for every chat, at most ``concurrency`` at a time.
+    def run(self, chats: Sequence[Chat], on_reply: OnReply) -> BackendResult:
+        """Send every chat, at most ``concurrency`` at a time.
 
         Raises:
-            EditingError: when the server says that nothing will work; replies that came before were kept.
+            EditingError: after a fatal fault; earlier replies have been passed to ``on_reply``.
         """
         outcomes: list[Outcome | None] = [None] * len(chats)
         queue = iter(range(len(chats)))
         running: dict[Future[Outcome], int] = {}
         with (
-            tqdm(total=len(chats), desc="Asking the judge", unit="answer", disable=not chats) as bar,
+            tqdm(total=len(chats), desc="Judging", unit="answer", disable=not chats) as bar,
             ThreadPoolExecutor(self.policy.concurrency) as pool,
         ):
             try:
                 while True:
                     while len(running) < self.policy.concurrency and (index := next(queue, None)) is not None:
-                        running[pool.submit(self._one, index, chats[index], keep)] = index
+                        running[pool.submit(self._complete, index, chats[index], on_reply)] = index
                     if not running:
                         break
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         outcomes[running.pop(future)] = future.result()
                         bar.update()
-            except BaseException:  # interrupted, or the store failed: nothing new is sent; what is in flight is kept
-                self._stop = STOPPED
+            except BaseException:
+                # Interrupted, or on_reply failed. Requests in flight finish when the pool closes; no new one is sent.
+                self._stop_reason = JUDGE_UNUSABLE
                 raise
         if self._fatal:
             raise EditingError(f"the judge cannot be used: {self._fatal.reason}.")
-        return Asked([outcome for outcome in outcomes if outcome is not None], self.num_calls)
+        return BackendResult([outcome for outcome in outcomes if outcome is not None], self.num_calls)
 
-    def _one(self, index: int, chat: Chat, keep: Keep) -> Outcome:
-        fault = Fault(self._stop or STOPPED, sent=False)
+    def _complete(self, index: int, chat: Chat, on_reply: OnReply) -> Outcome:
+        """Send one chat, with retries."""
+        fault: Fault | None = None
         for attempt in range(self.policy.max_attempts):
-            if not self._may_send():
-                return Fault(self._stop or STOPPED, sent=False) if attempt == 0 else fault
+            if not self._reserve_call():
+                return fault or Fault(self._stop_reason or JUDGE_UNUSABLE)
             try:
                 reply = self.send(chat)
-            except Fault as caught:
-                fault = caught
-                if not self._again(fault, attempt):
+            except Fault as error:
+                fault = error
+                if not self._pause_before_retry(fault, attempt):
                     break
             else:
-                keep(index, reply)
-                self._count(reply)
+                on_reply(index, reply)
+                self._record_success(reply)
                 return reply
-        self._failed(fault)
+        assert fault is not None  # max_attempts is at least 1
+        self._record_failure(fault)
         return fault
 
-    def _may_send(self) -> bool:
-        """Wait for the server's pause to end, then count the request; False when nothing more is to be asked."""
+    def _reserve_call(self) -> bool:
+        """Wait until the rate limit allows a request, then count it; False if no further request may be sent."""
         while True:
             with self._lock:
-                pause = self._not_before - self.policy.clock()
-                if self._stop is None and self._spent():
-                    self._stop = BUDGET
-                if self._stop is not None:
+                pause = self._paused_until - self.policy.clock()
+                if self._stop_reason is None and self._is_budget_spent():
+                    self._stop_reason = BUDGET_SPENT
+                if self._stop_reason is not None:
                     return False
                 if pause <= 0:
                     self.num_calls += 1
                     return True
             self.policy.sleep(pause)
 
-    def _spent(self) -> bool:
+    def _is_budget_spent(self) -> bool:
         calls, tokens = self.policy.max_calls, self.policy.max_tokens
         return (calls is not None and self.num_calls >= calls) or (tokens is not None and self.num_tokens >= tokens)
 
-    def _again(self, fault: Fault, attempt: int) -> bool:
-        """Whether to try again; pauses first."""
-        if not fault.again or attempt + 1 >= self.policy.max_attempts:
+    def _pause_before_retry(self, fault: Fault, attempt: int) -> bool:
+        """Wait for the next attempt; False if there is none."""
+        if not fault.retryable or attempt + 1 >= self.policy.max_attempts:
             return False
         log.info("attempt %d of %d: %s", attempt + 1, self.policy.max_attempts, fault.reason)
         if fault.wait is not None:
             if fault.wait > self.policy.max_wait:
                 return False
-            with self._lock:  # a rate limit concerns every request, not only the one that met it
-                self._not_before = max(self._not_before, self.policy.clock() + fault.wait)
+            with self._lock:  # a rate limit applies to all requests, not only to the one that hit it
+                self._paused_until = max(self._paused_until, self.policy.clock() + fault.wait)
             return True
-        self.policy.sleep(min(self.policy.max_wait, FIRST_PAUSE * 2**attempt * self.policy.jitter()))
+        backoff = FIRST_PAUSE_SECONDS * 2**attempt * self.policy.jitter()
+        self.policy.sleep(min(self.policy.max_wait, backoff))
         return True
 
-    def _count(self, reply: Reply) -> None:
+    def _record_success(self, reply: Reply) -> None:
         with self._lock:
             self.num_tokens += reply.prompt_tokens + reply.reply_tokens
-            self._failed_in_a_row = 0
+            self._consecutive_failures = 0
 
-    def _failed(self, fault: Fault) -> None:
+    def _record_failure(self, fault: Fault) -> None:
         with self._lock:
             if fault.fatal:
-                self._fatal, self._stop = self._fatal or fault, STOPPED
-            elif fault.again:  # a request that is refused for itself says nothing about the next one
-                self._failed_in_a_row += 1
-                if self._failed_in_a_row >= self.policy.give_up_after:
-                    self._stop = self._stop or GAVE_UP
+                self._fatal, self._stop_reason = self._fatal or fault, JUDGE_UNUSABLE
+            elif fault.retryable:  # a request refused for its own content predicts nothing about the next one
+                self._consecutive_failures += 1
+                if self._consecutive_failures >= self.policy.give_up_after:
+                    self._stop_reason = self._stop_reason or TOO_MANY_FAILURES

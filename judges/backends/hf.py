@@ -1,47 +1,56 @@
-"""Judges that run in this process: a Hugging Face model, loaded when it is asked and released afterwards."""
+"""Backend for a Hugging Face model in this process, loaded on use and released afterwards."""
 
 from __future__ import annotations
 
 import gc
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from edit_hooks.utils.errors import EditingError
-from judges.backends.base import Asked, Fault, Keep, Outcome, Reply
+from judges.backends.base import BackendResult, OnReply, Outcome, Reply
 from judges.prompt import Chat
 from judges.settings import JudgeSettings
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 log = logging.getLogger("lm_eval.judges")
 
+DEFAULT_REPLY_TOKENS = 512  # if the settings set no limit
 
-DEFAULT_REPLY_TOKENS = 512  # where the settings leave the length open
 
-
-class LocalModel:
-    """A model in this process. It decodes greedily, so the same answers get the same verdicts.
+class HFBackend:
+    """A causal language model in this process. Decoding is greedy, so equal answers get equal verdicts.
 
     Args:
         settings: model, revision, dtype, device, batch size, reply length.
-        model, tokenizer: a loaded pair to use, which is then neither loaded nor released here.
-        edited: the model under edits; ``model`` must not share weights with it.
+        model, tokenizer: a loaded pair; the backend then neither loads nor releases a model.
+        edited: the model under edits, to check that ``model`` shares no weights with it.
 
     Raises:
-        EditingError: when ``model`` is the edited model or shares weights with it.
+        EditingError: if ``model`` is the edited model or shares weights with it.
     """
 
-    def __init__(self, settings: JudgeSettings, model: Any = None, tokenizer: Any = None, edited: Any = None) -> None:
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        model: PreTrainedModel | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        edited: torch.nn.Module | None = None,
+    ) -> None:
         if (model is None) != (tokenizer is None):
-            raise EditingError("a loaded judge model comes with its tokenizer.")
+            raise EditingError("a loaded judge model comes with its tokenizer; pass both or neither.")
         if model is not None and edited is not None and shares_weights(model, edited):
             raise EditingError(
                 "the judge model is the edited model, or shares weights with it: its verdicts would change with each "
                 "edit. Load the judge separately."
             )
         self.settings = settings
-        self._given = model is not None
+        self._owns_model = model is None
         self._model, self._tokenizer = model, tokenizer
 
     @property
@@ -50,8 +59,12 @@ class LocalModel:
         return self._model is not None
 
     def check(self) -> None:
-        """The model's configuration can be read; weights are not loaded."""
-        if self._given:
+        """Read the model's configuration, without its weights.
+
+        Raises:
+            EditingError: if there is no such model.
+        """
+        if not self._owns_model:
             return
         from transformers import AutoConfig
 
@@ -63,28 +76,30 @@ class LocalModel:
                 "Give the id of a causal language model on the hub, or a folder."
             ) from None
 
-    def ask(self, chats: Sequence[Chat], keep: Keep) -> Asked:
-        """Greedy replies in batches of prompts of similar length; the model is released afterwards."""
+    def complete(self, chats: Sequence[Chat], on_reply: OnReply) -> BackendResult:
+        """Reply greedily, in batches of prompts of similar length; the model is released afterwards."""
         if not chats:
-            return Asked([], 0)
+            return BackendResult([], 0)
         self._load()
         try:
-            prompts = [self._prompt(chat) for chat in chats]
+            prompts = [self._render(chat) for chat in chats]
             order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-            outcomes: list[Outcome] = [Fault("not asked")] * len(prompts)
-            with tqdm(total=len(prompts), desc="Asking the judge", unit="answer") as bar:
-                for batch in self._batches(order):
-                    for index, reply in zip(batch, self._replies([prompts[index] for index in batch]), strict=True):
-                        outcomes[index] = reply
-                        keep(index, reply)
+            replies: dict[int, Outcome] = {}
+            size = self.settings.batch_size
+            with tqdm(total=len(prompts), desc="Judging", unit="answer") as bar:
+                for start in range(0, len(order), size):
+                    batch = order[start : start + size]
+                    for index, reply in zip(batch, self._reply([prompts[index] for index in batch]), strict=True):
+                        replies[index] = reply
+                        on_reply(index, reply)
                     bar.update(len(batch))
-            return Asked(outcomes, len(prompts))
+            return BackendResult([replies[index] for index in range(len(prompts))], len(prompts))
         finally:
             self.release()
 
     def release(self) -> None:
-        """Free the model's memory, unless it was handed in."""
-        if self._given or self._model is None:
+        """Free the model's memory; a no-op for a model of the caller."""
+        if not self._owns_model or self._model is None:
             return
         self._model = self._tokenizer = None
         gc.collect()
@@ -111,26 +126,23 @@ class LocalModel:
         except torch.OutOfMemoryError:
             self.release()
             raise EditingError(
-                f"judge hf:{settings.model} does not fit on {device} beside the edited model. Give it another device "
+                f"judge hf:{settings.model} does not fit on {device} beside the edited model. Use another device "
                 "(device: cpu, cuda:1), or judge the saved samples afterwards: lm-edit judge SAMPLES."
             ) from None
 
-    def _prompt(self, chat: Chat) -> str:
-        """The chat in the model's own template, ready for the reply; without a template the bare texts."""
-        chat = [message for message in chat if message["content"]]  # many templates know no empty system message
+    def _render(self, chat: Chat) -> str:
+        """Render a chat with the model's chat template and generation prompt; without a template join the texts."""
+        assert self._tokenizer is not None
+        chat = [message for message in chat if message["content"]]  # many templates reject an empty system message
         if not self._tokenizer.chat_template:
             return "\n\n".join(message["content"] for message in chat)
-        # enable_thinking: a variable of some templates, which others ignore
+        # enable_thinking is a variable of some templates; others ignore it.
         return self._tokenizer.apply_chat_template(
             chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
 
-    def _batches(self, order: Sequence[int]) -> list[Sequence[int]]:
-        size = self.settings.batch_size
-        return [order[start : start + size] for start in range(0, len(order), size)]
-
-    def _replies(self, prompts: list[str]) -> list[Reply]:
-        """Replies of one batch; a batch that does not fit into memory is halved."""
+    def _reply(self, prompts: list[str]) -> list[Reply]:
+        """Reply to one batch; halve it if it does not fit into memory."""
         import torch
 
         try:
@@ -143,46 +155,51 @@ class LocalModel:
                 ) from None
         torch.cuda.empty_cache()
         half = len(prompts) // 2
-        return [*self._replies(prompts[:half]), *self._replies(prompts[half:])]
+        return [*self._reply(prompts[:half]), *self._reply(prompts[half:])]
 
     def _generate(self, prompts: list[str]) -> list[Reply]:
         import torch
 
-        rows = [
-            self._tokenizer(text, add_special_tokens=not self._tokenizer.chat_template).input_ids for text in prompts
-        ]
+        assert self._model is not None and self._tokenizer is not None
+        tokenizer, device = self._tokenizer, self._model.device
+        # A chat template writes its special tokens itself.
+        rows = [tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids for text in prompts]
         longest = max(map(len, rows))
-        pad = self._tokenizer.pad_token_id
-        pad = pad if pad is not None else self._tokenizer.eos_token_id or 0
-        device = self._model.device
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+        # Left padding, so that all replies begin at the same position.
         ids_BT = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=device)
         mask_BT = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
-        bound = self.settings.max_reply_tokens or DEFAULT_REPLY_TOKENS
+        max_tokens = self.settings.max_reply_tokens or DEFAULT_REPLY_TOKENS
         with torch.inference_mode():
             out_BT = self._model.generate(
                 input_ids=ids_BT,
                 attention_mask=mask_BT,
-                max_new_tokens=bound,
+                max_new_tokens=max_tokens,
                 do_sample=False,
                 temperature=None,
                 top_p=None,
                 top_k=None,
                 pad_token_id=pad,
             )
-        return [self._reply(row, out[longest:].tolist(), bound) for row, out in zip(rows, out_BT, strict=True)]
+        return [
+            self._decode(out_T[longest:].tolist(), len(row), max_tokens)
+            for row, out_T in zip(rows, out_BT, strict=True)
+        ]
 
-    def _reply(self, prompt: list[int], ids: list[int], bound: int) -> Reply:
-        ends = self._model.generation_config.eos_token_id
-        ends = set(ends) if isinstance(ends, list) else {ends}
-        length = next((place for place, token in enumerate(ids) if token in ends), None)
+    def _decode(self, ids: list[int], prompt_tokens: int, max_tokens: int) -> Reply:
+        assert self._model is not None and self._tokenizer is not None
+        end_id = self._model.generation_config.eos_token_id
+        end_ids = set(end_id) if isinstance(end_id, list) else {end_id}
+        length = next((position for position, token in enumerate(ids) if token in end_ids), None)
         text = self._tokenizer.decode(ids[:length], skip_special_tokens=True)
-        count = len(ids) if length is None else length + 1
-        return Reply(text, "length" if length is None and count >= bound else "stop", len(prompt), count)
+        reply_tokens = len(ids) if length is None else length + 1
+        finish = "length" if length is None and reply_tokens >= max_tokens else "stop"
+        return Reply(text, finish, prompt_tokens, reply_tokens)
 
 
-def shares_weights(first: Any, second: Any) -> bool:
-    """Whether two models are the same object or have a parameter in the same memory."""
+def shares_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:
+    """Return whether two models are the same object or have a parameter in the same memory."""
     if first is second:
         return True
-    places = {parameter.data_ptr() for parameter in first.parameters() if parameter.numel()}
-    return any(parameter.data_ptr() in places for parameter in second.parameters() if parameter.numel())
+    addresses = {parameter.data_ptr() for parameter in first.parameters() if parameter.numel()}
+    return any(parameter.data_ptr() in addresses for parameter in second.parameters() if parameter.numel())

@@ -1,4 +1,4 @@
-"""Two judges, the same answers: how often they agree, corrected for chance, and where they differ."""
+"""Agreement of two judges on the same answers, corrected for chance."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from judges.base import CORRECT, INCORRECT, LABELS, Verdict
 
 
 class Agreement(NamedTuple):
-    """What comparing two judges gives, over the answers that both scored.
+    """Agreement over the answers that both judges scored.
 
     Args:
-        num_both: answers with a label from both; ``num_unscored`` lack one from either.
-        counts: (label of the first, label of the second) -> answers.
-        share: of ``num_both`` with equal labels; ``None`` without any.
-        kappa: Cohen's kappa (Cohen 1960, eq. 1); ``None`` where it is undefined, when both say one and the same label
-            throughout.
-        disagreements: positions of the answers with different labels.
+        num_both: answers with a label from both judges.
+        num_unscored: answers without a label from either judge or both.
+        counts: (label of the first, label of the second) -> number of answers.
+        share: share of ``num_both`` with equal labels; ``None`` if ``num_both`` is 0.
+        kappa: Cohen's kappa (Cohen 1960, eq. 1); ``None`` where undefined: both judges give a single, equal label.
+        disagreements: indices of the answers with different labels.
     """
 
     num_both: int
@@ -28,12 +28,12 @@ class Agreement(NamedTuple):
     disagreements: list[int]
 
 
-def compare(first: Sequence[Verdict], second: Sequence[Verdict]) -> Agreement:
+def compare_verdicts(first: Sequence[Verdict], second: Sequence[Verdict]) -> Agreement:
     """Compare the verdicts of two judges on the same answers, in the same order."""
     labels = [(a.label, b.label) for a, b in zip(first, second, strict=True)]
     both = [(a, b) for a, b in labels if a is not None and b is not None]
     counts = {(a, b): both.count((a, b)) for a in LABELS for b in LABELS}
-    disagreements = [place for place, (a, b) in enumerate(labels) if a is not None and b is not None and a != b]
+    disagreements = [n for n, (a, b) in enumerate(labels) if a is not None and b is not None and a != b]
     share = (len(both) - len(disagreements)) / len(both) if both else None
     return Agreement(len(both), len(labels) - len(both), counts, share, _kappa(counts, share), disagreements)
 

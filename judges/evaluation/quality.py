@@ -1,4 +1,4 @@
-"""How good a judge is: hand-labeled answers, and accuracy, precision and recall on them by category."""
+"""Accuracy, precision and recall of a judge on hand-labeled answers, by category."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from edit_hooks.utils.errors import EditingError
 from judges.base import CORRECT, LABELS, Item, Judge, Report, Verdict
 
 PAIRS = Path(__file__).parents[1] / "pairs" / "pairs_v1.jsonl"
-
-
 OVERALL = "all"
+TEXT_FIELDS = ("category", "question", "gold", "answer", "label", "reason")
 
 
-class Pair(NamedTuple):
-    """A hand-labeled answer: what it is an example of and its number there, the right verdict, and why."""
+class LabeledPair(NamedTuple):
+    """A hand-labeled pair of gold answer and answer.
+
+    Args:
+        id: category and number within it.
+        category: the kind of difficulty.
+        item: question, gold answer and answer.
+        label: the right verdict, one of :data:`~judges.base.LABELS`.
+        reason: why the label is right.
+    """
 
     id: str
     category: str
@@ -28,14 +35,14 @@ class Pair(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """How a judge did on some pairs.
+    """Scores of a judge on some pairs.
 
     Args:
-        num_pairs, num_correct: pairs, and those labeled correct.
-        num_scored: pairs with a verdict; the other numbers are over these.
+        num_pairs: number of pairs; ``num_correct`` of them are labeled correct.
+        num_scored: pairs with a verdict. The scores are over these.
         accuracy: share of right verdicts.
-        precision: of the answers the judge calls correct, the share that are; ``None`` when it calls none so.
-        recall: of the correct answers, the share that the judge calls so; ``None`` when there are none.
+        precision: share of correct answers among those that the judge labels correct; ``None`` if it labels none so.
+        recall: share of answers that the judge labels correct among the correct ones; ``None`` if there are none.
     """
 
     num_pairs: int
@@ -46,95 +53,101 @@ class Scores(NamedTuple):
     recall: float | None
 
 
-class Quality(NamedTuple):
-    """A judge's scores by category, ``all`` first, the pairs it got wrong, and the report on its replies."""
+class JudgeQuality(NamedTuple):
+    """Scores of a judge by category (:data:`OVERALL` first), the pairs it got wrong, and its report."""
 
     judge: str
     scores: dict[str, Scores]
-    errors: list[tuple[Pair, Verdict]]
+    errors: list[tuple[LabeledPair, Verdict]]
     report: Report
 
 
-def load_pairs(path: str | None = None) -> list[Pair]:
-    """The shipped pairs, or one's own file with the same fields.
+def load_pairs(path: str | None = None) -> list[LabeledPair]:
+    """Load the shipped pairs, or a user's JSONL file with the same fields.
 
     Raises:
-        EditingError: for a row that is no JSON object with the texts ``category``, ``question``, ``gold``, ``answer``,
-            ``label`` and ``reason`` (a list ``aliases`` may be there), and for an unknown label.
+        EditingError: for a missing file; for a row that is not a JSON object with the texts ``category``, ``question``,
+            ``gold``, ``answer``, ``label`` and ``reason`` (and optionally a list ``aliases``); for an unknown label.
     """
-    chosen = Path(path).expanduser() if path else PAIRS
-    if not chosen.is_file():
-        raise EditingError(f"there is no file {chosen}.")
-    pairs: list[Pair] = []
+    file = Path(path).expanduser() if path else PAIRS
+    if not file.is_file():
+        raise EditingError(f"there is no file {file}.")
+    pairs: list[LabeledPair] = []
     counts: Counter[str] = Counter()
-    for number, line in enumerate(chosen.read_text(encoding="utf-8").split("\n"), start=1):
+    # Not splitlines(): texts may contain line separators that JSON does not escape.
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
-            pair = _pair(line, f"{chosen.name}, line {number}")
+            pair = _parse_pair(line, f"{file.name}, line {number}")
             counts[pair.category] += 1
             pairs.append(pair._replace(id=f"{pair.category}-{counts[pair.category]:02d}"))
     return pairs
 
 
-def _pair(line: str, where: str) -> Pair:
-    fields = ("category", "question", "gold", "answer", "label", "reason")
+def _parse_pair(line: str, where: str) -> LabeledPair:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise EditingError(f"{where}: not valid JSON ({error.msg}).") from None
-    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in fields):
-        raise EditingError(f"{where}: the texts {', '.join(fields)} are needed.")
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in TEXT_FIELDS):
+        raise EditingError(f"{where}: the texts {', '.join(TEXT_FIELDS)} are needed.")
     if row["label"] not in LABELS:
-        raise EditingError(f"{where}: label {row['label']!r}. Accepted: {', '.join(LABELS)}.")
+        raise EditingError(f"{where}: label {row['label']!r} is unknown. Accepted: {', '.join(LABELS)}.")
     item = Item(row["question"], row["gold"], row["answer"], tuple(row.get("aliases") or ()))
-    return Pair("", row["category"], item, row["label"], row["reason"])
+    return LabeledPair("", row["category"], item, row["label"], row["reason"])
 
 
-def measure(judge: Judge, pairs: Sequence[Pair]) -> Quality:
-    """Let a judge decide all pairs and compare with their labels."""
+def measure_judge(judge: Judge, pairs: Sequence[LabeledPair]) -> JudgeQuality:
+    """Judge all pairs and compare the verdicts with their labels."""
     judged = judge.judge([pair.item for pair in pairs])
-    decided = list(zip(pairs, judged.verdicts, strict=True))
+    results = list(zip(pairs, judged.verdicts, strict=True))
     categories = dict.fromkeys(pair.category for pair in pairs)
-    scores = {OVERALL: _scores(decided)} | {
-        category: _scores([one for one in decided if one[0].category == category]) for category in categories
+    scores = {OVERALL: _score(results)} | {
+        category: _score([result for result in results if result[0].category == category]) for category in categories
     }
-    errors = [(pair, verdict) for pair, verdict in decided if verdict.label not in (None, pair.label)]
-    return Quality(judge.name, scores, errors, judged.report)
+    errors = [(pair, verdict) for pair, verdict in results if verdict.label not in (None, pair.label)]
+    return JudgeQuality(judge.name, scores, errors, judged.report)
 
 
-def _scores(decided: Sequence[tuple[Pair, Verdict]]) -> Scores:
-    scored = [(pair.label == CORRECT, verdict.label == CORRECT) for pair, verdict in decided if verdict.label]
-    right = sum(wanted == said for wanted, said in scored)
-    both = sum(wanted and said for wanted, said in scored)
-    called, there = sum(said for _, said in scored), sum(wanted for wanted, _ in scored)
+def _score(results: Sequence[tuple[LabeledPair, Verdict]]) -> Scores:
+    # (labeled correct by hand, labeled correct by the judge)
+    scored = [(pair.label == CORRECT, verdict.label == CORRECT) for pair, verdict in results if verdict.label]
+    num_right = sum(by_hand == by_judge for by_hand, by_judge in scored)
+    true_positives = sum(by_hand and by_judge for by_hand, by_judge in scored)
+    judged_correct = sum(by_judge for _, by_judge in scored)
+    labeled_correct = sum(by_hand for by_hand, _ in scored)
     return Scores(
-        num_pairs=len(decided),
-        num_correct=sum(pair.label == CORRECT for pair, _ in decided),
+        num_pairs=len(results),
+        num_correct=sum(pair.label == CORRECT for pair, _ in results),
         num_scored=len(scored),
-        accuracy=right / len(scored) if scored else None,
-        precision=both / called if called else None,
-        recall=both / there if there else None,
+        accuracy=num_right / len(scored) if scored else None,
+        precision=true_positives / judged_correct if judged_correct else None,
+        recall=true_positives / labeled_correct if labeled_correct else None,
     )
 
 
-def rows(quality: Quality) -> Iterator[tuple[str, ...]]:
+def category_rows(quality: JudgeQuality) -> Iterator[tuple[str, ...]]:
     """Table rows of one judge: category, pairs, correct ones, accuracy, precision, recall, coverage."""
     for category, scores in quality.scores.items():
-        yield (category, str(scores.num_pairs), str(scores.num_correct), *_cells(scores))
+        yield (category, str(scores.num_pairs), str(scores.num_correct), *_format_scores(scores))
 
 
-def overview_rows(found: Sequence[Quality]) -> Iterator[tuple[str, ...]]:
+def overview_rows(qualities: Sequence[JudgeQuality]) -> Iterator[tuple[str, ...]]:
     """Table rows of several judges over all pairs: judge, accuracy, precision, recall, coverage."""
-    for quality in found:
-        yield (quality.judge, *_cells(quality.scores[OVERALL]))
+    for quality in qualities:
+        yield (quality.judge, *_format_scores(quality.scores[OVERALL]))
 
 
-def accuracy_rows(found: Sequence[Quality]) -> Iterator[tuple[str, ...]]:
+def accuracy_rows(qualities: Sequence[JudgeQuality]) -> Iterator[tuple[str, ...]]:
     """Table rows of several judges by category: category, pairs, accuracy of each judge."""
-    for category, first in found[0].scores.items():
-        accuracies = [quality.scores[category].accuracy for quality in found]
-        yield (category, str(first.num_pairs), *("-" if value is None else f"{value:.2f}" for value in accuracies))
+    for category, first in qualities[0].scores.items():
+        accuracies = [quality.scores[category].accuracy for quality in qualities]
+        yield (category, str(first.num_pairs), *map(_format_number, accuracies))
 
 
-def _cells(scores: Scores) -> tuple[str, ...]:
-    numbers = (scores.accuracy, scores.precision, scores.recall, scores.num_scored / (scores.num_pairs or 1))
-    return tuple("-" if number is None else f"{number:.2f}" for number in numbers)
+def _format_scores(scores: Scores) -> tuple[str, ...]:
+    coverage = scores.num_scored / (scores.num_pairs or 1)
+    return tuple(map(_format_number, (scores.accuracy, scores.precision, scores.recall, coverage)))
+
+
+def _format_number(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"

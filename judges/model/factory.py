@@ -1,4 +1,4 @@
-"""From what a user wrote to a judge."""
+"""Build a judge from a user's choice: a name, a settings file, JSON text or a mapping."""
 
 from __future__ import annotations
 
@@ -9,62 +9,70 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from judges.backends.base import Backend
-from judges.backends.hf import LocalModel
-from judges.backends.openai import Endpoint
+from judges.backends.hf import HFBackend
+from judges.backends.openai import OpenAIBackend
 from judges.base import Judge
 from judges.model.judge import ModelJudge
 from judges.prompt import load_prompt
-from judges.settings import ENVIRONMENT, HOW_TO, OFF, PRESETS, JudgeSettings, read_settings
-from judges.strings import RULES, StringJudge
+from judges.settings import HOW_TO, JUDGE_VARIABLE, OFF, PRESETS, JudgeSettings, read_settings
+from judges.string_judge import RULES, StringJudge
 
 
-def chosen_judge(settings: Mapping[str, Any]) -> Any | None:
-    """The judge a run asks for: ``judge`` of the task's settings, else of the environment; ``None`` without one."""
-    given = settings.get("judge")
-    if given is None:
-        given = os.environ.get(ENVIRONMENT)
-    # YAML and command lines read a bare "off" as false
-    return None if given in (None, "", OFF, False) else given
+def chosen_judge(settings: Mapping[str, Any]) -> object | None:
+    """Return the user's choice of judge, not yet validated; ``None`` if there is none.
+
+    ``judge`` of the task's settings precedes the environment variable ``LM_EDIT_JUDGE``.
+    """
+    choice = settings.get("judge")
+    if choice is None:
+        choice = os.environ.get(JUDGE_VARIABLE)
+    # YAML and command lines read a bare "off" as false.
+    return None if choice in (None, "", OFF, False) else choice
 
 
-def make_model_judge(given: Any, *, edited: str | None = None, **overrides: Any) -> ModelJudge:
-    """A model judge from anything :func:`~judges.settings.read_settings` reads.
+def make_model_judge(source: object, *, edited: str | None = None, **overrides: Any) -> ModelJudge:
+    """Build a model judge.
 
     Args:
-        edited: the checkpoint that is being edited, if any.
-        overrides: settings that replace those given.
+        source: a choice of judge, as for :func:`~judges.settings.read_settings`.
+        edited: the checkpoint under edits, if any.
+        overrides: settings that replace those of ``source``.
 
     Raises:
         EditingError: for unknown settings, and for a local judge from the edited checkpoint.
     """
-    settings = read_settings(given)
+    settings = read_settings(source)
     if overrides:
         settings = JudgeSettings(**{**vars(settings), **overrides})
-    _refuse_edited(settings, edited)
-    backend: Backend = LocalModel(settings) if settings.backend == "hf" else Endpoint(settings)
+    _refuse_edited_checkpoint(settings, edited)
+    backend: Backend = HFBackend(settings) if settings.backend == "hf" else OpenAIBackend(settings)
     return ModelJudge(settings, load_prompt(settings.prompt), backend)
 
 
-def make_judge(given: Any, **overrides: Any) -> Judge:
-    """A judge by name: a string rule (``em``, ``alias``, ``contains``, ``match_ratio``) or a model judge."""
-    if isinstance(given, str) and given in RULES:
-        return StringJudge(given)
-    if isinstance(given, str) and given.replace("_", "").isalnum() and given not in PRESETS:
-        hint = near_misses(given, [*RULES, *PRESETS])
-        raise EditingError(f"judge {given!r} is unknown.{hint} String judges: {', '.join(RULES)}. Models: {HOW_TO}.")
-    return make_model_judge(given, **overrides)
+def make_judge(source: object, **overrides: Any) -> Judge:
+    """Build a judge: a string rule (``em``, ``alias``, ``contains``, ``match_ratio``) or a model judge.
+
+    Raises:
+        EditingError: for unknown names and settings.
+    """
+    if isinstance(source, str) and source in RULES:
+        return StringJudge(source)
+    if isinstance(source, str) and source.replace("_", "").isalnum() and source not in PRESETS:
+        hint = near_misses(source, [*RULES, *PRESETS])
+        raise EditingError(f"judge {source!r} is unknown.{hint} String judges: {', '.join(RULES)}. Models: {HOW_TO}.")
+    return make_model_judge(source, **overrides)
 
 
-def _refuse_edited(settings: JudgeSettings, edited: str | None) -> None:
+def _refuse_edited_checkpoint(settings: JudgeSettings, edited: str | None) -> None:
     if settings.backend != "hf" or edited is None or settings.allow_edited_checkpoint:
         return
-    if settings.model == edited or _same_folder(settings.model, edited):
+    if settings.model == edited or _is_same_folder(settings.model, edited):
         raise EditingError(
             f"judge hf:{settings.model} is the checkpoint that is being edited: a model should not grade itself. Name "
             "another model, or set allow_edited_checkpoint=true (it is loaded a second time, without edits)."
         )
 
 
-def _same_folder(first: str, second: str) -> bool:
+def _is_same_folder(first: str, second: str) -> bool:
     paths = Path(first).expanduser(), Path(second).expanduser()
     return all(path.is_dir() for path in paths) and paths[0].resolve() == paths[1].resolve()

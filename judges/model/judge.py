@@ -1,4 +1,4 @@
-"""`ModelJudge`: fill the prompt, ask what the store does not know, read the replies."""
+"""`ModelJudge`: fill the prompt, request the replies that are not stored, and parse them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import cache_root
 from judges.backends.base import Backend, Fault, Outcome, Reply
 from judges.base import Item, Judged, Report, Verdict, count_reasons
 from judges.model.verdict_store import VerdictStore
-from judges.parse import read_verdict
+from judges.parse import ParsedReply, read_verdict
 from judges.prompt import Chat, Prompt
 from judges.settings import OFF, JudgeSettings
 
 log = logging.getLogger("lm_eval.judges")
 
-
-DRY_RUN = "dry run: the judge was not asked"
-
-
-CHARACTERS_PER_TOKEN = 4  # a rough rule for English, good enough for a budget
+DRY_RUN = "dry run: no request sent"
+CHARACTERS_PER_TOKEN = 4  # rule of thumb for English, precise enough for a budget
 
 
 class Plan(NamedTuple):
-    """What judging would take: answers, different ones, those in the store, calls to make, and tokens.
+    """Cost of judging some items, computed without a request.
 
-    ``prompt_tokens`` is an estimate (characters / 4); ``reply_tokens`` is the most that may come, ``None``: no bound.
+    Args:
+        num_items: answers, duplicates included.
+        num_distinct: distinct answers; ``num_stored`` of them have a stored reply, ``num_calls`` need a request.
+        prompt_tokens: estimate, characters / 4.
+        reply_tokens: upper bound; ``None`` if replies are not limited.
     """
 
     num_items: int
@@ -40,10 +42,10 @@ class Plan(NamedTuple):
     reply_tokens: int | None
 
     def __str__(self) -> str:
-        most = "unbounded" if self.reply_tokens is None else f"at most {self.reply_tokens}"
+        bound = "unbounded" if self.reply_tokens is None else f"at most {self.reply_tokens}"
         return (
             f"{self.num_items} answers, {self.num_distinct} distinct, {self.num_stored} in the store: "
-            f"{self.num_calls} calls, about {self.prompt_tokens} prompt tokens, {most} reply tokens"
+            f"{self.num_calls} calls, about {self.prompt_tokens} prompt tokens, {bound} reply tokens"
         )
 
 
@@ -51,53 +53,54 @@ class ModelJudge:
     """A language model as a judge.
 
     Args:
-        settings: which model and how.
-        prompt: the filled-in slots' frame.
+        settings: model and limits.
+        prompt: the prompt; its system message gives way to that of the settings.
         backend: runs the model.
-        folder: of the verdict store; by default as the settings say.
+        folder: folder of the verdict store; by default from the settings.
     """
 
     def __init__(self, settings: JudgeSettings, prompt: Prompt, backend: Backend, folder: Path | None = None) -> None:
         self.settings, self.backend = settings, backend
         self.prompt = prompt if settings.system is None else replace(prompt, system=settings.system)
         self.store = VerdictStore(folder or store_folder(settings), settings.identity, self.prompt.hash)
-        model = Path(settings.model).name if settings.backend == "hf" else settings.model  # of a folder its name
+        model = Path(settings.model).name if settings.backend == "hf" else settings.model  # last part of a folder
         self.name = f"{model} ({prompt.name})"
 
     def describe(self) -> dict[str, object]:
-        """What results say about this judge (JSON-able, without keys)."""
+        """Return the judge's entry in the results (JSON-able, without keys)."""
         return {**self.settings.identity, "prompt": self.prompt.name, "prompt_hash": self.prompt.hash}
 
     def plan(self, items: Sequence[Item]) -> Plan:
-        """What :meth:`judge` would ask, without asking."""
-        distinct, stored = self._known(items)
+        """Compute the cost of :meth:`judge` without a request."""
+        distinct, stored = self._read_stored(items)
         chats = [self.prompt.chat(item) for item in distinct if item not in stored]
-        bound = self.settings.max_reply_tokens
-        replies = None if bound is None else bound * len(chats)
-        return Plan(len(items), len(distinct), len(stored), len(chats), sum(map(_estimate, chats)), replies)
+        limit = self.settings.max_reply_tokens
+        reply_tokens = None if limit is None else limit * len(chats)
+        return Plan(len(items), len(distinct), len(stored), len(chats), sum(map(_estimate_tokens, chats)), reply_tokens)
 
     def judge(self, items: Sequence[Item]) -> Judged:
-        """One verdict per item, in order; each distinct item is asked once, and never again when the store has it.
+        """Return one verdict per item, in order. Each distinct item without a stored reply costs one request.
 
         Raises:
-            EditingError: when the budget is plainly too small, before anything is asked; when the judge cannot work.
+            EditingError: if the estimate exceeds the budget, before any request; if the judge cannot be used.
         """
-        distinct, stored = self._known(items)
+        distinct, stored = self._read_stored(items)
         missing = [item for item in distinct if item not in stored]
         outcomes: dict[Item, Outcome] = dict(stored)
-        num_calls, fresh = 0, list[Reply]()
+        num_calls, new_replies = 0, list[Reply]()
         if self.settings.dry_run:
             log.warning("judge %s, dry run: %s", self.name, self.plan(items))
             outcomes |= {item: Fault(DRY_RUN) for item in missing}
         elif missing:
             self._check_budget(items)
-            asked = self.backend.ask(
+            result = self.backend.complete(
                 [self.prompt.chat(item) for item in missing],
                 lambda index, reply: self.store.write(missing[index], reply),
             )
-            outcomes |= dict(zip(missing, asked.outcomes, strict=True))
-            num_calls, fresh = asked.num_calls, [outcome for outcome in asked.outcomes if isinstance(outcome, Reply)]
-        verdicts = [self._verdict(item, outcomes[_asked(item)]) for item in items]
+            outcomes |= dict(zip(missing, result.outcomes, strict=True))
+            num_calls = result.num_calls
+            new_replies = [outcome for outcome in result.outcomes if isinstance(outcome, Reply)]
+        verdicts = [self._verdict(item, outcomes[_without_aliases(item)]) for item in items]
         report = Report(
             judge=self.name,
             num_items=len(items),
@@ -105,51 +108,55 @@ class ModelJudge:
             num_distinct=len(distinct),
             num_stored=len(stored),
             num_calls=num_calls,
-            prompt_tokens=sum(reply.prompt_tokens for reply in fresh),
-            reply_tokens=sum(reply.reply_tokens for reply in fresh),
+            prompt_tokens=sum(reply.prompt_tokens for reply in new_replies),
+            reply_tokens=sum(reply.reply_tokens for reply in new_replies),
             reasons=count_reasons(verdicts),
         )
         return Judged(verdicts, report)
 
-    def _known(self, items: Sequence[Item]) -> tuple[list[Item], dict[Item, Reply]]:
-        distinct = list(dict.fromkeys(map(_asked, items)))
+    def _read_stored(self, items: Sequence[Item]) -> tuple[list[Item], dict[Item, Reply]]:
+        """Return the distinct items and the stored replies among them."""
+        distinct = list(dict.fromkeys(map(_without_aliases, items)))
         return distinct, self.store.read(distinct)
 
     def _check_budget(self, items: Sequence[Item]) -> None:
         plan, settings = self.plan(items), self.settings
-        for what, needed, allowed in (
+        for name, estimate, budget in (
             ("max_calls", plan.num_calls, settings.max_calls),
             ("max_tokens", plan.prompt_tokens, settings.max_tokens),
         ):
-            if allowed is not None and needed > allowed:
+            if budget is not None and estimate > budget:
                 raise EditingError(
-                    f"judge {self.name} would need {plan}; that is more than {what}={allowed}. Nothing was asked. "
+                    f"judge {self.name} would need {plan}; that is more than {name}={budget}. No request was sent. "
                     "Raise the budget, or judge fewer answers (--limit)."
                 )
 
     def _verdict(self, item: Item, outcome: Outcome) -> Verdict:
-        about = {"judge": self.name, "prompt_hash": self.prompt.hash, "answer": item.answer}
         if isinstance(outcome, Fault):
-            return Verdict(unscored_reason=outcome.reason, **about)  # type: ignore[arg-type]
-        label, reason = read_verdict(outcome.text, self.prompt.labels, finish=outcome.finish)
-        return Verdict(label=label, unscored_reason=reason, raw_reply=outcome.text, **about)  # type: ignore[arg-type]
+            parsed, raw_reply = ParsedReply(reason=outcome.reason), None
+        else:
+            parsed, raw_reply = read_verdict(outcome.text, self.prompt.labels, finish=outcome.finish), outcome.text
+        return Verdict(
+            label=parsed.label,
+            unscored_reason=parsed.reason,
+            judge=self.name,
+            prompt_hash=self.prompt.hash,
+            raw_reply=raw_reply,
+            answer=item.answer,
+        )
 
 
 def store_folder(settings: JudgeSettings) -> Path | None:
-    """Where replies and answers waiting for a verdict are kept; ``None`` with ``store=off``."""
+    """Folder of the verdict store and of answers that wait for a verdict; ``None`` with ``store=off``."""
     if settings.store == OFF:
         return None
-    if settings.store:
-        return Path(settings.store).expanduser()
-    from edit_hooks.utils.files import cache_root  # imports torch, which string judges do not need
-
-    return cache_root() / "judges"
+    return Path(settings.store).expanduser() if settings.store else cache_root() / "judges"
 
 
-def _asked(item: Item) -> Item:
-    """What of an item the judge sees: not the aliases."""
+def _without_aliases(item: Item) -> Item:
+    """Return the part of an item that the prompt shows."""
     return item._replace(aliases=())
 
 
-def _estimate(chat: Chat) -> int:
+def _estimate_tokens(chat: Chat) -> int:
     return math.ceil(sum(len(message["content"]) for message in chat) / CHARACTERS_PER_TOKEN)

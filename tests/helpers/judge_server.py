@@ -1,4 +1,4 @@
-"""A scripted OpenAI-compatible server on loopback, and what tests of judges share."""
+"""A scripted OpenAI-compatible server on loopback, and helpers for tests of judges."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from judges.backends.dispatcher import Policy
-from judges.backends.openai import Endpoint
-from judges.base import Item
+from judges.backends.openai import OpenAIBackend
+from judges.base import Item, Verdict
 from judges.model.judge import ModelJudge
 from judges.prompt import load_prompt
 from judges.settings import read_settings
@@ -22,46 +23,46 @@ from judges.settings import read_settings
 KEY = "sk-test-0123456789-never-to-be-seen"
 
 
-class Fail(NamedTuple):
-    """A fault: an HTTP status with headers and body, or ``how`` one of hang, cut, close."""
+class ServerFault(NamedTuple):
+    """A failing response: an HTTP status with headers and body, or a broken connection (``kind``: hang, cut, close)."""
 
     status: int = 200
     headers: dict[str, str] = {}  # noqa: RUF012
     body: bytes = b'{"error": {"message": "scripted", "code": null}}'
     content_type: str = "application/json"
-    how: str = "answer"
+    kind: str = "response"
 
 
-# (the item the prompt shows, how often it was asked before) -> the reply's text, or a fault
-Script = Callable[[Item, int], "str | Fail"]
+# (item in the prompt, number of earlier requests for it) -> text of the reply, or a fault
+Script = Callable[[Item, int], "str | ServerFault"]
 
 
-def shown_item(prompt: str) -> Item:
-    """The item in a filled prompt: what a careful reader takes for question, gold answer and answer."""
+def parse_item(prompt: str) -> Item:
+    """Return the item in a filled prompt: question, gold answer and answer as a careful reader finds them."""
     lines = prompt.rsplit("\nItem\n", 1)[1].splitlines()
     return Item(*(json.loads(line.split(": ", 1)[1]) for line in lines[:3]))
 
 
-def fair(item: Item, asked_before: int) -> str:
-    """The verdict by equality without case."""
+def grade_by_equality(item: Item, attempt: int) -> str:
+    """Script that compares answer and gold answer, ignoring case."""
     return "A" if item.answer.strip().lower() == item.gold.strip().lower() else "B"
 
 
 class JudgeServer:
-    """Answers chat completions from a script and counts everything.
+    """Replies to chat completions from a script and counts requests.
 
     Args:
-        script: what to say.
-        delay: seconds each request takes, so that requests overlap.
+        script: computes the replies.
+        delay: seconds per request, so that requests overlap.
     """
 
-    def __init__(self, script: Script = fair, delay: float = 0.0) -> None:
+    def __init__(self, script: Script = grade_by_equality, delay: float = 0.0) -> None:
         self.script, self.delay = script, delay
-        self.asked: Counter[Item] = Counter()
-        self.paid: Counter[Item] = Counter()  # replies sent in full
+        self.requests: Counter[Item] = Counter()
+        self.replies: Counter[Item] = Counter()  # sent in full, hence paid for
         self.bodies: list[dict[str, Any]] = []
-        self.keys: set[str] = set()
-        self.running = self.most_running = 0
+        self.authorizations: set[str] = set()
+        self.num_running = self.max_running = 0
         self.lock = threading.Lock()
         outer = self
 
@@ -72,13 +73,13 @@ class JudgeServer:
                 pass
 
             def do_GET(self) -> None:
-                outer.keys.add(self.headers.get("Authorization", ""))
+                outer.authorizations.add(self.headers.get("Authorization", ""))
                 self.send(200, b'{"object": "list", "data": []}')
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.keys.add(self.headers.get("Authorization", ""))
-                outer.answer(self, body)
+                outer.authorizations.add(self.headers.get("Authorization", ""))
+                outer.respond(self, body)
 
             def send(self, status: int, body: bytes, headers: dict[str, str] | None = None, **options: Any) -> None:
                 self.send_response(status)
@@ -98,47 +99,47 @@ class JudgeServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
-    def answer(self, handler: Any, body: dict[str, Any]) -> None:
-        item = shown_item(body["messages"][-1]["content"])
+    def respond(self, handler: Any, body: dict[str, Any]) -> None:
+        item = parse_item(body["messages"][-1]["content"])
         with self.lock:
             self.bodies.append(body)
-            before = self.asked[item]
-            self.asked[item] += 1
-            self.running += 1
-            self.most_running = max(self.most_running, self.running)
+            attempt = self.requests[item]
+            self.requests[item] += 1
+            self.num_running += 1
+            self.max_running = max(self.max_running, self.num_running)
         try:
             time.sleep(self.delay)
-            said = self.script(item, before)
+            response = self.script(item, attempt)
         finally:
             with self.lock:
-                self.running -= 1
-        if isinstance(said, Fail):
-            self.fail(handler, said)
+                self.num_running -= 1
+        if isinstance(response, ServerFault):
+            self.fail(handler, response)
             return
         with self.lock:
-            self.paid[item] += 1
-        handler.send(200, completion(said))
+            self.replies[item] += 1
+        handler.send(200, completion_body(response))
 
-    def fail(self, handler: Any, fail: Fail) -> None:
+    def fail(self, handler: Any, fault: ServerFault) -> None:
         handler.close_connection = True
-        if fail.how == "hang":
+        if fault.kind == "hang":
             time.sleep(1.5)
-        elif fail.how == "close":
+        elif fault.kind == "close":
             handler.connection.shutdown(socket.SHUT_RDWR)
-        elif fail.how == "cut":
-            handler.send(200, completion("A")[:20], missing=200)
+        elif fault.kind == "cut":
+            handler.send(200, completion_body("A")[:20], missing=200)
             handler.connection.shutdown(socket.SHUT_RDWR)
         else:
-            headers = {**fail.headers, "Connection": "close"}
-            handler.send(fail.status, fail.body, headers, content_type=fail.content_type)
+            headers = {**fault.headers, "Connection": "close"}
+            handler.send(fault.status, fault.body, headers, content_type=fault.content_type)
 
     def stop(self) -> None:
-        """No new connections from now on."""
+        """Accept no further connections."""
         self.server.shutdown()
         self.server.server_close()
 
 
-def completion(text: str | None, **choice: Any) -> bytes:
+def completion_body(text: str | None) -> bytes:
     """The body of a chat completion."""
     message = {"role": "assistant", "content": text}
     return json.dumps(
@@ -147,15 +148,15 @@ def completion(text: str | None, **choice: Any) -> bytes:
             "object": "chat.completion",
             "created": 0,
             "model": "scripted",
-            "choices": [{"index": 0, "finish_reason": "stop", "message": message} | choice],
+            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
             "usage": {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101},
         }
     ).encode()
 
 
 @contextmanager
-def serving(script: Script = fair, delay: float = 0.0) -> Iterator[JudgeServer]:
-    """A server for the length of a block."""
+def serve(script: Script = grade_by_equality, delay: float = 0.0) -> Iterator[JudgeServer]:
+    """Run a server for the duration of a block."""
     server = JudgeServer(script, delay)
     try:
         yield server
@@ -164,10 +165,10 @@ def serving(script: Script = fair, delay: float = 0.0) -> Iterator[JudgeServer]:
 
 
 class FakeTime:
-    """A clock that only moves when somebody sleeps."""
+    """A clock that advances only by `sleep`."""
 
     def __init__(self) -> None:
-        self.now, self.slept = 1000.0, list[float]()
+        self.now, self.pauses = 1000.0, list[float]()
         self.lock = threading.Lock()
 
     def clock(self) -> float:
@@ -175,27 +176,25 @@ class FakeTime:
 
     def sleep(self, seconds: float) -> None:
         with self.lock:
-            self.slept.append(seconds)
+            self.pauses.append(seconds)
             self.now += seconds
 
 
-def judge_at(server: JudgeServer, folder: Any, *, fake: FakeTime | None = None, **given: Any) -> ModelJudge:
-    """A judge at a scripted server, whose pauses take no time."""
-    settings = read_settings(
-        {"backend": "openai", "model": "scripted", "base_url": server.url, "store": str(folder)} | given
-    )
-    judge = ModelJudge(settings, load_prompt(settings.prompt), endpoint := Endpoint(settings))
-    fake = fake or FakeTime()
-    fields = {name: getattr(endpoint.policy, name) for name in Policy.__dataclass_fields__}
-    endpoint.policy = Policy(**fields | {"sleep": fake.sleep, "clock": fake.clock, "jitter": lambda: 1.0})
-    return judge
+def judge_at(server: JudgeServer, folder: Path | str, *, clock: FakeTime | None = None, **settings: Any) -> ModelJudge:
+    """A judge on a scripted server, whose pauses take no time."""
+    defaults = {"backend": "openai", "model": "scripted", "base_url": server.url, "store": str(folder)}
+    judge_settings = read_settings(defaults | settings)
+    backend = OpenAIBackend(judge_settings)
+    clock = clock or FakeTime()
+    backend.policy = replace(backend.policy, sleep=clock.sleep, clock=clock.clock, jitter=lambda: 1.0)
+    return ModelJudge(judge_settings, load_prompt(judge_settings.prompt), backend)
 
 
-def some_items(number: int) -> list[Item]:
-    """Different questions; every third answer is wrong, and one item comes twice."""
-    items = [Item(f"What is {n} plus {n}?", str(2 * n), str(2 * n + (n % 3 == 2))) for n in range(number - 1)]
+def sample_items(count: int) -> list[Item]:
+    """Distinct questions but for the last item, which repeats the first; every third answer is wrong."""
+    items = [Item(f"What is {n} plus {n}?", str(2 * n), str(2 * n + (n % 3 == 2))) for n in range(count - 1)]
     return [*items, items[0]]
 
 
-def labels_of(verdicts: list[Any]) -> list[str | None]:
+def labels_of(verdicts: Sequence[Verdict]) -> list[str | None]:
     return [verdict.label for verdict in verdicts]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_server import KEY, Fail, JudgeServer, serving
+from judge_server import KEY, JudgeServer, ServerFault, serve
 from lm_eval.utils import make_table
 from scripted import RankedLM, ScriptedLM, StockLM
 from task_runs import build, metrics_of, run, run_on_two_ranks
@@ -33,14 +33,14 @@ def texts(context: str, unedited: bool) -> str:
     return " 1911." if unedited else GOLD.get(question, " nothing")
 
 
-def lenient(item: Item, before: int) -> str:
+def lenient(item: Item, attempt: int) -> str:
     """Right when the gold answer is contained; a bracket is right, too."""
     return "A" if item.gold.lower() in item.answer.lower() or item.answer == "A bracket" else "B"
 
 
 @pytest.fixture
 def server() -> Iterator[JudgeServer]:
-    with serving(lenient) as found:
+    with serve(lenient) as found:
         yield found
 
 
@@ -59,7 +59,7 @@ def test_judge_and_exact_match_side_by_side_from_one_generation(server: JudgeSer
     assert judge["reliability_wild_judge_initially_wrong"] == pytest.approx(2 / 3)
     assert judge["reliability_wild_judge_initially_wrong_excluded"] == 1
     assert len(lm.seen) == 2 * 4  # own question and helper, once each: judging generates nothing
-    assert sum(server.asked.values()) == 8
+    assert sum(server.requests.values()) == 8
     table = make_table(results)
     rows = [line for line in table.splitlines() if "reliability_wild_" in line]
     assert any("|none " in row and "reliability_wild_em " in row for row in rows)
@@ -97,14 +97,14 @@ def test_results_name_the_judge(server: JudgeServer, tmp_path: Path) -> None:
 
 def test_the_raw_question_is_judged_not_the_templated_prompt(server: JudgeServer, tmp_path: Path) -> None:
     run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path))
-    assert {item.question for item in server.asked} == set(GOLD)
+    assert {item.question for item in server.requests} == set(GOLD)
 
 
 def test_a_second_run_pays_nothing(server: JudgeServer, tmp_path: Path) -> None:
     first = run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path))
-    paid = sum(server.paid.values())
+    paid = sum(server.replies.values())
     second = run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path))
-    assert sum(server.paid.values()) == paid
+    assert sum(server.replies.values()) == paid
     assert first["results"] == second["results"]
 
 
@@ -140,7 +140,7 @@ def test_the_environment_chooses_and_metadata_wins(
 
 def test_tasks_without_judged_metrics_ask_no_judge(server: JudgeServer, tmp_path: Path) -> None:
     results = run("qaedit_wild_locality", ScriptedLM(texts=texts), chosen(server, tmp_path))
-    assert not server.asked and not any("judge" in key for key in results["results"]["qaedit_wild_locality"])
+    assert not server.requests and not any("judge" in key for key in results["results"]["qaedit_wild_locality"])
 
 
 def test_failed_edits_stay_unscored_and_are_not_judged(server: JudgeServer, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_judge_that_cannot_be_used_is_an_error_before_the_model_is_asked(
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(EditingError, match="OPENAI_API_KEY"):
         build(TASK, judge="published")
-    with serving() as server:
+    with serve() as server:
         url = server.url
     with pytest.raises(EditingError, match="no server answers"):
         build(TASK, judge=f"openai:any@{url}")
@@ -172,10 +172,10 @@ def test_a_judge_that_cannot_be_used_is_an_error_before_the_model_is_asked(
 
 
 def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
-    def half(item: Item, before: int) -> str:
-        return "I would rather not say" if "tram" in item.question else lenient(item, before)
+    def half(item: Item, attempt: int) -> str:
+        return "I would rather not say" if "tram" in item.question else lenient(item, attempt)
 
-    with serving(half) as server:
+    with serve(half) as server:
         with pytest.raises(CoverageError, match=r"scored 6 of 8 answers \(75.0%\)") as caught:
             run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path))
         (kept,) = (tmp_path / "pending").glob("*.jsonl")
@@ -190,14 +190,14 @@ def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
 
 def test_a_run_that_ends_at_once_keeps_the_answers(tmp_path: Path) -> None:
     message = r"no credit left.*The answers are kept: lm-edit judge .*\.jsonl"
-    with serving(lambda item, before: Fail(402)) as server, pytest.raises(EditingError, match=message):
+    with serve(lambda item, attempt: ServerFault(402)) as server, pytest.raises(EditingError, match=message):
         run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path))
     assert list((tmp_path / "pending").glob("*.jsonl"))
 
 
 def test_predict_only_asks_no_judge(server: JudgeServer, tmp_path: Path) -> None:
     results = run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path), predict_only=True)
-    assert len(results["samples"][TASK]) == 4 and not server.asked
+    assert len(results["samples"][TASK]) == 4 and not server.requests
 
 
 def test_a_dry_run_asks_nothing_and_fails_nothing(
@@ -205,30 +205,30 @@ def test_a_dry_run_asks_nothing_and_fails_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         found = metrics_of(run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path, dry_run=True)), TASK, "judge")
-    assert found["reliability_wild_judge_n"] == 0 and not server.asked and not server.keys
+    assert found["reliability_wild_judge_n"] == 0 and not server.requests and not server.authorizations
     assert any("8 answers, 8 distinct, 0 in the store: 8 calls" in record.message for record in caplog.records)
 
 
 def test_two_ranks_judge_their_own_documents(server: JudgeServer, tmp_path: Path) -> None:
     results = run_on_two_ranks(TASK, RankedLM, chosen(server, tmp_path), texts=texts)
     assert metrics_of(results, TASK, "judge")["reliability_wild_judge"] == 0.75
-    assert set(server.paid.values()) == {1}
+    assert set(server.replies.values()) == {1}
 
 
 def test_keys_never_appear_in_logs_results_or_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def leaky(item: Item, before: int) -> str | Fail:
+    def leaky(item: Item, attempt: int) -> str | ServerFault:
         body = json.dumps({"error": {"message": f"bad key {KEY}", "code": KEY}}).encode()
-        return Fail(400, body=body) if "tram" in item.question else f"A: correct\n{KEY}\nA"
+        return ServerFault(400, body=body) if "tram" in item.question else f"A: correct\n{KEY}\nA"
 
     monkeypatch.setenv("MY_JUDGE_KEY", KEY)
-    with serving(leaky) as server, caplog.at_level(logging.DEBUG):
+    with serve(leaky) as server, caplog.at_level(logging.DEBUG):
         settings = chosen(server, tmp_path, api_key_env="MY_JUDGE_KEY", min_coverage=0.5)
         results = run(TASK, ScriptedLM(texts=texts), settings)
         with pytest.raises(CoverageError) as caught:
             run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path, api_key_env="MY_JUDGE_KEY", min_coverage=1.0))
-        assert server.keys == {f"Bearer {KEY}"}  # it was used
+        assert server.authorizations == {f"Bearer {KEY}"}  # it was used
     printed = capfd.readouterr()
     everything = [caplog.text, str(caught.value), json.dumps(results, default=str), printed.out, printed.err]
     everything += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]

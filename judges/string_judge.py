@@ -1,4 +1,4 @@
-"""Judges that compare strings: free, the same everywhere, and blind to meaning."""
+"""Judges that compare strings: free, deterministic, and blind to meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from judges.base import CORRECT, INCORRECT, Item, Judged, Report, Verdict
 from judges.match import alias_match, any_exact_match, contains, match_ratio
 
-# name -> is the answer right? Aliases count where an item has some, except for the two that compare with one text.
+# name -> whether the item's answer is correct. ``contains`` and ``match_ratio`` are defined for one text: no aliases.
 RULES: dict[str, Callable[[Item], bool]] = {
     "em": lambda item: any_exact_match(item.answer, (item.gold, *item.aliases)),
     "alias": lambda item: alias_match(item.answer, (item.gold, *item.aliases)),
@@ -16,22 +16,14 @@ RULES: dict[str, Callable[[Item], bool]] = {
 }
 
 
-SUMMARIES = {
-    "em": "equal to the gold answer or an alias after normalization",
-    "alias": "the gold answer or an alias occurs as whole words",
-    "contains": "the gold answer occurs, also inside a longer word",
-    "match_ratio": "begins with all words of the gold answer (ratio 1)",
-}
-
-
 class StringJudge:
-    """A rule of :data:`RULES` as a judge; every answer gets a verdict."""
+    """A rule of :data:`RULES` as a judge; every answer gets a label."""
 
     def __init__(self, name: str) -> None:
         self.name, self.rule = name, RULES[name]
 
     def judge(self, items: Sequence[Item]) -> Judged:
-        """One verdict per item, in order."""
+        """Return one verdict per item, in order."""
         verdicts = [
             Verdict(label=CORRECT if self.rule(item) else INCORRECT, judge=self.name, answer=item.answer)
             for item in items

@@ -1,0 +1,130 @@
+"""Judge models in this process: batches, memory, loading and release, and the model under edits."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from judge_server import labels_of
+from scripted import ScriptedLM
+from task_runs import metrics_of, run
+from tiny import build_model, build_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from edit_hooks.utils.errors import EditingError
+from judges.backends.base import Reply
+from judges.backends.hf import HFBackend, shares_weights
+from judges.base import CORRECT, INCORRECT, Item
+from judges.model.factory import make_model_judge
+from judges.settings import read_settings
+
+ITEMS = [
+    Item("Is it so?", "yes", "yes!"),
+    Item("Is it so?", "yes", "no?"),
+    Item("Who was it in the end?", "Ada", "Ada!"),
+]
+
+
+def settings_of(reader: Path, prompt: str, **more: Any) -> dict[str, Any]:
+    return {"backend": "hf", "model": str(reader), "prompt": prompt, "store": "off", "device": "cpu", **more}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_verdicts_of_a_local_model(reader: Path, prompt: str, batch_size: int) -> None:
+    judged = make_model_judge(settings_of(reader, prompt, batch_size=batch_size)).judge(ITEMS)
+    assert labels_of(judged.verdicts) == [CORRECT, INCORRECT, CORRECT]
+    assert [verdict.raw_reply for verdict in judged.verdicts] == ["A", "B", "A"]
+    assert judged.report.num_calls == 3 and judged.report.reply_tokens == 6
+
+
+def test_the_model_is_loaded_on_use_and_released(reader: Path, prompt: str) -> None:
+    judge = make_model_judge(settings_of(reader, prompt))
+    backend = judge.backend
+    assert isinstance(backend, HFBackend)
+    backend.check()
+    judge.plan(ITEMS)
+    assert not backend.loaded
+    backend._load()
+    assert backend._model is not None
+    reference = weakref.ref(backend._model)
+    judge.judge(ITEMS)
+    gc.collect()
+    assert not backend.loaded and reference() is None
+
+
+def test_stored_replies_need_no_model(reader: Path, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = make_model_judge(settings_of(reader, prompt))
+    expected = labels_of(judge.judge(ITEMS).verdicts)
+    monkeypatch.setattr(HFBackend, "_load", lambda self: pytest.fail("all replies are stored"))
+    assert labels_of(judge.judge(ITEMS).verdicts) == expected
+
+
+def test_the_model_is_released_after_a_failure(reader: Path, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = make_model_judge(settings_of(reader, prompt))
+    monkeypatch.setattr(HFBackend, "_generate", lambda self, prompts: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        judge.judge(ITEMS)
+    assert isinstance(judge.backend, HFBackend) and not judge.backend.loaded
+
+
+def test_a_batch_that_does_not_fit_is_halved(reader: Path, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, sizes = HFBackend._generate, list[int]()
+
+    def generate_single_prompts(self: HFBackend, prompts: list[str]) -> list[Reply]:
+        sizes.append(len(prompts))
+        if len(prompts) > 1:
+            raise torch.OutOfMemoryError
+        return generate(self, prompts)
+
+    monkeypatch.setattr(HFBackend, "_generate", generate_single_prompts)
+    judged = make_model_judge(settings_of(reader, prompt)).judge(ITEMS)
+    assert labels_of(judged.verdicts) == [CORRECT, INCORRECT, CORRECT] and sizes == [3, 1, 2, 1, 1]
+
+    def run_out_of_memory(self: HFBackend, prompts: list[str]) -> list[Reply]:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(HFBackend, "_generate", run_out_of_memory)
+    with pytest.raises(EditingError, match="single prompt does not fit"):
+        make_model_judge(settings_of(reader, prompt)).judge(ITEMS)
+
+
+def test_a_judge_that_shares_weights_with_the_edited_model_is_refused(reader: Path, prompt: str) -> None:
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    settings = read_settings(settings_of(reader, prompt))
+    tied = build_model("llama", seed=2)
+    tied.get_input_embeddings().weight = model.get_input_embeddings().weight
+    for edited in (model, tied):
+        with pytest.raises(EditingError, match="shares weights"):
+            HFBackend(settings, model, tokenizer, edited=edited)
+    other = build_model("llama", seed=1)
+    assert not shares_weights(model, other)
+    assert HFBackend(settings, model, tokenizer, edited=other).loaded
+
+
+def test_a_model_of_the_caller_is_not_released(reader: Path, prompt: str) -> None:
+    settings = read_settings(settings_of(reader, prompt))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(reader), AutoTokenizer.from_pretrained(reader)
+    backend = HFBackend(settings, model, tokenizer)
+    (outcome,) = backend.complete([[{"role": "user", "content": "so!"}]], lambda index, reply: None).outcomes
+    assert isinstance(outcome, Reply) and outcome.text == "A" and backend.loaded
+    with pytest.raises(EditingError, match="pass both or neither"):
+        HFBackend(settings, model)
+
+
+def test_a_folder_without_a_model_fails_the_check(tmp_path: Path, prompt: str) -> None:
+    with pytest.raises(EditingError, match="cannot be loaded"):
+        make_model_judge(settings_of(tmp_path, prompt)).backend.check()
+
+
+def test_wild_tasks_with_a_local_judge(reader: Path, prompt: str, tmp_path: Path) -> None:
+    def texts(context: str, unedited: bool) -> str:
+        return " Orsa Lind!" if "Fenwick" in context else " what?"
+
+    settings = {"judge": settings_of(reader, prompt, store=str(tmp_path)), "initially_wrong": False}
+    task = "qaedit_wild_reliability"
+    metrics = metrics_of(run(task, ScriptedLM(texts=texts), settings), task, "judge")
+    assert metrics["reliability_wild_judge"] == 0.25 and metrics["reliability_wild_judge_n"] == 4

@@ -1,0 +1,93 @@
+"""One request to an OpenAI-compatible server: body, key, faulty responses, and rate-limit headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from judge_server import FakeTime, ServerFault, completion_body, grade_by_equality, judge_at, labels_of, serve
+
+from judges.backends.openai import requested_wait
+from judges.base import CORRECT, INCORRECT, Item
+
+ITEMS = [Item(f"What is {n} plus {n}?", str(2 * n), str(2 * n + n % 2)) for n in range(6)]
+LABELS = [CORRECT, INCORRECT] * 3
+
+
+def test_the_request_follows_the_published_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LM_EDIT_JUDGE_API_KEY", "local")
+    with serve() as server:
+        judge_at(server, tmp_path, preset="published", model="gpt-4o-mini").judge(ITEMS[:1])
+        (body,) = server.bodies
+        assert server.authorizations == {"Bearer local"}
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("gpt-4o-mini", 0.0, 16)
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["messages"][0]["content"] == ""
+
+
+def test_a_local_server_does_not_receive_the_key_of_openai(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-hosted")
+    monkeypatch.delenv("LM_EDIT_JUDGE_API_KEY", raising=False)
+    with serve() as server:
+        judge_at(server, tmp_path).judge(ITEMS[:2])
+        assert server.authorizations == {"Bearer no-key"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ServerFault(429, {"Retry-After": "7"}),
+        ServerFault(429),
+        ServerFault(500),
+        ServerFault(503, {"Retry-After": "2"}),
+        ServerFault(kind="close"),
+        ServerFault(kind="cut"),
+        ServerFault(body=completion_body("")),
+        ServerFault(body=completion_body(None)),
+        ServerFault(body=b'{"choices": []}'),
+        ServerFault(body=b'{"object": "list"}'),
+        ServerFault(body=b"null"),
+        ServerFault(body=b'{"choices": [{"mess'),
+        ServerFault(body=b"<html>busy</html>", content_type="text/html"),
+    ],
+    ids=lambda fault: f"{fault.status}-{fault.kind}-{len(fault.headers)}-{fault.body[:24]!r}",
+)
+def test_a_temporary_fault_is_retried(fault: ServerFault, tmp_path: Path) -> None:
+    clock = FakeTime()
+    with serve(lambda item, attempt: grade_by_equality(item, attempt) if attempt else fault) as server:
+        judge = judge_at(server, tmp_path, clock=clock)
+        judged = judge.judge(ITEMS)
+        assert labels_of(judged.verdicts) == LABELS
+        assert set(server.requests.values()) == {2} and set(server.replies.values()) == {1}
+        assert judged.report.num_calls == 12
+        assert labels_of(judge.judge(ITEMS).verdicts) == LABELS and set(server.replies.values()) == {1}
+    assert clock.pauses and max(clock.pauses) <= 60
+
+
+def test_a_time_out_is_retried(tmp_path: Path) -> None:
+    def hang_once(item: Item, attempt: int) -> str | ServerFault:
+        return ServerFault(kind="hang") if item == ITEMS[1] and not attempt else grade_by_equality(item, attempt)
+
+    with serve(hang_once) as server:
+        judged = judge_at(server, tmp_path, timeout=0.4).judge(ITEMS[:4])
+    assert labels_of(judged.verdicts) == LABELS[:4] and judged.report.num_calls == 5
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "3"}, 3.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 1.5),
+        ({"retry-after": "Sat, 21 Nov 2026 12:00:30 GMT"}, 30.0),
+        ({"retry-after": "Sat, 21 Nov 2026 11:00:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, None),
+        ({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "1m2s"}, 62.0),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"x-ratelimit-remaining-tokens": "5", "x-ratelimit-reset-tokens": "6m0s"}, None),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "later"}, None),
+        ({}, None),
+    ],
+)
+def test_the_requested_wait_is_parsed(headers: dict[str, str], seconds: float | None) -> None:
+    assert requested_wait(headers, 1795262400.0) == (None if seconds is None else pytest.approx(seconds))

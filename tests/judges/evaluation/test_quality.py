@@ -1,0 +1,79 @@
+"""The hand-labeled pairs, and scores of judges on them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edit_hooks.utils.errors import EditingError
+from judges.base import CORRECT, INCORRECT, Item, Judged, Report, Verdict
+from judges.evaluation.quality import load_pairs, measure_judge
+from judges.string_judge import StringJudge
+
+MAIN_CATEGORIES = {
+    *("paraphrase", "partial", "extra_wrong", "repetition", "continuation"),
+    *("unit", "date", "negation", "empty", "language"),
+}
+
+
+def test_the_hand_labeled_set_is_large_and_balanced() -> None:
+    pairs = load_pairs()
+    assert len(pairs) >= 300
+    counts = Counter((pair.category, pair.label) for pair in pairs)
+    for category in MAIN_CATEGORIES:
+        assert counts[category, CORRECT] + counts[category, INCORRECT] >= 25
+        assert min(counts[category, CORRECT], counts[category, INCORRECT]) >= 5
+    assert all(pair.reason and pair.item.question and pair.item.gold for pair in pairs)
+    assert len({pair.item[:3] for pair in pairs}) == len(pairs) == len({pair.id for pair in pairs})
+    assert len({pair.item.question for pair in pairs}) > 150  # varied topics
+
+
+def test_no_label_contradicts_exact_match() -> None:
+    """By the protocol, an answer equal to the gold answer after normalization is correct."""
+    judge = StringJudge("em")
+    pairs = load_pairs()
+    for pair, verdict in zip(pairs, judge.judge([pair.item for pair in pairs]).verdicts, strict=True):
+        assert verdict.label == INCORRECT or pair.label == CORRECT, pair
+
+
+class ScriptedJudge:
+    """Labels answers with an "x" correct, and leaves "?" unscored."""
+
+    name = "scripted"
+
+    def judge(self, items: Sequence[Item]) -> Judged:
+        verdicts = [
+            Verdict(unscored_reason="odd")
+            if item.answer == "?"
+            else Verdict(label=CORRECT if "x" in item.answer else INCORRECT)
+            for item in items
+        ]
+        return Judged(verdicts, Report(judge=self.name, num_items=len(items), num_scored=len(items)))
+
+
+def test_scores_by_hand(tmp_path: Path) -> None:
+    rows = [("a", "x", CORRECT), ("a", "x1", CORRECT), ("a", "y", CORRECT), ("a", "x2", INCORRECT), ("b", "?", CORRECT)]
+    path = tmp_path / "pairs.jsonl"
+    shared = {"question": "q", "gold": "g", "reason": "r"}
+    records = [{"category": category, "answer": answer, "label": label} | shared for category, answer, label in rows]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    quality = measure_judge(ScriptedJudge(), load_pairs(str(path)))
+    assert quality.scores["a"] == (4, 3, 4, 0.5, pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert quality.scores["b"] == (1, 1, 0, None, None, None)
+    assert quality.scores["all"][:3] == (5, 4, 4)
+    assert [pair.id for pair, _ in quality.errors] == ["a-03", "a-04"]
+
+
+UNKNOWN_LABEL = {"category": "a", "question": "q", "gold": "g", "answer": "a", "label": "ok", "reason": "r"}
+
+
+@pytest.mark.parametrize("line", ['{"category": "a"}', "{", json.dumps(UNKNOWN_LABEL)])
+def test_an_invalid_pair_is_refused_with_its_line_number(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n" + line)
+    with pytest.raises(EditingError, match="line 2"):
+        load_pairs(str(path))

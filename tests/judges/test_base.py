@@ -1,0 +1,31 @@
+"""Verdicts and coverage."""
+
+from __future__ import annotations
+
+import pytest
+
+from judges.base import CORRECT, CoverageError, Report, Verdict, count_reasons
+
+
+def test_low_coverage_is_an_error() -> None:
+    report = Report(judge="j", num_items=10, num_scored=9, reasons={"x": 1})
+    report.require(0.9)
+    with pytest.raises(CoverageError, match=r"scored 9 of 10 answers \(90.0%\), less than min_coverage=91%.*x \(1\)"):
+        report.require(0.91)
+    Report(judge="j", num_items=0, num_scored=0).require(1.0)
+
+
+def test_a_verdict_has_a_label_or_a_reason() -> None:
+    assert str(Verdict(label=CORRECT)) == CORRECT
+    assert str(Verdict(unscored_reason="no reply")) == "[unscored: no reply]"
+    for fields in ({}, {"label": CORRECT, "unscored_reason": "x"}, {"unscored_reason": ""}):
+        with pytest.raises(ValueError, match="a label or an unscored_reason"):
+            Verdict(**fields)
+    with pytest.raises(ValueError, match=r"'right' is unknown\. Accepted: correct, incorrect"):
+        Verdict(label="right")
+
+
+def test_reasons_are_counted_most_frequent_first() -> None:
+    reasons = ["b", "c", "a", "c"]
+    verdicts = [Verdict(label=CORRECT), *(Verdict(unscored_reason=reason) for reason in reasons)]
+    assert list(count_reasons(verdicts).items()) == [("c", 2), ("a", 1), ("b", 1)]
