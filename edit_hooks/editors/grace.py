@@ -23,7 +23,7 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit
-from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
 from edit_hooks.memory.codebook import Query, Replacement, distances, place
 from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
@@ -123,13 +123,11 @@ class GRACE(Editor[GRACEConfig]):
         model, tokenizer = job.model, job.tokenizer
         (layer,) = job.config.edited_layers
         name = architecture_of(model).linear_name(job.config.module, layer)
-        examples = [
-            target_example(tokenizer, r.text, r.target_new, append_eos=job.config.append_eos) for r in job.requests
-        ]
-        rows = padded_for(model, examples)
+        examples = [target_row(tokenizer, r.text, r.target_new, append_eos=job.config.append_eos) for r in job.requests]
+        rows = batch_rows(model, examples)
         with frozen(model):
             if job.config.engine == "fast":
-                keep_below(model, rows, layer)
+                cache_lower_blocks(model, rows, layer)
             now = _prompts(rows)
             query_RF, output_RD = _at_prompt_end(model, name, rows, now)
             book = entries_of(job.history, name)

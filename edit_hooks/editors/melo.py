@@ -30,7 +30,7 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
 from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point, outputs_at
 from edit_hooks.memory.codebook import distances
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, weight_of
@@ -129,13 +129,13 @@ class MELO(Editor[MELOConfig]):
             n for layer in config.edited_layers for role in config.modules for n in arch.module_names(role, layer)
         ]
         before = self._before(job.history, query_name, targets)
-        examples = [target_example(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
-        rows = padded_for(model, examples)
+        examples = [target_row(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
+        rows = batch_rows(model, examples)
         with frozen(model):
             end_R = torch.tensor([example.labels[0][0] for example in examples], device=rows.ids_RT.device)
             query_RQ = outputs_at(model, query_name, lambda: label_nll(model, rows), end_R)
             if config.engine == "fast":
-                keep_below(model, rows, min(config.edited_layers))
+                cache_lower_blocks(model, rows, min(config.edited_layers))
             adapters, losses_SR = _train(model, rows, targets, job.requests, config)
         deltas = []
         for index, example in enumerate(examples):

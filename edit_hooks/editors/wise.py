@@ -29,7 +29,14 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.gradient.labeled_rows import Example, LabeledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import (
+    LabeledRow,
+    LabeledRows,
+    batch_rows,
+    cache_lower_blocks,
+    label_nll,
+    target_row,
+)
 from edit_hooks.locate.context_templates import check_templates, sample_templates
 from edit_hooks.memory.merging import MERGES, merged
 from edit_hooks.memory.side_memory import Decide, Distance, Memories, Memory, moved, row_distance, shifted
@@ -173,10 +180,10 @@ class WISE(Editor[WISEConfig]):
     ) -> Delta:
         module = model.get_submodule(name)
         memory = memories.current or _fresh(weight_of(module), memories, config)
-        rows = padded_for(model, examples_of(tokenizer, request, config))
+        rows = batch_rows(model, examples_of(tokenizer, request, config))
         (layer,) = config.edited_layers
         if config.engine == "fast":
-            keep_below(model, rows, layer)
+            cache_lower_blocks(model, rows, layer)
         trained = train(model, name, rows, rows.mask_RT.bool(), memory.change, memory.mask, config)
         memory.change = trained.change
         memory.threshold = min(memory.threshold, trained.distance_in) if memories.current else trained.distance_in
@@ -217,17 +224,15 @@ class WISE(Editor[WISEConfig]):
         )
 
 
-def examples_of(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> list[Example]:
+def examples_of(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> list[LabeledRow]:
     """The edit in every context template, and last an unrelated text without labels (chosen by the request)."""
     examples = []
     for template in config.context_templates:
         before, after = split_template(template)
         text = before + request.text + after
-        examples.append(
-            target_example(tokenizer, _in_chat(tokenizer, text) if config.chat else text, request.target_new)
-        )
+        examples.append(target_row(tokenizer, _in_chat(tokenizer, text) if config.chat else text, request.target_new))
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
-    return [*examples, Example(encode(tokenizer, unrelated).ids, [])]
+    return [*examples, LabeledRow(encode(tokenizer, unrelated).ids, [])]
 
 
 def _in_chat(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
