@@ -139,17 +139,17 @@ class MELO(Editor[MELOConfig]):
             adapters, losses_SR = _train(model, rows, targets, job.requests, config)
         deltas = []
         for index, example in enumerate(examples):
-            database = Database.of(before)
-            block = database.next_block
+            database = Database.from_hook_edit(before)
+            adapter_id = database.next_id
             label = [token for _, token in example.labels]
-            point = Point(query_RQ[index].cpu(), block)
+            point = Point(query_RQ[index].cpu(), adapter_id)
             database.clusters, reason = add_point(database.clusters, point, label, config)
-            database.blocks[block] = [Adapter(*(part[index] for part in adapter)) for adapter in adapters]
-            database.next_block += 1
+            database.adapters[adapter_id] = [Adapter(*(part[index] for part in adapter)) for adapter in adapters]
+            database.next_id += 1
             losses = [float(loss_R[index]) for loss_R in losses_SR]
             deltas.append(
                 Delta(
-                    hook_edit=database.hook_edit({"module": query_name, "targets": targets}, {block}),
+                    hook_edit=database.to_hook_edit({"module": query_name, "targets": targets}, {adapter_id}),
                     diagnostics={
                         "final_loss": losses[-1],
                         "initial_nll": losses[0],
@@ -168,7 +168,7 @@ class MELO(Editor[MELOConfig]):
     @staticmethod
     def _before(history: list[Delta], query_name: str, targets: list[str]) -> HookEdit | None:
         """The database after the steps of a stream."""
-        found = HookEdit.composed([delta.hook_edit for delta in history if delta.hook_edit is not None])
+        found = HookEdit.combine(delta.hook_edit for delta in history)
         if found is None:
             return None
         there = (found.kind, found.settings["module"], found.settings.get("targets"))
@@ -198,7 +198,7 @@ def _train(
 
     def adds(adapter: Adapter) -> Any:
         def hook(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-            return (at_least_float32(output) + config.scale * adapter.added(args[0])).to(output.dtype)
+            return (at_least_float32(output) + config.scale * adapter.output(args[0])).to(output.dtype)
 
         return hook
 
@@ -219,7 +219,7 @@ def _train(
         loss_R.sum().backward()
         optimizer.step()
         schedule.step()
-    scaled = [Adapter(leaf.up_RF.detach(), config.scale * leaf.down_DR.detach()) for leaf in leaves]
+    scaled = [Adapter(leaf.up_KF.detach(), config.scale * leaf.down_DK.detach()) for leaf in leaves]
     return scaled, losses
 
 
