@@ -103,7 +103,7 @@ class Delta:
     @property
     def parameter_names(self) -> list[str]:
         """Names of the changed parameters."""
-        return [*self.dense, *(f"{name}.weight" for name in self.factors)]
+        return list(dict.fromkeys([*self.dense, *(f"{name}.weight" for name in self.factors)]))
 
     @property
     def rank(self) -> int:
@@ -117,11 +117,15 @@ class Delta:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Parameter name -> dense update in the stored orientation, float32 or wider."""
-        updates = {f"{name}.weight": factor.update() for name, factor in self.factors.items()}
-        for name, packed in self.masks.items():
-            update = updates[f"{name}.weight"]
-            updates[f"{name}.weight"] = update * unpack_bits(packed, update)
-        return {**self.dense, **updates}
+        updates = dict(self.dense)
+        for name, factor in self.factors.items():
+            update = factor.update()
+            if name in self.masks:
+                update = update * unpack_bits(self.masks[name], update)
+            parameter = f"{name}.weight"
+            # In a sum, one step can be dense and another low-rank at the same weight.
+            updates[parameter] = updates[parameter] + update if parameter in updates else update
+        return updates
 
     @classmethod
     def summed(cls, deltas: Sequence[Delta]) -> Delta:

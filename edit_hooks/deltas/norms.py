@@ -19,6 +19,9 @@ def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
     """
     norms = {name.removesuffix(".weight"): float(update.norm()) for name, update in delta.dense.items()}
     for name, factor in delta.factors.items():
+        if (parameter := f"{name}.weight") in delta.dense:
+            norms[name] = float((delta.dense[parameter] + factor.update()).norm())
+            continue
         gram = (factor.left.T @ factor.left) * (factor.right.T @ factor.right)
         norms[name] = max(float(gram.sum()), 0.0) ** 0.5
     squared = [(norm / weight_norm(model.get_submodule(name))) ** 2 for name, norm in norms.items()]

@@ -358,7 +358,7 @@ SIMIE_CONFIG: dict[str, Any] = {
 ULTRAEDIT_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "lr": 3e-3}
 # The published module is the attention's input; here the module that the other editors write.
 LORA_CONFIG: dict[str, Any] = {"layers": [EDIT_LAYER], "modules": ["rewrite"], "num_steps": 8, "lr": 2e-2, "rank": 2}
-# Untrained: one gradient step. What training makes of it is in test_mend_training.py.
+# Untrained: one gradient step. Training is tested in tests/edit_hooks/training.
 MEND_CONFIG: dict[str, Any] = {
     "layers": [EDIT_LAYER],
     "modules": ["rewrite"],
