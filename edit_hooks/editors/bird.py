@@ -25,10 +25,10 @@ same name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +37,7 @@ from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
+from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.locate.evk_align import MakeForward
 from edit_hooks.locate.rows import Row, fact_position
 from edit_hooks.locate.value_batch import Batch
@@ -88,6 +89,7 @@ class BIRD(RankOneEditor[BIRDConfig]):
     name = "bird"
     config_class = BIRDConfig
     config_folders = ("bird", "rome")
+    contract_settings: ClassVar[Mapping[str, Any]] = {**VALUE_CONTRACT_SETTINGS, "alpha": 0.002, "beta": 0.8}
 
     def compute(self, job: EditJob[BIRDConfig]) -> list[Delta]:
         for request in job.requests:

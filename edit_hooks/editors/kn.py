@@ -38,9 +38,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerBase
@@ -128,6 +128,10 @@ class KN(Editor[KNConfig]):
     config_class = KNConfig
     config_folders = ("kn",)
     needs_subject = False
+    contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1]}
+    contract_exemptions: ClassVar[Mapping[str, str]] = {
+        "target": "embeddings of answers are added to MLP outputs, which means nothing to a random model's head"
+    }
 
     def default_layers(self, config: Any) -> list[int]:
         return list(range(num_layers(config)))

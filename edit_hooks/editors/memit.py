@@ -33,9 +33,9 @@ With ``carry_keys`` the keys K_p of earlier steps of a stream join the system, l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -45,6 +45,7 @@ from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
+    MEMIT_CONTRACT_SETTINGS,
     LocateThenEditConfig,
     LocateThenEditEditor,
     check_reach,
@@ -170,6 +171,7 @@ class MEMIT(ResidualSpreadingEditor[MEMITConfig]):
     name = "memit"
     config_class = MEMITConfig
     config_folders = ("memit",)
+    contract_settings: ClassVar[Mapping[str, Any]] = MEMIT_CONTRACT_SETTINGS
 
 
 def uses_norm(model: PreTrainedModel, config: MEMITConfig) -> bool:

@@ -22,14 +22,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
+from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.locate.value_batch import Batch, Site
 from edit_hooks.locate.value_forward import Captures, Kept, Part, ReferenceForward, SuffixForward, add_at_first
 from edit_hooks.locate.value_optimization import (
@@ -80,6 +82,8 @@ class PMET(ResidualSpreadingEditor[PMETConfig]):
     config_class = PMETConfig
     config_folders = ("pmet",)
     measures_output = True
+    # At the last token: half of what is optimized at the subject's belongs to the attention and is not written.
+    contract_settings: ClassVar[Mapping[str, Any]] = {**MEMIT_CONTRACT_SETTINGS, "fact_token": "last"}
 
     def divisor(self, layers_left: int) -> float:
         return layers_left**0.5

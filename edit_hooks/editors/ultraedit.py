@@ -37,7 +37,7 @@ import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -200,6 +200,7 @@ class UltraEdit(Editor[UltraEditConfig]):
     config_folders = ("ultraedit",)
     needs_subject = False
     supports_joint = True
+    contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1], "lr": 3e-3}
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         super().__init__(overrides)

@@ -45,6 +45,23 @@ FIRST_TOKEN_WARNING = (
 )
 
 
+# Contract settings of editors that optimize a value: converge quickly on models of a few thousand weights.
+VALUE_CONTRACT_SETTINGS: Mapping[str, Any] = {
+    "layers": [1],
+    "num_steps": 15,
+    "lr": 0.1,
+    "weight_decay": 1e-3,
+    "clamp_factor": 4.0,
+    "kl_factor": 0.0625,
+    "second_moments": None,
+    "context_templates": ["{}", "The band released. {}", "Therefore the train. {}", "You can see. {}"],
+    "early_stop_loss": 0.05,
+    "fact_token": "subject_last",
+}
+# Two layers, so that the second is solved with the first in place; the constraint weighs about as much as one key.
+MEMIT_CONTRACT_SETTINGS: Mapping[str, Any] = {**VALUE_CONTRACT_SETTINGS, "layers": [0, 1], "moment_weight": 1.0}
+
+
 @dataclass(kw_only=True)
 class LocateThenEditConfig(EVKAlignSettings, EditorConfig):
     """Settings of every editor that optimizes a value at one token and writes it in closed form."""
