@@ -54,7 +54,6 @@ class PerRowAdapters:
             _StackedFactors(module, left_RDK[rows.to(left_RDK.device)], right_RFK[rows.to(right_RFK.device)])
             for module, left_RDK, right_RFK in self._adapters
         ]
-        selected._handles = []
         return selected
 
     def __enter__(self) -> PerRowAdapters:
