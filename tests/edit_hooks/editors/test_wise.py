@@ -14,8 +14,7 @@ from edit_hooks.editors.wise import WISEConfig, _mean_positive, examples_of
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
 from edit_hooks.locate.context_templates import sample_templates
-from edit_hooks.memory.merging import linear, ties
-from edit_hooks.memory.side_memory import Memory, MemoryBank, activation_shift, row_distance
+from edit_hooks.memory.side_memory import Memory, MemoryBank
 
 FAR = "Water freezes at zero degrees and boils at"
 CONFIG = SETTINGS["wise"]
@@ -198,16 +197,6 @@ def test_of_several_memories_the_one_that_moves_the_prompt_most_is_used():
     assert used(small, current=out_of_reach) == nll(model, tokenizer, EDIT_REQUESTS[0], None, text)
 
 
-def test_distances_of_rows_skip_what_is_not_counted_and_long_rows_take_the_largest():
-    moved_RT = torch.tensor([[1.0, 3.0, 50.0], [2.0, 4.0, 9.0]])
-    counted = torch.tensor([[True, True, False], [True, True, True]])
-    assert row_distance(moved_RT, counted).tolist() == [2.0, 5.0]
-    assert row_distance(moved_RT, counted, max_over=2).tolist() == [2.0, 9.0]
-    assert activation_shift(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 4.0]]]), None).tolist() == [[5.0]]
-    silu = float(torch.nn.functional.silu(torch.tensor([3.0, 4.0])).norm())
-    assert float(activation_shift(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 4.0]]]), "silu")) == pytest.approx(silu)
-
-
 def test_deciding_in_every_call_counts_the_target_too():
     """Teacher forcing by the released rule: one decision over prompt and target; a decoding step by its one token."""
     model, tokenizer = loaded("llama")
@@ -229,22 +218,6 @@ def test_deciding_in_every_call_counts_the_target_too():
 
 
 # -- storing and merging ---------------------------------------------------------------------------------------------
-
-
-def test_ties_of_a_change_with_itself_is_its_largest_part():
-    change = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
-    result = ties([change, change], [0.5, 0.5], 0.53)
-    kept = change.abs() >= change.abs().flatten().sort(descending=True).values[int(0.53 * 600) - 1]
-    torch.testing.assert_close(result, change * kept)
-
-
-def test_ties_by_hand():
-    """The sign with more weight wins an entry, and only those that agree with it are averaged."""
-    first, second = torch.tensor([[4.0, -1.0, 3.0, 0.1]]), torch.tensor([[2.0, 5.0, -2.0, 0.2]])
-    assert ties([first, second], [0.5, 0.5], 1.0).tolist() == [[3.0, 5.0, 3.0, pytest.approx(0.15)]]
-    assert ties([first, second], [0.5, 0.5], 0.75).tolist() == [[3.0, 5.0, 3.0, 0.0]]
-    assert ties([first, second], [0.2, 0.8], 1.0).tolist()[0][2] == -2.0
-    assert linear([first, second], [0.25, 0.75], 0.5).tolist()[0][:2] == [2.5, 3.5]
 
 
 @pytest.mark.parametrize("retrieve", [True, False])
