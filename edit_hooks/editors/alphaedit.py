@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.editors.memit import MEMIT, MEMITConfig
-from edit_hooks.locate.null_space import GivenProjector, null_space_of
+from edit_hooks.locate.null_space import MatrixProjector, null_space_of
 from edit_hooks.locate.solve import load_matrices
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.utils.errors import EditingError
@@ -78,7 +78,7 @@ class AlphaEdit(MEMIT):
     def load_constraints(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: Any) -> dict[int, Any]:
         if config.projectors is not None:
             given = load_matrices(config.projectors, config.layers, model, "projectors")
-            projectors: dict[int, Any] = {layer: GivenProjector(matrix) for layer, matrix in given.items()}
+            projectors: dict[int, Any] = {layer: MatrixProjector(matrix) for layer, matrix in given.items()}
         else:
             moments = self.load_moments(model, tokenizer, config)
             device = input_device(model)

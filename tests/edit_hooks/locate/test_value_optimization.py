@@ -1,9 +1,9 @@
-"""The batched suffix engine, the plain engine and a loop written out by hand agree on every model family.
+"""Value optimization: the suffix-only engine, the reference engine and a loop written by hand agree on every family.
 
-Comparisons run in float64, where the three differ by rounding only (1e-12 or so), so that a bound of 1e-8 tells another
-formula from noise; float32 is checked once per family against its own bound. Models that narrow to float32 on the way
-(norms, GPT-J's and Gemma 2's attention) are kept wide: Adam makes a full step of the smallest gradient, so that one
-float32 rounding, other on every machine, would decide single coordinates.
+Comparisons run in float64, where the three differ by rounding only (1e-12 or so), so that a bound of 1e-8 separates
+another formula from noise; float32 is checked once per family against its own bound. Models that narrow to float32 on
+the way (norms, GPT-J's and Gemma 2's attention) are kept wide: Adam makes a full step of the smallest gradient, so that
+a single float32 rounding, different on every machine, would decide individual coordinates.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from state import assert_same_state, snapshot
 from tiny import (
     ALL_MODEL_TYPES,
     CONTEXT_TEMPLATES,
-    EDIT_LAYER,
     NUM_LAYERS,
-    ROME_CONFIG,
-    SENTENCES,
 )
 from value_problems import (
     EDIT_REQUESTS,
@@ -38,13 +35,17 @@ from value_problems import (
     relative,
 )
 
-from edit_hooks import EditRequest, edited, load_editor
-from edit_hooks.locate import rows as locate_module
-from edit_hooks.locate.rows import Row, rewriting_row
-from edit_hooks.locate.value_batch import Batch
-from edit_hooks.locate.value_forward import ReferenceForward, SuffixForward
-from edit_hooks.locate.value_optimization import OptimizedValue, ValueLimits, ValueSettings, optimize_values
-from edit_hooks.modeling import lm_head as vocabulary
+from edit_hooks import EditRequest
+from edit_hooks.locate import rows as rows_module
+from edit_hooks.locate.rows import Row
+from edit_hooks.locate.value_optimization import (
+    OptimizedValue,
+    ValueLimits,
+    ValueSettings,
+    optimize_values,
+    split_problems,
+)
+from edit_hooks.modeling import lm_head
 from edit_hooks.modeling.architectures import ARCHITECTURES
 
 
@@ -58,7 +59,11 @@ def _keep_wide() -> Iterator[None]:
 
 
 def oracle(model, rows: list[Row], kl: Row, s: ValueSettings) -> tuple[torch.Tensor, list[float]]:
-    """The value optimization as the method sheet states it, one unpadded full forward per row; (offset, losses)."""
+    """The value optimization of ROME (eq. 4 and the released code), one unpadded full forward per row.
+
+    Returns:
+        The offset, and the loss at every evaluation.
+    """
     architecture = ARCHITECTURES[model.config.model_type]
     site = architecture.mlp_name(s.layer) if s.site == "mlp" else architecture.block_name(s.layer)
     module, seen = model.get_submodule(site), {}
@@ -105,7 +110,7 @@ def oracle(model, rows: list[Row], kl: Row, s: ValueSettings) -> tuple[torch.Ten
 @pytest.mark.parametrize("site", ["mlp", "block"])
 @pytest.mark.parametrize("clamp", [4.0, 0.5])
 @each_model
-def test_both_engines_are_the_loop_written_by_hand(model_type, clamp, site):
+def test_both_engines_agree_with_the_loop_by_hand(model_type, clamp, site):
     model, tokenizer = loaded(model_type)
     chosen = dataclasses.replace(SETTINGS, site=site, clamp_factor=clamp)
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS[:2]]
@@ -135,7 +140,7 @@ def test_float32_stays_close_to_float64(model_type, engine):
 
 @each_model
 def test_bfloat16_keeps_offsets_and_losses_in_float32(model_type):
-    """Half models: nothing of ours is rounded to bfloat16, and the first loss is the model's own to bfloat16 digits."""
+    """Our own numbers are not rounded to bfloat16, and the first loss is the model's own to bfloat16 precision."""
     half, tokenizer = loaded(model_type, torch.bfloat16)
     full, _ = loaded(model_type, torch.float32)
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS[:2]]
@@ -166,7 +171,7 @@ random_requests = st.builds(
 
 
 def threshold(values: list[OptimizedValue], where: float) -> float:
-    """A stop threshold between losses of runs that did not stop, in a gap so that rounding cannot decide."""
+    """A stop threshold between losses of runs that did not stop, in a gap where rounding cannot decide."""
     losses = sorted([0.0, *(record["loss"] for value in values for record in value.losses), 100.0])
     start = round(where * (len(losses) - 2))
     low, high = max(zip(losses[start:-1], losses[start + 1 :][:3], strict=False), key=lambda pair: pair[1] - pair[0])
@@ -189,21 +194,21 @@ def threshold(values: list[OptimizedValue], where: float) -> float:
 def test_any_batch_equals_its_edits_one_by_one(
     model_type, requests, num_templates, layer, site, num_steps, clamp, stop_at, max_tokens, max_logits
 ):
-    """Lengths, target lengths, stops (at step 0, on the way, never), clamps, layers and chunk sizes at random."""
+    """Random lengths, target lengths, stops (at step 0, later, never), clamps, layers and chunk sizes."""
     model, tokenizer = loaded(model_type)
     chosen = dataclasses.replace(SETTINGS, layer=layer, site=site, num_steps=num_steps, clamp_factor=clamp)
     problems = [problem(tokenizer, request, CONTEXT_TEMPLATES[:num_templates]) for request in requests]
     endless = optimize_values(model, problems, dataclasses.replace(chosen, early_stop_loss=0.0), "reference")
     chosen = dataclasses.replace(chosen, early_stop_loss=threshold(endless, stop_at))
     limits = ValueLimits(max_tokens=max_tokens, max_logits=max_logits)
-    with mock.patch.object(vocabulary, "FEWEST_WORDS", 5):
+    with mock.patch.object(lm_head, "MIN_SLICE_WIDTH", 5):
         together = optimize_values(model, problems, chosen, "fast", limits)
     alone = [optimize_values(model, [one], chosen, "reference")[0] for one in problems]
     assert_same_values(together, alone, LIMIT)
 
 
-def test_edits_that_stop_early_leave_the_others_alone():
-    """A threshold between the first losses: some edits stop before any step, the rest go on to the end."""
+def test_edits_that_stop_at_once_do_not_affect_the_others():
+    """A threshold between the first losses: some edits stop before any step, the others run to the end."""
     model, tokenizer = loaded("llama")
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
     first = sorted(
@@ -222,21 +227,21 @@ def test_edits_that_stop_early_leave_the_others_alone():
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gpt2"])
-def test_an_edit_that_stops_on_the_way_leaves_the_others_alone(model_type):
-    """The Adam moments, losses and prefixes of the edits that go on stay in step when one leaves between steps."""
+def test_an_edit_that_stops_midway_does_not_affect_the_others(model_type):
+    """The Adam moments, losses and prefixes of the others stay aligned when an edit leaves between steps."""
     model, tokenizer = loaded(model_type)
     problems = [problem(tokenizer, request, ["{}"]) for request in EDIT_REQUESTS]
     chosen = dataclasses.replace(SETTINGS, lr=0.2, num_steps=8, early_stop_loss=0.0)
     losses = [[record["loss"] for record in v.losses] for v in optimize_values(model, problems, chosen, "reference")]
-    leaver = min(range(len(losses)), key=lambda edit: losses[edit][3])
-    others = min(loss for edit, path in enumerate(losses) if edit != leaver for loss in path)
-    bar = (losses[leaver][2] + losses[leaver][3]) / 2
-    assert losses[leaver][3] < bar < min(others, *losses[leaver][:3]), "the tiny model no longer fits this test"
+    early = min(range(len(losses)), key=lambda edit: losses[edit][3])
+    others = min(loss for edit, path in enumerate(losses) if edit != early for loss in path)
+    bar = (losses[early][2] + losses[early][3]) / 2
+    assert losses[early][3] < bar < min(others, *losses[early][:3]), "the tiny model no longer fits this test"
     values = optimize_values(model, problems, dataclasses.replace(chosen, early_stop_loss=bar))
-    assert [value.num_updates for value in values] == [3 if edit == leaver else 7 for edit in range(len(values))]
+    assert [value.num_updates for value in values] == [3 if edit == early else 7 for edit in range(len(values))]
     for edit, (value, path) in enumerate(zip(values, losses, strict=True)):
         assert [record["loss"] for record in value.losses] == pytest.approx(path[: len(value.losses)], abs=1e-8), edit
-        assert value.stop_reason == ("loss" if edit == leaver else "steps")
+        assert value.stop_reason == ("loss" if edit == early else "steps")
 
 
 def test_clamped_edits_end_on_the_ball():
@@ -249,7 +254,7 @@ def test_clamped_edits_end_on_the_ball():
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_one_update_fewer_than_evaluations(engine):
-    """The last evaluation is not followed by a step; with one evaluation the offset is exactly zero."""
+    """No step follows the last evaluation; with one evaluation the offset is exactly zero."""
     model, tokenizer = loaded("gpt_neox")
     problems = [problem(tokenizer, EDIT_REQUESTS[0])]
     for num_steps in (1, 2, 4):
@@ -267,7 +272,7 @@ def test_progress_counts_every_edit_once():
     assert sum(counts) == len(EDIT_REQUESTS) and min(counts) > 0
 
 
-# --- what cannot matter --------------------------------------------------------------------------------------------
+# --- irrelevant text and slicing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
@@ -277,169 +282,37 @@ def test_text_after_the_subject_of_the_kl_row_is_irrelevant(model_type, engine, 
     model, tokenizer = loaded(model_type)
     runs, lengths = [], set()
     for template in ("{} is a", "{}", "{} was never seen in the tower again"):
-        monkeypatch.setattr(locate_module, "KL_TEMPLATE", template)
+        monkeypatch.setattr(rows_module, "KL_TEMPLATE", template)
         problems = [problem(tokenizer, request) for request in EDIT_REQUESTS[:2]]
         lengths.add(len(problems[0][1].ids))
         runs.append(optimize_values(model, problems, SETTINGS, engine))
-    assert len(lengths) == 3  # each template was in force
+    assert len(lengths) == 3  # each template was used
     assert_same_values(runs[1], runs[0], LIMIT)
     assert_same_values(runs[2], runs[0], LIMIT)
 
 
-@pytest.mark.parametrize("forward", [ReferenceForward, SuffixForward])
-@each_model
-def test_cutting_rows_after_the_subject_changes_no_key(model_type, forward):
-    """Keys, outputs and v0 read at the subject's last token do not depend on what follows, nor on padding."""
-    model, tokenizer = loaded(model_type)
-    problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
-
-    def cut(row: Row) -> Row:
-        return Row(row.ids[: row.position + 1], row.position, ((row.position, 0),), row.position + 1)
-
-    whole = Batch.of(problems, torch.device("cpu"))
-    short = Batch.of([([cut(row) for row in rows], cut(kl)) for rows, kl in problems], torch.device("cpu"))
-    assert short.ids_RT.shape[1] < whole.ids_RT.shape[1]
-    full = forward(model, whole, EDIT_LAYER, "mlp").captured
-    brief = forward(model, short, EDIT_LAYER, "mlp").captured
-    for name in ("keys_RF", "outputs_RD", "site_RD"):
-        assert relative(getattr(brief, name), getattr(full, name)) < LIMIT, name
-
-
-@each_model
-def test_what_the_engines_capture_is_what_the_modules_compute(model_type):
-    """Keys and outputs against the rewrite module called by hand: W k + b, in the stored orientation."""
-    model, tokenizer = loaded(model_type)
-    (value,) = optimize_values(
-        model, [problem(tokenizer, EDIT_REQUESTS[1])], dataclasses.replace(SETTINGS, num_steps=1)
-    )
-    module = model.get_submodule(ARCHITECTURES[model_type].rewrite_name(EDIT_LAYER))
-    with torch.no_grad():
-        assert relative(module(value.keys_NF), value.outputs_ND) < LIMIT
-    assert relative(value.v0_D, value.outputs_ND[0]) < LIMIT  # the MLP module ends with the rewrite module
-
-
-@pytest.mark.parametrize("fewest", [7, 64])
+@pytest.mark.parametrize("min_width", [7, 64])
 @pytest.mark.parametrize("engine", ["fast", "reference"])
-def test_a_vocabulary_in_slices_gives_the_same(engine, fewest, monkeypatch):
+def test_slicing_the_vocabulary_changes_nothing(engine, min_width, monkeypatch):
     model, tokenizer = loaded("llama")
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS]
     whole = optimize_values(model, problems, SETTINGS, engine)
     assert len({value.losses[-1]["kl"] for value in whole}) == len(whole)  # mixed-up rows would show
-    monkeypatch.setattr(vocabulary, "FEWEST_WORDS", fewest)
+    monkeypatch.setattr(lm_head, "MIN_SLICE_WIDTH", min_width)
     sliced = optimize_values(model, problems, SETTINGS, limits=ValueLimits(max_logits=1))
     assert_same_values(sliced, whole, LIMIT)
 
 
-# --- ROME's algebra ------------------------------------------------------------------------------------------------
-
-
-def rome(model_type: str, **config: Any):
-    model, tokenizer = loaded(model_type)
-    settings_ = {**ROME_CONFIG, "keep_intermediates": True, **config}
-    return model, tokenizer, load_editor("rome", config=settings_).edit(model, tokenizer, EDIT_REQUESTS[:2])
-
-
-def rewrite_output(model, tokenizer, row: Row) -> torch.Tensor:
-    """Output of the rewrite module at a row's fact token, from a plain forward."""
-    kept = {}
-    module = model.get_submodule(ARCHITECTURES[model.config.model_type].rewrite_name(EDIT_LAYER))
-    handle = module.register_forward_hook(lambda _m, _a, output: kept.update(out=output[0, row.position].detach()))
-    try:
-        with torch.no_grad():
-            model(torch.tensor([row.ids]))
-    finally:
-        handle.remove()
-    return kept["out"]
-
-
-def spread(width: int) -> torch.Tensor:
-    """A well-conditioned second moment that is far from the identity."""
-    generator = torch.Generator().manual_seed(3)
-    draws = torch.randn(4 * width, width, generator=generator, dtype=torch.float64)
-    return draws.T @ draws / len(draws) + 0.1 * torch.eye(width, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("with_covariance", [False, True])
-@pytest.mark.parametrize("key_mode", ["mixed", "prefixed", "prompt"])
-@each_model
-def test_the_edited_matrix_writes_the_value(model_type, key_mode, with_covariance):
-    """W' k + b = v0 + delta for the key of the mode: the bare prompt's (run through the model), or the mean key."""
-    width = loaded(model_type)[0].get_submodule(ARCHITECTURES[model_type].rewrite_name(EDIT_LAYER))
-    width = max(width.weight.shape)
-    moments = {EDIT_LAYER: spread(width)} if with_covariance else None
-    model, tokenizer, deltas = rome(model_type, key_mode=key_mode, second_moments=moments)
-    module = model.get_submodule(ARCHITECTURES[model_type].rewrite_name(EDIT_LAYER))
-    for request, delta in zip(EDIT_REQUESTS, deltas, strict=False):
-        target, row = delta.intermediates["v_star"], rewriting_row(tokenizer, request, "{}")
-        rows = [rewriting_row(tokenizer, request, text) for text in CONTEXT_TEMPLATES]
-        before = rewrite_output(model, tokenizer, row)
-        assert relative(target, before + delta.intermediates["v_delta"]) < LIMIT
-        with edited(model, delta), torch.no_grad():
-            if key_mode == "prefixed":
-                outputs = torch.stack([rewrite_output(model, tokenizer, one) for one in rows])
-                assert relative(module(delta.intermediates["cur_input"]), target) < LIMIT
-                assert relative(outputs.mean(0), target) < LIMIT
-            else:
-                assert relative(rewrite_output(model, tokenizer, row), target) < LIMIT
-        (update,) = delta.weights().values()
-        assert int(torch.linalg.matrix_rank(update)) == 1
-
-
-@pytest.mark.parametrize("key_mode", ["mixed", "prefixed", "prompt"])
-def test_only_the_direction_of_the_solved_key_matters(key_mode):
-    """Scaling C scales C^-1 k and cancels; with the identity the update is proportional to r k^T."""
-    identity = torch.eye(64, dtype=torch.float64)
-    plain = rome("llama", key_mode=key_mode)[2]
-    for scale in (1.0, 250.0):
-        scaled = rome("llama", key_mode=key_mode, second_moments={EDIT_LAYER: scale * identity})[2]
-        for ours, theirs in zip(scaled, plain, strict=True):
-            (update,), (expected,) = ours.weights().values(), theirs.weights().values()
-            assert relative(update, expected) < 1e-9
-    for delta in plain:
-        (update,) = delta.weights().values()
-        key = delta.intermediates["k_star"]
-        along = torch.outer(update @ key, key) / key.dot(key)
-        assert relative(along, update) < 1e-9
-
-
-def test_the_second_moment_turns_the_update_away_from_common_keys():
-    """With C the update acts on C^-1 k, so a key that is common in text is disturbed less than without."""
-    model, tokenizer = loaded("llama")
-    module = model.get_submodule(ARCHITECTURES["llama"].rewrite_name(EDIT_LAYER))
-    keys: list[torch.Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _m, args: keys.append(args[0][0].detach()))
-    with torch.no_grad():
-        for text in SENTENCES:
-            model(torch.tensor([tokenizer(text)["input_ids"]]))
-    handle.remove()
-    stacked = torch.cat(keys)
-    moment = stacked.T @ stacked / len(stacked)
-    plain = rome("llama", key_mode="prompt")[2]
-    turned = rome("llama", key_mode="prompt", second_moments={EDIT_LAYER: moment})[2]
-    for ours, theirs in zip(turned, plain, strict=True):
-        (update,), (other,) = ours.weights().values(), theirs.weights().values()
-        assert (stacked @ update.T).norm() < 0.8 * (stacked @ other.T).norm()
-
-
-@pytest.mark.parametrize("engine", ["fast", "reference"])
-@each_model
-def test_the_editor_passes_its_engine_on(model_type, engine, monkeypatch):
-    """Both settings reach their engine, and the deltas agree (float64)."""
-    used = []
-    for name, cls in (("fast", SuffixForward), ("reference", ReferenceForward)):
-
-        class Spy(cls):  # type: ignore[misc, valid-type]
-            label = name
-
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                used.append(self.label)
-                super().__init__(*args, **kwargs)
-
-        monkeypatch.setitem(__import__("edit_hooks.locate.value_optimization", fromlist=["ENGINES"]).ENGINES, name, Spy)
-    _, _, ours = rome(model_type, engine=engine, num_steps=4)
-    assert set(used) == {engine}
-    monkeypatch.undo()
-    _, _, theirs = rome(model_type, engine="fast" if engine == "reference" else "reference", num_steps=4)
-    for delta, other in zip(ours, theirs, strict=True):
-        (update,), (expected,) = delta.weights().values(), other.weights().values()
-        assert relative(update, expected) < LIMIT
+@given(
+    suffixes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=12),
+    max_tokens=st.integers(1, 60),
+    max_edits=st.integers(1, 5),
+)
+def test_chunks_hold_every_edit_once_within_the_limits(suffixes, max_tokens, max_edits):
+    """The cost of an edit is its suffix tokens without padding, and one token of its KL row."""
+    problems = [([Row((0,) * (2 + length), 2) for length in lengths], Row((0, 0), 1)) for lengths in suffixes]
+    chunks = split_problems(problems, ValueLimits(max_tokens=max_tokens, max_edits=max_edits))
+    assert sorted(index for chunk in chunks for index in chunk) == list(range(len(problems)))
+    for chunk in chunks:
+        assert len(chunk) <= max_edits
+        assert len(chunk) == 1 or sum(sum(suffixes[index]) + 1 for index in chunk) <= max_tokens
