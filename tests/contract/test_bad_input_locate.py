@@ -75,8 +75,8 @@ def test_the_warning_comes_from_the_stored_matrix_too(tiny, tmp_path):
 
 
 def test_a_text_that_ends_before_the_budget_is_said(tiny):
-    wanted = MomentSettings(TEXTS, num_tokens=100_000)
-    report = second_moments(*tiny, [EDIT_LAYER], wanted, quiet=True)[EDIT_LAYER].report
+    settings = MomentSettings(TEXTS, num_tokens=100_000)
+    report = second_moments(*tiny, [EDIT_LAYER], settings, quiet=True)[EDIT_LAYER].report
     (warning,) = report["warnings"]
     assert f"ended after {report['num_tokens']} of the 100000 tokens" in warning
 

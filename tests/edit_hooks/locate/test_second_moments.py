@@ -27,8 +27,8 @@ def tiny():
 def collect(source: Any, folder=None, layers=(1,), model=None, **settings: Any) -> dict[int, SecondMoment]:
     """Second moments of the tiny model."""
     own, tokenizer = tiny()
-    wanted = MomentSettings(source, **settings)
-    return second_moments(model or own, tokenizer, layers, wanted, folder=folder, quiet=True)
+    moment_settings = MomentSettings(source, **settings)
+    return second_moments(model or own, tokenizer, layers, moment_settings, folder=folder, quiet=True)
 
 
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)
@@ -82,16 +82,8 @@ def test_a_second_call_loads_the_file_and_new_layers_are_added(tmp_path, monkeyp
 
 
 def test_everything_that_alters_the_matrix_gives_another_file(tmp_path):
-    matrices = [
-        collect("self", tmp_path, **settings)[1].matrix_FF
-        for settings in (
-            {},
-            {"seed": 1},
-            {"num_tokens": 300},
-            {"max_length": 16},
-            {"model": build_model("llama", seed=3)},
-        )
-    ]
+    changes = ({}, {"seed": 1}, {"num_tokens": 300}, {"max_length": 16}, {"model": build_model("llama", seed=3)})
+    matrices = [collect("self", tmp_path, **change)[1].matrix_FF for change in changes]
     assert not any(torch.equal(a, b) for number, a in enumerate(matrices) for b in matrices[:number])
     assert len(list(tmp_path.rglob("*.json"))) == len(matrices)
 

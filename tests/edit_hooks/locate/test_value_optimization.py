@@ -112,15 +112,15 @@ def oracle(model, rows: list[Row], kl: Row, s: ValueSettings) -> tuple[torch.Ten
 @each_model
 def test_both_engines_agree_with_the_loop_by_hand(model_type, clamp, site):
     model, tokenizer = loaded(model_type)
-    chosen = dataclasses.replace(SETTINGS, site=site, clamp_factor=clamp)
+    value_settings = dataclasses.replace(SETTINGS, site=site, clamp_factor=clamp)
     problems = [problem(tokenizer, request) for request in EDIT_REQUESTS[:2]]
     before = snapshot(model, tokenizer)
-    fast = optimize_values(model, problems, chosen, "fast")
-    reference = optimize_values(model, problems, chosen, "reference")
+    fast = optimize_values(model, problems, value_settings, "fast")
+    reference = optimize_values(model, problems, value_settings, "reference")
     assert_same_state(before, snapshot(model, tokenizer))
     assert_same_values(fast, reference, LIMIT)
     for value, (rows, kl) in zip(fast, problems, strict=True):
-        delta, losses = oracle(model, rows, kl, chosen)
+        delta, losses = oracle(model, rows, kl, value_settings)
         assert relative(value.delta_D, delta) < LIMIT
         assert [record["loss"] for record in value.losses] == pytest.approx(losses, abs=LIMIT)
         assert value.clamped == bool(delta.norm() > clamp * value.v0_D.norm() * (1 - 1e-6))
@@ -130,11 +130,11 @@ def test_both_engines_agree_with_the_loop_by_hand(model_type, clamp, site):
 @pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 def test_float32_stays_close_to_float64(model_type, engine):
     """Rounding through five Adam steps, where small gradients count as much as large ones: worst seen 4e-4."""
-    chosen = dataclasses.replace(SETTINGS, lr=0.1)
+    value_settings = dataclasses.replace(SETTINGS, lr=0.1)
     runs = []
     for dtype in (torch.float32, torch.float64):
         model, tokenizer = loaded(model_type, dtype)
-        runs.append(optimize_values(model, [problem(tokenizer, r) for r in EDIT_REQUESTS], chosen, engine))
+        runs.append(optimize_values(model, [problem(tokenizer, r) for r in EDIT_REQUESTS], value_settings, engine))
     assert_same_values(*runs, limit=5e-3)
 
 
@@ -196,14 +196,14 @@ def test_any_batch_equals_its_edits_one_by_one(
 ):
     """Random lengths, target lengths, stops (at step 0, later, never), clamps, layers and chunk sizes."""
     model, tokenizer = loaded(model_type)
-    chosen = dataclasses.replace(SETTINGS, layer=layer, site=site, num_steps=num_steps, clamp_factor=clamp)
+    value_settings = dataclasses.replace(SETTINGS, layer=layer, site=site, num_steps=num_steps, clamp_factor=clamp)
     problems = [problem(tokenizer, request, CONTEXT_TEMPLATES[:num_templates]) for request in requests]
-    endless = optimize_values(model, problems, dataclasses.replace(chosen, early_stop_loss=0.0), "reference")
-    chosen = dataclasses.replace(chosen, early_stop_loss=threshold(endless, stop_at))
+    endless = optimize_values(model, problems, dataclasses.replace(value_settings, early_stop_loss=0.0), "reference")
+    value_settings = dataclasses.replace(value_settings, early_stop_loss=threshold(endless, stop_at))
     limits = ValueLimits(max_tokens=max_tokens, max_logits=max_logits)
     with mock.patch.object(lm_head, "MIN_SLICE_WIDTH", 5):
-        together = optimize_values(model, problems, chosen, "fast", limits)
-    alone = [optimize_values(model, [one], chosen, "reference")[0] for one in problems]
+        together = optimize_values(model, problems, value_settings, "fast", limits)
+    alone = [optimize_values(model, [one], value_settings, "reference")[0] for one in problems]
     assert_same_values(together, alone, LIMIT)
 
 
@@ -214,15 +214,15 @@ def test_edits_that_stop_at_once_do_not_affect_the_others():
     first = sorted(
         v.losses[0]["loss"] for v in optimize_values(model, problems, dataclasses.replace(SETTINGS, num_steps=1))
     )
-    chosen = dataclasses.replace(SETTINGS, lr=1e-3, early_stop_loss=(first[1] + first[2]) / 2)
-    values = optimize_values(model, problems, chosen)
+    value_settings = dataclasses.replace(SETTINGS, lr=1e-3, early_stop_loss=(first[1] + first[2]) / 2)
+    values = optimize_values(model, problems, value_settings)
     at_once = [value for value in values if value.num_updates == 0]
     assert len(at_once) == 2
     for value in at_once:
         assert value.stop_reason == "loss" and len(value.losses) == 1 and not value.clamped
         assert torch.count_nonzero(value.delta_D) == 0
     for value, one in zip(values, problems, strict=True):
-        assert_same_values([value], optimize_values(model, [one], chosen, "reference"), 1e-8)
+        assert_same_values([value], optimize_values(model, [one], value_settings, "reference"), 1e-8)
     assert {value.stop_reason for value in values if value.num_updates} == {"steps"}
 
 
@@ -231,13 +231,15 @@ def test_an_edit_that_stops_midway_does_not_affect_the_others(model_type):
     """The Adam moments, losses and prefixes of the others stay aligned when an edit leaves between steps."""
     model, tokenizer = loaded(model_type)
     problems = [problem(tokenizer, request, ["{}"]) for request in EDIT_REQUESTS]
-    chosen = dataclasses.replace(SETTINGS, lr=0.2, num_steps=8, early_stop_loss=0.0)
-    losses = [[record["loss"] for record in v.losses] for v in optimize_values(model, problems, chosen, "reference")]
+    value_settings = dataclasses.replace(SETTINGS, lr=0.2, num_steps=8, early_stop_loss=0.0)
+    losses = [
+        [record["loss"] for record in v.losses] for v in optimize_values(model, problems, value_settings, "reference")
+    ]
     early = min(range(len(losses)), key=lambda edit: losses[edit][3])
     others = min(loss for edit, path in enumerate(losses) if edit != early for loss in path)
     bar = (losses[early][2] + losses[early][3]) / 2
     assert losses[early][3] < bar < min(others, *losses[early][:3]), "the tiny model no longer fits this test"
-    values = optimize_values(model, problems, dataclasses.replace(chosen, early_stop_loss=bar))
+    values = optimize_values(model, problems, dataclasses.replace(value_settings, early_stop_loss=bar))
     assert [value.num_updates for value in values] == [3 if edit == early else 7 for edit in range(len(values))]
     for edit, (value, path) in enumerate(zip(values, losses, strict=True)):
         assert [record["loss"] for record in value.losses] == pytest.approx(path[: len(value.losses)], abs=1e-8), edit

@@ -105,13 +105,15 @@ def test_greedy_continuations_equal_uncached_ones(tiny_model, tiny_tokenizer, mo
 def test_documents_begin_with_the_start_token_and_contain_no_other(tiny_model, tiny_tokenizer, model_type):
     model, tokenizer = tiny_model(model_type), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    many_specials = RecordingTokenizer(tokenizer)
+    many_specials.all_special_ids = list(range(0, 300, 2))  # enough that the model would sample some
     counts = []
     with frozen(model):
         generator = torch.Generator().manual_seed(0)
-        documents = sample_documents(model, tokenizer, 3, 20, generator, counts.append)
+        documents = sample_documents(model, many_specials, 3, 20, generator, counts.append)
         rows = [next(documents) for _ in range(6)]
     assert all(len(row) == 20 and row[0] == start for row in rows)
-    assert not {token for row in rows for token in row[1:]} & set(tokenizer.all_special_ids)
+    assert not {token for row in rows for token in row[1:]} & set(many_specials.all_special_ids)
     assert len({tuple(row) for row in rows}) == 6 and sum(counts) == 6 * 19
 
 

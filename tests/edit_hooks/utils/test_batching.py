@@ -38,4 +38,5 @@ def test_no_batch_has_room_for_the_next_row(lengths, max_tokens, max_rows):
 
 def test_rows_of_one_length_fill_the_budget():
     assert list(token_batches(range(5), [3] * 5, 6)) == [[0, 1], [2, 3], [4]]
+    assert list(token_batches(range(5), [3] * 5, 99, max_rows=2)) == [[0, 1], [2, 3], [4]]
     assert list(token_batches([], [], 6)) == []
