@@ -98,7 +98,10 @@ class TraceSettings:
 
 @dataclass
 class FactTrace:
-    """Probabilities of one fact, and effects by kind, [tokens from the subject on][layers]."""
+    """Probabilities of one fact, and effects by kind.
+
+    Effects are indexed [token from the subject on][layer].
+    """
 
     clean: float
     corrupted: float
@@ -205,7 +208,7 @@ def _select_facts(
 
 
 def _encode_fact(tokenizer: PreTrainedTokenizerBase, request: EditRequest) -> tuple[Fact, int | None]:
-    """The prompt's tokens with the position of the subject, and the first token of target_true."""
+    """Encode a prompt with its subject, and the first token of target_true."""
     encoding = encode(tokenizer, request.text)
     assert request.subject_span is not None
     subject = tokens_in_span(encoding, request.subject_span)
@@ -227,7 +230,7 @@ def _predict(model: Any, prompts: Sequence[tuple[int, ...]], max_tokens: int) ->
 
 
 def _embedding_std(model: Any, facts: Sequence[Fact]) -> float:
-    """Standard deviation over all entries of the embeddings of all facts' subject tokens."""
+    """Standard deviation of the embeddings of all subject tokens, over all entries."""
     tokens = [token for fact in facts for token in fact.ids[fact.first : fact.end]]
     embedded = model.get_input_embeddings()(torch.tensor(tokens, device=input_device(model)))
     return float(embedded.double().std(correction=0))

@@ -1,4 +1,6 @@
-"""Context templates: short texts in front of a prompt, so that a key does not depend on one position and context.
+"""Context templates: short texts in front of a prompt.
+
+Averaged over templates, a key does not depend on one position and context.
 
 A template is ``TEXT. {}`` with the filled prompt in the slot; the bare template ``{}`` comes first. Texts are sampled
 from the model itself after five seed words. They are part of an edit's identity: drawn once per model and seed, stored
@@ -66,7 +68,10 @@ def check_templates(templates: list[str] | str) -> None:
 
 
 def sample_templates(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, seed: int) -> list[str]:
-    """Sample a named template set; the same model, seed and device give the same texts."""
+    """Sample a named template set.
+
+    The same model, seed and device give the same texts.
+    """
     check_templates(name)
     templates = TEMPLATE_SETS[name]
     prompts = [

@@ -1,4 +1,4 @@
-"""Text corpora for second moments: the model's own text, files, hub data sets, and lists.
+"""Text corpora for second moments: sampled text, files, hub data sets, lists.
 
 A source is one of
 
@@ -38,7 +38,11 @@ Source = str | os.PathLike[str] | Sequence[str]
 
 
 class HubDataset(NamedTuple):
-    """A data set on the hub, pinned to a revision, and the seed of the order in which it is read."""
+    """A data set on the hub, pinned to a revision.
+
+    Attributes:
+        seed: of the order in which it is read.
+    """
 
     repository: str
     config: str | None
@@ -154,7 +158,10 @@ def _from_hub(name: str, seed: int) -> Corpus:
 
 
 def _stream_hub(hub: HubDataset) -> Iterator[str]:
-    """Texts in an order drawn from the seed: shards at random, records through a buffer (dumps begin with old ones)."""
+    """Stream texts in an order drawn from the seed.
+
+    Shards are read at random, records through a buffer, because dumps begin with old records.
+    """
     from datasets import load_dataset
 
     try:
@@ -171,7 +178,10 @@ def _stream_hub(hub: HubDataset) -> Iterator[str]:
 
 
 def digest_of(source: str | os.PathLike[str]) -> str | None:
-    """SHA-256 (hex) over a file or all text files of a folder; ``None`` for a path that does not exist."""
+    """SHA-256 (hex) of a file, or of all text files of a folder.
+
+    ``None`` for a path that does not exist.
+    """
     path = Path(source).expanduser()
     if not path.exists():
         return None

@@ -74,7 +74,7 @@ class EVKConfig(EditorConfig):
 
 
 class EVKSettings(Protocol):
-    """The settings read here: those of :class:`EVKConfig` and some of the editor it is mixed into."""
+    """Settings of :class:`EVKConfig` and of the editor it is mixed into."""
 
     evk_weight: float
     evk_sigma: float
@@ -88,7 +88,7 @@ class EVKSettings(Protocol):
 
 
 class Instance(NamedTuple):
-    """A perturbed prompt: its row, the drift, and the noise [T, d] on its input embeddings, float64."""
+    """A perturbed prompt: its row, its drift, and the noise [T, d], float64."""
 
     row: Row
     drift: Drift
@@ -98,7 +98,9 @@ class Instance(NamedTuple):
 def draw_instances(
     tokenizer: PreTrainedTokenizerBase, request: EditRequest, width: int, config: EVKSettings
 ) -> list[Instance]:
-    """Draw the perturbed prompts of one request; they depend on the request, the seed and the settings only.
+    """Draw the perturbed prompts of one request.
+
+    They depend on the request, the seed and the settings only.
 
     Args:
         width: size of the input embeddings.
@@ -129,7 +131,10 @@ def draw_instances(
 
 
 class EVKTerm:
-    """The term for the edits of one batch (a :class:`edit_hooks.locate.value_optimization.Term`)."""
+    """The EVK-Align term of one batch.
+
+    A :class:`edit_hooks.locate.value_optimization.Term`.
+    """
 
     name = "evk"
 

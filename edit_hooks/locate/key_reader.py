@@ -1,4 +1,6 @@
-"""Keys, module outputs and hidden states at the fact tokens of many rows, each row under its own edit.
+"""Keys, module outputs and hidden states at the fact tokens of many rows.
+
+Each row is read under its own edit.
 
 Rows are cut after the fact token, which by causality changes nothing, and the forward pass stops after the last block
 that is read. Shapes: R rows, d residual width, f MLP width.
@@ -27,7 +29,7 @@ MAX_TOKENS = 2**14
 
 @dataclass
 class LayerActivations:
-    """Activations at the fact token of every row, at several layers, at least float32.
+    """Activations at the fact token of every row, by layer, at least float32.
 
     Attributes:
         keys_RF: by layer, input of the rewrite module. outputs_RD: by layer, its output.

@@ -1,4 +1,6 @@
-"""Projectors onto the null space of second moments, stored next to the second moment they were derived from.
+"""Projectors onto the null space of second moments.
+
+They are stored next to the second moment they were derived from.
 
 Shapes: E keys, f key width, r basis vectors.
 """
@@ -51,7 +53,9 @@ OTHER_MATRIX = "Make P from more text or with another threshold."
 
 @dataclass
 class Projector:
-    """P = U U^T onto the directions where C is nearly zero, stored as the smaller of two orthonormal bases.
+    """P = U U^T onto the directions where C is nearly zero.
+
+    Stored as the smaller of two orthonormal bases, of the null space or its complement.
 
     A :class:`~edit_hooks.locate.solve.KeyMetric`.
 
@@ -81,7 +85,7 @@ class Projector:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about C, and about a null space that is nearly everything or nearly nothing."""
+        """Warnings about C, and about a null space of nearly everything or nothing."""
         return [*self.moment_warnings, *_share_warnings(self.share, OTHER_THRESHOLD)]
 
     def check(self, layer: int) -> None:
@@ -110,7 +114,7 @@ class Projector:
 
 @dataclass
 class MatrixProjector:
-    """A projector that the user supplies as a matrix; used unchanged, also if only approximately idempotent.
+    """A projector supplied as a matrix, used unchanged.
 
     A :class:`~edit_hooks.locate.solve.KeyMetric`.
     """
@@ -129,7 +133,10 @@ class MatrixProjector:
 
     @functools.cached_property
     def warnings(self) -> list[str]:
-        """Warnings about a matrix that keeps nearly everything or nearly nothing, or is no projector."""
+        """Warnings about the matrix.
+
+        It may keep nearly everything or nearly nothing, or be no projector.
+        """
         matrix_FF = self.matrix_FF.double()
         defect = float((matrix_FF @ matrix_FF - matrix_FF).norm() / matrix_FF.norm())
         warnings = _share_warnings(self.share, OTHER_MATRIX)
@@ -156,7 +163,9 @@ def _share_warnings(share: float, remedy: str) -> list[str]:
 
 
 def null_space(values_F: torch.Tensor, vectors_FF: torch.Tensor, threshold: float) -> Projector:
-    """Projector onto the eigenvectors of C with eigenvalues below ``threshold`` (negative rounding errors included).
+    """Projector onto the eigenvectors of C with eigenvalues below ``threshold``.
+
+    Small negative eigenvalues, which are rounding errors, are included.
 
     Args:
         values_F, vectors_FF: eigenvalues in ascending order, and eigenvectors as columns.
@@ -170,7 +179,9 @@ def null_space(values_F: torch.Tensor, vectors_FF: torch.Tensor, threshold: floa
 def null_space_of(
     moment: SecondMoment, threshold: float | None, energy: float = DEFAULT_ENERGY, device: torch.device | None = None
 ) -> Projector:
-    """Projector onto the directions where C is nearly zero; loaded if it was stored next to C before.
+    """Projector onto the directions where C is nearly zero.
+
+    Loaded if it was stored next to C before.
 
     Args:
         threshold: eigenvalues below it count as zero. ``None``: the largest null space that holds at most ``energy`` of
@@ -204,7 +215,10 @@ def _compute(matrix_FF: torch.Tensor, threshold: float | None, energy: float, de
 
 
 def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues (ascending) and eigenvectors, float64 on the CPU. Takes minutes for wide keys."""
+    """Eigenvalues (ascending) and eigenvectors, float64 on the CPU.
+
+    Takes minutes for wide keys.
+    """
     compute_device = torch.device("cpu")
     if device is not None and device.type == "cuda":
         num_bytes = 5 * 8 * matrix_FF.numel()  # matrix, eigenvectors, and workspace
@@ -222,7 +236,10 @@ def _save_projector(path: Path, key: dict[str, Any], projector: Projector) -> No
 
 
 def _load_projector(path: Path, key: dict[str, Any]) -> Projector | None:
-    """A stored projector; ``None``, with a warning, for damaged files and files with another key."""
+    """Load a projector; ``None`` if there is none.
+
+    Damaged files and files with another key are ignored with a warning.
+    """
     if not path.exists():
         return None
     try:

@@ -1,6 +1,6 @@
-"""MLP outputs whose norm is nearest to a wanted contribution, for blocks that normalize the MLP output.
+"""MLP outputs whose norm is nearest to a wanted contribution.
 
-Such blocks (Gemma 2 and 3, OLMo 2) add n(m) = g * m / rms(m) to the residual stream instead of the MLP output m, so a
+Some blocks (Gemma 2 and 3, OLMo 2) add n(m) = g * m / rms(m) to the residual stream instead of the MLP output m, so a
 residual cannot be added to m directly. For a wanted contribution t the nearest reachable one is
 
     y = argmin ||g * y - t||^2  subject to  ||y||^2 = d,
@@ -20,14 +20,17 @@ BISECTIONS = 100
 
 
 def gains(norm: nn.Module, width: int) -> torch.Tensor:
-    """g of an RMS norm, float64 [d]: its output for the all-ones vector, independent of how a family stores it."""
+    """Gains g of an RMS norm, float64 [d].
+
+    Read off its output for the all-ones vector, because families store the gains in different ways.
+    """
     parameter = next(norm.parameters())
     ones_D = torch.ones(width, device=parameter.device, dtype=torch.promote_types(parameter.dtype, torch.float32))
     return norm(ones_D).detach().double()
 
 
 def nearest_outputs(norm: nn.Module, outputs_ED: torch.Tensor, shares_ED: torch.Tensor) -> torch.Tensor:
-    """MLP outputs [E, d], float64, for which the block adds as nearly as possible n(m) + share.
+    """MLP outputs for which the block adds about n(m) + share, float64 [E, d].
 
     Args:
         norm: the block's RMS norm over MLP outputs.
@@ -42,7 +45,7 @@ def nearest_outputs(norm: nn.Module, outputs_ED: torch.Tensor, shares_ED: torch.
 
 
 def nearest_on_ellipsoid(gain_D: torch.Tensor, wanted_ED: torch.Tensor) -> torch.Tensor:
-    """argmin ||g * y - t|| over ||y||^2 = d for every row t of ``wanted_ED``; float64."""
+    """argmin ||g * y - t|| over ||y||^2 = d for every row t, float64 [E, d]."""
     width = len(gain_D)
     product_ED = gain_D * wanted_ED
     square_D = gain_D.square()

@@ -1,4 +1,4 @@
-"""Value forwards without shortcuts: whole sequences through the whole model, as the released loops run them."""
+"""Value forwards without shortcuts, as the released loops run them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from edit_hooks.modeling.tensors import at_least_float32
 
 
 class ReferenceForward:
-    """Full forward passes (a :class:`~edit_hooks.locate.value_batch.ValueForward`); slow and obviously right.
+    """Full forward passes: slow and obviously right.
+
+    A :class:`~edit_hooks.locate.value_batch.ValueForward`: whole sequences run through the whole model.
 
     Shapes: R rows, T columns, L labels, E edits, d residual width, V vocabulary.
     """
@@ -51,7 +53,10 @@ class ReferenceForward:
         return hooks(on_output(site_module(self.model, self.arch, self.layer, self.site), self._plus(delta_ED)))
 
     def _plus(self, delta_ED: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Add the offset of each row's edit at its fact token, out of place so that gradients reach the offsets."""
+        """Output hook that adds the offset of each row's edit at its fact token.
+
+        Out of place, so that gradients reach the offsets.
+        """
         batch = self.batch
 
         def add(hidden_RTD: torch.Tensor) -> torch.Tensor:
@@ -63,7 +68,7 @@ class ReferenceForward:
         return add
 
     def hidden_at_labels(self, delta_ED: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities at the L label positions, then at the E KL positions, [L + E, V]."""
+        """Log-probabilities [L + E, V] at the label positions, then the KL positions."""
         batch = self.batch
         with noisy_embeddings(self.model, batch.noise_RTD), self._adding(delta_ED):
             logits_RTV = self.model(input_ids=batch.ids_RT, attention_mask=batch.mask_RT, use_cache=False).logits

@@ -1,4 +1,4 @@
-"""Clean, corrupted and restored forward passes of causal tracing (:mod:`edit_hooks.locate.causal_trace`).
+"""Clean, corrupted and restored forward passes of causal tracing.
 
 Restoring a block's output changes only the blocks above it, restoring a window those from its first block on. All
 blocks below return their output of the corrupted run. Rows of different facts, tokens and draws share a pass.
@@ -37,7 +37,11 @@ KINDS: tuple[Kind, ...] = ("state", "mlp", "attention")
 
 
 class Fact(NamedTuple):
-    """A fact as token ids: the prompt, the subject's tokens [first, end), and the first token of the answer."""
+    """A fact as token ids.
+
+    Attributes:
+        ids: the prompt. first, end: the subject's tokens [first, end). answer: first token of the answer.
+    """
 
     key: str
     ids: tuple[int, ...]
@@ -54,7 +58,10 @@ class Cell(NamedTuple):
 
 
 def subject_noise(samples: int, num_tokens: int, width: int, std: float, seed: int) -> torch.Tensor:
-    """Noise draws [N, subject tokens, d], float32 on the CPU; the same for all facts with as many subject tokens."""
+    """Noise draws [N, subject tokens, d], float32 on the CPU.
+
+    They are the same for all facts with as many subject tokens.
+    """
     return gaussian_noise((samples, num_tokens, width), std, torch.Generator().manual_seed(seed))
 
 
@@ -104,7 +111,7 @@ class RestoredRuns:
         self.corrupted_FN = self._run_corrupted().view(len(facts), samples)
 
     def _run_clean(self) -> torch.Tensor:
-        """Run the plain prompts and store all outputs [F, T, d]; the answers' probabilities [F]."""
+        """Run the plain prompts and store all outputs; the answers' probabilities [F]."""
         reads = [
             record_output(self.clean_outputs, (kind, layer), self.modules[kind][layer])
             for kind in KINDS
@@ -114,7 +121,10 @@ class RestoredRuns:
             return self._answer_probabilities(torch.arange(len(self.ids_FT), device=self.ids_FT.device))
 
     def _run_corrupted(self) -> torch.Tensor:
-        """Run the prompts under noise and store the block outputs [F N, T, d]; the answers' probabilities [F N]."""
+        """Run the prompts under noise and store the block outputs.
+
+        Returns the answers' probabilities [F N].
+        """
         reads = [
             record_output(self.corrupted_states, layer, block) for layer, block in enumerate(self.modules["state"])
         ]
@@ -123,7 +133,7 @@ class RestoredRuns:
             return self._answer_probabilities(fact_R)
 
     def restored(self, kind: Kind, layer: int, window: int, cells: Sequence[Cell]) -> torch.Tensor:
-        """Probabilities [C, N] of the answers with clean values restored at each cell's token.
+        """Probabilities [C, N] of the answers with clean values at each cell's token.
 
         Args:
             kind: ``state`` restores the output of block ``layer``, the others the modules of a window around it.
@@ -154,7 +164,10 @@ class RestoredRuns:
         corrupted_R: torch.Tensor,
         change: Callable[[torch.Tensor], torch.Tensor] = lambda hidden_RTD: hidden_RTD,
     ) -> contextlib.AbstractContextManager[None]:
-        """Let the first ``count`` blocks return rows of the corrupted run, changed by ``change``, without running."""
+        """Let the first ``count`` blocks return rows of the corrupted run.
+
+        They do not run. ``change`` is applied to the hidden states.
+        """
         if count == 0:
             return noisy_embeddings(self.model, self.noise_RTD[corrupted_R])
         state = self.corrupted_states[count - 1]
@@ -162,12 +175,15 @@ class RestoredRuns:
         return outputs_replaced(self.modules["state"][:count], state._replace(hidden=hidden_RTD).as_output())
 
     def _window(self, layer: int, size: int) -> list[int]:
-        """Blocks restored together: half of the window below the layer, the layer itself, the rest above."""
+        """Blocks restored together.
+
+        Half of the window lies below the layer, the rest is the layer and those above.
+        """
         start = layer - size // 2
         return list(range(max(0, start), min(self.depth, start + size)))
 
     def _answer_probabilities(self, fact_R: torch.Tensor) -> torch.Tensor:
-        """Probabilities [R] of the answers at the prompts' last tokens under the active hooks, float64 on the CPU."""
+        """Probabilities [R] of the answers under the active hooks, float64 on the CPU."""
         logits_RV = last_logits(self.model, self.ids_FT[fact_R], self.last_F[fact_R])
         answer_R = self.answer_F[fact_R].to(logits_RV.device)
         return at_least_float32(logits_RV).softmax(1).gather(1, answer_R[:, None])[:, 0].double().cpu()

@@ -1,4 +1,4 @@
-"""Token sequences of an edit: rewriting rows, the KL row, and the token at which an edit reads and writes."""
+"""Token sequences of an edit, and the token at which it reads and writes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def fact_position(encoding: Encoding, span: tuple[int, int], prompt_length: int,
 def rewriting_row(
     tokenizer: PreTrainedTokenizerBase, request: EditRequest, template: str, fact_token: FactToken = "subject_last"
 ) -> Row:
-    """The sequence ``template(prompt) + " " + target_new`` with the target's tokens as labels (shifted by one).
+    """Encode ``template(prompt) + " " + target_new`` with the target as labels.
+
+    Labels are shifted by one: each target token is predicted from those before it.
 
     Args:
         template: context text with one ``{}`` for the filled prompt, e.g. ``"The train leaves. {}"``.
@@ -92,7 +94,10 @@ def rewriting_row(
 
 
 def kl_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, fact_token: FactToken = "subject_last") -> Row:
-    """The sequence ``"SUBJECT is a"``, whose next-token distribution at the fact token the KL term preserves."""
+    """Encode ``"SUBJECT is a"``, the row of the KL term.
+
+    The term preserves the next-token distribution at the fact token.
+    """
     assert request.subject is not None
     before, after = split_template(KL_TEMPLATE)
     encoding = encode(tokenizer, before + request.subject + after)

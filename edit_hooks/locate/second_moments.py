@@ -1,4 +1,4 @@
-"""Second moments of keys, C_l = E[k k^T]: collected from text and stored with a full description.
+"""Second moments of keys, C_l = E[k k^T]: collection and storage.
 
 A key is the input of the rewrite module at any token that is not padding; C is their plain, uncentered mean. Sums run
 in float64. Every layer's matrix is stored in its own file beside a manifest that describes how it was collected, and is
@@ -102,7 +102,9 @@ def second_moments(
     folder: str | os.PathLike[str] | None = None,
     quiet: bool = False,
 ) -> dict[int, SecondMoment]:
-    """C of every layer: loaded if it was stored before, else collected (all missing layers in one pass).
+    """Load or collect C of every layer.
+
+    All layers that were not stored before are collected in one pass.
 
     Args:
         folder: where matrices are stored; ``<cache>/stats`` by default, and nowhere for a list of texts.
@@ -151,7 +153,7 @@ def _make_moment(
     report: dict[str, Any],
     settings: MomentSettings,
 ) -> SecondMoment:
-    """The second moment of one layer in its stored precision, with a report that is logged too."""
+    """Round a second moment to its stored precision and report on it."""
     report = {**report, "width": len(matrix_FF), **_condition(matrix_FF)}
     report["warnings"] = _collect_warnings(report, settings)
     _log_report(layer, report)
@@ -168,7 +170,7 @@ def _read_documents(
     settings: MomentSettings,
     progress: Callable[[int], object],
 ) -> Iterator[list[int]]:
-    """Token ids of one document after another, cut to their maximal length and to the token budget.
+    """Token ids of the documents, cut to the length limit and the token budget.
 
     Args:
         progress: called with numbers of tokens; during sampling, which takes longer than reading the keys.
@@ -194,7 +196,10 @@ def _read_documents(
 def _sample(
     model: Any, tokenizer: PreTrainedTokenizerBase, settings: MomentSettings, progress: Callable[[int], object]
 ) -> Iterator[list[int]]:
-    """Endless documents by the model; batches are wide and their texts short, rather than narrow with long texts."""
+    """Sample documents without end.
+
+    Batches are wide and their texts short, rather than narrow with long texts.
+    """
     assert settings.num_tokens is not None
     longest = min(settings.max_length, getattr(model.config, "max_position_embeddings", None) or settings.max_length)
     length = min(longest, max(SHORTEST_SAMPLE, -(-settings.num_tokens // SAMPLED_ROWS)))
@@ -204,7 +209,7 @@ def _sample(
 
 
 def _batch_documents(documents: Iterator[list[int]]) -> Iterator[list[list[int]]]:
-    """Documents of similar length together, about ``BATCH_TOKENS`` padded tokens at a time."""
+    """Batches of similar length, about ``BATCH_TOKENS`` padded tokens each."""
     while block := list(itertools.islice(documents, BLOCK_DOCUMENTS)):
         block.sort(key=len)
         lengths = [len(ids) for ids in block]
@@ -275,7 +280,10 @@ def _collect(
 
 
 def _condition(matrix_FF: torch.Tensor) -> dict[str, Any]:
-    """Trace, largest and smallest eigenvalue and condition number; by power iteration for large matrices."""
+    """Trace, extreme eigenvalues and condition number.
+
+    Large matrices use power iteration.
+    """
     width = len(matrix_FF)
     trace = float(matrix_FF.diagonal().sum())
     if width <= EXACT_CONDITION_UP_TO:
@@ -336,7 +344,9 @@ def _describe(
     settings: MomentSettings,
     fingerprint: str,
 ) -> dict[int, dict[str, Any]]:
-    """By layer, everything that determines the matrix (JSON-able); the key of its file.
+    """Everything that determines the matrix, by layer (JSON-able).
+
+    It is the key of the file.
 
     Args:
         fingerprint: of the model's weights.
@@ -365,7 +375,10 @@ def _paths(root: Path, description: dict[str, Any]) -> tuple[Path, Path]:
 
 
 def _save(root: Path, moment: SecondMoment) -> None:
-    """Write the matrix first and the manifest last: readers ignore a matrix without its manifest."""
+    """Write the matrix, then the manifest.
+
+    Readers ignore a matrix without its manifest.
+    """
     description = moment.report["description"]
     report = {name: value for name, value in moment.report.items() if name != "description"}
     assert moment.matrix_FF is not None
@@ -377,7 +390,10 @@ def _save(root: Path, moment: SecondMoment) -> None:
 
 
 def _load(root: Path, description: dict[str, Any]) -> SecondMoment | None:
-    """A stored matrix; ``None``, with a warning, for damaged files and files with another description."""
+    """Load a matrix; ``None`` if there is none.
+
+    Damaged files and files with another description are ignored with a warning.
+    """
     tensors, manifest = _paths(root, description)
     if not manifest.exists():
         return None

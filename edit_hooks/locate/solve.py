@@ -21,7 +21,9 @@ RELATIVE_RIDGE = 1e-8  # of the mean eigenvalue
 
 
 class KeyMetric(Protocol):
-    """A positive semi-definite map M on keys, which decides how far an update reaches beyond the edited keys.
+    """A positive semi-definite map M on keys: the constraint of an update.
+
+    It decides how far an update reaches beyond the edited keys.
 
     C^-1 for MEMIT, (lambda C + nu I)^-1 for EMMET, the null-space projector for AlphaEdit.
     """
@@ -39,7 +41,9 @@ class KeyMetric(Protocol):
 
 @dataclass
 class SecondMoment:
-    """C = E[k k^T] of a layer's keys, or the identity; as a :class:`KeyMetric` it is C^-1.
+    """C = E[k k^T] of a layer's keys, or the identity.
+
+    As a :class:`KeyMetric` it is C^-1.
 
     Attributes:
         matrix_FF: C, [f, f]; ``None`` for the identity.
@@ -104,7 +108,7 @@ class SecondMoment:
 
 
 def _cholesky(matrix_FF: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Lower Cholesky factor, and the ridge that was added (0 unless the matrix is singular).
+    """Lower Cholesky factor, and the ridge that was added (0 if none was needed).
 
     The second ridge tried bounds the error of storing C in float32 in its smallest eigenvalues.
     """
@@ -124,7 +128,9 @@ def _cholesky(matrix_FF: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 
 def ridge_keys(keys_UF: torch.Tensor, products_UF: torch.Tensor, ridge: float) -> torch.Tensor:
-    """The right factors A of a batch update R A^T: A = M K (ridge I + K^T M K)^-1, as rows [U, f].
+    """Right factors of a batch update R A^T, as rows [U, f].
+
+    A = M K (ridge I + K^T M K)^-1.
 
     M is the metric of the method (:class:`KeyMetric`): C^-1 for MEMIT (ridge = lambda), the null-space projector for
     AlphaEdit (ridge = L2), (lambda C + nu I)^-1 for EMMET (ridge = eps). With M = C^-1 this equals
@@ -144,7 +150,9 @@ def ridge_keys(keys_UF: torch.Tensor, products_UF: torch.Tensor, ridge: float) -
 
 
 def load_second_moments(source: object, layers: Sequence[int], model: nn.Module) -> dict[int, SecondMoment]:
-    """Second moments of the edited layers: the identity for ``None``, else as read by :func:`load_matrices`.
+    """Second moments of the edited layers; the identity for ``None``.
+
+    Other sources are read by :func:`load_matrices`.
 
     Raises:
         EditingError: for matrices that are not symmetric, and as in :func:`load_matrices`.

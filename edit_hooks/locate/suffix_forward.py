@@ -35,7 +35,7 @@ MAX_PADDING_CPU, MAX_PADDING_GPU = 24, 128
 
 @dataclass(frozen=True)
 class CachedModule:
-    """A module whose unedited output is cached, and the modules that return it without running.
+    """A module whose unedited output is cached, and the modules it replaces.
 
     Attributes:
         source: name of the module whose output is cached. replaces: names of the modules that return it.
@@ -49,7 +49,7 @@ class CachedModule:
 
 @dataclass
 class RowGroup:
-    """Rows of similar suffix length that run together, and the caches their steps reuse.
+    """Rows of similar suffix length that run together, and their caches.
 
     Attributes:
         rows_G: their indices in the batch.
@@ -97,7 +97,10 @@ class RowGroup:
 
 
 class SuffixForward:
-    """Suffix-only forward passes (a :class:`~edit_hooks.locate.value_batch.ValueForward`)."""
+    """Suffix-only forward passes.
+
+    A :class:`~edit_hooks.locate.value_batch.ValueForward`.
+    """
 
     def __init__(self, model: nn.Module, batch: Batch, layer: int, site: Site) -> None:
         self.model, self.batch, self.layer, self.site = unwrapped(model), batch, layer, site
@@ -107,7 +110,10 @@ class SuffixForward:
         self.groups, self.activations = self._prepare()
 
     def _cached_modules(self) -> list[CachedModule]:
-        """Hook: modules independent of the offset, which are all blocks below and the edited one up to the site."""
+        """Hook: the modules that do not depend on the offset.
+
+        They are all blocks below and the edited block up to the site.
+        """
         block, layer = self.arch.block_name, self.layer
         if self.site == "block":
             return [CachedModule(block(layer), tuple(block(number) for number in range(layer + 1)), True)]
@@ -143,7 +149,7 @@ class SuffixForward:
         return groups, _in_batch_order(groups, activations)
 
     def _make_group(self, rows_G: torch.Tensor, length_G: torch.Tensor, prefix: PrefixCache | None) -> RowGroup:
-        """Suffixes and prefixes of some rows; the caches of module outputs are still empty."""
+        """Suffixes and prefixes of some rows; caches of module outputs are empty."""
         batch = self.batch
         columns_S = torch.arange(int(length_G.max()), device=length_G.device)
         position_ids_GS = (batch.positions_R[rows_G, None] + columns_S).clamp(max=batch.ids_RT.shape[1] - 1)
@@ -164,7 +170,10 @@ class SuffixForward:
         )
 
     def _fill_caches(self, group: RowGroup) -> SiteActivations:
-        """Run a group up to the edited block; store the outputs of the cached modules, return the activations."""
+        """Run a group up to the edited block and store the cached modules' outputs.
+
+        Returns the activations at the fact tokens.
+        """
         outputs: dict[str, CachedOutput] = {}
         submodule = self.model.get_submodule
         sources = [module.source for module in self.cached_modules]
@@ -185,7 +194,7 @@ class SuffixForward:
         return read_activations()
 
     def hidden_at_labels(self, delta_ED: torch.Tensor) -> torch.Tensor:
-        """Inputs of the head at the L label positions, then at the E KL positions, [L + E, d], under the offsets."""
+        """Inputs of the head [L + E, d] at the label positions, then the KL positions."""
         batch = self.batch
         offset_RD = delta_ED[batch.edit_R]
         hidden = []
@@ -204,7 +213,7 @@ class SuffixForward:
 
     @contextlib.contextmanager
     def _offsets_added(self, group: RowGroup, offset_GD: torch.Tensor) -> Iterator[None]:
-        """Hook: cached modules return their cached output; offsets are added where they enter."""
+        """Hook: cached modules return their output; offsets are added where they enter."""
         with contextlib.ExitStack() as stack:
             for module, cached in zip(self.cached_modules, group.outputs, strict=True):
                 if module.takes_offset:
@@ -223,7 +232,10 @@ class SuffixForward:
 
 
 def group_by_length(lengths: Sequence[int], max_padding: int) -> list[list[int]]:
-    """Indices in groups that need at most ``max_padding`` padding tokens each, shortest first."""
+    """Group indices by length, with at most ``max_padding`` padding tokens per group.
+
+    Shortest first.
+    """
     groups: list[list[int]] = []
     padding = 0
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
@@ -237,7 +249,10 @@ def group_by_length(lengths: Sequence[int], max_padding: int) -> list[list[int]]
 
 
 def add_at_first(hidden_GSD: torch.Tensor, offset_GD: torch.Tensor) -> torch.Tensor:
-    """Add offsets to the first column, out of place so that gradients reach the offsets."""
+    """Add offsets to the first column.
+
+    Out of place, so that gradients reach the offsets.
+    """
     first_G1D = hidden_GSD[:, :1] + offset_GD.to(hidden_GSD.device, hidden_GSD.dtype)[:, None]
     return torch.cat([first_G1D, hidden_GSD[:, 1:]], 1)
 

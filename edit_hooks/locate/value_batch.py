@@ -1,4 +1,4 @@
-"""Rows of several edits in one batch, and their unedited activations at the fact token.
+"""Rows of several edits in one batch, and forward passes over them.
 
 Shapes: R rows, T columns, E edits, L labels, d residual width, f MLP width.
 """
@@ -28,7 +28,9 @@ ValueProblem = tuple[Sequence[Row], Row]
 
 @dataclass
 class Batch:
-    """Right-padded rows of several edits: rewriting rows edit by edit, then the KL rows.
+    """Right-padded rows of several edits.
+
+    Rewriting rows come first, edit by edit, then the KL rows.
 
     Attributes:
         ids_RT, mask_RT: padded token ids and their mask. positions_R: fact token of each row.
@@ -89,7 +91,7 @@ class Batch:
 
 @dataclass
 class SiteActivations:
-    """Activations at the fact token of every row on the unedited model, at least float32.
+    """Unedited activations at the fact token of every row, at least float32.
 
     Attributes:
         keys_RF: input of the rewrite module. outputs_RD: its output. site_RD: output of the optimized module.
@@ -115,7 +117,10 @@ class ValueForward(Protocol):
     def lm_head(self) -> LMHead: ...
 
     def hidden_at_labels(self, delta_ED: torch.Tensor) -> torch.Tensor:
-        """Inputs of ``lm_head`` at the L label positions, then at the E KL positions, with ``delta_ED`` added."""
+        """Inputs of ``lm_head`` at the L label positions, then at the E KL positions.
+
+        ``delta_ED`` is added at each edit's fact tokens.
+        """
 
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
@@ -131,7 +136,10 @@ ReadActivations = Callable[[], SiteActivations]  # after a forward pass
 def recorded_activations(
     model: nn.Module, arch: Architecture, column_R: torch.Tensor, layer: int, site: Site
 ) -> Iterator[ReadActivations]:
-    """Record activations at one column per row; yields the function that returns them after a forward pass."""
+    """Record activations at one column per row.
+
+    Yields the function that returns them after a forward pass.
+    """
     records: dict[str, torch.Tensor] = {}
     rewrite = model.get_submodule(arch.rewrite_name(layer))
     with hooks(

@@ -1,6 +1,6 @@
-"""Value optimization of the locate-then-edit editors: the offset that makes the target likely.
+"""Value optimization: the offset that makes the target likely.
 
-One edit's loss (ROME, eq. 4, with the KL term and weight decay of the released code):
+All locate-then-edit editors share it. The loss of one edit (ROME, eq. 4, with the weight decay of the released code):
 
     L = NLL + kl_factor * KL(edited || original) + weight_decay * ||delta|| / ||v0||^2
 
@@ -48,7 +48,7 @@ ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True)
 class ValueSettings:
-    """Hyper-parameters of the value optimization, named as in the editor configurations."""
+    """Hyper-parameters, named as in the editor configurations."""
 
     layer: int
     site: Site
@@ -91,7 +91,7 @@ class Term(Protocol):
     name: str
 
     def loss(self, delta_ED: torch.Tensor, step: int) -> torch.Tensor:
-        """Its value [E], factor included, for the running edits at one evaluation of the loss."""
+        """Value [E] for the running edits at one evaluation, factor included."""
 
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
@@ -117,7 +117,10 @@ class ValueLimits:
 
     @classmethod
     def for_device(cls, model: Any) -> ValueLimits:
-        """On a GPU, use half of the free memory; on a CPU, just enough for efficient matrix products."""
+        """Limits for the model's device.
+
+        On a GPU half of the free memory is used; on a CPU just enough for efficient matrix products.
+        """
         weight = model.get_input_embeddings().weight
         if weight.device.type != "cuda":
             return cls()
@@ -168,7 +171,7 @@ def optimize_values(
 
 
 def split_problems(problems: Sequence[ValueProblem], limits: ValueLimits) -> list[list[int]]:
-    """Indices of the edits that are solved together: sorted by suffix length, within the limits.
+    """Split edits into chunks that are solved together, sorted by suffix length.
 
     The cost of an edit is its number of suffix tokens without padding; the forward passes group rows by length anyway.
     """
@@ -228,7 +231,10 @@ def _solve(
 
 
 def _initial_values(activations: SiteActivations, batch: Batch) -> list[OptimizedValue]:
-    """v0, keys and outputs of each edit on the unedited model; the first row of an edit is its bare prompt."""
+    """v0, keys and outputs of each edit on the unedited model.
+
+    The first row of an edit is its bare prompt.
+    """
     values = []
     for edit in range(len(batch.kl_row_E)):
         rows = (batch.edit_R == edit).nonzero()[:-1, 0]  # the last row is the KL row
@@ -245,7 +251,7 @@ def _initial_values(activations: SiteActivations, batch: Batch) -> list[Optimize
 
 @dataclass
 class _AdamState:
-    """Offsets and Adam moments of the running edits, and the logits that their KL terms compare with."""
+    """Offsets, Adam moments and original logits of the running edits."""
 
     edits_E: torch.Tensor
     delta_ED: torch.Tensor
@@ -288,7 +294,10 @@ class _AdamState:
             self.original = self.original.select(keep_E)
 
     def update(self, gradient_ED: torch.Tensor, settings: ValueSettings) -> None:
-        """One Adam step (all running edits have made the same number of steps) and the projection onto the ball."""
+        """One Adam step and the projection onto the ball.
+
+        All running edits have made the same number of steps.
+        """
         self.num_updates += 1
         beta1, beta2 = ADAM_BETAS
         self.first_ED.lerp_(gradient_ED, 1 - beta1)
@@ -322,7 +331,10 @@ def _losses(
 
 
 def mean_over_labels(batch: Batch, nll_L: torch.Tensor, like_E: torch.Tensor) -> torch.Tensor:
-    """Per edit the mean over its rows of the mean over a row's labels, [E]; dtype and device as in ``like_E`` [E]."""
+    """Mean over an edit's rows of the mean over a row's labels, [E].
+
+    The dtype and device are those of ``like_E`` [E].
+    """
     labels_R = torch.bincount(batch.label_row_L, minlength=len(batch.ids_RT))
     rows_E = torch.bincount(batch.edit_R[labels_R > 0])
     edit_L = batch.edit_R[batch.label_row_L]

@@ -1,4 +1,4 @@
-"""Module names of each supported model family: one table row per ``config.model_type``.
+"""Module names of each model family, by ``config.model_type``.
 
 Module templates are relative to the causal language model and take the block index. A new family is one row here and
 one tiny config in the tests.
@@ -72,7 +72,7 @@ class Architecture:
         return [template.format(layer) for template in templates[role]]
 
     def linear_name(self, which: str, layer: int) -> str:
-        """Name of one of the MLP's linear maps: ``mlp_out`` (the rewrite module) or ``mlp_in``.
+        """Name of the MLP's linear map ``mlp_out`` (the rewrite module) or ``mlp_in``.
 
         Raises:
             EditingError: for ``mlp_in`` of a gated MLP, which has two input projections.
@@ -162,13 +162,16 @@ def architecture_of(model_or_config: object) -> Architecture:
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """The Hugging Face causal model inside adapter wrappers (peft), or the model itself."""
+    """Strip adapter wrappers (peft) from a Hugging Face causal model."""
     base: Any = getattr(model, "get_base_model", None)
     return base() if base is not None else model
 
 
 def input_device(model: Any) -> torch.device:
-    """Device of the input embedding, where token ids must be; a device map may put other modules elsewhere."""
+    """Device for token ids: that of the input embedding.
+
+    A device map may put other modules elsewhere.
+    """
     return model.get_input_embeddings().weight.device
 
 
@@ -188,7 +191,7 @@ def num_layers(model_or_config: Any) -> int:
 
 
 def linear_of(module: nn.Module) -> nn.Module:
-    """The linear map inside an adapter layer (``base_layer`` in peft), or the module itself."""
+    """Strip an adapter layer (peft's ``base_layer``) from a linear map."""
     return getattr(module, "base_layer", module)
 
 
@@ -200,12 +203,12 @@ def weight_of(module: nn.Module) -> nn.Parameter:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether the weight is stored as [in, out] (GPT-2's Conv1D) instead of [out, in]."""
+    """Whether the weight is stored as [in, out], as in GPT-2's Conv1D."""
     return isinstance(linear_of(module), Conv1D)
 
 
 def map_shape(module: nn.Module) -> tuple[int, int]:
-    """(output width d, input width f) of a linear map, independent of the storage orientation."""
+    """(output width d, input width f) of a linear map in either storage orientation."""
     rows, columns = weight_of(module).shape
     return (columns, rows) if is_transposed(module) else (rows, columns)
 

@@ -1,4 +1,4 @@
-"""Gaussian noise on input embeddings, on the tokens of the subject, of the relation, or on all of them.
+"""Gaussian noise on the input embeddings of subject, relation or all tokens.
 
 Noise is added to the output of the embedding module, so it is in the units in which a family passes embeddings on
 (Gemma 3 scales them inside the module). Shapes: R rows, T tokens, P perturbed tokens, d embedding width.
@@ -35,12 +35,15 @@ def drift_positions(encoding: Encoding, subject_span: tuple[int, int]) -> dict[D
 def gaussian_noise(
     shape: Sequence[int], std: float, generator: torch.Generator, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Draw N(0, std^2) noise on the CPU; the numbers depend on the generator, shape and dtype only."""
+    """Draw N(0, std^2) noise on the CPU.
+
+    The numbers depend on the generator, the shape and the dtype only.
+    """
     return std * torch.randn(*shape, dtype=dtype, generator=generator)
 
 
 def noise_at(positions: Sequence[int], num_tokens: int, noise_PD: torch.Tensor) -> torch.Tensor:
-    """Spread noise over a row: ``noise_PD`` at the P positions, zero at the other tokens; [.., P, d] -> [.., T, d]."""
+    """Spread noise over a row, [.., P, d] -> [.., T, d]; other positions are zero."""
     noise_TD = noise_PD.new_zeros(*noise_PD.shape[:-2], num_tokens, noise_PD.shape[-1])
     noise_TD[..., list(positions), :] = noise_PD
     return noise_TD
@@ -48,7 +51,7 @@ def noise_at(positions: Sequence[int], num_tokens: int, noise_PD: torch.Tensor) 
 
 @contextlib.contextmanager
 def noisy_embeddings(model: Any, noise_RTD: torch.Tensor | None) -> Iterator[None]:
-    """Add noise to the input embeddings of forward passes inside; ``None`` adds nothing.
+    """Add noise to the input embeddings of forward passes; ``None`` adds nothing.
 
     Passes over fewer than T columns get the noise of the first ones.
     """

@@ -18,7 +18,7 @@ _POSITION_MODULUS = 65521  # largest prime below 2^16
 
 
 def tensor_checksum(tensor: torch.Tensor) -> tuple[int, int]:
-    """Two 64-bit checksums of a tensor's bytes: a plain sum, and one weighted by position.
+    """Two 64-bit checksums of a tensor's bytes: a plain and a position-weighted sum.
 
     Integer sums wrap around and do not depend on the order of summation, so every device and thread count agrees.
     """
@@ -35,7 +35,9 @@ def tensor_checksum(tensor: torch.Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def model_fingerprint(model: nn.Module) -> str:
-    """SHA-256 (hex) over names, shapes, dtypes and checksums of all parameters and persistent buffers.
+    """SHA-256 (hex) of all parameters and persistent buffers.
+
+    It covers names, shapes, dtypes and checksums.
 
     Tied weights count once; weights on the meta device (offloaded) count by name, shape and dtype only.
     """

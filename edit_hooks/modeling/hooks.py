@@ -1,4 +1,4 @@
-"""Forward hooks: read and replace activations, stop a forward pass early; always undone on exit.
+"""Forward hooks that read, replace or cut short; always undone on exit.
 
 Shapes: R rows, T tokens, d width of a module's input or output.
 """
@@ -24,7 +24,7 @@ Key = TypeVar("Key")
 
 
 def hidden_of(output: Any) -> Hidden:
-    """Hidden states of a module's output: some families return them bare, others in a tuple."""
+    """Hidden states of a module's output, which may be a tuple."""
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
@@ -34,7 +34,10 @@ def with_hidden(output: Any, hidden: Hidden) -> Any:
 
 
 class CachedOutput(NamedTuple):
-    """Hidden states that a module returned, and the length of the tuple around them (``None``: returned bare)."""
+    """Hidden states that a module returned, and the tuple around them.
+
+    ``tuple_length`` is ``None`` where the module returned them bare.
+    """
 
     hidden: Hidden
     tuple_length: int | None
@@ -44,13 +47,16 @@ class CachedOutput(NamedTuple):
         return cls(hidden_of(output), None if isinstance(output, torch.Tensor) else len(output))
 
     def as_output(self) -> Any:
-        """The hidden states as the module would return them, ``None`` for the other entries of the tuple."""
+        """The output as the module would return it.
+
+        Other entries of the tuple are ``None``.
+        """
         return self.hidden if self.tuple_length is None else (self.hidden, *[None] * (self.tuple_length - 1))
 
 
 @contextlib.contextmanager
 def hooks(*registrations: Registration) -> Iterator[None]:
-    """Register hooks on entry and remove all of them on exit, also after an exception."""
+    """Register hooks on entry and remove all of them on exit, also after an error."""
     with contextlib.ExitStack() as stack:
         for register in registrations:
             stack.callback(register().remove)
@@ -58,7 +64,10 @@ def hooks(*registrations: Registration) -> Iterator[None]:
 
 
 def on_input(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Registration:
-    """Register ``read`` on the first positional (or ``hidden_states``) input; a returned tensor replaces it."""
+    """Register ``read`` on a module's input; a returned tensor replaces it.
+
+    The input is the first positional argument, or ``hidden_states``.
+    """
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -71,7 +80,7 @@ def on_input(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Regi
 
 
 def on_output(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Registration:
-    """Register ``read`` on the hidden states a module returns; a returned tensor replaces them."""
+    """Register ``read`` on a module's hidden states; a returned tensor replaces them."""
 
     def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         replaced = read(hidden_of(output))
@@ -90,11 +99,11 @@ def record_output(records: dict[Key, CachedOutput], key: Key, module: nn.Module)
 
 
 def record_at(records: dict[Key, torch.Tensor], key: Key, column_R: torch.Tensor) -> Callable[[Hidden], None]:
-    """Reader for :func:`on_input` and :func:`on_output` that stores one position per row.
+    """Make a hook that records one position per row.
 
     Returns:
-        A function that sets ``records[key]`` to ``hidden[r, column_R[r]]`` of every row r, [R, d], detached and in at
-        least float32.
+        A function for :func:`on_input` or :func:`on_output`. It sets ``records[key]`` to ``hidden[r, column_R[r]]``
+        of every row r, [R, d], detached and in at least float32.
     """
 
     def read(hidden_RTD: Hidden) -> None:
@@ -105,7 +114,7 @@ def record_at(records: dict[Key, torch.Tensor], key: Key, column_R: torch.Tensor
 
 
 def select_positions(index: torch.Tensor, column: torch.Tensor) -> Callable[[Hidden], Hidden]:
-    """Select ``hidden[index, column]`` as a batch of one: [R, T, d] -> [1, len(index), d].
+    """Select positions as a batch of one: [R, T, d] -> [1, len(index), d].
 
     As an input hook of the head it confines the vocabulary projection to the positions that matter. Operations of the
     model after the head (soft-capping, scaling) still run.
@@ -119,7 +128,9 @@ class _ForwardStopped(Exception):
 
 @contextlib.contextmanager
 def stop_after(module: nn.Module) -> Iterator[None]:
-    """End the forward pass of the block after ``module``: statements behind the call do not run.
+    """End a forward pass after ``module``.
+
+    The exception ends the ``with`` block too: statements behind the call of the model do not run.
 
     Hooks registered on the module before this one still see its output.
     """
@@ -133,7 +144,10 @@ def stop_after(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Run ``forward`` in place of the module's own; attributes and hooks of the module stay in place."""
+    """Run ``forward`` in place of the module's own.
+
+    Attributes and hooks of the module stay in place.
+    """
     attributes = module.__dict__
     own = attributes.get("forward")  # set where a wrapper (accelerate) has replaced the class's method
     attributes["forward"] = forward
@@ -157,7 +171,7 @@ def outputs_replaced(modules: Iterable[nn.Module], output: Any) -> Iterator[None
 
 @contextlib.contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without parameter gradients; flags and modes are restored on exit."""
+    """Evaluation mode without parameter gradients; everything is restored on exit."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
     try:

@@ -1,4 +1,4 @@
-"""Rows of different lengths in one batch: padded on the right for the prefill, right-aligned for decoding.
+"""Rows of different lengths in one batch: padding and right-aligned caches.
 
 Padding on the right is exact under causal attention. After the prefill the cache is shifted so that every row ends in
 the last column; decoding then appends one column per step and computes no padding.
@@ -23,7 +23,7 @@ class Aligned(NamedTuple):
 
 
 def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [R, T] and their mask [R, T] (1: token), with zeros after the end of each row."""
+    """Pad rows with zeros on the right: token ids and their mask (1: token), [R, T]."""
     width = max(len(row) for row in rows)
     ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
     for index, row in enumerate(rows):
@@ -32,7 +32,10 @@ def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[t
 
 
 def right_aligned(cache: DynamicCache, length_R: torch.Tensor, width: int) -> Aligned:
-    """The cache of a right-padded prefill of ``width`` columns, shifted so that every row ends in the last column."""
+    """Shift the cache of a right-padded prefill so that rows end in the last column.
+
+    ``width`` is the number of columns of the prefill.
+    """
     index_RT = length_R[:, None] - width + torch.arange(width, device=length_R.device)
     shifted = [(shift_columns(layer.keys, index_RT), shift_columns(layer.values, index_RT)) for layer in cache.layers]
     return Aligned(DynamicCache(shifted), (index_RT >= 0).long())
@@ -44,7 +47,7 @@ def select_rows(cache: DynamicCache, rows: torch.Tensor) -> DynamicCache:
 
 
 def shift_columns(states_RHTK: torch.Tensor, index_RP: torch.Tensor) -> torch.Tensor:
-    """Keys or values [R, H, P, K] with column p of row r taken from column ``index_RP[r, p]``.
+    """Take column p of row r from column ``index_RP[r, p]``: [R, H, P, K].
 
     A negative index marks padding and gives zeros, because masked keys must be finite too.
     """

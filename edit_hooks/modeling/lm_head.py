@@ -1,4 +1,4 @@
-"""The vocabulary projection (LM head): logits of some tokens and their vector-Jacobian products.
+"""The LM head: logits of some tokens, and their vector-Jacobian products.
 
 Losses over the vocabulary (:mod:`edit_hooks.modeling.vocab_loss`) read the head one slice at a time, so that the logits
 of all tokens never exist at once. Where the head is a plain linear map, a slice of logits is a product with a slice of
@@ -54,11 +54,14 @@ class LMHead(Protocol):
         """
 
     def slices(self, num_states: int, max_logits: int) -> list[slice]:
-        """Partition of the vocabulary; ``num_states`` states have about ``max_logits`` logits in one slice."""
+        """Partition of the vocabulary into slices.
+
+        ``num_states`` states have about ``max_logits`` logits in one slice.
+        """
 
 
 class ModelHead:
-    """The head of a model, and the elementwise operations (soft-capping, scaling) that the model applies after it."""
+    """The head of a model, and the elementwise operations behind it."""
 
     def __init__(self, model: Any) -> None:
         module: Any = head_of(model)
@@ -67,7 +70,10 @@ class ModelHead:
 
     @property
     def is_plain(self) -> bool:
-        """Whether logits can be computed from the weight: not where it is quantized, offloaded or hooked."""
+        """Whether the head is a linear map whose weight can be sliced.
+
+        It is not where the weight is quantized or offloaded, or the module hooked.
+        """
         module = self.module
         return (
             type(module).forward is nn.Linear.forward
@@ -78,7 +84,10 @@ class ModelHead:
 
     @functools.cached_property
     def ends_with_projection(self) -> bool:
-        """Whether the model returns the head's output unchanged, shown by one number that passes through in place."""
+        """Whether the model returns the head's output unchanged.
+
+        Tested with one number, which then passes through in place.
+        """
         probe_11 = torch.zeros(1, 1, dtype=self.module.weight.dtype, device=self.module.weight.device)
         return self._run_after_head(probe_11).data_ptr() == probe_11.data_ptr()
 
@@ -114,7 +123,7 @@ class ModelHead:
         return [slice(start, min(start + width, self.vocab_size)) for start in range(0, self.vocab_size, width)]
 
     def _run_after_decoder(self, states_ND: torch.Tensor) -> torch.Tensor:
-        """Run the model on given decoder outputs: head and everything behind it; logits [N, V]."""
+        """Run the head and everything behind it on decoder outputs; logits [N, V]."""
         decoder_output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
         unread_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=input_device(self.model))
         with forward_replaced(decoder_of(self.model), lambda *_args, **_kwargs: decoder_output):
@@ -122,7 +131,7 @@ class ModelHead:
             return self.model(input_ids=unread_ids_11).logits.squeeze(0)
 
     def _run_after_head(self, projected_NW: torch.Tensor) -> torch.Tensor:
-        """Run the model on given head outputs: only the elementwise operations behind the head."""
+        """Run only the elementwise operations behind the head."""
         with forward_replaced(self.module, lambda _states: projected_NW[None]):
             return self._run_after_decoder(projected_NW)
 
@@ -151,7 +160,10 @@ def _vjp_through_autograd(
     states_ND: torch.Tensor,
     tokens: TokenSelection,
 ) -> tuple[torch.Tensor, VocabVJP]:
-    """:meth:`LMHead.logits_with_vjp` of an unknown head: its forward is repeated with a graph."""
+    """Logits and their VJP for an arbitrary head.
+
+    The VJP repeats the forward pass with a graph.
+    """
 
     def vjp(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
         states_MD = states_ND[state_M.to(states_ND.device)].detach().requires_grad_(True)
@@ -183,7 +195,7 @@ class PrecomputedLogits:
 
 
 def select_tokens(logits_NV: torch.Tensor, tokens: TokenSelection) -> torch.Tensor:
-    """Logits [N, W] of the selected tokens; the input itself for the whole vocabulary."""
+    """Logits [N, W] of the selected tokens; no copy for the whole vocabulary."""
     if isinstance(tokens, torch.Tensor):
         tokens = tokens.to(logits_NV.device)
         return logits_NV.gather(1, tokens) if tokens.ndim == 2 else logits_NV[:, tokens]

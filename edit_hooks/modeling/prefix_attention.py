@@ -1,4 +1,4 @@
-"""Attention over a cached prefix and a few new tokens, without concatenating their keys and values.
+"""Attention over a cached prefix and a few new tokens, kept apart.
 
 Concatenated, the keys and values of a row would be copied, repeated for every query head and saved for the backward
 pass in each block. Kept apart, the prefix is read in place and never differentiated. The result equals the model's own
@@ -33,7 +33,10 @@ PREFIX = "prefix_keys_values"  # attribute of the keys that a `_PrefixLayer` ret
 
 
 class _PrefixLayer(DynamicLayer):
-    """Cache layer with a constant prefix; new keys and values are passed through and not stored."""
+    """Cache layer with a constant prefix.
+
+    New keys and values are passed through and not stored.
+    """
 
     def __init__(self, prefix: KeysValues) -> None:
         super().__init__()
@@ -75,7 +78,10 @@ def _attend(
 
 
 def _build_mask(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Boolean mask [R, 1, S, C] of visible columns; always built, also where transformers would skip it."""
+    """Boolean mask [R, 1, S, C] of visible columns.
+
+    Always built, also where transformers would skip it.
+    """
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
 

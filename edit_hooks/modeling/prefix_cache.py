@@ -1,4 +1,4 @@
-"""Prefix cache: keys and values of the tokens before the fact tokens, with shared beginnings computed once.
+"""Prefix cache: keys and values of the tokens before the fact tokens.
 
 The rows of several edits begin with the same context templates. Each row is split into a head, which it shares with
 other rows, and a rest: the distinct heads run through the model once, then the rests on top of them. This is exact
@@ -27,7 +27,11 @@ MIN_TOKENS_SAVED = 32  # below that, an additional forward pass costs more than 
 
 @dataclass
 class PrefixCache:
-    """Right-aligned keys and values [R, H, P, K] of every block, and the number of tokens of each row [R]."""
+    """Right-aligned keys and values of token prefixes.
+
+    Attributes:
+        layers: [R, H, P, K] per block. length_R: number of tokens of each row.
+    """
 
     layers: list[KeysValues]
     length_R: torch.Tensor
@@ -55,7 +59,7 @@ class PrefixCache:
 
 @torch.no_grad()
 def compute_prefix_cache(model: Any, rows: Sequence[Sequence[int]], share: bool = True) -> PrefixCache | None:
-    """Run token rows through the model and return their keys and values; ``None`` when all rows are empty.
+    """Run token rows and return their keys and values; ``None`` if all are empty.
 
     Args:
         share: compute shared beginnings once; only where equal tokens have equal input embeddings.
@@ -73,14 +77,21 @@ def compute_prefix_cache(model: Any, rows: Sequence[Sequence[int]], share: bool 
 
 
 class _Partition(NamedTuple):
-    """Tokens saved by a choice of heads, and the groups of rows that share one, each with the head's length."""
+    """A choice of heads.
+
+    Attributes:
+        saved: tokens that need not be computed. groups: rows that share a head, and the head's length.
+    """
 
     saved: int
     groups: list[tuple[list[int], int]]
 
 
 def shared_head_lengths(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Length of the head that each row shares with others, 0 for none, so that the fewest tokens are computed."""
+    """Length of the head that each row shares with others, 0 for none.
+
+    The heads are chosen so that the fewest tokens are computed.
+    """
     lengths = [0] * len(rows)
     partition = _best_partition(rows, list(range(len(rows))), 0)
     if partition.saved >= MIN_TOKENS_SAVED:
@@ -91,7 +102,7 @@ def shared_head_lengths(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _best_partition(rows: Sequence[Sequence[int]], members: list[int], depth: int) -> _Partition:
-    """Most tokens that heads of at least ``depth`` tokens save among rows that agree up to there.
+    """Find the heads that save the most tokens, for rows that agree up to ``depth``.
 
     Recursion over the prefix tree: at every branching, either all members share the tokens so far, or each branch
     finds its own, longer heads.

@@ -1,4 +1,4 @@
-"""Tensor utilities: packed booleans, safetensors files, and float32 as the lowest precision of computed numbers."""
+"""Tensor utilities: precision, norms, packed booleans, safetensors files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from edit_hooks.utils.files import replacing
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> None:
-    """Write a safetensors file with text metadata, atomically and with the permissions of the umask."""
+    """Write a safetensors file with text metadata, atomically.
+
+    Its permissions are those of the umask.
+    """
     with replacing(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # safetensors restricts its files to their owner
@@ -28,13 +31,16 @@ def pack_bits(mask: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_bits(packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Unpack :func:`pack_bits` into a boolean tensor with the shape and device of ``like``."""
+    """Unpack :func:`pack_bits`, with the shape and device of ``like``."""
     bits = numpy.unpackbits(packed.cpu().numpy(), count=like.numel())
     return torch.from_numpy(bits).bool().view(like.shape).to(like.device)
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """Promote half precision to float32: losses, norms and updates are never computed in half precision."""
+    """Promote half precision to float32.
+
+    Losses, norms and updates are never computed in half precision.
+    """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

@@ -1,4 +1,4 @@
-"""Token positions in a prompt: subject, target, and the seam between prompt and target.
+"""Token positions of subject and target, and the seam between prompt and target.
 
 Positions come from the character offsets of one encoding of the full text, so they do not depend on how a tokenizer
 treats BOS, leading spaces and merges. Prompt and target are joined by exactly one space, here and nowhere else.
@@ -15,7 +15,10 @@ from edit_hooks.utils.errors import EditingError
 
 
 class Encoding(NamedTuple):
-    """Token ids of a text, leading special tokens included, and their character spans (0, 0 for special tokens)."""
+    """Token ids of a text and their character spans.
+
+    Leading special tokens are included; their span is (0, 0).
+    """
 
     ids: list[int]
     offsets: list[tuple[int, int]]
@@ -27,7 +30,7 @@ def join_target(prompt: str, target: str) -> str:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
-    """Encode a text with its leading special tokens; trailing special tokens are dropped.
+    """Encode a text with its leading special tokens, without trailing ones.
 
     Raises:
         EditingError: for tokenizers without character offsets.
@@ -48,7 +51,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
 def split_continuation(
     tokenizer: PreTrainedTokenizerBase, context: str, continuation: str
 ) -> tuple[list[int], list[int]]:
-    """Token ids of ``context`` and of ``continuation`` from one encoding of their concatenation.
+    """Encode ``context`` and ``continuation`` together and split their token ids.
 
     A token that reaches into the continuation belongs to it, so a merge across the seam is scored.
     """
@@ -75,5 +78,8 @@ def tokens_in_span(encoding: Encoding, span: tuple[int, int]) -> list[int]:
 
 
 def first_token_past(encoding: Encoding, length: int) -> int:
-    """Position of the first token that ends past character ``length``; the number of tokens if none does."""
+    """Position of the first token that ends past character ``length``.
+
+    The number of tokens if none does.
+    """
     return next((i for i, (_, end) in enumerate(encoding.offsets) if end > length), len(encoding.ids))

@@ -1,4 +1,4 @@
-"""Losses over the vocabulary by online softmax: no tensor of all logits, nothing approximated.
+"""Losses over the vocabulary by online softmax, without a tensor of all logits.
 
 The head is read in slices of the vocabulary. Sums over tokens are kept relative to the largest logit so far and
 rescaled when it grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The same pass
@@ -59,7 +59,9 @@ def vocab_losses(
     max_logits: int,
     needs_gradient: bool = True,
 ) -> VocabLosses:
-    """NLL at L label states and KL at the E states after them; gradients reach the states.
+    """NLL at L label states and KL at the E states after them.
+
+    Gradients reach the states.
 
     Args:
         token_L: target tokens.
@@ -123,7 +125,9 @@ class TopToken(NamedTuple):
 
 
 class StreamingCrossEntropy(torch.autograd.Function):
-    """One pass over the vocabulary: losses [N] and, where the states need them, gradients [N, d].
+    """Losses [N] and gradients [N, d] in one pass over the vocabulary.
+
+    Gradients are computed where the states need them.
 
     Every loss depends on its own state only, so the backward pass scales the rows of the stored gradient.
     """
@@ -161,7 +165,9 @@ class StreamingCrossEntropy(torch.autograd.Function):
 
 
 class StreamingStats:
-    """Sums over the slices seen so far of p_w = exp(logit_w - largest logit) and of its products.
+    """Sums over the slices seen so far, relative to the largest logit.
+
+    They are sums of p_w = exp(logit_w - largest logit) and of its products.
 
     NLL = logsumexp - target logit. With u_w the change of a logit from its original value and p normalized,
     KL = E_p[u] - the change of the logsumexp; changes are small where logits are not, so nothing cancels.
@@ -241,7 +247,7 @@ class StreamingStats:
 
 
 class GradientSums:
-    """Weighted sums over the vocabulary of the logits' gradients with respect to the states, [M, d]."""
+    """Weighted sums over the vocabulary of the logits' gradients, [M, d]."""
 
     def __init__(self, stats: StreamingStats, width: int) -> None:
         self.stats = stats
@@ -254,7 +260,7 @@ class GradientSums:
         self.sum_MD.mul_(rescale_N[self.state_M][:, None]).add_(vjp(weights_MW, self.state_M))
 
     def gradient(self, head: LMHead, states_ND: torch.Tensor) -> torch.Tensor:
-        """Gradients of the losses with respect to their states, [N, d], after the last slice.
+        """Gradients [N, d] of the losses, after the last slice.
 
         With p normalized: d NLL = sum over the other tokens of p d logit_w, minus (1 - p) d logit of the target; d KL
         is the covariance under p of u and d logit_w.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 def token_batches(
     indices: Iterable[int], lengths: Sequence[int], max_tokens: int, max_rows: int | None = None
 ) -> Iterator[list[int]]:
-    """Split indices into batches whose padded size (rows times the widest row) stays within a budget.
+    """Split indices into batches whose padded size stays within a budget.
 
     Batches are runs of ``indices`` in the order given. Sort them by length first: rows of similar length need little
     padding. A single row that exceeds ``max_tokens`` gets a batch of its own.
