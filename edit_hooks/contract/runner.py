@@ -34,7 +34,7 @@ class CheckResult:
 
 def run_contract(
     editor: str,
-    model_types: Sequence[str] = ALL_MODEL_TYPES,
+    model_types: Sequence[str] | None = None,
     checks: Sequence[str] | None = None,
     progress: Callable[[], object] = lambda: None,
 ) -> Iterator[CheckResult]:
@@ -42,6 +42,7 @@ def run_contract(
 
     Args:
         editor: name or ``package.module:Class``.
+        model_types: families; all when absent.
         checks: names of checks; all when absent.
         progress: called after every check.
 
@@ -49,11 +50,10 @@ def run_contract(
         EditingError: for an unknown editor, family or check.
     """
     exemptions = editor_class(editor).contract_exemptions
-    chosen = choose_checks(checks)
-    _require_known("model family", model_types, ALL_MODEL_TYPES)
-    for model_type in model_types:
+    checks_to_run = choose_checks(checks)
+    for model_type in choose_families(model_types):
         subject = Subject(editor, model_type)
-        for check in chosen:
+        for check in checks_to_run:
             if check.name in exemptions:
                 yield CheckResult(check.name, model_type, "exempt", exemptions[check.name])
             else:
@@ -67,6 +67,14 @@ def choose_checks(names: Sequence[str] | None) -> list[Check]:
         return list(CHECKS)
     _require_known("check", names, [check.name for check in CHECKS])
     return [check for check in CHECKS if check.name in names]
+
+
+def choose_families(names: Sequence[str] | None) -> list[str]:
+    """Model families by name; all without names."""
+    if names is None:
+        return list(ALL_MODEL_TYPES)
+    _require_known("model family", names, ALL_MODEL_TYPES)
+    return list(names)
 
 
 def _run(check: Check, subject: Subject) -> CheckResult:

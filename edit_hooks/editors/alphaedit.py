@@ -37,7 +37,7 @@ from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import CONTRACT_TEXTS
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
-from edit_hooks.locate.null_space import GivenProjector, null_space_of
+from edit_hooks.locate.null_space import MatrixProjector, null_space_of
 from edit_hooks.locate.solve import load_matrices
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.utils.errors import EditingError
@@ -89,7 +89,7 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
     ) -> dict[int, Any]:
         if config.projectors is not None:
             given = load_matrices(config.projectors, config.edited_layers, model, "projectors")
-            projectors: dict[int, Any] = {layer: GivenProjector(matrix) for layer, matrix in given.items()}
+            projectors: dict[int, Any] = {layer: MatrixProjector(matrix) for layer, matrix in given.items()}
         else:
             moments = self.load_moments(config, model, tokenizer)
             device = input_device(model)

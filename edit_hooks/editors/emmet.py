@@ -76,5 +76,5 @@ class _ScaledIdentity(SecondMoment):
         super().__init__(matrix_FF, report)
         self.scale = scale
 
-    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
+    def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         return keys_EF / self.scale

@@ -63,6 +63,7 @@ from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
 from edit_hooks.modeling.sampling import sample_texts
 from edit_hooks.modeling.tensors import weight_norm
 from edit_hooks.modeling.tokens import encode
+from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
 
 ROLES = ("rewrite", "up", "gate")
@@ -293,12 +294,9 @@ def _rows(model: Any, examples: Sequence[LabeledRow]) -> LabeledRows:
 
 def _chunks(examples: Sequence[LabeledRow]) -> list[list[int]]:
     """Indices of examples run together, similar lengths side by side."""
-    chunks: list[list[int]] = [[]]
-    for index in sorted(range(len(examples)), key=lambda i: len(examples[i].ids)):
-        if chunks[-1] and (len(chunks[-1]) + 1) * len(examples[index].ids) > MAX_TOKENS:
-            chunks.append([])
-        chunks[-1].append(index)
-    return chunks
+    lengths = [len(example.ids) for example in examples]
+    shortest_first = sorted(range(len(examples)), key=lambda index: lengths[index])
+    return list(token_batches(shortest_first, lengths, MAX_TOKENS))
 
 
 def _capture(

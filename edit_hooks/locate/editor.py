@@ -19,12 +19,12 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
 from edit_hooks.locate.corpora import digest_of
-from edit_hooks.locate.evk_align import EVKAlignSettings, MakeForward, evk_term, log_noise_ratio
+from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise_ratio
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
-from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, TokenBudget, second_moments
+from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment, load_second_moments
-from edit_hooks.locate.value_batch import Site
-from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueProblem, ValueSettings
+from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
+from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -63,7 +63,7 @@ MEMIT_CONTRACT_SETTINGS: Mapping[str, Any] = {**VALUE_CONTRACT_SETTINGS, "layers
 
 
 @dataclass(kw_only=True)
-class LocateThenEditConfig(EVKAlignSettings, EditorConfig):
+class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
     """Settings of every editor that optimizes a value at one token and writes it in closed form."""
 
     num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=20)
@@ -157,10 +157,14 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         )
         if not is_text:
             return load_second_moments(source, config.edited_layers, model)
-        budget = TokenBudget(config.moment_tokens, config.moment_length)
-        return second_moments(
-            model, tokenizer, config.edited_layers, source, budget=budget, seed=config.seed, dtype=config.moment_dtype
+        settings = MomentSettings(
+            source,
+            num_tokens=config.moment_tokens,
+            max_length=config.moment_length,
+            seed=config.seed,
+            dtype=config.moment_dtype,
         )
+        return second_moments(model, tokenizer, config.edited_layers, settings)
 
     # -- editing -----------------------------------------------------------------------------------------------------
 

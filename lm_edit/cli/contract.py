@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lm_edit.cli.command import Verb, table
@@ -27,25 +28,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory() as cache:  # statistics of tiny models do not belong in the user's cache
-        os.environ["LM_EDIT_CACHE"] = cache
-        sys.path.insert(0, os.getcwd())  # a class in the working folder can be named without installing it
-        return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from edit_hooks.contract.runner import choose_checks, run_contract
-    from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
+    from edit_hooks.contract.runner import choose_checks, choose_families, run_contract
 
     checks = choose_checks(_split(args.checks))
     if args.list:
         table(("check", "promise"), [(check.name, check.summary) for check in checks])
         return 0
-    logging.disable(logging.WARNING)  # warnings about edits of random models
-    families = _split(args.models) or list(ALL_MODEL_TYPES)
-    with tqdm(total=len(families) * len(checks), desc=f"Checking {args.editor}", unit="check") as bar:
+    families = choose_families(_split(args.models))
+    with _surroundings(), tqdm(total=len(families) * len(checks), desc=f"Checking {args.editor}", unit="check") as bar:
         results = list(run_contract(args.editor, families, [check.name for check in checks], bar.update))
     _print_table(results, families)
     failed = [result for result in results if result.outcome == "failed"]
@@ -58,6 +50,24 @@ def _run(args: argparse.Namespace) -> int:
     passed = sum(result.outcome == "passed" for result in results)
     print(f"\n{passed} passed, {len(failed)} failed, {len(results) - passed - len(failed)} exempt")
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _surroundings() -> Iterator[None]:
+    """A cache for the statistics of tiny models, no warnings about random models, imports from the working folder."""
+    cache, disabled, path = os.environ.get("LM_EDIT_CACHE"), logging.root.manager.disable, list(sys.path)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LM_EDIT_CACHE"] = folder
+        logging.disable(logging.WARNING)
+        sys.path.insert(0, os.getcwd())
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            logging.disable(disabled)
+            os.environ.pop("LM_EDIT_CACHE")
+            if cache is not None:
+                os.environ["LM_EDIT_CACHE"] = cache
 
 
 def _print_table(results: Sequence[CheckResult], families: Sequence[str]) -> None:
