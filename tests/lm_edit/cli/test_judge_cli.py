@@ -18,7 +18,7 @@ from edit_hooks.utils.errors import EditingError
 from judges.evaluation.quality import PAIRS
 from judges.string_judge import RULES
 from lm_edit.cli.main import main
-from lm_edit.results.samples import read_saved, read_saved_response
+from lm_edit.results.samples import read_saved_answers, read_saved_response
 
 TASK = "qaedit_wild_reliability"
 GOLD = {
@@ -56,10 +56,10 @@ def row(printed: str, task: str, answers: str) -> list[str]:
 
 
 def test_saved_samples_hold_the_answers_that_were_scored(samples: str) -> None:
-    found = read_saved([samples])
-    own, helpers = [one for one in found if not one.helper], [one for one in found if one.helper]
+    found = read_saved_answers([samples])
+    own, helpers = [one for one in found if not one.is_helper], [one for one in found if one.is_helper]
     assert [one.item.answer for one in own] == ["Orsa Lind", "", "A bracket", "In 1911"]
-    assert own[1].failed == "edit failed: no such layer" and {one.task for one in own} == {TASK}
+    assert own[1].failure == "edit failed: no such layer" and {one.task for one in own} == {TASK}
     assert [one.item.answer for one in helpers] == ["1911", "", "1911", "1911"]
     assert own[0].item[:2] == ("Who designed the Fenwick aqueduct?", "Orsa Lind")
 
@@ -137,8 +137,10 @@ def test_locality_is_left_to_the_comparison_with_the_unedited_model(tmp_path: Pa
     task = "qaedit_wild_locality"
     path = save(run(task, ScriptedLM()), tmp_path, task)
     with pytest.raises(EditingError, match="--locality judges them"):
-        read_saved([path])
-    assert [one.item.answer for one in read_saved([path], locality=True) if not one.helper] == ["Port Elna"] * 4
+        read_saved_answers([path])
+    assert [one.item.answer for one in read_saved_answers([path], locality=True) if not one.is_helper] == [
+        "Port Elna"
+    ] * 4
 
 
 def test_answers_of_other_tasks_and_plain_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +179,7 @@ def test_files_that_cannot_be_judged(
     path = tmp_path / "samples_x.jsonl"
     path.write_text(content)
     with pytest.raises(EditingError, match=message):
-        read_saved([str(path)])
+        read_saved_answers([str(path)])
     assert main(["judge", str(path), "--judge", "em"]) == 2
     assert main(["judge", str(tmp_path / "nothing"), "--judge", "em"]) == 2
 

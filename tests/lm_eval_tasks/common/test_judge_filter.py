@@ -16,7 +16,7 @@ from task_runs import build, metrics_of, run, run_on_two_ranks
 
 from edit_hooks.utils.errors import EditingError
 from judges.base import CoverageError, Item
-from lm_eval_tasks.common import judge_filter as judging
+from lm_eval_tasks.common import judge_filter
 
 GROUP = "qaedit_wild"
 TASK = "qaedit_wild_reliability"
@@ -112,7 +112,7 @@ def test_without_a_judge_exact_match_and_one_hint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LM_EDIT_JUDGE", raising=False)
-    judging._hint.cache_clear()
+    judge_filter._log_hint.cache_clear()
     with caplog.at_level(logging.WARNING):
         results = run(GROUP, ScriptedLM(texts=texts))
         run(GROUP, ScriptedLM(texts=texts))
@@ -189,7 +189,7 @@ def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ends_at_once_keeps_the_answers(tmp_path: Path) -> None:
-    message = r"no credit left.*The answers are kept: lm-edit judge .*\.jsonl"
+    message = r"no credit left.*The answers are saved; judge them with: lm-edit judge .*\.jsonl"
     with serve(lambda item, attempt: ServerFault(402)) as server, pytest.raises(EditingError, match=message):
         run(TASK, ScriptedLM(texts=texts), chosen(server, tmp_path))
     assert list((tmp_path / "pending").glob("*.jsonl"))
