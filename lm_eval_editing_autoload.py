@@ -39,9 +39,9 @@ BENCHMARKS = "lm_eval_editing.benchmarks"
 TASKS_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lm_eval_tasks")
 
 
-def _report(what: str, error: BaseException) -> None:
+def _report(failure: str, error: BaseException) -> None:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
-    print(f"lm-eval-editing: {what}: {reason} ({SWITCH}=0 switches this off)", file=sys.stderr)
+    print(f"lm-eval-editing: {failure}: {reason} ({SWITCH}=0 switches this off)", file=sys.stderr)
 
 
 def _register_model(models: "ModuleType") -> None:
@@ -70,12 +70,12 @@ def _add_task_folders(manager: "ModuleType") -> None:
     def init(self: "Any", *args: "Any", **kwargs: "Any") -> None:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments["include_path"]
+        include_path = bound.arguments["include_path"]
         if bound.arguments["include_defaults"]:
-            bound.arguments["include_path"] = _with_task_folders(given)
+            bound.arguments["include_path"] = _with_task_folders(include_path)
         original(*bound.args, **bound.kwargs)
         if hasattr(self, "include_path"):
-            self.include_path = given  # unchanged for the caller
+            self.include_path = include_path  # unchanged for the caller
 
     init._lm_eval_editing = True  # type: ignore[attr-defined]
     task_manager.__init__ = init
@@ -87,14 +87,14 @@ def _with_task_folders(include_path: "Any") -> "list[Any]":
     A folder that the user gives, too, is scanned once.
     """
     if not include_path:
-        given = []
+        own = []
     elif isinstance(include_path, (list, tuple)):
-        given = list(include_path)
+        own = list(include_path)
     else:
-        given = [include_path]
-    known = {os.path.realpath(path) for path in given}
+        own = [include_path]
+    known = {os.path.realpath(path) for path in own}
     # Other packages come before us, so that none of them replaces a task of a published benchmark.
-    return [folder for folder in (*_plugin_folders(), TASKS_DIR) if os.path.realpath(folder) not in known] + given
+    return [folder for folder in (*_plugin_folders(), TASKS_DIR) if os.path.realpath(folder) not in known] + own
 
 
 def _plugin_folders() -> "list[str]":
@@ -173,8 +173,8 @@ class _AfterImport:
 
     @staticmethod
     def _extend(spec: "ModuleSpec") -> None:
-        # Shadow one method of this loader object instead of wrapping the loader: everything else that tools ask a
-        # loader for (source, resources, pickling) stays as it is.
+        # Shadow one method of this loader object instead of wrapping the loader: everything else that tools read from a
+        # loader (source, resources, pickling) stays unchanged.
         loader: Any = spec.loader
         try:
             original = loader.exec_module
@@ -189,7 +189,7 @@ class _AfterImport:
 
 
 def install() -> None:
-    """Add the finder, once, and catch up with what has been imported already. Does nothing when switched off."""
+    """Add the finder once, and run the actions for modules that have been imported already; a no-op when disabled."""
     if os.environ.get(SWITCH, "1").strip().lower() in {"0", "false", "no", "off"}:
         return
     # Compared by name: after a reload of this module the class of the finder in sys.meta_path is another object.

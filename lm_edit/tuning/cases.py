@@ -31,7 +31,7 @@ def load_cases(source: str, settings: Settings) -> list[Case]:
 def _parse(record: Any, where: str) -> Case:
     if not isinstance(record, Mapping) or not isinstance(record.get("request"), Mapping):
         raise EditingError(
-            f"{where}: a case to tune on is {LAYOUT}; a plain edit request does not list what must not change."
+            f"{where}: a case to tune on is {LAYOUT}; a plain edit request has no prompts that must stay unchanged."
         )
     request = EditRequest.from_dict(record["request"], where=where)
     fields = Fields(record, where)

@@ -91,16 +91,16 @@ def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
 
 def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """RQS and RQM with and without the published filter, and exact match of the free generation."""
-    probes, what = answers.of_kind(REVERSE_QA), "reverse question"
-    scores = contrast_measures("rqs", "rqm", probes, what)
-    return filter_known(scores, probes) | exact_match_measure("rqs", probes, what)
+    probes, noun = answers.of_kind(REVERSE_QA), "reverse question"
+    scores = contrast_measures("rqs", "rqm", probes, noun)
+    return filter_known(scores, probes) | exact_match_measure("rqs", probes, noun)
 
 
 def score_reverse_judge(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """RJS and RJM with and without the published filter, and whether the first generated word is "yes"."""
-    probes, what = answers.of_kind(REVERSE_JUDGE), "judge question"
-    scores = contrast_measures("rjs", "rjm", probes, what)
-    return filter_known(scores, probes) | {"rjs_gen_yes": mean_over(probes, what, _begins_with_yes)}
+    probes, noun = answers.of_kind(REVERSE_JUDGE), "judge question"
+    scores = contrast_measures("rjs", "rjm", probes, noun)
+    return filter_known(scores, probes) | {"rjs_gen_yes": mean_over(probes, noun, _begins_with_yes)}
 
 
 def _begins_with_yes(answered: ProbeAnswers) -> float:

@@ -1,1 +1,1 @@
-"""What every benchmark folder shares: reading records, asking probes, scoring answers, aggregating cases."""
+"""Shared by all benchmarks: records, cases and probes, scoring, aggregation, and the task class."""

@@ -13,7 +13,7 @@ from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, Scored
 from judges.base import Verdict
 
 NEEDS_EDITED_HF = (
-    "this model class does not report {what}; run with --model edited_hf "
+    "this model class does not report {missing}; run with --model edited_hf "
     "(--model_args mode=none,... for an unedited model)"
 )
 
@@ -48,4 +48,4 @@ def unedited_answer(answer: Answer) -> Answer:
     """The unedited model's generation in the place of the edited one; other answers unchanged."""
     if not isinstance(answer, GeneratedText):
         return answer
-    return answer.unedited or FailedAnswer(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
+    return answer.unedited or FailedAnswer(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))

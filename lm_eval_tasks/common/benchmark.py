@@ -79,7 +79,7 @@ def find_benchmark(name: str, alternative: str = "") -> Benchmark[Any]:
     """A benchmark by any of its names.
 
     Args:
-        alternative: what else the caller accepts, for the error message, as in ``a JSONL file``.
+        alternative: another source that the caller accepts, for the error message, as in ``a JSONL file``.
 
     Raises:
         EditingError: for an unknown name, with near misses and all names; see also :func:`all_benchmarks`.
@@ -108,18 +108,18 @@ def all_benchmarks() -> Mapping[str, Benchmark[Any]]:
     Raises:
         EditingError: when an entry point cannot be imported or is no benchmark, and when two have the same name.
     """
-    found: dict[str, Benchmark[Any]] = {}
+    by_name: dict[str, Benchmark[Any]] = {}
     origins: dict[str, str] = {}
     for path in [*_builtin_paths(), *(entry.value for entry in registered(ENTRY_POINTS).values())]:
         for benchmark in _import_benchmarks(path):
             for name in (benchmark.name, *benchmark.other_names):
-                if name in found:
+                if name in by_name:
                     raise EditingError(
                         f"two benchmarks are called {name!r}: {origins[name]} and {path}. Rename one, or uninstall its "
                         "package."
                     )
-                found[name], origins[name] = benchmark, path
-    return found
+                by_name[name], origins[name] = benchmark, path
+    return by_name
 
 
 def _builtin_paths() -> Iterator[str]:

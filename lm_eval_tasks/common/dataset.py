@@ -115,7 +115,7 @@ def _download(source: Source, revision: str) -> tuple[Path, dict[str, Any]]:
             f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}. "
             f"{DATA_HINT}"
         ) from error
-    # The cache keeps files under snapshots/<commit>/, and the commit is what a branch name resolved to.
+    # The cache keeps files under snapshots/<commit>/, with the commit to which a branch name resolved.
     commit = path.parent.name if path.parent.parent.name == "snapshots" else None
     return path, {"data": HUB, "hub_id": source.hub_id, "revision": revision, "commit": commit, "file": path.name}
 

@@ -57,21 +57,21 @@ def evaluate(measure: Measure) -> Score:
     return value if isinstance(value, Score) else Score(value=value)
 
 
-def case_mean(values: Iterable[float], what: str) -> float:
+def case_mean(values: Iterable[float], noun: str) -> float:
     """Mean over the probes of a case. One unscored probe leaves the whole case unscored, as published (BAKE).
 
     Args:
-        what: plural noun for the reason when there are no values, as in ``paraphrase prompts``.
+        noun: the missing questions, for the reason if there are none, as in ``paraphrase prompts``.
     """
     numbers = list(values)
     if not numbers:
-        raise Unscored(f"the record has no {what}")
+        raise Unscored(f"the record has no {noun}")
     return math.fsum(numbers) / len(numbers)
 
 
-def mean_over(probes: Sequence[ProbeAnswers], what: str, measure: Callable[[ProbeAnswers], float]) -> Measure:
+def mean_over(probes: Sequence[ProbeAnswers], noun: str, measure: Callable[[ProbeAnswers], float]) -> Measure:
     """Case-first macro average: the mean of a measure over the probes of one case."""
-    return lambda: case_mean((measure(answered) for answered in probes), what)
+    return lambda: case_mean((measure(answered) for answered in probes), noun)
 
 
 def exclude_if(measure: Measure, is_excluded: Callable[[], float]) -> Measure:
@@ -94,7 +94,7 @@ def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> Sco
         raise Unscored(f"a likelihood was asked for, the answer is a {type(answer).__name__}")
     if unedited:
         if answer.unedited is None:
-            raise Unscored(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
+            raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
         answer = answer.unedited
     if not math.isfinite(answer.logprob):
         raise Unscored(f"log-probability is {answer.logprob}")
@@ -110,7 +110,7 @@ def generated_text(answer: Answer | None, *, unedited: bool = False) -> Generate
     if not unedited:
         return answer
     if answer.unedited is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
+        raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
     return answer.unedited
 
 
@@ -118,7 +118,7 @@ def nll(answer: Answer, *, unedited: bool = False) -> float:
     """Mean negative log-likelihood per target token, in nats."""
     scored = scored_continuation(answer, unedited=unedited)
     if scored.num_tokens is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="token counts"))
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token counts"))
     return scoring.mean_nll(scored.logprob, scored.num_tokens)
 
 
@@ -141,7 +141,7 @@ def tf_match(answer: Answer) -> float:
     """TF-MATCH: share of target tokens that are the teacher-forced argmax."""
     scored = scored_continuation(answer)
     if scored.token_argmax is None or scored.token_ids is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="token ids"))
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
     return scoring.share_equal(scored.token_argmax, scored.token_ids)
 
 
@@ -150,7 +150,7 @@ def agree_tf(answer: Answer) -> float:
     before = scored_continuation(answer, unedited=True).token_argmax
     after = scored_continuation(answer).token_argmax
     if before is None or after is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="token ids"))
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
     if len(before) != len(after):
         raise Unscored(f"edited and unedited model saw {len(after)} and {len(before)} target tokens")
     return scoring.share_equal(after, before)
@@ -160,7 +160,7 @@ def agree_gen(answer: Answer | None) -> float:
     """AGREE-GEN: 1 if edited and unedited model generate the same token ids."""
     before, after = generated_text(answer, unedited=True).token_ids, generated_text(answer).token_ids
     if before is None or after is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="token ids"))
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
     return scoring.all_equal(after, before)
 
 

@@ -113,7 +113,7 @@ class FilteredAnswer:
         if stage in self.stages:
             return self.stages[stage]
         if self.position is None:
-            return FailedAnswer(NEEDS_EDITED_HF.format(what="answers at stages of a stream"))
+            return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"))
         if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.position.num_edits:
             return FailedAnswer(f"the stream ended after {self.position.num_edits} edits, before checkpoint {stage}")
         return FailedAnswer(f"the model did not report its answers at stage {stage!r} of the stream")

@@ -215,7 +215,7 @@ class EditingTask(HarnessTask):
         stops = self._stops()
         instances = []
         for idx, (number, probe, target) in enumerate(case_requests(doc)):
-            asked = {  # part of lm-eval's `doc_hash`: other keys would make samples look like other documents
+            probe_fields = {  # part of lm-eval's `doc_hash`: other keys would make samples look like other documents
                 "kind": probe.kind,
                 "question": probe.question,
                 "gold": probe.gold,
@@ -230,7 +230,7 @@ class EditingTask(HarnessTask):
             instances.append(
                 Instance(
                     request_type="generate_until" if target is None else "loglikelihood",
-                    doc={**doc, "asked": asked},  # a filter gets one document per request, not one per case
+                    doc={**doc, "asked": probe_fields},  # a filter gets one document per request, not one per case
                     arguments=arguments,
                     idx=idx,
                     **kwargs,

@@ -72,22 +72,22 @@ def contrast_probe(kind: str, question: Question, *, generate: bool = False) -> 
 
 def score_efficacy(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """ES and its magnitude EM on the edit prompt."""
-    probes, what = answers.of_kind(EFFICACY), PROMPTS[EFFICACY]
-    return contrast_measures("es", "em", probes, what) | exact_match_measure("es", probes, what)
+    probes, noun = answers.of_kind(EFFICACY), PROMPTS[EFFICACY]
+    return contrast_measures("es", "em", probes, noun) | exact_match_measure("es", probes, noun)
 
 
 def score_paraphrase(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """GS and its magnitude PM, averaged over all paraphrases of the case."""
-    probes, what = answers.of_kind(PARAPHRASE), PROMPTS[PARAPHRASE]
-    return contrast_measures("gs", "pm", probes, what) | exact_match_measure("gs", probes, what)
+    probes, noun = answers.of_kind(PARAPHRASE), PROMPTS[PARAPHRASE]
+    return contrast_measures("gs", "pm", probes, noun) | exact_match_measure("gs", probes, noun)
 
 
 def score_neighborhood(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """LS and its magnitude NM on all neighbors of the case, and agreement with the unedited model."""
-    probes, what = answers.of_kind(NEIGHBORHOOD), PROMPTS[NEIGHBORHOOD]
-    return contrast_measures("ls", "nm", probes, what) | {
-        "ls_agree_tf": mean_over(probes, what, lambda answered: measures.agree_tf(answered.wanted)),
-        "ls_agree_gen": mean_over(probes, what, lambda answered: measures.agree_gen(answered.generation)),
+    probes, noun = answers.of_kind(NEIGHBORHOOD), PROMPTS[NEIGHBORHOOD]
+    return contrast_measures("ls", "nm", probes, noun) | {
+        "ls_agree_tf": mean_over(probes, noun, lambda answered: measures.agree_tf(answered.wanted)),
+        "ls_agree_gen": mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation)),
     }
 
 
@@ -110,30 +110,30 @@ def case_measures(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Mea
     }
 
 
-def contrast_measures(score: str, magnitude: str, probes: Sequence[ProbeAnswers], what: str) -> dict[str, Measure]:
+def contrast_measures(score: str, magnitude: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
     """The likelihood measures of one kind of questions.
 
     Args:
         score, magnitude: prefixes of the metric names, as in ``es`` and ``em``.
-        what: plural noun for the reason when the case has no such question.
+        noun: the questions, for the reason if the case has none.
     """
     return {
-        f"{score}_prob": mean_over(probes, what, lambda answered: measures.prob(answered.wanted, answered.other)),
+        f"{score}_prob": mean_over(probes, noun, lambda answered: measures.prob(answered.wanted, answered.other)),
         f"{magnitude}_prob": mean_over(
-            probes, what, lambda answered: measures.prob_magnitude(answered.wanted, answered.other)
+            probes, noun, lambda answered: measures.prob_magnitude(answered.wanted, answered.other)
         ),
-        f"{score}_argmax": mean_over(probes, what, lambda answered: measures.tf_exact(answered.wanted)),
-        f"{score}_match": mean_over(probes, what, lambda answered: measures.tf_match(answered.wanted)),
+        f"{score}_argmax": mean_over(probes, noun, lambda answered: measures.tf_exact(answered.wanted)),
+        f"{score}_match": mean_over(probes, noun, lambda answered: measures.tf_match(answered.wanted)),
     }
 
 
-def exact_match_measure(score: str, probes: Sequence[ProbeAnswers], what: str) -> dict[str, Measure]:
+def exact_match_measure(score: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
     """Exact match of the free generation with the wanted answer."""
 
     def exact_match(answered: ProbeAnswers) -> float:
         return measures.generated_match(answered.generation, answered.probe.gold)
 
-    return {f"{score}_gen_em": mean_over(probes, what, exact_match)}
+    return {f"{score}_gen_em": mean_over(probes, noun, exact_match)}
 
 
 def filter_known(scores: Mapping[str, Measure], probes: Sequence[ProbeAnswers]) -> dict[str, Measure]:

@@ -93,16 +93,16 @@ def score_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[s
 
 def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """AGREE-GEN on the unrelated questions, and the share of pairs in which both models write nothing."""
-    probes, what = answers.of_kind(NEIGHBORHOOD), QUESTIONS[NEIGHBORHOOD]
-    agreement = mean_over(probes, what, lambda answered: measures.agree_gen(answered.generation))
-    both_empty = mean_over(probes, what, lambda answered: measures.both_empty(answered.generation))
+    probes, noun = answers.of_kind(NEIGHBORHOOD), QUESTIONS[NEIGHBORHOOD]
+    agreement = mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation))
+    both_empty = mean_over(probes, noun, lambda answered: measures.both_empty(answered.generation))
     return with_initially_wrong("locality_wild_agree_gen", agreement, answers) | {
         "locality_wild_both_empty": both_empty
     }
 
 
 def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Measure]:
-    probes, what = answers.of_kind(kind), QUESTIONS[kind]
+    probes, noun = answers.of_kind(kind), QUESTIONS[kind]
 
     def exact_match(answered: ProbeAnswers) -> float:
         return measures.generated_match(answered.generation, answered.probe.gold)
@@ -110,8 +110,8 @@ def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Me
     def contains(answered: ProbeAnswers) -> float:
         return measures.generated_contains(answered.generation, answered.probe.gold)
 
-    return with_initially_wrong(f"{prefix}_em", mean_over(probes, what, exact_match), answers) | {
-        f"{prefix}_contains": mean_over(probes, what, contains)
+    return with_initially_wrong(f"{prefix}_em", mean_over(probes, noun, exact_match), answers) | {
+        f"{prefix}_contains": mean_over(probes, noun, contains)
     }
 
 

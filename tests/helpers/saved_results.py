@@ -46,6 +46,16 @@ def evaluate_here(folder: Path, model_args: str, tasks: list[str], data: Path, *
         tracker.save_results_samples(task_name=task, samples=samples[task])
 
 
+def save_samples(results: dict[str, Any], folder: Path, task: str) -> str:
+    """Write a task's samples as `lm_eval --log_samples --output_path` does; returns the file's path."""
+    tracker = EvaluationTracker(output_path=str(folder))
+    tracker.general_config_tracker.model_name_sanitized = "scripted"
+    tracker.date_id = "2026-11-21T10-00-00.123456"
+    tracker.save_results_samples(task_name=task, samples=results["samples"][task])
+    (path,) = folder.rglob("samples_*.jsonl")
+    return str(path)
+
+
 def read_results(folder: Path) -> dict[str, Any]:
     """``results`` and ``samples`` by task, with every answer as the structure it was."""
     (aggregated,) = folder.glob("*/results_*.json")
