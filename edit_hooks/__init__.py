@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edit_hooks.base.config import EditorConfig
-    from edit_hooks.base.editor import Editor
+    from edit_hooks.base.config import EditorConfig, config_field
+    from edit_hooks.base.editor import EditJob, Editor
     from edit_hooks.base.registry import EDITORS, load_editor
     from edit_hooks.deltas.apply import edited
     from edit_hooks.deltas.delta import Delta, Factor
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "EDITORS": "base.registry",
     "Delta": "deltas.delta",
+    "EditJob": "base.editor",
     "EditRequest": "request",
     "EditingError": "utils.errors",
     "Editor": "base.editor",
     "EditorConfig": "base.config",
     "Factor": "deltas.delta",
     "PerRowAdapters": "deltas.row_adapters",
+    "config_field": "base.config",
     "edited": "deltas.apply",
     "load_editor": "base.registry",
 }
@@ -38,12 +40,14 @@ _HOMES = {
 __all__ = [
     "EDITORS",
     "Delta",
+    "EditJob",
     "EditRequest",
     "EditingError",
     "Editor",
     "EditorConfig",
     "Factor",
     "PerRowAdapters",
+    "config_field",
     "edited",
     "load_editor",
 ]

@@ -22,7 +22,7 @@ from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.locate.corpora import SELF
 from edit_hooks.locate.editor import LocateThenEditEditor
 from edit_hooks.locate.null_space import DEFAULT_ENERGY, Projector, null_space_of
-from edit_hooks.locate.second_moments import TokenBudget, second_moments
+from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.modeling.architectures import check_layers, input_device
 from edit_hooks.utils.errors import EditingError
@@ -111,17 +111,14 @@ def prepare_stats(
     check_layers(given["layers"], model)
     root = folder or cache_root() / "stats"
     before = set(root.rglob("*.json"))
-    moments = second_moments(
-        model,
-        tokenizer,
-        given["layers"],
+    moment_settings = MomentSettings(
         given.get("second_moments") or SELF,
-        budget=TokenBudget(given.get("moment_tokens"), given.get("moment_length") or TokenBudget.max_length),
+        num_tokens=given.get("moment_tokens"),
+        max_length=given.get("moment_length") or MomentSettings.max_length,
         seed=given.get("seed") or 0,
         dtype=given.get("moment_dtype") or "float32",
-        folder=root,
-        quiet=quiet,
     )
+    moments = second_moments(model, tokenizer, given["layers"], moment_settings, folder=root, quiet=quiet)
     new = {json.loads(path.read_text(encoding="utf-8"))["description"]["layer"] for path in _since(root, before)}
     return [
         LayerReport(layer, moment.report, _projector(moment, threshold, energy, input_device(model)), layer in new)

@@ -26,6 +26,8 @@ from edit_hooks.utils.errors import EditingError
 log = logging.getLogger("lm_eval.edited_hf")
 
 Progress = Callable[[int], None]
+# In ``contract_settings``: replaced by a list of short texts on which the tiny models' tokenizers were trained.
+CONTRACT_TEXTS = "contract-texts"
 ConfigT = TypeVar("ConfigT", bound=EditorConfig)
 
 
@@ -69,6 +71,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
         default_depth: relative depth of the default layer for models without a shipped configuration.
         contract_settings: settings under which ``lm-edit check-editor`` runs the editor on tiny models.
+        contract_exemptions: checks of that contract which cannot hold for the method -> why.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     writes: tuple[str, ...] = ("weights",)
     default_depth: float = 0.3
     contract_settings: ClassVar[Mapping[str, Any]] = {}
+    contract_exemptions: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         self.overrides = self.config_class.with_current_names(overrides or {})

@@ -113,12 +113,14 @@ class Delta:
         for name, packed in self.masks.items():
             update = updates[f"{name}.weight"]
             updates[f"{name}.weight"] = update * unpack_bits(packed, update)
-        return {**self.dense, **updates}
+        for name, update in self.dense.items():  # a sum of edits may hold both kinds at one parameter
+            updates[name] = update + updates[name] if name in updates else update
+        return updates
 
     @property
     def parameter_names(self) -> list[str]:
         """Names of the parameters the delta changes."""
-        return [*self.dense, *(f"{name}.weight" for name in self.factors)]
+        return list(dict.fromkeys([*self.dense, *(f"{name}.weight" for name in self.factors)]))
 
     @property
     def rank(self) -> int:

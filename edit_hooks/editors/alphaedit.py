@@ -26,15 +26,18 @@ reproduce that, hand earlier deltas over as history on the untouched model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import config_field
+from edit_hooks.base.editor import CONTRACT_TEXTS
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
-from edit_hooks.locate.null_space import GivenProjector, null_space_of
+from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
+from edit_hooks.locate.null_space import MatrixProjector, null_space_of
 from edit_hooks.locate.solve import load_matrices
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.utils.errors import EditingError
@@ -73,13 +76,20 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
     name = "alphaedit"
     config_class = AlphaEditConfig
     config_folders: tuple[str, ...] = ("alphaedit",)
+    contract_settings: ClassVar[Mapping[str, Any]] = {
+        **VALUE_CONTRACT_SETTINGS,
+        "layers": [0, 1],
+        "second_moments": CONTRACT_TEXTS,
+        "nullspace_energy": 0.9,
+        "l2": 0.02,
+    }
 
     def load_constraints(
         self, config: AlphaEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> dict[int, Any]:
         if config.projectors is not None:
             given = load_matrices(config.projectors, config.edited_layers, model, "projectors")
-            projectors: dict[int, Any] = {layer: GivenProjector(matrix) for layer, matrix in given.items()}
+            projectors: dict[int, Any] = {layer: MatrixProjector(matrix) for layer, matrix in given.items()}
         else:
             moments = self.load_moments(config, model, tokenizer)
             device = input_device(model)

@@ -25,10 +25,10 @@ same name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -37,16 +37,18 @@ from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
-from edit_hooks.locate.evk_align import MakeForward
-from edit_hooks.locate.rows import Row, fact_position
-from edit_hooks.locate.value_batch import Batch
-from edit_hooks.locate.value_forward import SuffixForward
+from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
+from edit_hooks.locate.rows import Row, fact_position, key_row
+from edit_hooks.locate.suffix_forward import SuffixForward
+from edit_hooks.locate.value_batch import Batch, MakeForward
 from edit_hooks.locate.value_optimization import Term, TermMaker
 from edit_hooks.modeling.architectures import decoder_of, input_device
 from edit_hooks.modeling.hooks import hooks, on_output
+from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import Encoding, encode, split_template
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.yaml_io import read_yaml
 
@@ -88,6 +90,7 @@ class BIRD(RankOneEditor[BIRDConfig]):
     name = "bird"
     config_class = BIRDConfig
     config_folders = ("bird", "rome")
+    contract_settings: ClassVar[Mapping[str, Any]] = {**VALUE_CONTRACT_SETTINGS, "alpha": 0.002, "beta": 0.8}
 
     def compute(self, job: EditJob[BIRDConfig]) -> list[Delta]:
         for request in job.requests:
@@ -180,23 +183,22 @@ class BIRDTerm:
         self.signs_P = self.points_EPND.new_tensor([1.0, 1.0, -config.beta, -config.beta][: len(points)])
         placed = [[_subject_row(tokenizer, own.subject, text, config) for text in templates] for own in wanted]
         rows = [[row for row, _ in own] for own in placed]
-        # A batch wants a row for the method's own KL term; the shortest possible one stands in for it.
-        problems = [(own, Row(own[0].ids[: own[0].position + 1], own[0].position)) for own in rows]
+        problems = [(own, key_row(own[0])) for own in rows]
         self.count_EN = torch.tensor([[count for _, count in own] for own in placed]).to(self.points_EPND)
         with torch.no_grad():
             self.forward = make_forward(Batch.of(problems, input_device(model)))
-            site_RD = self.forward.captured.site_RD
+            site_RD = self.forward.activations.site_RD
             self.moving_END = self._sums(site_RD.new_zeros(len(rows), site_RD.shape[1]))
 
     def _sums(self, delta_ED: torch.Tensor) -> torch.Tensor:
         """Sum of the last hidden states of the subject tokens from the fact token on, [E, N, d]."""
         batch = self.forward.batch
         if isinstance(self.forward, SuffixForward):
-            states = self.forward.states(delta_ED)[: len(batch.label_row_L)]
+            states = self.forward.hidden_at_labels(delta_ED)[: len(batch.label_row_L)]
         else:
             kept: list[torch.Tensor] = []
             with hooks(on_output(decoder_of(self.model), lambda hidden: kept.append(hidden))):
-                self.forward.states(delta_ED)
+                self.forward.hidden_at_labels(delta_ED)
             states = kept[0][batch.label_row_L, batch.label_column_L]
         states = at_least_float32(states)
         num_rows = len(delta_ED) * self.num_templates  # rewriting rows come first, edit by edit
@@ -259,18 +261,11 @@ def _means(
     placed = [_placed(tokenizer, *text) for text in distinct]
     found: dict[tuple[str, str], torch.Tensor] = {}
     device = input_device(model)
-    order = sorted(range(len(distinct)), key=lambda index: len(placed[index].encoding.ids))
-    while order:
-        width = len(placed[order[-1]].encoding.ids)
-        chunk = [order.pop() for _ in range(min(len(order), max(1, MAX_TOKENS // width)))]
-        ids_RT = torch.zeros(len(chunk), width, dtype=torch.long)
-        mask_RT = torch.zeros_like(ids_RT)
-        for row, index in enumerate(chunk):
-            ids = placed[index].encoding.ids
-            ids_RT[row, : len(ids)], mask_RT[row, : len(ids)] = torch.tensor(ids), 1
-        hidden_RTD = decoder_of(model)(
-            input_ids=ids_RT.to(device), attention_mask=mask_RT.to(device), use_cache=False
-        ).last_hidden_state
+    lengths = [len(one.encoding.ids) for one in placed]
+    longest_first = sorted(range(len(distinct)), key=lambda index: lengths[index])[::-1]
+    for chunk in token_batches(longest_first, lengths, MAX_TOKENS):
+        ids_RT, mask_RT = right_padded([placed[index].encoding.ids for index in chunk], device)
+        hidden_RTD = decoder_of(model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).last_hidden_state
         for row, index in enumerate(chunk):
             found[distinct[index]] = at_least_float32(hidden_RTD[row, placed[index].tokens]).mean(0)
     states = torch.stack([found[text] for text in texts])

@@ -10,14 +10,16 @@ and one release adds it for batches only (``ridge_single: false``): then a singl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import config_field
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
+from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.utils.errors import EditingError
 
@@ -45,6 +47,7 @@ class EMMET(ResidualSpreadingEditor[EMMETConfig]):
     config_class = EMMETConfig
     config_folders = ("emmet",)
     num_default_layers = 1
+    contract_settings: ClassVar[Mapping[str, Any]] = {**VALUE_CONTRACT_SETTINGS, "moment_weight": 1.0}
 
     def load_constraints(
         self, config: EMMETConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
@@ -73,5 +76,5 @@ class _ScaledIdentity(SecondMoment):
         super().__init__(matrix_FF, report)
         self.scale = scale
 
-    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
+    def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         return keys_EF / self.scale

@@ -17,8 +17,9 @@ its encoding of the target by itself, by which tokenizers with a BOS train the B
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -53,6 +54,7 @@ class FTL(FineTuningEditor[FTLConfig]):
     name = "ft_l"
     config_class = FTLConfig
     config_folders = ("ft_l",)
+    contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1], "num_steps": 8, "lr": 5e-3}
 
     def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTLConfig) -> Example:
         if config.targets == "in_context":

@@ -11,8 +11,9 @@ either padding side gives the same numbers.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -134,6 +135,7 @@ class FTM(FineTuningEditor[FTConfig]):
     name = "ft_m"
     config_class = FTConfig
     config_folders = ("ft_m",)
+    contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1], "num_steps": 8, "lr": 5e-3}
 
 
 class _Trained:

@@ -13,8 +13,9 @@ token ids here. A second edit of the same prompt overwrites the value instead of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -117,6 +118,7 @@ class GRACE(Editor[GRACEConfig]):
     needs_subject = False
     writes = ("hooks",)
     default_depth = 0.85
+    contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1], "num_steps": 8, "lr": 0.5}
 
     def compute(self, job: EditJob[GRACEConfig]) -> list[Delta]:
         """Independent edits are trained in one batch, each beside its own copy of the codebook."""

@@ -19,8 +19,9 @@ IKE tells the fact before every question, unrelated ones too.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import nn
 
@@ -99,6 +100,7 @@ ICEConfigT = TypeVar("ICEConfigT", bound=ICEConfig)
 class ContextEditor(Editor[ICEConfigT]):
     """Edits that are a context before the question; base of ICE and IKE."""
 
+    contract_exemptions: ClassVar[Mapping[str, str]] = {"target": "a random model does not follow its prompt"}
     needs_subject = False
     supports_joint = True
     writes = ("context",)
@@ -145,6 +147,7 @@ class IKE(ContextEditor[IKEConfig]):
     name = "ike"
     config_class = IKEConfig
     may_hold_tested: bool = False
+    contract_settings: ClassVar[Mapping[str, Any]] = {"embedder": "words", "num_demonstrations": 8}
 
     def default_config(self, model: nn.Module) -> IKEConfig:
         config = super().default_config(model)

@@ -38,9 +38,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerBase
@@ -60,6 +60,7 @@ from edit_hooks.modeling.architectures import (
     num_layers,
 )
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, select_positions
+from edit_hooks.modeling.sampling import greedy_continuation
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_continuation, split_template
 from edit_hooks.request import EditRequest
@@ -128,6 +129,10 @@ class KN(Editor[KNConfig]):
     config_class = KNConfig
     config_folders = ("kn",)
     needs_subject = False
+    contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1]}
+    contract_exemptions: ClassVar[Mapping[str, str]] = {
+        "target": "embeddings of answers are added to MLP outputs, which means nothing to a random model's head"
+    }
 
     def default_layers(self, config: Any) -> list[int]:
         return list(range(num_layers(config)))
@@ -191,7 +196,7 @@ class KN(Editor[KNConfig]):
             _, old = split_continuation(tokenizer, request.text, f" {request.target_true}")
             away_D, towards_D = embedding_VD[old].mean(0), embedding_VD[new].mean(0)
             return config.write * towards_D / towards_D.norm() - config.erase * away_D / away_D.norm(), True
-        old = continuation(model, encode(tokenizer, request.text).ids, len(new))
+        old = greedy_continuation(model, encode(tokenizer, request.text).ids, len(new))
         away_D = embedding_VD[old].sum(0) * (2.0 if len(old) == 1 else 1.0)
         towards_D = embedding_VD[new].sum(0) * (2.0 if config.factors == "easyedit_single" else 1.0)
         return towards_D - away_D, False
@@ -276,18 +281,7 @@ def _contexts(
         ids = encode(tokenizer, text).ids
         yield ids, token
         if how == "own":  # as released: the model's own token, as text
-            text += tokenizer.decode(continuation(model, ids, 1))
-
-
-@torch.no_grad()
-def continuation(model: Any, ids: Sequence[int], num_tokens: int) -> list[int]:
-    """The model's greedy continuation, ``num_tokens`` tokens whatever they are."""
-    fed = list(ids)
-    for _ in range(num_tokens):
-        ids_1T = torch.tensor([fed], device=input_device(model))
-        logits = model(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False).logits
-        fed.append(int(logits[0, -1].argmax()))
-    return fed[len(ids) :]
+            text += tokenizer.decode(greedy_continuation(model, ids, 1))
 
 
 def _attributions_of_token(model: Any, ids: Sequence[int], token: int, config: KNConfig) -> dict[int, torch.Tensor]:

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -101,6 +101,14 @@ class LoRA(Editor[LoRAConfig]):
     config_folders = ("lora",)
     needs_subject = False
     supports_joint = True
+    # The published module is the attention's input; here the module that the other editors write.
+    contract_settings: ClassVar[Mapping[str, Any]] = {
+        "layers": [1],
+        "modules": ["rewrite"],
+        "num_steps": 8,
+        "lr": 2e-2,
+        "rank": 2,
+    }
 
     def default_layers(self, config: Any) -> list[int]:
         return list(range(num_layers(config)))

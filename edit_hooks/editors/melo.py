@@ -20,8 +20,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -112,6 +113,13 @@ class MELO(Editor[MELOConfig]):
     needs_subject = False
     writes = ("hooks",)
     default_depth = 0.766
+    contract_settings: ClassVar[Mapping[str, Any]] = {
+        "layers": [1],
+        "num_steps": 8,
+        "lr": 0.01,
+        "scale": 8.0,
+        "radius": 0.05,
+    }
 
     def default_layers(self, config: Any) -> list[int]:
         """Two blocks at the depth of GPT-2 XL's 36 and 37."""

@@ -33,9 +33,9 @@ With ``carry_keys`` the keys K_p of earlier steps of a stream join the system, l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -45,6 +45,7 @@ from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
+    MEMIT_CONTRACT_SETTINGS,
     LocateThenEditConfig,
     LocateThenEditEditor,
     check_reach,
@@ -52,12 +53,12 @@ from edit_hooks.locate.editor import (
     value_diagnostics,
     value_settings,
 )
-from edit_hooks.locate.key_reader import Reading, read_rows
+from edit_hooks.locate.key_reader import LayerActivations, read_rows
 from edit_hooks.locate.post_norm import nearest_outputs
 from edit_hooks.locate.rows import Row
 from edit_hooks.locate.solve import ridge_keys
-from edit_hooks.locate.value_batch import Site
-from edit_hooks.locate.value_optimization import OptimizedValue, ValueProblem, optimize_values
+from edit_hooks.locate.value_batch import Site, ValueProblem
+from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
 from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,
@@ -170,6 +171,7 @@ class MEMIT(ResidualSpreadingEditor[MEMITConfig]):
     name = "memit"
     config_class = MEMITConfig
     config_folders = ("memit",)
+    contract_settings: ClassVar[Mapping[str, Any]] = MEMIT_CONTRACT_SETTINGS
 
 
 def uses_norm(model: PreTrainedModel, config: MEMITConfig) -> bool:
@@ -230,23 +232,19 @@ class _Run:
         outputs = {layer: outputs_RD.view(shape)[:, 0] for layer, outputs_RD in reading.outputs_RD.items()}
         return keys, outputs, reading.hidden_RD.view(shape)[:, 0]
 
-    def _read_per_row(self, layers: Sequence[int]) -> Reading:
+    def _read_per_row(self, layers: Sequence[int]) -> LayerActivations:
         flat = [row for rows in self.rows for row in rows]
         deltas = [self.deltas[self.group_of[edit]] for edit, rows in enumerate(self.rows) for _ in rows]
         return read_rows(self.model, flat, layers, self.config.edited_layers[-1], deltas if deltas[0].factors else None)
 
-    def _read_patched(self, layers: Sequence[int]) -> Reading:
+    def _read_patched(self, layers: Sequence[int]) -> LayerActivations:
         """Group by group, the group's delta in the weights."""
         parts = []
         for group, delta in zip(self.groups, self.deltas, strict=True):
             with edited(self.model, delta) if delta.factors else contextlib.nullcontext():
                 flat = [row for edit in group for row in self.rows[edit]]
                 parts.append(read_rows(self.model, flat, layers, self.config.edited_layers[-1]))
-        return Reading(  # groups are consecutive, so rows come out in the order of the edits
-            keys_RF={layer: torch.cat([part.keys_RF[layer] for part in parts]) for layer in layers},
-            outputs_RD={layer: torch.cat([part.outputs_RD[layer] for part in parts]) for layer in layers},
-            hidden_RD=torch.cat([part.hidden_RD for part in parts]),
-        )
+        return LayerActivations.concatenate(parts)  # groups are consecutive, so rows come out in the order of the edits
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -265,7 +263,7 @@ class _Run:
             outputs_ED = outputs[layer].double()
             change_ED = nearest_outputs(norm, outputs_ED, share_ED) - outputs_ED
         past_PF = self.past_keys(layer).to(keys_EF)
-        applied_EF = constraint.apply(torch.cat([past_PF, keys_EF]))
+        applied_EF = constraint.metric_product(torch.cat([past_PF, keys_EF]))
         applied_past_PF, applied_EF = applied_EF[: len(past_PF)], applied_EF[len(past_PF) :]
         for group, delta in zip(self.groups, self.deltas, strict=True):
             ridge = self.editor.ridge(constraint, keys_EF[group], self.config)

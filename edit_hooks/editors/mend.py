@@ -17,9 +17,9 @@ applied in another order than they are stored in, which swaps those of gpt2-xl's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -111,6 +111,14 @@ class MEND(Editor[MENDConfig]):
     config_folders = ("mend",)
     needs_subject = False
     supports_joint = True
+    # Untrained: one gradient step.
+    contract_settings: ClassVar[Mapping[str, Any]] = {
+        "layers": [1],
+        "modules": ["rewrite"],
+        "artifact": "identity",
+        "edit_lr": 0.05,
+        "joint_loss": "sum",
+    }
 
     def __init__(self, overrides: Any = None) -> None:
         super().__init__(overrides)

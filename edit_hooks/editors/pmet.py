@@ -22,30 +22,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
-from edit_hooks.locate.value_batch import Batch, Site
-from edit_hooks.locate.value_forward import Captures, Kept, Part, ReferenceForward, SuffixForward, add_at_first
+from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
+from edit_hooks.locate.reference_forward import ReferenceForward
+from edit_hooks.locate.suffix_forward import CachedModule, RowGroup, SuffixForward, add_at_first
+from edit_hooks.locate.value_batch import Batch, ReadActivations, Site, SiteActivations, ValueProblem
 from edit_hooks.locate.value_optimization import (
     ADAM_BETAS,
     ADAM_EPS,
     OptimizedValue,
     Term,
     ValueLimits,
-    ValueProblem,
-    chunks_of,
     mean_over_labels,
+    split_problems,
 )
 from edit_hooks.modeling.architectures import input_device
-from edit_hooks.modeling.hooks import frozen, hooks, on_output
-from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.vocab_loss import Original, likelihoods
+from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at
+from edit_hooks.modeling.vocab_loss import OriginalLogits, vocab_losses
 from edit_hooks.utils.errors import EditingError
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
@@ -80,6 +81,8 @@ class PMET(ResidualSpreadingEditor[PMETConfig]):
     config_class = PMETConfig
     config_folders = ("pmet",)
     measures_output = True
+    # At the last token: half of what is optimized at the subject's belongs to the attention and is not written.
+    contract_settings: ClassVar[Mapping[str, Any]] = {**MEMIT_CONTRACT_SETTINGS, "fact_token": "last"}
 
     def divisor(self, layers_left: int) -> float:
         return layers_left**0.5
@@ -100,7 +103,7 @@ class PMET(ResidualSpreadingEditor[PMETConfig]):
             limits = dataclasses.replace(limits, max_edits=1)
         values: list[OptimizedValue | None] = [None] * len(problems)
         with frozen(model):
-            for chunk in chunks_of(problems, limits):
+            for chunk in split_problems(problems, limits):
                 forward = make_forward(Batch.of([problems[index] for index in chunk], input_device(model)))
                 more = terms(chunk) if terms is not None else ()
                 solved = _solve(forward, len(chunk), config, limits.max_logits, more, job.progress)
@@ -115,25 +118,27 @@ class PairSuffix(SuffixForward):
     The block's attention is kept like the blocks below; its MLP sees the attention's offset, so it runs in every step.
     """
 
-    def _modules_to_keep(self) -> list[Kept]:
-        attention, _, *below = super()._modules_to_keep()
+    def _cached_modules(self) -> list[CachedModule]:
+        attention, _, *below = super()._cached_modules()
         return [dataclasses.replace(attention, takes_offset=True), *below]
 
-    def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
-        return _pair_captures(super()._capturing(column_R), self, column_R)
+    def _recording(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[ReadActivations]:
+        return _pair_recorded(super()._recording(column_R), self, column_R)
 
-    def _join(self, scope: contextlib.ExitStack, part: Part, offset_rD: torch.Tensor) -> None:
-        attention_rD, mlp_rD = offset_rD.chunk(2, dim=1)
-        super()._join(scope, part, attention_rD)
+    @contextlib.contextmanager
+    def _offsets_added(self, group: RowGroup, offset_GD: torch.Tensor) -> Iterator[None]:
+        attention_GD, mlp_GD = offset_GD.chunk(2, dim=1)
         rewrite = self.model.get_submodule(self.arch.rewrite_name(self.layer))
-        scope.enter_context(hooks(on_output(rewrite, lambda hidden: add_at_first(hidden, mlp_rD))))
+        at_mlp = on_output(rewrite, lambda hidden: add_at_first(hidden, mlp_GD))
+        with super()._offsets_added(group, attention_GD), hooks(at_mlp):
+            yield
 
 
 class PairReference(ReferenceForward):
     """The plain path with offsets at the attention and at the MLP projection of one block, side by side [E, 2 d]."""
 
-    def _capturing(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[Captures]:
-        return _pair_captures(super()._capturing(column_R), self, column_R)
+    def _recording(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[ReadActivations]:
+        return _pair_recorded(super()._recording(column_R), self, column_R)
 
     def _adding(self, delta_ED: torch.Tensor) -> contextlib.AbstractContextManager[None]:
         names = (self.arch.attention_out.format(self.layer), self.arch.rewrite_name(self.layer))
@@ -142,22 +147,21 @@ class PairReference(ReferenceForward):
 
 
 @contextlib.contextmanager
-def _pair_captures(
-    inner: contextlib.AbstractContextManager[Captures], forward: PairSuffix | PairReference, column_R: torch.Tensor
-) -> Iterator[Captures]:
-    """What the other forward passes capture, with the outputs of both projections [R, 2 d] as the site."""
+def _pair_recorded(
+    inner: contextlib.AbstractContextManager[ReadActivations],
+    forward: PairSuffix | PairReference,
+    column_R: torch.Tensor,
+) -> Iterator[ReadActivations]:
+    """What the other forward passes record, with the outputs of both projections [R, 2 d] as the site."""
     attention = forward.model.get_submodule(forward.arch.attention_out.format(forward.layer))
-    row_R = torch.arange(len(column_R), device=column_R.device)
-    found: list[torch.Tensor] = []
+    records: dict[str, torch.Tensor] = {}
 
-    def keep(hidden: torch.Tensor) -> None:
-        found.append(at_least_float32(hidden[row_R.to(hidden.device), column_R.to(hidden.device)].detach()))
+    def both() -> SiteActivations:
+        activations = read()
+        attention_RD = records["attention"].to(activations.outputs_RD.device)
+        return dataclasses.replace(activations, site_RD=torch.cat([attention_RD, activations.outputs_RD], 1))
 
-    def both() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        keys_RF, outputs_RD, _ = read()
-        return keys_RF, outputs_RD, torch.cat([found[0].to(outputs_RD.device), outputs_RD], 1)
-
-    with inner as read, hooks(on_output(attention, keep)):
+    with inner as read, hooks(on_output(attention, record_at(records, "attention", column_R))):
         yield both
 
 
@@ -172,21 +176,24 @@ def _solve(
     """Both offsets of every edit. Halves of offsets [E, 2, d] are the attention's and the MLP's."""
     values = [_initial(forward, edit) for edit in range(num_edits)]
     first_row_E = torch.stack([(forward.batch.edit_R == edit).nonzero()[0, 0] for edit in range(num_edits)])
-    v0_norm_E2 = forward.captured.site_RD[first_row_E].view(num_edits, 2, -1).norm(dim=2)
-    delta_E2D = torch.zeros(num_edits, 2, forward.captured.outputs_RD.shape[1]).to(v0_norm_E2)
+    v0_norm_E2 = forward.activations.site_RD[first_row_E].view(num_edits, 2, -1).norm(dim=2)
+    delta_E2D = torch.zeros(num_edits, 2, forward.activations.outputs_RD.shape[1]).to(v0_norm_E2)
     first_E2D, second_E2D = torch.zeros_like(delta_E2D), torch.zeros_like(delta_E2D)
     edits_E = torch.arange(num_edits, device=delta_E2D.device)
     nll_factor_E = torch.full_like(v0_norm_E2[:, 0], config.nll_factor)
-    original: Original | None = None
+    original: OriginalLogits | None = None
     for step in range(config.num_steps):
         delta_E2D = delta_E2D.detach().requires_grad_(True)
         flat_EW = delta_E2D.flatten(1)
         batch = forward.batch
-        found = likelihoods(forward.readout, forward.states(flat_EW), batch.label_token_L, original, max_logits)
+        hidden_ND = forward.hidden_at_labels(flat_EW)
+        found = vocab_losses(forward.lm_head, hidden_ND, batch.label_token_L, original, max_logits)
         original = found.original  # of the first evaluation
         nll_E, kl_E = mean_over_labels(batch, found.nll_L, flat_EW), found.kl_E.to(flat_EW)
         missed_E = torch.zeros_like(nll_factor_E).index_add(
-            0, batch.edit_R[batch.label_row_L], (found.best_L != batch.label_token_L.to(found.best_L)).to(nll_factor_E)
+            0,
+            batch.edit_R[batch.label_row_L],
+            (found.argmax_L != batch.label_token_L.to(found.argmax_L)).to(nll_factor_E),
         )
         satisfied_E = missed_E == 0  # every target token is the most likely one
         # The norm's gradient at zero is taken as zero, as torch.norm does.
@@ -234,11 +241,11 @@ def _solve(
 def _initial(forward: PairSuffix | PairReference, edit: int) -> PairValue:
     """Keys, outputs and v0 of one edit; its first row is the bare prompt, its last one the KL row."""
     rows = (forward.batch.edit_R == edit).nonzero()[:-1, 0]
-    outputs_ND = forward.captured.outputs_RD[rows]
+    outputs_ND = forward.activations.outputs_RD[rows]
     return PairValue(
         delta_D=torch.zeros_like(outputs_ND[0]),
         v0_D=outputs_ND[0].clone(),
-        keys_NF=forward.captured.keys_RF[rows].clone(),
+        keys_NF=forward.activations.keys_RF[rows].clone(),
         outputs_ND=outputs_ND.clone(),
     )
 

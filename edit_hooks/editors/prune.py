@@ -19,9 +19,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited, parameter_name
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
+from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.utils.errors import EditingError
 
@@ -70,6 +71,13 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
 
     name = "prune"
     config_class = PRUNEConfig
+    contract_settings: ClassVar[Mapping[str, Any]] = {
+        "layers": [0, 1],
+        "base": "memit",
+        "base_settings": MEMIT_CONTRACT_SETTINGS,
+        "log_base": 1.2,
+        "safe": True,
+    }
 
     def __init__(self, overrides: Any = None) -> None:
         super().__init__(overrides)

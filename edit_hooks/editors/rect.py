@@ -20,7 +20,9 @@ base editor is through with all its layers, as in both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
@@ -31,6 +33,7 @@ from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import parameter_name
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.norms import largest_norm_ratio
+from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.tensors import pack_bits
 from edit_hooks.utils.errors import EditingError
 
@@ -53,6 +56,13 @@ class RECT(PostProcessingEditor[RECTConfig]):
 
     name = "rect"
     config_class = RECTConfig
+    # A sparser edit of a matrix this small would hardly act.
+    contract_settings: ClassVar[Mapping[str, Any]] = {
+        "layers": [0, 1],
+        "base": "memit",
+        "base_settings": MEMIT_CONTRACT_SETTINGS,
+        "keep": 0.8,
+    }
 
     def compute(self, job: EditJob[RECTConfig]) -> list[Delta]:
         return [_sparsify(job.model, delta, job.config) for delta in self.base_edits(job)]

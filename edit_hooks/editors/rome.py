@@ -21,9 +21,9 @@ under the published name. The setting ``key_mode`` says which keys are used wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
+    VALUE_CONTRACT_SETTINGS,
     LocateThenEditConfig,
     LocateThenEditEditor,
     check_reach,
@@ -149,3 +150,4 @@ class ROME(RankOneEditor[ROMEConfig]):
     name = "rome"
     config_class = ROMEConfig
     config_folders: tuple[str, ...] = ("rome",)
+    contract_settings: ClassVar[Mapping[str, Any]] = VALUE_CONTRACT_SETTINGS

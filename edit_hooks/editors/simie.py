@@ -20,9 +20,9 @@ tokens, is in the diagnostics. The released files use ROME as the base and lambd
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
+from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import input_device, is_transposed, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input
 from edit_hooks.modeling.tokens import split_continuation
@@ -62,6 +63,12 @@ class SimIE(PostProcessingEditor[SimIEConfig]):
     name = "simie"
     config_class = SimIEConfig
     config_folders = ("simie",)
+    contract_settings: ClassVar[Mapping[str, Any]] = {
+        "layers": [0, 1],
+        "base": "memit",
+        "base_settings": {**MEMIT_CONTRACT_SETTINGS, "fact_token": "last"},
+        "ridge": 0.1,
+    }
 
     def compute(self, job: EditJob[SimIEConfig]) -> list[Delta]:
         with edited(job.model, _negated(job.history)) if job.history else contextlib.nullcontext():

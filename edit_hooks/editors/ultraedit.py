@@ -37,7 +37,7 @@ import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -63,6 +63,7 @@ from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
 from edit_hooks.modeling.sampling import sample_texts
 from edit_hooks.modeling.tensors import weight_norm
 from edit_hooks.modeling.tokens import encode
+from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
 
 ROLES = ("rewrite", "up", "gate")
@@ -200,6 +201,7 @@ class UltraEdit(Editor[UltraEditConfig]):
     config_folders = ("ultraedit",)
     needs_subject = False
     supports_joint = True
+    contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1], "lr": 3e-3}
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         super().__init__(overrides)
@@ -292,12 +294,9 @@ def _rows(model: Any, examples: Sequence[Example]) -> LabeledRows:
 
 def _chunks(examples: Sequence[Example]) -> list[list[int]]:
     """Indices of examples run together, similar lengths side by side."""
-    chunks: list[list[int]] = [[]]
-    for index in sorted(range(len(examples)), key=lambda i: len(examples[i].ids)):
-        if chunks[-1] and (len(chunks[-1]) + 1) * len(examples[index].ids) > MAX_TOKENS:
-            chunks.append([])
-        chunks[-1].append(index)
-    return chunks
+    lengths = [len(example.ids) for example in examples]
+    shortest_first = sorted(range(len(examples)), key=lambda index: lengths[index])
+    return list(token_batches(shortest_first, lengths, MAX_TOKENS))
 
 
 def _capture(

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -132,6 +133,18 @@ class WISE(Editor[WISEConfig]):
     needs_subject = False
     writes = ("hooks",)
     default_depth = 0.85
+    contract_settings: ClassVar[Mapping[str, Any]] = {
+        "layers": [1],
+        "num_steps": 8,
+        "lr": 0.3,
+        "mask_ratio": 0.5,
+        "act_ratio": 0.5,
+        "alpha": 0.5,
+        "beta": 4.0,
+        "gamma": 2.0,
+        "context_templates": ["{}", "The band released. {}"],
+        "loc_prompts": ["The museum in Karsk shows paintings."],
+    }
 
     def fill_sampled_settings(
         self, config: WISEConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

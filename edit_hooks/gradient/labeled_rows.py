@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device
 from edit_hooks.modeling.hooks import forward_replaced, hidden_of, hooks, on_input, select_positions
+from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.utils.errors import EditingError
@@ -88,14 +89,10 @@ def target_example(
 
 def padded(examples: Sequence[Example], device: torch.device) -> LabeledRows:
     """Rows of different length in one batch, padded on the right."""
-    width = max(len(example.ids) for example in examples)
-    ids = torch.zeros(len(examples), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for index, example in enumerate(examples):
-        ids[index, : len(example.ids)], mask[index, : len(example.ids)] = torch.tensor(example.ids), 1
+    ids_RT, mask_RT = right_padded([example.ids for example in examples], device)
     labels = [(row, column, token) for row, example in enumerate(examples) for column, token in example.labels]
     row, column, token = (torch.tensor(part, device=device) for part in zip(*labels, strict=True))
-    return LabeledRows(ids.to(device), mask.to(device), row, column, token)
+    return LabeledRows(ids_RT, mask_RT, row, column, token)
 
 
 def padded_for(model: Any, examples: Sequence[Example]) -> LabeledRows:

@@ -11,6 +11,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.utils.batching import token_batches
 
 
 def run_in_batches(
@@ -45,12 +46,5 @@ def run_in_batches(
 
 def _batches(indices: Iterable[int], lengths: Sequence[int], limits: Limits) -> Iterator[list[int]]:
     """Batches of similar length, longest first, within the limits."""
-    batch: list[int] = []
-    for index in sorted(indices, key=lambda index: (-lengths[index], index)):
-        width = lengths[batch[0]] if batch else lengths[index]
-        if batch and (len(batch) >= limits.max_rows or (len(batch) + 1) * width > limits.max_tokens):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+    longest_first = sorted(indices, key=lambda index: (-lengths[index], index))
+    return token_batches(longest_first, lengths, limits.max_tokens, limits.max_rows)

@@ -1,8 +1,10 @@
-"""Context templates: short texts put before a prompt so that a key does not depend on one position and context.
+"""Context templates: short texts in front of a prompt.
 
-Each template is ``TEXT. {}`` with the filled prompt in the slot; the bare template ``{}`` comes first. The texts are
-sampled from the model itself (top-5, temperature 1) after five seed words. They are part of an edit's identity: drawn
-once per model and seed, kept with the configuration, and replaceable by an explicit list.
+Averaged over templates, a key does not depend on one position and context.
+
+A template is ``TEXT. {}`` with the filled prompt in the slot; the bare template ``{}`` comes first. Texts are sampled
+from the model itself after five seed words. They are part of an edit's identity: drawn once per model and seed, stored
+in the configuration, and replaceable by an explicit list.
 """
 
 from __future__ import annotations
@@ -13,8 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.sampling import SEED_WORDS, _sample
+from edit_hooks.modeling.sampling import SEED_WORDS, sample_after
 from edit_hooks.modeling.tokens import encode, split_template
 from edit_hooks.utils.errors import EditingError, near_misses
 
@@ -25,10 +26,10 @@ class TemplateSet(NamedTuple):
     """A published choice of templates.
 
     Attributes:
-        samples: (length in tokens, samples per seed word) pairs; the length counts BOS and seed word, as the released
-            codes do, unless ``new_tokens`` says that it counts what is drawn only.
+        samples: (length in tokens, samples per seed word) pairs. As in the released codes, the length includes BOS and
+            the seed word, unless ``new_tokens`` is set: then it counts sampled tokens only.
         words: the seed words.
-        seam: what joins a text and the prompt.
+        seam: text between a sampled text and the prompt.
     """
 
     samples: tuple[tuple[int, int], ...]
@@ -47,7 +48,12 @@ TEMPLATE_SETS: dict[str, TemplateSet] = {
 
 
 def check_templates(templates: list[str] | str) -> None:
-    """Refuse unknown set names, templates without exactly one slot, and lists that do not begin with the bare one."""
+    """Check a template set's name, or a list of templates.
+
+    Raises:
+        EditingError: for unknown names, templates without exactly one slot, and lists that do not begin with the bare
+            template.
+    """
     if isinstance(templates, str):
         if templates not in TEMPLATE_SETS:
             raise EditingError(
@@ -62,16 +68,17 @@ def check_templates(templates: list[str] | str) -> None:
 
 
 def sample_templates(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, seed: int) -> list[str]:
-    """Draw a named template set; the same model, seed and device give the same texts, global RNGs are not touched."""
+    """Sample a named template set.
+
+    The same model, seed and device give the same texts.
+    """
     check_templates(name)
-    generator = torch.Generator().manual_seed(seed)
-    chosen = TEMPLATE_SETS[name]
-    wanted = [
-        (word, length + (len(encode(tokenizer, word).ids) if chosen.new_tokens else 0))
-        for length, count in chosen.samples
-        for word in chosen.words
+    templates = TEMPLATE_SETS[name]
+    prompts = [
+        (word, length + (len(encode(tokenizer, word).ids) if templates.new_tokens else 0))
+        for length, count in templates.samples
+        for word in templates.words
         for _ in range(count)
     ]
-    with frozen(model), torch.no_grad():
-        texts = _sample(model, tokenizer, wanted, generator)
-    return [BARE, *(f"{text}{chosen.seam}{{}}" for text in texts)]
+    texts = sample_after(model, tokenizer, prompts, torch.Generator().manual_seed(seed))
+    return [BARE, *(f"{text}{templates.seam}{{}}" for text in texts)]

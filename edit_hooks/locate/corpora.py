@@ -1,4 +1,14 @@
-"""TODO: say what is here."""
+"""Text corpora for second moments: sampled text, files, hub data sets, lists.
+
+A source is one of
+
+- ``self``: text that the model samples at temperature 1 from its start token; nothing has to be downloaded and the
+  statistics fit the model;
+- a path: a ``.txt`` file (documents are separated by empty lines), a ``.jsonl`` file (field ``text``), or a folder of
+  such files;
+- a hub id, ``owner/name`` or ``owner/name/config``, optionally ``@revision``: field ``text`` of the training split;
+- in Python also a list of texts.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +19,10 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.hashing import key_of
 
 SELF = "self"
@@ -23,51 +34,92 @@ TEXT_SUFFIXES = (".txt", ".jsonl")
 SHUFFLE_BUFFER = 10_000
 
 
-# --- sources ---------------------------------------------------------------------------------------------------------
+Source = str | os.PathLike[str] | Sequence[str]
+
+
+class HubDataset(NamedTuple):
+    """A data set on the hub, pinned to a revision.
+
+    Attributes:
+        seed: of the order in which it is read.
+    """
+
+    repository: str
+    config: str | None
+    revision: str
+    seed: int
 
 
 @dataclass(frozen=True)
-class _Corpus:
-    """A source of text: what identifies it, and the documents (``None`` for text the model samples)."""
+class Corpus:
+    """A source of text.
+
+    Attributes:
+        identity: what identifies the text (JSON-able), part of the key of stored second moments.
+        texts: documents of a file, folder or list. hub: the data set of a hub corpus. With neither, the model samples.
+    """
 
     identity: dict[str, Any]
     texts: tuple[str, ...] | None = None
-    hub: tuple[str, str | None, str, int] | None = None
+    hub: HubDataset | None = None
 
     @property
     def is_finite(self) -> bool:
         return self.texts is not None
 
+    @property
+    def is_sampled(self) -> bool:
+        return self.texts is None and self.hub is None
 
-def _corpus(source: str | os.PathLike[str] | Sequence[str], seed: int) -> _Corpus:
-    if isinstance(source, (list, tuple)):
-        return _texts_corpus(list(source))
-    name = os.fspath(source)  # type: ignore[arg-type]
+    def documents(self) -> Iterator[str]:
+        """The documents of a corpus that is not sampled."""
+        if self.texts is not None:
+            return iter(self.texts)
+        assert self.hub is not None
+        return _stream_hub(self.hub)
+
+
+def open_corpus(source: Source, seed: int) -> Corpus:
+    """Read a source, or resolve it on the hub.
+
+    Args:
+        seed: of sampled text, and of the order in which a hub corpus is read.
+
+    Raises:
+        EditingError: for sources that are unknown, unreadable, unreachable or empty.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return _from_texts(source)
+    name = os.fspath(source)
     if name == SELF:
-        return _Corpus({"kind": SELF, "seed": seed})
+        return Corpus({"kind": SELF, "seed": seed})
     path = Path(name).expanduser()
     if path.exists():
-        return _texts_corpus(_read_texts(path))
+        return _from_texts(_read_texts(path))
     if path.suffix in TEXT_SUFFIXES or name.startswith((".", "/", "~")) or not 1 <= name.count("/") <= 2:
         raise EditingError(
             f"second moments come from {name!r}, which is neither a file or folder here, nor 'self', nor a hub id "
             "like wikimedia/wikipedia/20231101.en."
         )
-    return _hub_corpus(name, seed)
+    return _from_hub(name, seed)
 
 
-def _texts_corpus(texts: list[str]) -> _Corpus:
+def _from_texts(texts: Sequence[str]) -> Corpus:
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise EditingError("second moments need text; the given source holds none.")
     digest = hashlib.sha256(json.dumps(texts, ensure_ascii=False).encode()).hexdigest()
-    return _Corpus({"kind": "texts", "documents": len(texts), "sha256": digest}, tuple(texts))
+    return Corpus({"kind": "texts", "documents": len(texts), "sha256": digest}, texts=tuple(texts))
+
+
+def _text_files(path: Path) -> list[Path]:
+    """The file itself, or all text files of a folder."""
+    return sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
 
 
 def _read_texts(path: Path) -> list[str]:
-    files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
     texts: list[str] = []
-    for file in files:
+    for file in _text_files(path):
         try:
             content = file.read_text(encoding="utf-8")
             if file.suffix == ".jsonl":
@@ -79,7 +131,7 @@ def _read_texts(path: Path) -> list[str]:
     return texts
 
 
-def _hub_corpus(name: str, seed: int) -> _Corpus:
+def _from_hub(name: str, seed: int) -> Corpus:
     name, _, revision = name.partition("@")
     owner, _, rest = name.partition("/")
     dataset, _, config = rest.partition("/")
@@ -99,41 +151,44 @@ def _hub_corpus(name: str, seed: int) -> _Corpus:
         "config": config or None,
         "split": "train",
         "revision": sha,
+        "seed": seed,
+        "shuffle_buffer": SHUFFLE_BUFFER,
     }
-    identity |= {"seed": seed, "shuffle_buffer": SHUFFLE_BUFFER}
-    return _Corpus(identity, hub=(repository, config or None, str(sha), seed))
+    return Corpus(identity, hub=HubDataset(repository, config or None, str(sha), seed))
 
 
-def _hub_texts(repository: str, config: str | None, sha: str, seed: int) -> Iterator[str]:
-    """Texts in an order drawn from the seed: shards at random, records through a buffer (dumps begin with old ones)."""
+def _stream_hub(hub: HubDataset) -> Iterator[str]:
+    """Stream texts in an order drawn from the seed.
+
+    Shards are read at random, records through a buffer, because dumps begin with old records.
+    """
     from datasets import load_dataset
 
     try:
-        records = load_dataset(repository, config, split="train", revision=sha, streaming=True)
-        for record in records.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER):
+        records = load_dataset(hub.repository, hub.config, split="train", revision=hub.revision, streaming=True)
+        for record in records.shuffle(seed=hub.seed, buffer_size=SHUFFLE_BUFFER):
             yield str(record["text"])
     except KeyError as error:
-        raise EditingError(f"records of {repository!r} have no field {error}; a corpus needs 'text'.") from None
+        raise EditingError(f"records of {hub.repository!r} have no field {error}; a corpus needs 'text'.") from None
     except Exception as error:
         raise EditingError(
-            f"cannot read the corpus {repository!r} ({type(error).__name__}: {error}). A text file, a folder of them, "
-            "or 'self' need no network."
+            f"cannot read the corpus {hub.repository!r} ({type(error).__name__}: {error}). A text file, a folder of "
+            "them, or 'self' need no network."
         ) from None
 
 
 def digest_of(source: str | os.PathLike[str]) -> str | None:
-    """SHA-256 (hex) over a file or all text files of a folder; ``None`` for what is not on this disk."""
+    """SHA-256 (hex) of a file, or of all text files of a folder.
+
+    ``None`` for a path that does not exist.
+    """
     path = Path(source).expanduser()
     if not path.exists():
         return None
-    files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES) if path.is_dir() else [path]
-    return key_of([[file.name, _file_digest(file, file.stat().st_mtime_ns)] for file in files])
+    return key_of([[file.name, _file_digest(file, file.stat().st_mtime_ns)] for file in _text_files(path)])
 
 
 @functools.lru_cache
-def _file_digest(file: Path, _modified: int) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while part := stream.read(2**24):
-            digest.update(part)
-    return digest.hexdigest()
+def _file_digest(file: Path, _modified_ns: int) -> str:
+    """SHA-256 (hex) of a file, cached until its modification time changes."""
+    return sha256_of(file)

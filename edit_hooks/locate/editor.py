@@ -19,12 +19,12 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
 from edit_hooks.locate.corpora import digest_of
-from edit_hooks.locate.evk_align import EVKAlignSettings, MakeForward, evk_term, log_noise_ratio
+from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise_ratio
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
-from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, TokenBudget, second_moments
+from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment, load_second_moments
-from edit_hooks.locate.value_batch import Site
-from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueProblem, ValueSettings
+from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
+from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -45,8 +45,25 @@ FIRST_TOKEN_WARNING = (
 )
 
 
+# Contract settings of editors that optimize a value: converge quickly on models of a few thousand weights.
+VALUE_CONTRACT_SETTINGS: Mapping[str, Any] = {
+    "layers": [1],
+    "num_steps": 15,
+    "lr": 0.1,
+    "weight_decay": 1e-3,
+    "clamp_factor": 4.0,
+    "kl_factor": 0.0625,
+    "second_moments": None,
+    "context_templates": ["{}", "The band released. {}", "Therefore the train. {}", "You can see. {}"],
+    "early_stop_loss": 0.05,
+    "fact_token": "subject_last",
+}
+# Two layers, so that the second is solved with the first in place; the constraint weighs about as much as one key.
+MEMIT_CONTRACT_SETTINGS: Mapping[str, Any] = {**VALUE_CONTRACT_SETTINGS, "layers": [0, 1], "moment_weight": 1.0}
+
+
 @dataclass(kw_only=True)
-class LocateThenEditConfig(EVKAlignSettings, EditorConfig):
+class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
     """Settings of every editor that optimizes a value at one token and writes it in closed form."""
 
     num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=20)
@@ -140,10 +157,14 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         )
         if not is_text:
             return load_second_moments(source, config.edited_layers, model)
-        budget = TokenBudget(config.moment_tokens, config.moment_length)
-        return second_moments(
-            model, tokenizer, config.edited_layers, source, budget=budget, seed=config.seed, dtype=config.moment_dtype
+        settings = MomentSettings(
+            source,
+            num_tokens=config.moment_tokens,
+            max_length=config.moment_length,
+            seed=config.seed,
+            dtype=config.moment_dtype,
         )
+        return second_moments(model, tokenizer, config.edited_layers, settings)
 
     # -- editing -----------------------------------------------------------------------------------------------------
 

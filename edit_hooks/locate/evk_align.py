@@ -1,4 +1,4 @@
-"""EVK-Align: keep the answers to perturbed versions of the edit prompt.
+"""EVK-Align: preserve the answers to perturbed versions of the edit prompt.
 
 Method of "Beyond Local Edits: Embedding-Virtualized Knowledge for Broader Evaluation and Preservation of Model
 Editing". A plug-in for every editor that optimizes a value at a fact token: ``evk_align: true`` adds to its loss
@@ -9,31 +9,33 @@ Editing". A plug-in for every editor that optimizes a value at a fact token: ``e
 over a few instances x_i per edit. An instance is the edit prompt's input embeddings with Gaussian noise N(0, sigma^2)
 on the tokens of the subject, on those of the relation (all others but the start token), or on all tokens; which of the
 three is drawn at random. The distributions are those of the next token after the prompt, both renormalized over the k
-tokens that are most likely for the original model; k is small in the early evaluations of the loss and larger later.
-The offset is added to an instance at the same site and token as to the edit prompt.
+tokens that the original model finds most likely; k is small in the early evaluations of the loss and larger later. The
+offset is added to an instance at the same site and token as to the edit prompt.
 
-The paper leaves open, and here it is so: the noise is drawn once per edit, from ``seed``, the prompt and nothing else,
-and stays; the second k takes over after half of ``num_steps``; the method's own KL term and weight decay stay; the
-early stop tests the loss without this term, so that lambda = 0 is the plain method. sigma is absolute, as in the paper:
-embeddings of model families differ by an order of magnitude in size, so the ratio of sigma to the standard deviation of
-the embeddings is logged.
+Choices that the paper leaves open: the noise is drawn once per edit from ``seed`` and the prompt, and stays fixed; the
+second k applies after half of ``num_steps``; the method's own KL term and weight decay remain; the early stop tests the
+loss without this term, so that lambda = 0 is the plain method. sigma is absolute, as in the paper. Embeddings of model
+families differ by an order of magnitude in size, so the ratio of sigma to their standard deviation is logged.
+
+Shapes: E edits, R instances of a batch, T tokens, K compared tokens, d embedding width.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import config_field
-from edit_hooks.locate.rows import Row, fact_position
-from edit_hooks.locate.value_batch import Batch
+from edit_hooks.locate.rows import FactToken, Row, fact_position, key_row
+from edit_hooks.locate.value_batch import Batch, MakeForward
 from edit_hooks.modeling.architectures import input_device
+from edit_hooks.modeling.embedding_noise import Drift, drift_positions, gaussian_noise, noise_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.vocab_loss import top_tokens
@@ -43,14 +45,8 @@ from edit_hooks.utils.errors import EditingError
 log = logging.getLogger(__name__)
 
 
-Drift = Literal["subject", "relation", "all"]
-
-
-MakeForward = Callable[[Batch], Any]
-
-
 @dataclass(kw_only=True)
-class EVKAlignSettings:
+class EVKAlignConfig:
     """Settings of EVK-Align, mixed into every locate-then-edit configuration; defaults are the paper's for GPT-2 XL."""
 
     evk_align: bool = config_field("keep the answers to perturbed versions of the prompt (EVK-Align)", default=False)
@@ -77,97 +73,113 @@ class EVKAlignSettings:
             raise EditingError(f"'evk_top_k' is {self.evk_top_k}; two numbers are needed, one per stage.")
 
 
+class EVKSettings(Protocol):
+    """Settings of :class:`EVKAlignConfig` and of the editor it is mixed into."""
+
+    evk_weight: float
+    evk_sigma: float
+    evk_instances: int
+    evk_top_k: list[int]
+    evk_stage: float
+    evk_drifts: list[Drift]
+    seed: int
+    num_steps: int
+    fact_token: FactToken
+
+
 class Instance(NamedTuple):
-    """A perturbed prompt: its row, the drift, and the noise [n, d] on its token embeddings, float64."""
+    """A perturbed prompt: its row, its drift, and the noise [T, d], float64."""
 
     row: Row
-    drift: str
+    drift: Drift
     noise_TD: torch.Tensor
 
 
-def instances(tokenizer: PreTrainedTokenizerBase, request: EditRequest, width: int, config: Any) -> list[Instance]:
-    """The perturbed prompts of one request; the same for the same request, seed and settings, whatever else happens.
+def draw_instances(
+    tokenizer: PreTrainedTokenizerBase, request: EditRequest, width: int, config: EVKSettings
+) -> list[Instance]:
+    """Draw the perturbed prompts of one request.
+
+    They depend on the request, the seed and the settings only.
 
     Args:
         width: size of the input embeddings.
+
+    Raises:
+        EditingError: when the prompt has no token for any of the drifts.
     """
     assert request.subject_span is not None
     encoding = encode(tokenizer, request.text)
-    start, end = request.subject_span
-    last = len(encoding.ids) - 1
-    position = fact_position(encoding, request.subject_span, last + 1, config.fact_token)
-    # The second label of Batch.of, a token to predict, is never read.
-    row = Row(tuple(encoding.ids), position, ((last, 0),), last + 1)
-    words = [i for i, (a, b) in enumerate(encoding.offsets) if a < b]
-    subject = [i for i in words if encoding.offsets[i][0] < end and encoding.offsets[i][1] > start]
-    where = {
-        "subject": subject,
-        "relation": [i for i in words if i not in subject],
-        "all": list(range(last + 1)),
-    }
-    possible = [drift for drift in config.evk_drifts if where[drift]]
+    num_tokens = len(encoding.ids)
+    position = fact_position(encoding, request.subject_span, num_tokens, config.fact_token)
+    # The label marks the position that is read; its token id is not used.
+    row = Row(tuple(encoding.ids), position, ((num_tokens - 1, 0),), num_tokens)
+    positions = drift_positions(encoding, request.subject_span)
+    possible = [drift for drift in config.evk_drifts if positions[drift]]
     if not possible:
         raise EditingError(
             f"case {request.case_id}: prompt {request.text!r} has no token for evk_drifts={config.evk_drifts}."
         )
     digest = hashlib.sha256(f"{config.seed} {request.text} {request.subject_span}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-    drawn = []
+    instances = []
     for _ in range(config.evk_instances):
         drift = possible[int(torch.randint(len(possible), (1,), generator=generator))]
-        noise_TD = torch.zeros(last + 1, width, dtype=torch.float64)
-        fresh_TD = torch.randn(len(where[drift]), width, dtype=torch.float64, generator=generator)
-        noise_TD[where[drift]] = config.evk_sigma * fresh_TD
-        drawn.append(Instance(row, drift, noise_TD))
-    return drawn
+        noise_PD = gaussian_noise((len(positions[drift]), width), config.evk_sigma, generator, torch.float64)
+        instances.append(Instance(row, drift, noise_at(positions[drift], num_tokens, noise_PD)))
+    return instances
 
 
 class EVKTerm:
-    """The term for the edits of one batch (a :class:`edit_hooks.locate.value_optimization.Term`)."""
+    """The EVK-Align term of one batch.
+
+    A :class:`edit_hooks.locate.value_optimization.Term`.
+    """
 
     name = "evk"
 
-    def __init__(self, model: Any, make_forward: MakeForward, drawn: Sequence[Sequence[Instance]], config: Any) -> None:
-        self.model, self.config = model, config
-        device = input_device(model)
-        # A batch wants a row for the method's own KL term; the shortest possible one stands in for it.
-        problems = []
-        for own in drawn:
-            stub = Row(own[0].row.ids[: own[0].row.position + 1], own[0].row.position)
-            problems.append(([instance.row for instance in own], stub))
-        batch = Batch.of(problems, device)
-        noise_RTD = torch.zeros(*batch.ids_RT.shape, drawn[0][0].noise_TD.shape[1], dtype=torch.float64)
-        for index, instance in enumerate(instance for own in drawn for instance in own):
+    def __init__(
+        self, model: Any, make_forward: MakeForward, instances: Sequence[Sequence[Instance]], config: EVKSettings
+    ) -> None:
+        """Compute the original distributions.
+
+        Args:
+            instances: per edit its perturbed prompts.
+        """
+        self.config = config
+        problems = [([instance.row for instance in group], key_row(group[0].row)) for group in instances]
+        batch = Batch.of(problems, input_device(model))
+        noise_RTD = torch.zeros(*batch.ids_RT.shape, instances[0][0].noise_TD.shape[1], dtype=torch.float64)
+        for index, instance in enumerate(instance for group in instances for instance in group):
             noise_RTD[index, : len(instance.noise_TD)] = instance.noise_TD
-        batch.noise_RTD = noise_RTD.to(device, model.get_input_embeddings().weight.dtype)
+        batch.noise_RTD = noise_RTD.to(batch.ids_RT.device, model.get_input_embeddings().weight.dtype)
         with torch.no_grad():
             self.forward = make_forward(batch)
-            site_RD = self.forward.captured.site_RD
-            states_LD = self._states(site_RD.new_zeros(len(drawn), site_RD.shape[1]))
-            self.original_LK, self.token_LK = top_tokens(self.forward.readout, states_LD, max(config.evk_top_k))
+            site_RD = self.forward.activations.site_RD
+            hidden_RD = self._hidden(site_RD.new_zeros(len(instances), site_RD.shape[1]))
+            self.original_RK, self.token_RK = top_tokens(self.forward.lm_head, hidden_RD, max(config.evk_top_k))
 
-    def _states(self, delta_ED: torch.Tensor) -> torch.Tensor:
-        """What the head gets after every instance still running, [L, d]."""
-        return self.forward.states(delta_ED)[: len(self.forward.batch.label_row_L)]
+    def _hidden(self, delta_ED: torch.Tensor) -> torch.Tensor:
+        """Inputs of the head at the last token of every instance still running, [R, d]."""
+        return self.forward.hidden_at_labels(delta_ED)[: len(self.forward.batch.label_row_L)]
 
     def loss(self, delta_ED: torch.Tensor, step: int) -> torch.Tensor:
         """lambda times the mean divergence over an edit's instances, [E]."""
-        late = step >= self.config.evk_stage * self.config.num_steps
-        k = min(self.config.evk_top_k[late], self.token_LK.shape[1])
-        logits_LK = self.forward.readout.logits(self._states(delta_ED), self.token_LK[:, :k])
-        log_q_LK = at_least_float32(logits_LK).log_softmax(1)
-        log_p_LK = self.original_LK[:, :k].log_softmax(1)
-        kl_L = (log_p_LK.exp() * (log_p_LK - log_q_LK)).sum(1).to(delta_ED.device)
-        batch = self.forward.batch
-        total_E = delta_ED.new_zeros(len(delta_ED)).index_add(0, batch.edit_R[batch.label_row_L], kl_L.to(delta_ED))
-        return self.config.evk_weight / self.config.evk_instances * total_E
+        config, batch = self.config, self.forward.batch
+        is_second_stage = step >= config.evk_stage * config.num_steps
+        k = min(config.evk_top_k[is_second_stage], self.token_RK.shape[1])
+        logits_RK = self.forward.lm_head.logits(self._hidden(delta_ED), self.token_RK[:, :k])
+        log_q_RK = at_least_float32(logits_RK).log_softmax(1)
+        log_p_RK = self.original_RK[:, :k].log_softmax(1)
+        kl_R = (log_p_RK.exp() * (log_p_RK - log_q_RK)).sum(1).to(delta_ED)
+        total_E = delta_ED.new_zeros(len(delta_ED)).index_add(0, batch.edit_R[batch.label_row_L], kl_R)
+        return config.evk_weight / config.evk_instances * total_E
 
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
         batch = self.forward.batch
-        keep_R = keep_E[batch.edit_R]
-        keep_L = keep_R[batch.label_row_L].to(self.token_LK.device)
-        self.token_LK, self.original_LK = self.token_LK[keep_L], self.original_LK[keep_L]
+        keep_R = keep_E[batch.edit_R[batch.label_row_L]].to(self.token_RK.device)
+        self.token_RK, self.original_RK = self.token_RK[keep_R], self.original_RK[keep_R]
         self.forward.select(keep_E)
 
 
@@ -175,18 +187,18 @@ def evk_term(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     requests: Sequence[EditRequest],
-    config: Any,
+    config: EVKSettings,
     make_forward: MakeForward,
 ) -> EVKTerm:
     """The EVK-Align term of requests that are solved together."""
-    embedding = model.get_input_embeddings()
-    drawn = [instances(tokenizer, request, embedding.weight.shape[1], config) for request in requests]
-    return EVKTerm(model, make_forward, drawn, config)
+    width = model.get_input_embeddings().weight.shape[1]
+    instances = [draw_instances(tokenizer, request, width, config) for request in requests]
+    return EVKTerm(model, make_forward, instances, config)
 
 
 @torch.no_grad()
 def log_noise_ratio(model: Any, sigma: float) -> None:
-    """Say how large the noise is beside the embeddings it is added to (as the embedding module gives them)."""
+    """Log sigma relative to the standard deviation of the embedding module's outputs."""
     embedding = model.get_input_embeddings()
     count = min(1024, embedding.weight.shape[0])
     sample = at_least_float32(embedding(torch.arange(count, device=embedding.weight.device)))

@@ -1,7 +1,9 @@
-"""Keys, module outputs and hidden states at the fact tokens of many rows, each row under its own edit.
+"""Keys, module outputs and hidden states at the fact tokens of many rows.
 
-Rows are cut after the fact token, because by causality nothing later can matter, and the pass ends after the last block
-that is asked for. Shapes: R rows, d residual width, f MLP width.
+Each row is read under its own edit.
+
+Rows are cut after the fact token, which by causality changes nothing, and the forward pass stops after the last block
+that is read. Shapes: R rows, d residual width, f MLP width.
 """
 
 from __future__ import annotations
@@ -18,28 +20,42 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.locate.rows import Row
 from edit_hooks.modeling.architectures import architecture_of, input_device, unwrapped
-from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
-from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at, stop_after
+from edit_hooks.modeling.kv_cache import right_padded
+from edit_hooks.utils.batching import token_batches
 
 MAX_TOKENS = 2**14
 
 
 @dataclass
-class Reading:
-    """Activations at the fact token of every row.
+class LayerActivations:
+    """Activations at the fact token of every row, by layer, at least float32.
 
     Attributes:
         keys_RF: by layer, input of the rewrite module. outputs_RD: by layer, its output.
-        hidden_RD: output of the last block that was asked for.
+        hidden_RD: output of the last block that was read.
     """
 
     keys_RF: dict[int, torch.Tensor]
     outputs_RD: dict[int, torch.Tensor]
     hidden_RD: torch.Tensor
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[LayerActivations]) -> LayerActivations:
+        """The rows of all parts, one after another."""
+        return cls(
+            keys_RF={layer: torch.cat([part.keys_RF[layer] for part in parts]) for layer in parts[0].keys_RF},
+            outputs_RD={layer: torch.cat([part.outputs_RD[layer] for part in parts]) for layer in parts[0].outputs_RD},
+            hidden_RD=torch.cat([part.hidden_RD for part in parts]),
+        )
 
-class _Enough(Exception):
-    """Ends a forward pass after the last block that matters."""
+    def select(self, rows: torch.Tensor) -> LayerActivations:
+        """The activations of some rows, in the order of ``rows``."""
+        return LayerActivations(
+            keys_RF={layer: keys_RF[rows] for layer, keys_RF in self.keys_RF.items()},
+            outputs_RD={layer: outputs_RD[rows] for layer, outputs_RD in self.outputs_RD.items()},
+            hidden_RD=self.hidden_RD[rows],
+        )
 
 
 @torch.no_grad()
@@ -50,69 +66,45 @@ def read_rows(
     last: int,
     deltas: Sequence[Delta | None] | None = None,
     max_tokens: int = MAX_TOKENS,
-) -> Reading:
+) -> LayerActivations:
     """Read the rewrite modules of ``layers`` and the output of block ``last``.
 
     Args:
-        deltas: the low-rank edit under which each row is read, besides what is patched into the model.
-        max_tokens: bound on the tokens of one forward pass.
+        deltas: per row the low-rank edit it is read under, in addition to what is written into the weights.
+        max_tokens: bound on the tokens of one forward pass, padding included.
     """
     inner = unwrapped(model)
-    parts: list[tuple[list[int], Reading]] = []
+    lengths = [row.position + 1 for row in rows]
+    shortest_first = sorted(range(len(rows)), key=lambda index: lengths[index])
+    parts, order = [], []
     with frozen(inner):
-        for chunk in _chunks(rows, max_tokens):
-            scope = PerRowAdapters(inner, [deltas[i] for i in chunk]) if deltas else contextlib.nullcontext()
-            with scope:
-                parts.append((chunk, _read(inner, [rows[i] for i in chunk], layers, last)))
-    order = torch.tensor([index for chunk, _ in parts for index in chunk]).argsort()
-    return Reading(
-        keys_RF={n: torch.cat([part.keys_RF[n] for _, part in parts])[order] for n in layers},
-        outputs_RD={n: torch.cat([part.outputs_RD[n] for _, part in parts])[order] for n in layers},
-        hidden_RD=torch.cat([part.hidden_RD for _, part in parts])[order],
-    )
+        for batch in token_batches(shortest_first, lengths, max_tokens):
+            adapters = PerRowAdapters(inner, [deltas[i] for i in batch]) if deltas else contextlib.nullcontext()
+            with adapters:
+                parts.append(_read_batch(inner, [rows[i] for i in batch], layers, last))
+            order += batch
+    return LayerActivations.concatenate(parts).select(torch.tensor(order).argsort())
 
 
-def _chunks(rows: Sequence[Row], max_tokens: int) -> list[list[int]]:
-    """Indices of rows read together: similar lengths side by side, padded size within the bound."""
-    chunks: list[list[int]] = [[]]
-    for index in sorted(range(len(rows)), key=lambda i: rows[i].position):
-        if chunks[-1] and (len(chunks[-1]) + 1) * (rows[index].position + 1) > max_tokens:
-            chunks.append([])
-        chunks[-1].append(index)
-    return chunks
-
-
-def _read(model: Any, rows: Sequence[Row], layers: Sequence[int], last: int) -> Reading:
-    arch = architecture_of(model)
-    device = input_device(model)
-    width = max(row.position for row in rows) + 1
-    ids_RT = torch.zeros(len(rows), width, dtype=torch.long)
-    mask_RT = torch.zeros_like(ids_RT)
-    for index, row in enumerate(rows):
-        ids_RT[index, : row.position + 1] = torch.tensor(row.ids[: row.position + 1])
-        mask_RT[index, : row.position + 1] = 1
+def _read_batch(model: Any, rows: Sequence[Row], layers: Sequence[int], last: int) -> LayerActivations:
+    arch, device = architecture_of(model), input_device(model)
+    ids_RT, mask_RT = right_padded([row.ids[: row.position + 1] for row in rows], device)
     position_R = torch.tensor([row.position for row in rows])
-    kept: dict[Any, torch.Tensor] = {}
-
-    def keep(name: Any) -> Any:
-        def read(hidden: torch.Tensor) -> None:
-            kept[name] = at_least_float32(hidden[torch.arange(len(rows)), position_R.to(hidden.device)]).to(device)
-
-        return read
-
-    def stop(_hidden: torch.Tensor) -> None:
-        raise _Enough
-
-    registrations = []
+    keys: dict[int, torch.Tensor] = {}
+    outputs: dict[int, torch.Tensor] = {}
+    hidden: dict[int, torch.Tensor] = {}
+    block = model.get_submodule(arch.block_name(last))
+    registrations = [on_output(block, record_at(hidden, last, position_R))]
     for layer in layers:
         rewrite = model.get_submodule(arch.rewrite_name(layer))
-        registrations += [on_input(rewrite, keep(("key", layer))), on_output(rewrite, keep(("output", layer)))]
-    block = model.get_submodule(arch.block_name(last))
-    registrations += [on_output(block, keep("hidden")), on_output(block, stop)]
-    with hooks(*registrations), contextlib.suppress(_Enough):
-        model(input_ids=ids_RT.to(device), attention_mask=mask_RT.to(device), use_cache=False)
-    return Reading(
-        keys_RF={layer: kept["key", layer] for layer in layers},
-        outputs_RD={layer: kept["output", layer] for layer in layers},
-        hidden_RD=kept["hidden"],
+        registrations += [
+            on_input(rewrite, record_at(keys, layer, position_R)),
+            on_output(rewrite, record_at(outputs, layer, position_R)),
+        ]
+    with hooks(*registrations), stop_after(block):
+        model(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False)
+    return LayerActivations(
+        keys_RF={layer: keys[layer].to(device) for layer in layers},
+        outputs_RD={layer: outputs[layer].to(device) for layer in layers},
+        hidden_RD=hidden[last].to(device),
     )

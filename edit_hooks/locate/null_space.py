@@ -1,4 +1,9 @@
-"""Projectors onto the null space of second moments, kept on disk beside a C that was collected by us."""
+"""Projectors onto the null space of second moments.
+
+They are stored next to the second moment they were derived from.
+
+Shapes: E keys, f key width, r basis vectors.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +27,22 @@ from edit_hooks.utils.hashing import key_of
 log = logging.getLogger(__name__)
 
 
-NEARLY_ALL = 0.99
+DEFAULT_ENERGY = 0.1  # share of trace(C) in the null space
 
 
-DEFAULT_ENERGY = 0.1
+NEARLY_ALL = 0.99  # share of the directions from which a projector counts as nearly the identity
 
 
-PROTECTS_NOTHING = "the projection keeps nearly all directions of the keys, so it protects almost nothing. {way}"
+NOT_IDEMPOTENT = 1e-2  # ||P P - P|| / ||P|| above which a matrix is no projector
 
 
-WRITES_NOTHING = "the projection keeps hardly any direction of the keys, so hardly anything is written. {way}"
+PROTECTS_NOTHING = "the projection keeps nearly all directions of the keys, so it protects almost nothing. {remedy}"
+
+
+WRITES_NOTHING = "the projection keeps hardly any direction of the keys, so hardly anything is written. {remedy}"
 
 
 OTHER_THRESHOLD = "Choose another nullspace_threshold, or none: nullspace_energy then decides, a share of trace(C)."
-
-
-NOT_IDEMPOTENT = 1e-2
 
 
 NO_PROJECTOR = "the given matrix P is no projector: P P differs from P by more than a hundredth."
@@ -48,14 +53,18 @@ OTHER_MATRIX = "Make P from more text or with another threshold."
 
 @dataclass
 class Projector:
-    """P = U U^T on the directions where C is nearly zero, kept as the smaller of two orthonormal bases.
+    """P = U U^T onto the directions where C is nearly zero.
+
+    Stored as the smaller of two orthonormal bases, of the null space or its complement.
+
+    A :class:`~edit_hooks.locate.solve.KeyMetric`.
 
     Attributes:
         basis_FR: columns spanning the null space, or its complement, [f, r].
-        is_complement: P = I - basis basis^T.
+        is_complement: whether P = I - basis basis^T.
         threshold: eigenvalues of C below it count as zero.
         trace: trace(C), the mean squared norm of the keys behind it.
-        moment_warnings: warnings about the C it was made from.
+        moment_warnings: warnings about C.
     """
 
     basis_FR: torch.Tensor
@@ -76,11 +85,15 @@ class Projector:
 
     @property
     def warnings(self) -> list[str]:
-        """What users should be warned of."""
+        """Warnings about C, and about a null space of nearly everything or nothing."""
         return [*self.moment_warnings, *_share_warnings(self.share, OTHER_THRESHOLD)]
 
     def check(self, layer: int) -> None:
-        """Raise EditingError when nothing can be written through this projector."""
+        """Refuse a projector through which nothing can be written.
+
+        Raises:
+            EditingError: when the null space is empty.
+        """
         if self.rank == 0:
             raise EditingError(
                 f"layer {layer}: no eigenvalue of C lies below nullspace_threshold={self.threshold:.3g}, so nothing "
@@ -88,26 +101,29 @@ class Projector:
                 "decides."
             )
 
-    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
-        """P k in the keys' precision."""
+    def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """P k for every key, [E, f], in the keys' precision."""
         basis_FR = self.basis_FR.to(keys_EF)
         inside_EF = (keys_EF @ basis_FR) @ basis_FR.T
         return keys_EF - inside_EF if self.is_complement else inside_EF
 
     def describe(self) -> dict[str, Any]:
-        """What results say about the constraint (JSON-able)."""
+        """The constraint as it appears in results (JSON-able)."""
         return {"constraint": "null_space", "null_space_share": self.share, "nullspace_threshold": self.threshold}
 
 
 @dataclass
-class GivenProjector:
-    """A projector handed in as a matrix; used as it is, whether or not it is idempotent to the last digit."""
+class MatrixProjector:
+    """A projector supplied as a matrix, used unchanged.
+
+    A :class:`~edit_hooks.locate.solve.KeyMetric`.
+    """
 
     matrix_FF: torch.Tensor
     trace: float | None = None
 
-    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
-        """P k in the keys' precision."""
+    def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """P k for every key, [E, f], in the keys' precision."""
         return keys_EF @ self.matrix_FF.to(keys_EF).T
 
     @functools.cached_property
@@ -117,30 +133,39 @@ class GivenProjector:
 
     @functools.cached_property
     def warnings(self) -> list[str]:
-        """What users should be warned of."""
+        """Warnings about the matrix.
+
+        It may keep nearly everything or nearly nothing, or be no projector.
+        """
         matrix_FF = self.matrix_FF.double()
         defect = float((matrix_FF @ matrix_FF - matrix_FF).norm() / matrix_FF.norm())
-        found = _share_warnings(self.share, OTHER_MATRIX)
-        return [*found, NO_PROJECTOR] if defect > NOT_IDEMPOTENT else found
+        warnings = _share_warnings(self.share, OTHER_MATRIX)
+        return [*warnings, NO_PROJECTOR] if defect > NOT_IDEMPOTENT else warnings
 
     def check(self, layer: int) -> None:
-        """Raise EditingError when nothing can be written through this projector."""
+        """Refuse a projector through which nothing can be written.
+
+        Raises:
+            EditingError: when the null space is empty.
+        """
         if float(self.matrix_FF.abs().max()) == 0:
             raise EditingError(f"layer {layer}: the given projector is zero, so nothing can be written. {OTHER_MATRIX}")
 
     def describe(self) -> dict[str, Any]:
-        """What results say about the constraint (JSON-able)."""
+        """The constraint as it appears in results (JSON-able)."""
         return {"constraint": "null_space", "null_space_share": self.share, "nullspace_threshold": None}
 
 
-def _share_warnings(share: float, way: str) -> list[str]:
+def _share_warnings(share: float, remedy: str) -> list[str]:
     if share > NEARLY_ALL:
-        return [PROTECTS_NOTHING.format(way=way)]
-    return [WRITES_NOTHING.format(way=way)] if share < 1 - NEARLY_ALL else []
+        return [PROTECTS_NOTHING.format(remedy=remedy)]
+    return [WRITES_NOTHING.format(remedy=remedy)] if share < 1 - NEARLY_ALL else []
 
 
 def null_space(values_F: torch.Tensor, vectors_FF: torch.Tensor, threshold: float) -> Projector:
-    """Projector onto the eigenvectors of C whose eigenvalue is below ``threshold`` (round-off negatives included).
+    """Projector onto the eigenvectors of C with eigenvalues below ``threshold``.
+
+    Small negative eigenvalues, which are rounding errors, are included.
 
     Args:
         values_F, vectors_FF: eigenvalues in ascending order, and eigenvectors as columns.
@@ -156,36 +181,49 @@ def null_space_of(
 ) -> Projector:
     """Projector onto the directions where C is nearly zero.
 
+    Loaded if it was stored next to C before.
+
     Args:
         threshold: eigenvalues below it count as zero. ``None``: the largest null space that holds at most ``energy`` of
             trace(C).
-        device: where to take the eigenvectors if there is room, for what is not kept yet; on the CPU when absent.
+        device: where to compute the eigenvectors if there is room; the CPU by default.
     """
     assert moment.matrix_FF is not None
-    description = moment.report.get("description")
-    root = Path(moment.report["folder"]) if "folder" in moment.report else None
-    key = {"projector of": description, "threshold": threshold, "energy": None if threshold is not None else energy}
-    path = root / key_of(key)[:2] / f"{key_of(key)}.safetensors" if root else None
-    if path is not None and (found := _load_projector(path, key)):
-        return dataclasses.replace(found, moment_warnings=tuple(moment.warnings))
-    values_F, vectors_FF = _eigh(moment.matrix_FF, device)
+    path: Path | None = None
+    key = {
+        "projector of": moment.report.get("description"),
+        "threshold": threshold,
+        "energy": None if threshold is not None else energy,
+    }
+    if "folder" in moment.report:
+        path = Path(moment.report["folder"]) / key_of(key)[:2] / f"{key_of(key)}.safetensors"
+    projector = _load_projector(path, key) if path is not None else None
+    if projector is None:
+        projector = _compute(moment.matrix_FF, threshold, energy, device)
+        if path is not None:
+            _save_projector(path, key, projector)
+    return dataclasses.replace(projector, moment_warnings=tuple(moment.warnings))
+
+
+def _compute(matrix_FF: torch.Tensor, threshold: float | None, energy: float, device: torch.device | None) -> Projector:
+    values_F, vectors_FF = _eigh(matrix_FF, device)
     if threshold is None:
         below_F = values_F.clamp(min=0).cumsum(0) <= energy * values_F.clamp(min=0).sum()
         rank = int(below_F.sum())
         threshold = float(values_F[min(rank, len(values_F) - 1)])
-    projector = null_space(values_F, vectors_FF, threshold)
-    if path is not None:
-        _save_projector(path, key, projector)
-    return dataclasses.replace(projector, moment_warnings=tuple(moment.warnings))
+    return null_space(values_F, vectors_FF, threshold)
 
 
 def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues (ascending) and eigenvectors in float64, on the CPU; which takes minutes for wide keys."""
-    where = torch.device("cpu")
+    """Eigenvalues (ascending) and eigenvectors, float64 on the CPU.
+
+    Takes minutes for wide keys.
+    """
+    compute_device = torch.device("cpu")
     if device is not None and device.type == "cuda":
-        needed = 5 * 8 * matrix_FF.numel()  # the matrix, its eigenvectors, and what the solver works in
-        where = device if torch.cuda.mem_get_info(device)[0] > needed else where
-    values_F, vectors_FF = torch.linalg.eigh(matrix_FF.to(where).double())
+        num_bytes = 5 * 8 * matrix_FF.numel()  # matrix, eigenvectors, and workspace
+        compute_device = device if torch.cuda.mem_get_info(device)[0] > num_bytes else compute_device
+    values_F, vectors_FF = torch.linalg.eigh(matrix_FF.to(compute_device).double())
     return values_F.cpu(), vectors_FF.cpu()
 
 
@@ -198,14 +236,18 @@ def _save_projector(path: Path, key: dict[str, Any], projector: Projector) -> No
 
 
 def _load_projector(path: Path, key: dict[str, Any]) -> Projector | None:
+    """Load a projector; ``None`` if there is none.
+
+    Damaged files and files with another key are ignored with a warning.
+    """
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata()
             if json.loads(header["key"]) != key:
-                raise EditingError("it was made for something else")
+                raise EditingError("it was computed for something else")
             return Projector(file.get_tensor("basis"), **json.loads(header["projector"]))
-    except Exception as error:  # whatever is wrong with the file: say so, make it again
-        log.warning("cannot use the projector in %s (%s); it is made again.", path, error)
+    except Exception as error:  # any damage: report it and compute the projector again
+        log.warning("cannot use the projector in %s (%s); it is computed again.", path, error)
         return None

@@ -1,4 +1,4 @@
-"""TODO: say what is here."""
+"""Token sequences of an edit, and the token at which it reads and writes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.modeling.tokens import Encoding, _first_reaching_past, encode, join_target, split_template
+from edit_hooks.modeling.tokens import (
+    Encoding,
+    encode,
+    first_token_past,
+    join_target,
+    split_template,
+    tokens_in_span,
+)
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
 FactToken = Literal["subject_last", "subject_first", "subject_first_after_last", "last"]
-
-
-FACT_TOKENS: tuple[str, ...] = ("subject_last", "subject_first", "subject_first_after_last", "last")
 
 
 KL_TEMPLATE = "{} is a"
@@ -22,13 +26,13 @@ KL_TEMPLATE = "{} is a"
 
 @dataclass(frozen=True)
 class Row:
-    """One training or key sequence of an edit.
+    """One token sequence of an edit.
 
     Attributes:
-        ids: token ids fed to the model; for rewriting rows the target without its last token is at the end.
+        ids: token ids fed to the model; a rewriting row ends with the target except for its last token.
         position: index of the fact token, where the value is read and the offset is added.
         labels: (position, token id) pairs: the logits at ``position`` should predict ``token id``.
-        prompt_length: number of leading ids that belong to the prompt (context and specials included).
+        prompt_length: number of leading ids that belong to the prompt (context and special tokens included).
     """
 
     ids: tuple[int, ...]
@@ -46,31 +50,39 @@ def fact_position(encoding: Encoding, span: tuple[int, int], prompt_length: int,
         prompt_length: number of tokens up to the end of the prompt (before any target).
         fact_token: ``subject_last``, ``subject_first``, ``subject_first_after_last`` (the token right after the
             subject; the last subject token if the prompt ends there) or ``last`` (last prompt token).
+
+    Raises:
+        EditingError: when no token covers the subject.
     """
-    inside = [i for i, (start, end) in enumerate(encoding.offsets) if start < span[1] and end > span[0]]
-    if not inside:
+    subject = tokens_in_span(encoding, span)
+    if not subject:
         raise EditingError("no token of the prompt covers the subject; is it made of characters the tokenizer drops?")
     if fact_token == "last":
         return prompt_length - 1
     if fact_token == "subject_first":
-        return inside[0]
+        return subject[0]
     if fact_token == "subject_first_after_last":
-        return min(inside[-1] + 1, prompt_length - 1)
-    return inside[-1]
+        return min(subject[-1] + 1, prompt_length - 1)
+    return subject[-1]
 
 
 def rewriting_row(
     tokenizer: PreTrainedTokenizerBase, request: EditRequest, template: str, fact_token: FactToken = "subject_last"
 ) -> Row:
-    """The sequence ``template(prompt) + " " + target_new`` with the target's tokens as labels (shifted by one).
+    """Encode ``template(prompt) + " " + target_new`` with the target as labels.
+
+    Labels are shifted by one: each target token is predicted from those before it.
 
     Args:
         template: context text with one ``{}`` for the filled prompt, e.g. ``"The train leaves. {}"``.
+
+    Raises:
+        EditingError: when the target or the subject has no token of its own.
     """
     before, after = split_template(template)
     text = before + request.text + after
     encoding = encode(tokenizer, join_target(text, request.target_new))
-    prompt_length = _first_reaching_past(encoding, len(text.rstrip()))
+    prompt_length = first_token_past(encoding, len(text.rstrip()))
     target_ids = encoding.ids[prompt_length:]
     if not target_ids:
         raise EditingError(f"target_new {request.target_new!r} has no token of its own after {text!r}.")
@@ -82,10 +94,22 @@ def rewriting_row(
 
 
 def kl_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, fact_token: FactToken = "subject_last") -> Row:
-    """The sequence ``"SUBJECT is a"`` whose next-token distribution at the fact token is to be kept."""
+    """Encode ``"SUBJECT is a"``, the row of the KL term.
+
+    The term preserves the next-token distribution at the fact token.
+    """
     assert request.subject is not None
     before, after = split_template(KL_TEMPLATE)
     encoding = encode(tokenizer, before + request.subject + after)
     span = (len(before), len(before) + len(request.subject))
     position = fact_position(encoding, span, len(encoding.ids), fact_token)
     return Row(tuple(encoding.ids), position, (), len(encoding.ids))
+
+
+def key_row(row: Row) -> Row:
+    """A row cut after its fact token, without labels.
+
+    It has the same key and value at the fact token. A :class:`~edit_hooks.locate.value_batch.Batch` needs a KL row for
+    every edit; loss terms without a KL term of their own pass this shortest possible one.
+    """
+    return Row(row.ids[: row.position + 1], row.position)

@@ -1,28 +1,22 @@
-"""Second moments of keys, C_l = E[k k^T]: collected from text, described in full, kept on disk.
-
-Where the text comes from (``source``):
-
-- ``self``: text the model writes itself, sampled at temperature 1 from its start token, so that nothing has to be
-  downloaded and the statistics fit the model;
-- a path: a ``.txt`` file (documents are separated by empty lines), a ``.jsonl`` file (field ``text``), or a folder of
-  such files;
-- a hub id, ``owner/name`` or ``owner/name/config``, optionally ``@revision``: field ``text`` of the training split;
-- in Python also a list of texts (collected each time, nothing is kept on disk).
+"""Second moments of keys, C_l = E[k k^T]: collection and storage.
 
 A key is the input of the rewrite module at any token that is not padding; C is their plain, uncentered mean. Sums run
-in float64, the result is kept in float32. Every layer's matrix lies in its own file with the complete description of
-how it came about beside it, and is read only for exactly that description.
+in float64. Every layer's matrix is stored in its own file beside a manifest that describes how it was collected, and is
+loaded only for exactly that description. Sources of text are those of :mod:`edit_hooks.locate.corpora`.
+
+Shapes: R rows, T tokens, f key width.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,12 +26,15 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.locate.corpora import _Corpus, _corpus, _hub_texts
+from edit_hooks.locate.corpora import Corpus, Source, open_corpus
 from edit_hooks.locate.solve import SecondMoment
-from edit_hooks.modeling.architectures import architecture_of, input_device, map_shape, unwrapped
+from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, map_shape, unwrapped
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.hooks import frozen, hooks, on_input
+from edit_hooks.modeling.kv_cache import right_padded
+from edit_hooks.modeling.sampling import sample_documents
 from edit_hooks.modeling.tokens import encode
+from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, replacing, write_atomically
 from edit_hooks.utils.hashing import key_of
@@ -57,30 +54,37 @@ TOKENS_PER_DIMENSION = 4
 MAX_LENGTH = 256
 
 
-BATCH_TOKENS = 2**13
+BATCH_TOKENS, BLOCK_DOCUMENTS = 2**13, 256  # documents are sorted by length within a block
 
 
-SAMPLED_ROWS, SHORTEST_TEXT = 64, 64
+SAMPLED_ROWS, SHORTEST_SAMPLE = 64, 64
 
 
-EXACT_CONDITION_UP_TO = 4096
+EXACT_CONDITION_UP_TO = 4096  # key width; beyond, eigenvalues take minutes
 
 
 POWER_STEPS = 50
 
 
 @dataclass(frozen=True)
-class TokenBudget:
-    """How much text is used.
+class MomentSettings:
+    """Text that second moments are collected from, and their precision.
 
     Attributes:
-        num_tokens: stop after so many tokens; ``None`` takes four per dimension of the keys (``self`` and hub corpora)
-            or everything (files and lists).
-        max_length: documents are cut after so many tokens.
+        source: ``self``, a path, a hub id or a list of texts (see :mod:`edit_hooks.locate.corpora`).
+        num_tokens: number of tokens; ``None`` takes four per dimension of the keys (``self`` and hub corpora) or
+            everything (files and lists).
+        max_length: tokens after which a document is cut.
+        seed: of the sampled text (``self``), and of the order in which a hub corpus is read.
+        dtype: precision in which the matrices are stored.
     """
 
+    source: Source
+    _: KW_ONLY
     num_tokens: int | None = None
     max_length: int = MAX_LENGTH
+    seed: int = 0
+    dtype: MomentDtype = "float32"
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "max_length"):
@@ -93,141 +97,157 @@ def second_moments(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     layers: Sequence[int],
-    source: str | os.PathLike[str] | Sequence[str],
+    settings: MomentSettings,
     *,
-    budget: TokenBudget | None = None,
-    seed: int = 0,
-    dtype: MomentDtype = "float32",
     folder: str | os.PathLike[str] | None = None,
     quiet: bool = False,
 ) -> dict[int, SecondMoment]:
-    """C of every layer: from disk where it was collected before, else collected now (all missing layers in one pass).
+    """Load or collect C of every layer.
+
+    All layers that were not stored before are collected in one pass.
 
     Args:
-        source: see the module's description.
-        seed: seed of the sampled text (``self``) and of the order in which a hub corpus is read.
-        dtype: precision in which the matrices are kept; sums run in float64.
-        folder: where matrices are kept; ``<cache>/stats`` unless given (for a list of texts: nowhere).
+        folder: where matrices are stored; ``<cache>/stats`` by default, and nowhere for a list of texts.
 
     Raises:
-        EditingError: when the source cannot be read or holds no text.
+        EditingError: when the source cannot be read or contains no text.
     """
     inner = unwrapped(model)
-    corpus = _corpus(source, seed)
-    budget = _filled(inner, corpus, budget or TokenBudget(), layers)
+    corpus = open_corpus(settings.source, settings.seed)
+    settings = _with_default_budget(settings, inner, corpus, layers)
     root: Path | None = Path(folder) if folder is not None else cache_root() / "stats"
-    if folder is None and isinstance(source, (list, tuple)):
+    if folder is None and not isinstance(settings.source, (str, os.PathLike)):
         root = None
-    fingerprint = model_fingerprint(inner) if root else ""
-    descriptions = {
-        layer: _description(inner, tokenizer, fingerprint, layer, corpus, budget, dtype) for layer in layers
-    }
-    found = {layer: _load(root, description) if root else None for layer, description in descriptions.items()}
-    missing = [layer for layer, moment in found.items() if moment is None]
+    descriptions = _describe(inner, tokenizer, layers, corpus, settings, model_fingerprint(inner) if root else "")
+    moments: dict[int, SecondMoment] = {}
+    for layer, description in descriptions.items():
+        stored = _load(root, description) if root else None
+        if stored is not None:
+            moments[layer] = stored
+    missing = [layer for layer in layers if layer not in moments]
     if missing:
-        matrices, facts = _collect(inner, tokenizer, missing, corpus, budget, seed, quiet)
-        for layer, sum_FF in matrices.items():
-            report = {**facts, "width": len(sum_FF), **_condition(sum_FF)}
-            report["warnings"] = _warnings(report, budget)
-            _say(layer, report)
-            matrix_FF = sum_FF.to(getattr(torch, dtype))
+        matrices, report = _collect(inner, tokenizer, missing, corpus, settings, quiet)
+        for layer, matrix_FF in matrices.items():
+            moments[layer] = _make_moment(layer, matrix_FF, descriptions[layer], report, settings)
             if root:
-                _save(root, descriptions[layer], matrix_FF, report)
-            found[layer] = SecondMoment(matrix_FF, {"description": descriptions[layer], **report})
-    if root:
-        for moment in found.values():
-            moment.report["folder"] = str(root)  # type: ignore[union-attr]
-    return {layer: found[layer] for layer in layers}  # type: ignore[misc]
+                _save(root, moments[layer])
+    for moment in moments.values() if root else ():
+        moment.report["folder"] = str(root)  # projectors are stored beside the matrix
+    return {layer: moments[layer] for layer in layers}
+
+
+def _with_default_budget(
+    settings: MomentSettings, model: nn.Module, corpus: Corpus, layers: Sequence[int]
+) -> MomentSettings:
+    """The settings with an explicit number of tokens, unless everything is read."""
+    if settings.num_tokens is not None or corpus.is_finite:
+        return settings
+    width = max(map_shape(model.get_submodule(architecture_of(model).rewrite_name(layer)))[1] for layer in layers)
+    return dataclasses.replace(settings, num_tokens=TOKENS_PER_DIMENSION * width)
+
+
+def _make_moment(
+    layer: int,
+    matrix_FF: torch.Tensor,
+    description: dict[str, Any],
+    report: dict[str, Any],
+    settings: MomentSettings,
+) -> SecondMoment:
+    """Round a second moment to its stored precision and report on it."""
+    report = {**report, "width": len(matrix_FF), **_condition(matrix_FF)}
+    report["warnings"] = _collect_warnings(report, settings)
+    _log_report(layer, report)
+    return SecondMoment(matrix_FF.to(getattr(torch, settings.dtype)), {"description": description, **report})
 
 
 # --- token batches ---------------------------------------------------------------------------------------------------
 
 
-def _filled(model: nn.Module, corpus: _Corpus, budget: TokenBudget, layers: Sequence[int]) -> TokenBudget:
-    """The budget with its default made explicit."""
-    if budget.num_tokens is not None or corpus.is_finite:
-        return budget
-    width = max(map_shape(model.get_submodule(architecture_of(model).rewrite_name(layer)))[1] for layer in layers)
-    return TokenBudget(TOKENS_PER_DIMENSION * width, budget.max_length)
-
-
-def _documents(
+def _read_documents(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
-    corpus: _Corpus,
-    budget: TokenBudget,
-    seed: int,
+    corpus: Corpus,
+    settings: MomentSettings,
     progress: Callable[[int], object],
 ) -> Iterator[list[int]]:
-    """Token ids of document after document, cut to length and to the token budget.
+    """Token ids of the documents, cut to the length limit and the token budget.
 
     Args:
-        progress: called with numbers of tokens; while they are sampled, which takes longer than reading their keys.
+        progress: called with numbers of tokens; during sampling, which takes longer than reading the keys.
     """
-    is_sampled = corpus.texts is None and corpus.hub is None
-    if not is_sampled:
-        texts: Iterator[str] = iter(corpus.texts) if corpus.texts is not None else _hub_texts(*corpus.hub)  # type: ignore[misc]
-        documents: Iterator[list[int]] = (encode(tokenizer, text).ids[: budget.max_length] for text in texts)
+    if corpus.is_sampled:
+        documents = _sample(model, tokenizer, settings, progress)
     else:
-        documents = _sampled(model, tokenizer, budget, seed, progress)
-    left = budget.num_tokens
+        documents = (encode(tokenizer, text).ids[: settings.max_length] for text in corpus.documents())
+    tokens_left = settings.num_tokens
     for ids in documents:
-        if left is not None and len(ids) > left:
-            ids = ids[:left]
+        if tokens_left is not None and len(ids) > tokens_left:
+            ids = ids[:tokens_left]
         if ids:
             yield ids
-            if not is_sampled:
+            if not corpus.is_sampled:
                 progress(len(ids))
-        if left is not None:
-            left -= len(ids)
-            if left <= 0:
+        if tokens_left is not None:
+            tokens_left -= len(ids)
+            if tokens_left <= 0:
                 return
 
 
-def _sampled(
-    model: Any, tokenizer: PreTrainedTokenizerBase, budget: TokenBudget, seed: int, progress: Callable[[int], object]
+def _sample(
+    model: Any, tokenizer: PreTrainedTokenizerBase, settings: MomentSettings, progress: Callable[[int], object]
 ) -> Iterator[list[int]]:
-    """Texts the model writes from its start token at temperature 1, without ever stopping; the global RNG is kept."""
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    if start is None:
-        start = encode(tokenizer, "The").ids[0]
-    device = input_device(model)
-    generator = torch.Generator().manual_seed(seed)
-    specials = sorted(set(tokenizer.all_special_ids))
-    limit = getattr(model.config, "max_position_embeddings", None) or budget.max_length
-    length = min(budget.max_length, limit)
-    rows = SAMPLED_ROWS
-    if budget.num_tokens is not None:  # wide batches of shorter texts rather than narrow ones of long texts
-        length = min(length, max(SHORTEST_TEXT, -(-budget.num_tokens // rows)))
-        rows = max(1, min(rows, -(-budget.num_tokens // length)))
-    while True:
-        ids_RT = torch.full((rows, 1), start, dtype=torch.long)
-        cache = None
-        while ids_RT.shape[1] < length:
-            fed = (ids_RT if cache is None else ids_RT[:, -1:]).to(device)
-            output = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = output.past_key_values
-            logits = output.logits[:, -1].float().cpu()
-            logits[:, specials] = -torch.inf
-            ids_RT = torch.cat([ids_RT, torch.multinomial(logits.softmax(1), 1, generator=generator)], 1)
-            progress(rows)
-        yield from ids_RT.tolist()
+    """Sample documents without end.
+
+    Batches are wide and their texts short, rather than narrow with long texts.
+    """
+    assert settings.num_tokens is not None
+    longest = min(settings.max_length, getattr(model.config, "max_position_embeddings", None) or settings.max_length)
+    length = min(longest, max(SHORTEST_SAMPLE, -(-settings.num_tokens // SAMPLED_ROWS)))
+    num_rows = max(1, min(SAMPLED_ROWS, -(-settings.num_tokens // length)))
+    generator = torch.Generator().manual_seed(settings.seed)
+    return sample_documents(model, tokenizer, num_rows, length, generator, progress)
 
 
-def _batches(documents: Iterator[list[int]]) -> Iterator[list[list[int]]]:
-    """Documents of similar length side by side, about ``BATCH_TOKENS`` padded tokens at a time."""
-    while block := list(itertools.islice(documents, 256)):
+def _batch_documents(documents: Iterator[list[int]]) -> Iterator[list[list[int]]]:
+    """Batches of similar length, about ``BATCH_TOKENS`` padded tokens each."""
+    while block := list(itertools.islice(documents, BLOCK_DOCUMENTS)):
         block.sort(key=len)
-        batch: list[list[int]] = []
-        for ids in block:
-            if batch and (len(batch) + 1) * len(ids) > BATCH_TOKENS:
-                yield batch
-                batch = []
-            batch.append(ids)
-        yield batch
+        lengths = [len(ids) for ids in block]
+        for batch in token_batches(range(len(block)), lengths, BATCH_TOKENS):
+            yield [block[index] for index in batch]
 
 
 # --- collection ------------------------------------------------------------------------------------------------------
+
+
+class _KeySums:
+    """Sums of k k^T over all tokens read so far, float64, by layer."""
+
+    def __init__(self, model: Any, layers: Sequence[int]) -> None:
+        self.model, self.layers = model, layers
+        self.sum_FF: dict[int, torch.Tensor] = {}
+        self.num_tokens = self.num_documents = 0
+
+    def add(self, batch: Sequence[Sequence[int]]) -> None:
+        """Run a batch of documents and add its keys."""
+        ids_RT, mask_RT = right_padded(batch, input_device(self.model))
+        rewrite_name, submodule = architecture_of(self.model).rewrite_name, self.model.get_submodule
+        with hooks(*(on_input(submodule(rewrite_name(n)), self._reader(n, mask_RT.bool())) for n in self.layers)):
+            decoder_of(self.model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False)
+        self.num_tokens += sum(map(len, batch))
+        self.num_documents += len(batch)
+
+    def _reader(self, layer: int, is_token_RT: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        def read(hidden_RTF: torch.Tensor) -> None:
+            keys_NF = hidden_RTF[is_token_RT.to(hidden_RTF.device)].double()
+            product_FF = keys_NF.T @ keys_NF
+            self.sum_FF[layer] = self.sum_FF[layer].add_(product_FF) if layer in self.sum_FF else product_FF
+
+        return read
+
+    def means(self) -> dict[int, torch.Tensor]:
+        """C by layer, float64 on the CPU."""
+        return {layer: (sum_FF / self.num_tokens).cpu() for layer, sum_FF in self.sum_FF.items()}
 
 
 @torch.inference_mode(False)
@@ -236,93 +256,76 @@ def _collect(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     layers: Sequence[int],
-    corpus: _Corpus,
-    budget: TokenBudget,
-    seed: int,
+    corpus: Corpus,
+    settings: MomentSettings,
     quiet: bool,
 ) -> tuple[dict[int, torch.Tensor], dict[str, Any]]:
-    """C in float64 and what the collection can say about itself."""
-    arch = architecture_of(model)
-    sums: dict[int, torch.Tensor] = {}
-    num_tokens = num_documents = 0
-    began = time.perf_counter()
-    mask_RT = torch.zeros(0)
-
-    def accumulate(layer: int) -> Any:
-        def read(hidden: torch.Tensor) -> None:
-            keys_TF = hidden[mask_RT.to(hidden.device)].double()
-            product_FF = keys_TF.T @ keys_TF
-            sums[layer] = sums[layer].add_(product_FF) if layer in sums else product_FF
-
-        return read
-
-    registrations = [on_input(model.get_submodule(arch.rewrite_name(n)), accumulate(n)) for n in layers]
-    decoder = getattr(model, model.base_model_prefix)
-    device = input_device(model)
-    total = budget.num_tokens
-    with frozen(model), tqdm(total=total, desc="Collecting second moments", unit="token", disable=quiet) as bar:
-        for batch in _batches(_documents(model, tokenizer, corpus, budget, seed, bar.update)):
-            width = max(map(len, batch))
-            ids_RT = torch.tensor([ids + [0] * (width - len(ids)) for ids in batch])
-            mask_RT = torch.tensor([[True] * len(ids) + [False] * (width - len(ids)) for ids in batch])
-            with hooks(*registrations):
-                decoder(input_ids=ids_RT.to(device), attention_mask=mask_RT.long().to(device), use_cache=False)
-            num_tokens += int(mask_RT.sum())
-            num_documents += len(batch)
-    if not num_tokens:
+    """C in float64 by layer, and a report on the collection."""
+    start = time.perf_counter()
+    sums = _KeySums(model, layers)
+    bar = tqdm(total=settings.num_tokens, desc="Collecting second moments", unit="token", disable=quiet)
+    with frozen(model), bar:
+        for batch in _batch_documents(_read_documents(model, tokenizer, corpus, settings, bar.update)):
+            sums.add(batch)
+    if not sums.num_tokens:
         raise EditingError("second moments need text; the given source gave no token.")
-    facts = {
-        "num_tokens": num_tokens,
-        "num_documents": num_documents,
+    report = {
+        "num_tokens": sums.num_tokens,
+        "num_documents": sums.num_documents,
         "model_name": str(getattr(model.config, "_name_or_path", "") or ""),
-        "seconds": round(time.perf_counter() - began, 2),
+        "seconds": round(time.perf_counter() - start, 2),
         "torch": torch.__version__,
     }
-    return {layer: (total_FF / num_tokens).cpu() for layer, total_FF in sums.items()}, facts
+    return sums.means(), report
 
 
 def _condition(matrix_FF: torch.Tensor) -> dict[str, Any]:
-    """Trace, largest and smallest eigenvalue and condition number; by power iteration for large matrices."""
+    """Trace, extreme eigenvalues and condition number.
+
+    Large matrices use power iteration.
+    """
     width = len(matrix_FF)
     trace = float(matrix_FF.diagonal().sum())
     if width <= EXACT_CONDITION_UP_TO:
         values = torch.linalg.eigvalsh(matrix_FF)
         smallest, largest = float(values[0]), float(values[-1])
     else:
-        largest = _largest(lambda x: matrix_FF @ x, width)
+        largest = _largest_eigenvalue(lambda x: matrix_FF @ x, width)
         factor_FF, info = torch.linalg.cholesky_ex(matrix_FF)
         smallest = 0.0
         if not int(info):
-            smallest = 1 / _largest(lambda x: torch.cholesky_solve(x[:, None], factor_FF)[:, 0], width)
+            smallest = 1 / _largest_eigenvalue(lambda x: torch.cholesky_solve(x[:, None], factor_FF)[:, 0], width)
     condition = largest / smallest if smallest > 0 else None
     return {"trace": trace, "largest_eigenvalue": largest, "smallest_eigenvalue": smallest, "condition": condition}
 
 
-def _largest(apply: Any, width: int) -> float:
+def _largest_eigenvalue(multiply: Callable[[torch.Tensor], torch.Tensor], width: int) -> float:
+    """Largest eigenvalue of a positive definite map, by power iteration."""
     vector_F = torch.ones(width, dtype=torch.float64) / width**0.5
     value = 0.0
     for _ in range(POWER_STEPS):
-        vector_F = apply(vector_F)
+        vector_F = multiply(vector_F)
         value = float(vector_F.norm())
         vector_F = vector_F / value
     return value
 
 
-def _warnings(report: dict[str, Any], budget: TokenBudget) -> list[str]:
-    """What is to be said about a matrix that comes from too little text."""
-    count, width, found = report["num_tokens"], report["width"], []
+def _collect_warnings(report: dict[str, Any], settings: MomentSettings) -> list[str]:
+    """Warnings about a matrix that comes from too little text."""
+    count, width, warnings = report["num_tokens"], report["width"], []
     if count < 2 * width:
-        found.append(
+        warnings.append(
             f"the second moment comes from {count} tokens, fewer than twice the keys' width {width}; edits constrained "
             "by it may be poor. Give more text or a larger token budget."
         )
-    if budget.num_tokens is not None and count < budget.num_tokens:
-        asked = budget.num_tokens
-        found.append(f"the text behind the second moment ended after {count} of the {asked} tokens asked for.")
-    return found
+    if settings.num_tokens is not None and count < settings.num_tokens:
+        warnings.append(
+            f"the text behind the second moment ended after {count} of the {settings.num_tokens} tokens asked for."
+        )
+    return warnings
 
 
-def _say(layer: int, report: dict[str, Any]) -> None:
+def _log_report(layer: int, report: dict[str, Any]) -> None:
     condition = "singular" if report["condition"] is None else f"condition number {report['condition']:.1e}"
     tokens, width = report["num_tokens"], report["width"]
     log.info("layer %d: second moment of %d keys of width %d, %s.", layer, tokens, width, condition)
@@ -333,44 +336,64 @@ def _say(layer: int, report: dict[str, Any]) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def _description(
+def _describe(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
+    layers: Sequence[int],
+    corpus: Corpus,
+    settings: MomentSettings,
     fingerprint: str,
-    layer: int,
-    corpus: _Corpus,
-    budget: TokenBudget,
-    dtype: MomentDtype,
-) -> dict[str, Any]:
-    """Everything that alters the matrix."""
+) -> dict[int, dict[str, Any]]:
+    """Everything that determines the matrix, by layer (JSON-able).
+
+    It is the key of the file.
+
+    Args:
+        fingerprint: of the model's weights.
+    """
+    tokenizer_key = key_of([len(tokenizer), encode(tokenizer, " A test: naïve 東京 1234\n\n  x").ids])
     return {
-        "format": FORMAT,
-        "model": fingerprint,
-        "module": architecture_of(model).rewrite_name(layer),
-        "layer": layer,
-        "corpus": corpus.identity,
-        "num_tokens": budget.num_tokens,
-        "max_length": budget.max_length,
-        "tokenizer": key_of([len(tokenizer), encode(tokenizer, " A test: naïve 東京 1234\n\n  x").ids]),
-        "dtype": dtype,
+        layer: {
+            "format": FORMAT,
+            "model": fingerprint,
+            "module": architecture_of(model).rewrite_name(layer),
+            "layer": layer,
+            "corpus": corpus.identity,
+            "num_tokens": settings.num_tokens,
+            "max_length": settings.max_length,
+            "tokenizer": tokenizer_key,
+            "dtype": settings.dtype,
+        }
+        for layer in layers
     }
 
 
 def _paths(root: Path, description: dict[str, Any]) -> tuple[Path, Path]:
+    """Files of the matrix and of its manifest."""
     stem = root / key_of(description)[:2] / key_of(description)
     return stem.with_suffix(".safetensors"), stem.with_suffix(".json")
 
 
-def _save(root: Path, description: dict[str, Any], matrix_FF: torch.Tensor, report: dict[str, Any]) -> None:
-    """Matrix first, manifest last: a matrix without its manifest does not exist for readers."""
+def _save(root: Path, moment: SecondMoment) -> None:
+    """Write the matrix, then the manifest.
+
+    Readers ignore a matrix without its manifest.
+    """
+    description = moment.report["description"]
+    report = {name: value for name, value in moment.report.items() if name != "description"}
+    assert moment.matrix_FF is not None
     tensors, manifest = _paths(root, description)
     tensors.parent.mkdir(parents=True, exist_ok=True)
     with replacing(tensors) as temporary:
-        save_file({f"layer{description['layer']}": matrix_FF.contiguous()}, temporary)
+        save_file({f"layer{description['layer']}": moment.matrix_FF.contiguous()}, temporary)
     write_atomically(manifest, json.dumps({"description": description, "report": report}, indent=2) + "\n")
 
 
 def _load(root: Path, description: dict[str, Any]) -> SecondMoment | None:
+    """Load a matrix; ``None`` if there is none.
+
+    Damaged files and files with another description are ignored with a warning.
+    """
     tensors, manifest = _paths(root, description)
     if not manifest.exists():
         return None
@@ -379,7 +402,7 @@ def _load(root: Path, description: dict[str, Any]) -> SecondMoment | None:
         if record["description"] != description:
             raise EditingError("it was collected for something else")
         (matrix_FF,) = load_file(tensors).values()
-    except Exception as error:  # whatever is wrong with the file: say so, collect again
+    except Exception as error:  # any damage: report it and collect again
         log.warning("cannot use the second moment in %s (%s); it is collected again.", tensors, error)
         return None
     return SecondMoment(matrix_FF, {"description": description, **record["report"]})

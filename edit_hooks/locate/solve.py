@@ -1,11 +1,14 @@
-"""Second moments of keys and the linear solves with them."""
+"""Second moments of keys, and the linear solves of the closed-form updates.
+
+Shapes: E or U keys, f key width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -14,16 +17,37 @@ from torch import nn
 from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped
 from edit_hooks.utils.errors import EditingError
 
-RELATIVE_RIDGE = 1e-8
+RELATIVE_RIDGE = 1e-8  # of the mean eigenvalue
+
+
+class KeyMetric(Protocol):
+    """A positive semi-definite map M on keys: the constraint of an update.
+
+    It decides how far an update reaches beyond the edited keys.
+
+    C^-1 for MEMIT, (lambda C + nu I)^-1 for EMMET, the null-space projector for AlphaEdit.
+    """
+
+    @property
+    def warnings(self) -> list[str]:
+        """Reasons why edits under this constraint may be poor, for users."""
+
+    def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """M k for every key, [E, f]."""
+
+    def describe(self) -> dict[str, Any]:
+        """The constraint as it appears in results (JSON-able)."""
 
 
 @dataclass
 class SecondMoment:
-    """C = E[k k^T] of a layer's keys, or the identity when none is given.
+    """C = E[k k^T] of a layer's keys, or the identity.
+
+    As a :class:`KeyMetric` it is C^-1.
 
     Attributes:
-        matrix_FF: C, shape [f, f]; ``None`` for the identity.
-        report: where C comes from (JSON-able), as the collection wrote it down; empty when unknown.
+        matrix_FF: C, [f, f]; ``None`` for the identity.
+        report: where C comes from (JSON-able), as its collection recorded it; empty when unknown.
     """
 
     matrix_FF: torch.Tensor | None
@@ -33,20 +57,20 @@ class SecondMoment:
 
     @property
     def kind(self) -> str:
-        """``"identity"`` or ``"second_moment"``; results name the constraint an edit was made under."""
+        """``"identity"`` or ``"second_moment"``; results name the constraint of an edit."""
         return "identity" if self.matrix_FF is None else "second_moment"
 
     @property
     def warnings(self) -> list[str]:
-        """What users of this C should be warned of: from its collection, and from the solves made with it so far."""
+        """Warnings of the collection of C, and of the solves made with it so far."""
         return [*self.report.get("warnings", []), *self._warnings]
 
-    def solve(self, keys_EF: torch.Tensor, precision: str) -> torch.Tensor:
-        """C^-1 k for every key, shape [E, f].
+    def solve(self, keys_EF: torch.Tensor, precision: Literal["float32", "float64"]) -> torch.Tensor:
+        """C^-1 k for every key, [E, f].
 
         Args:
-            precision: ``"float64"`` uses a Cholesky factor, with a small ridge (recorded) if C is singular without it;
-                ``"float32"`` takes the plain inverse in the keys' precision, as the released ROME does.
+            precision: ``"float64"`` uses a Cholesky factor, with a small ridge (and a warning) if C is singular;
+                ``"float32"`` multiplies by the plain inverse in the keys' precision, as the released ROME does.
 
         Raises:
             EditingError: when C is not positive definite (``"float64"``) or has no inverse (``"float32"``).
@@ -62,30 +86,31 @@ class SecondMoment:
                 )
             return keys_EF @ inverse_FF.T
         if self._factor_FF is None:
-            # Kept in main memory: one such factor per layer would crowd an accelerator.
-            self._factor_FF, ridge = _cholesky(self.matrix_FF.to(keys_EF.device).double())
-            self._factor_FF = self._factor_FF.cpu()
+            factor_FF, ridge = _cholesky(self.matrix_FF.to(keys_EF.device).double())
+            self._factor_FF = factor_FF.cpu()  # in main memory: one factor per layer would crowd an accelerator
             if ridge:
                 self._warnings.append(
                     f"the second moment C is singular to working precision; a ridge of {ridge:.1e} is added to it."
                 )
         return torch.cholesky_solve(keys_EF.double().T, self._factor_FF.to(keys_EF.device)).T.to(keys_EF.dtype)
 
-    def apply(self, keys_EF: torch.Tensor) -> torch.Tensor:
-        """The metric of MEMIT, C^-1 k in float64."""
+    def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
+        """C^-1 k for every key, [E, f], solved in float64."""
         return self.solve(keys_EF, "float64")
 
     def describe(self) -> dict[str, Any]:
-        """What results say about the constraint (JSON-able)."""
+        """The constraint as it appears in results (JSON-able)."""
         corpus = self.report.get("description", {}).get("corpus")
-        facts = {"constraint": self.kind}
-        return {**facts, "moment_corpus": corpus, "moment_tokens": self.report["num_tokens"]} if corpus else facts
+        constraint = {"constraint": self.kind}
+        if not corpus:
+            return constraint
+        return {**constraint, "moment_corpus": corpus, "moment_tokens": self.report["num_tokens"]}
 
 
 def _cholesky(matrix_FF: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Lower Cholesky factor, and the small ridge that was added because the matrix is singular (0 if it is not).
+    """Lower Cholesky factor, and the ridge that was added (0 if none was needed).
 
-    The second ridge tried bounds what keeping C in float32 can have done to its smallest eigenvalues.
+    The second ridge tried bounds the error of storing C in float32 in its smallest eigenvalues.
     """
     factor_FF, info = torch.linalg.cholesky_ex(matrix_FF)
     if not int(info):
@@ -98,32 +123,40 @@ def _cholesky(matrix_FF: torch.Tensor) -> tuple[torch.Tensor, float]:
             return factor_FF, ridge
     raise EditingError(
         "the second moment C is not positive definite, also with a small ridge: it is no mean of k k^T, or was "
-        "collected from keys that are all zero. Collect it again (lm-edit stats) or check the given matrix."
+        "collected from keys that are all zero. Collect it again (lm-edit stats) or check the matrix."
     )
 
 
-def ridge_keys(keys_UF: torch.Tensor, applied_UF: torch.Tensor, ridge: float) -> torch.Tensor:
-    """The right factors A of a batch update R A^T: A = M K (ridge I + K^T M K)^-1, as rows [u, f].
+def ridge_keys(keys_UF: torch.Tensor, products_UF: torch.Tensor, ridge: float) -> torch.Tensor:
+    """Right factors of a batch update R A^T, as rows [U, f].
 
-    M is the metric of the method: C^-1 for MEMIT (ridge = lambda), the null-space projector for AlphaEdit (ridge = L2),
-    (lambda C)^-1 for EMMET (ridge = eps). With M = C^-1 this equals (ridge C + K K^T)^-1 K, the form the papers give,
-    by the push-through identity, with a u x u system instead of an f x f one.
+    A = M K (ridge I + K^T M K)^-1.
+
+    M is the metric of the method (:class:`KeyMetric`): C^-1 for MEMIT (ridge = lambda), the null-space projector for
+    AlphaEdit (ridge = L2), (lambda C + nu I)^-1 for EMMET (ridge = eps). With M = C^-1 this equals
+    (ridge C + K K^T)^-1 K, the form in the papers, by the push-through identity; the system is U x U instead of f x f.
 
     Args:
-        keys_UF: keys as rows. applied_UF: M times each key.
+        keys_UF: keys as rows. products_UF: M times each key.
         ridge: added to the diagonal; with 0 the keys are mapped exactly (pseudo-inverse for dependent keys).
     """
-    gram_UU = keys_UF @ applied_UF.T
+    gram_UU = keys_UF @ products_UF.T
     gram_UU = (gram_UU + gram_UU.T) / 2
     system_UU = gram_UU + ridge * torch.eye(len(gram_UU), dtype=gram_UU.dtype, device=gram_UU.device)
     factor_UU, info = torch.linalg.cholesky_ex(system_UU)
     if int(info):
-        return torch.linalg.pinv(system_UU, hermitian=True) @ applied_UF
-    return torch.cholesky_solve(applied_UF, factor_UU)
+        return torch.linalg.pinv(system_UU, hermitian=True) @ products_UF
+    return torch.cholesky_solve(products_UF, factor_UU)
 
 
-def load_second_moments(source: Any, layers: list[int], model: nn.Module) -> dict[int, SecondMoment]:
-    """Second moments of the edited layers; the identity for ``None``, else as :func:`load_matrices` reads them."""
+def load_second_moments(source: object, layers: Sequence[int], model: nn.Module) -> dict[int, SecondMoment]:
+    """Second moments of the edited layers; the identity for ``None``.
+
+    Other sources are read by :func:`load_matrices`.
+
+    Raises:
+        EditingError: for matrices that are not symmetric, and as in :func:`load_matrices`.
+    """
     if source is None:
         return {layer: SecondMoment(None) for layer in layers}
     matrices = load_matrices(source, layers, model)
@@ -134,12 +167,16 @@ def load_second_moments(source: Any, layers: list[int], model: nn.Module) -> dic
 
 
 def load_matrices(
-    source: Any, layers: list[int], model: nn.Module, name: str = "second_moments"
+    source: object, layers: Sequence[int], model: nn.Module, name: str = "second_moments"
 ) -> dict[int, torch.Tensor]:
-    """One [f, f] matrix per edited layer from a mapping layer -> tensor, or a safetensors file ``layerN``.
+    """One [f, f] matrix per edited layer.
+
+    Args:
+        source: a mapping layer -> tensor, or a safetensors file with tensors ``layerN``.
+        name: the setting, for error messages.
 
     Raises:
-        EditingError: for a missing layer, a matrix of the wrong size, and entries that are not finite.
+        EditingError: for unreadable files, missing layers, matrices of the wrong size, and entries that are not finite.
     """
     if isinstance(source, (str, Path)):
         try:
@@ -151,11 +188,11 @@ def load_matrices(
             f"{name!r} is {type(source).__name__}; accepted: null, a safetensors file, or layer -> matrix."
         )
     matrices = {int(layer): matrix for layer, matrix in source.items()}
-    arch, inner = architecture_of(unwrapped(model)), unwrapped(model)
+    inner = unwrapped(model)
     for layer in layers:
         if layer not in matrices:
             raise EditingError(f"{name!r} has no matrix for layer {layer}; it has {sorted(matrices)}.")
-        width = map_shape(inner.get_submodule(arch.rewrite_name(layer)))[1]
+        width = map_shape(inner.get_submodule(architecture_of(inner).rewrite_name(layer)))[1]
         if tuple(matrices[layer].shape) != (width, width):
             raise EditingError(
                 f"the matrix of layer {layer} in {name!r} has shape {tuple(matrices[layer].shape)}; "

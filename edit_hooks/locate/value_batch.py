@@ -1,41 +1,43 @@
-"""TODO: say what is here."""
+"""Rows of several edits in one batch, and forward passes over them.
+
+Shapes: R rows, T columns, E edits, L labels, d residual width, f MLP width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
+from torch import nn
 
 from edit_hooks.locate.rows import Row
+from edit_hooks.modeling.architectures import Architecture
+from edit_hooks.modeling.hooks import hooks, on_input, on_output, record_at
+from edit_hooks.modeling.kv_cache import right_padded
+from edit_hooks.modeling.lm_head import LMHead
 
 Site = Literal["mlp", "block"]
 
 
-@dataclass
-class Captured:
-    """Activations at the fact token of every row, on the unedited model.
-
-    Attributes:
-        keys_RF: input of the rewrite module. outputs_RD: its output. site_RD: output of the optimized module.
-    """
-
-    keys_RF: torch.Tensor
-    outputs_RD: torch.Tensor
-    site_RD: torch.Tensor
+# The rewriting rows of an edit, the bare prompt first, and its KL row.
+ValueProblem = tuple[Sequence[Row], Row]
 
 
 @dataclass
 class Batch:
     """Right-padded rows of several edits.
 
+    Rewriting rows come first, edit by edit, then the KL rows.
+
     Attributes:
         ids_RT, mask_RT: padded token ids and their mask. positions_R: fact token of each row.
         edit_R: edit (0..E-1) each row belongs to.
-        label_row_L, label_column_L, label_token_L: where logits are read for target tokens, and the token wanted.
-        kl_row_E: the row that carries each edit's KL term.
-        noise_RTD: added to the input embeddings, if anything.
+        label_row_L, label_column_L, label_token_L: where logits are read for target tokens, and the target.
+        kl_row_E: the KL row of each edit.
+        noise_RTD: noise on the input embeddings, if any.
     """
 
     ids_RT: torch.Tensor
@@ -49,53 +51,105 @@ class Batch:
     noise_RTD: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, problems: Sequence[tuple[Sequence[Row], Row]], device: torch.device) -> Batch:
-        """Pad the rewriting rows and the KL row of every edit into one batch (KL rows last)."""
-        rows = [(row, edit) for edit, (rewriting, _) in enumerate(problems) for row in rewriting]
-        num_rewriting = len(rows)
-        rows += [(kl, edit) for edit, (_, kl) in enumerate(problems)]
-        width = max(len(row.ids) for row, _ in rows)
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
-        mask = torch.zeros(len(rows), width, dtype=torch.long)
-        labels = []
-        for index, (row, _) in enumerate(rows):
-            ids[index, : len(row.ids)] = torch.tensor(row.ids)
-            mask[index, : len(row.ids)] = 1
-            labels += [(index, column, token) for column, token in row.labels]
+    def of(cls, problems: Sequence[ValueProblem], device: torch.device) -> Batch:
+        """Pad the rewriting rows and the KL row of every edit into one batch."""
+        rows = [row for rewriting, _ in problems for row in rewriting] + [kl for _, kl in problems]
+        edits = [edit for edit, (rewriting, _) in enumerate(problems) for _ in rewriting] + list(range(len(problems)))
+        labels = [(index, column, token) for index, row in enumerate(rows) for column, token in row.labels]
         label_row, label_column, label_token = (torch.tensor(part, device=device) for part in zip(*labels, strict=True))
+        ids_RT, mask_RT = right_padded([row.ids for row in rows], device)
         return cls(
-            ids_RT=ids.to(device),
-            mask_RT=mask.to(device),
-            positions_R=torch.tensor([row.position for row, _ in rows], device=device),
-            edit_R=torch.tensor([edit for _, edit in rows], device=device),
+            ids_RT=ids_RT,
+            mask_RT=mask_RT,
+            positions_R=torch.tensor([row.position for row in rows], device=device),
+            edit_R=torch.tensor(edits, device=device),
             label_row_L=label_row,
             label_column_L=label_column,
             label_token_L=label_token,
-            kl_row_E=torch.arange(num_rewriting, len(rows), device=device),
+            kl_row_E=torch.arange(len(rows) - len(problems), len(rows), device=device),
         )
 
-    @property
-    def rows_R(self) -> torch.Tensor:
-        return torch.arange(len(self.ids_RT), device=self.ids_RT.device)
-
-    def select(self, keep_E: torch.Tensor) -> tuple[Batch, torch.Tensor]:
-        """The batch without finished edits, and the indices of the rows that stay."""
+    def select(self, keep_E: torch.Tensor) -> Batch:
+        """The batch without finished edits."""
         keep_R = keep_E[self.edit_R]
         rows = keep_R.nonzero()[:, 0]
         new_row_R = keep_R.cumsum(0) - 1
         new_edit_E = keep_E.cumsum(0) - 1
         labels = keep_R[self.label_row_L]
-        return (
-            Batch(
-                ids_RT=self.ids_RT[rows],
-                mask_RT=self.mask_RT[rows],
-                positions_R=self.positions_R[rows],
-                edit_R=new_edit_E[self.edit_R[rows]],
-                label_row_L=new_row_R[self.label_row_L[labels]],
-                label_column_L=self.label_column_L[labels],
-                label_token_L=self.label_token_L[labels],
-                kl_row_E=new_row_R[self.kl_row_E[keep_E]],
-                noise_RTD=None if self.noise_RTD is None else self.noise_RTD[rows],
-            ),
-            rows,
+        return Batch(
+            ids_RT=self.ids_RT[rows],
+            mask_RT=self.mask_RT[rows],
+            positions_R=self.positions_R[rows],
+            edit_R=new_edit_E[self.edit_R[rows]],
+            label_row_L=new_row_R[self.label_row_L[labels]],
+            label_column_L=self.label_column_L[labels],
+            label_token_L=self.label_token_L[labels],
+            kl_row_E=new_row_R[self.kl_row_E[keep_E]],
+            noise_RTD=None if self.noise_RTD is None else self.noise_RTD[rows],
         )
+
+
+@dataclass
+class SiteActivations:
+    """Unedited activations at the fact token of every row, at least float32.
+
+    Attributes:
+        keys_RF: input of the rewrite module. outputs_RD: its output. site_RD: output of the optimized module.
+    """
+
+    keys_RF: torch.Tensor
+    outputs_RD: torch.Tensor
+    site_RD: torch.Tensor
+
+
+class ValueForward(Protocol):
+    """Forward passes of a batch under per-edit offsets at one layer and site.
+
+    Attributes:
+        batch: the rows of the edits still running. lm_head: maps :meth:`hidden_at_labels` to logits.
+        activations: at the fact tokens, of the whole batch at construction.
+    """
+
+    batch: Batch
+    activations: SiteActivations
+
+    @property
+    def lm_head(self) -> LMHead: ...
+
+    def hidden_at_labels(self, delta_ED: torch.Tensor) -> torch.Tensor:
+        """Inputs of ``lm_head`` at the L label positions, then at the E KL positions.
+
+        ``delta_ED`` is added at each edit's fact tokens.
+        """
+
+    def select(self, keep_E: torch.Tensor) -> None:
+        """Drop finished edits."""
+
+
+MakeForward = Callable[[Batch], ValueForward]  # at an editor's layer and site
+
+
+ReadActivations = Callable[[], SiteActivations]  # after a forward pass
+
+
+@contextlib.contextmanager
+def recorded_activations(
+    model: nn.Module, arch: Architecture, column_R: torch.Tensor, layer: int, site: Site
+) -> Iterator[ReadActivations]:
+    """Record activations at one column per row.
+
+    Yields the function that returns them after a forward pass.
+    """
+    records: dict[str, torch.Tensor] = {}
+    rewrite = model.get_submodule(arch.rewrite_name(layer))
+    with hooks(
+        on_input(rewrite, record_at(records, "keys", column_R)),
+        on_output(rewrite, record_at(records, "outputs", column_R)),
+        on_output(site_module(model, arch, layer, site), record_at(records, "site", column_R)),
+    ):
+        yield lambda: SiteActivations(records["keys"], records["outputs"], records["site"])
+
+
+def site_module(model: nn.Module, arch: Architecture, layer: int, site: Site) -> nn.Module:
+    """The module whose output the offset is added to."""
+    return model.get_submodule(arch.mlp_name(layer) if site == "mlp" else arch.block_name(layer))

@@ -1,20 +1,22 @@
-"""The value optimization shared by the locate-then-edit editors: find the offset that makes the target likely.
+"""Value optimization: the offset that makes the target likely.
 
-One edit's loss (sheet of ROME and its descendants; ROME, eq. 4):
+All locate-then-edit editors share it. The loss of one edit (ROME, eq. 4, with the weight decay of the released code):
 
     L = NLL + kl_factor * KL(edited || original) + weight_decay * ||delta|| / ||v0||^2
 
 NLL is the mean over the edit's N rows of the mean over its m target tokens; the KL term is read at the fact token of
-the row "SUBJECT is a"; v0 is the site's output for the bare prompt. Adam over the offset only, at most ``num_steps``
-evaluations and one update fewer, a stop when the total loss falls below ``early_stop_loss``, and a projection onto the
-ball ||delta|| <= clamp_factor * ||v0|| after every update.
+the row "SUBJECT is a"; v0 is the site's output for the bare prompt. Adam optimizes the offset alone: at most
+``num_steps`` evaluations, one update fewer, early stop when the total loss falls below ``early_stop_loss``, and after
+every update a projection onto the ball ||delta|| <= clamp_factor * ||v0||.
 
-Independent edits share the frozen weights only, so a batch of them is solved in one forward and backward: the gradient
+Independent edits share frozen weights only, so a batch of them is solved in one forward and backward pass: the gradient
 of the sum of losses with respect to one edit's offset is that edit's own gradient. Norms, stops, projections and Adam
 moments are per edit; finished edits leave the batch.
 
-Methods that add a term to this loss (BIRD, EVK-Align) hand over a :class:`Term`; the early stop tests the loss without
-it, so that a factor of zero reproduces the plain method exactly.
+Methods with additional loss terms (BIRD, EVK-Align) pass a :class:`Term`. The early stop tests the loss without these
+terms, so that a factor of zero reproduces the plain method exactly.
+
+Shapes: E running edits, N rewriting rows of an edit, L labels of the batch, R rows, d residual width, f MLP width.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from edit_hooks.locate.rows import Row
-from edit_hooks.locate.value_batch import Batch, Captured, Site
-from edit_hooks.locate.value_forward import ReferenceForward, SuffixForward
+from edit_hooks.locate.reference_forward import ReferenceForward
+from edit_hooks.locate.suffix_forward import SuffixForward
+from edit_hooks.locate.value_batch import Batch, Site, SiteActivations, ValueForward, ValueProblem
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.lm_head import logits_at_once
-from edit_hooks.modeling.vocab_loss import Original, likelihoods
+from edit_hooks.modeling.lm_head import default_max_logits
+from edit_hooks.modeling.vocab_loss import OriginalLogits, vocab_losses
 
-Forward = type[SuffixForward] | type[ReferenceForward]
+MakeEngine = Callable[[nn.Module, Batch, int, Site], ValueForward]
 
 
-ENGINES: dict[str, Forward] = {"fast": SuffixForward, "reference": ReferenceForward}
+ENGINES: dict[str, MakeEngine] = {"fast": SuffixForward, "reference": ReferenceForward}
 
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
@@ -46,7 +48,7 @@ ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
 @dataclass(frozen=True)
 class ValueSettings:
-    """Hyper-parameters of the value optimization; the names follow the editor configurations."""
+    """Hyper-parameters, named as in the editor configurations."""
 
     layer: int
     site: Site
@@ -79,20 +81,17 @@ class OptimizedValue:
     clamped: bool = False
 
 
-ValueProblem = tuple[Sequence[Row], Row]
-
-
 class Term(Protocol):
-    """One more part of the loss of the edits of one batch.
+    """An additional loss term for the edits of one batch.
 
     Attributes:
-        name: under which its values stand in the loss records.
+        name: key of its values in the loss records.
     """
 
     name: str
 
     def loss(self, delta_ED: torch.Tensor, step: int) -> torch.Tensor:
-        """Its value [E], factor included, for the running edits at one evaluation of the loss."""
+        """Value [E] for the running edits at one evaluation, factor included."""
 
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
@@ -104,30 +103,35 @@ TermMaker = Callable[[Sequence[int]], Sequence[Term]]
 
 @dataclass(frozen=True)
 class ValueLimits:
-    """How much of the value optimization is computed at once. A batch always holds at least one edit.
+    """Bounds on the size of a batch. A batch always contains at least one edit.
 
     Attributes:
         max_tokens: suffix tokens whose activations are held for the backward pass.
-        max_logits: logits held (positions times words), about.
+        max_logits: logits held (positions times tokens), approximately.
         max_edits: edits solved together.
     """
 
     max_tokens: int = 320
-    max_logits: int = logits_at_once(torch.device("cpu"))
+    max_logits: int = default_max_logits(torch.device("cpu"))
     max_edits: int = 1024
 
     @classmethod
     def for_device(cls, model: Any) -> ValueLimits:
-        """On a GPU what half of its free memory holds; on a CPU just enough for efficient matrix products."""
+        """Limits for the model's device.
+
+        On a GPU half of the free memory is used; on a CPU just enough for efficient matrix products.
+        """
         weight = model.get_input_embeddings().weight
         if weight.device.type != "cuda":
             return cls()
         config = model.config.get_text_config()
         width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        per_token = config.num_hidden_layers * (16 * config.hidden_size + 4 * width) * weight.element_size()
-        per_logit = 4 * 4  # itself, its exponential and their gradients, in float32
+        bytes_per_token = config.num_hidden_layers * (16 * config.hidden_size + 4 * width) * weight.element_size()
+        bytes_per_logit = 4 * 4  # the logit, its exponential and their gradients, in float32
         budget = torch.cuda.mem_get_info(weight.device)[0] // 2
-        return cls(max_tokens=max(512, budget // 2 // per_token), max_logits=max(2**24, budget // 2 // per_logit))
+        return cls(
+            max_tokens=max(512, budget // 2 // bytes_per_token), max_logits=max(2**24, budget // 2 // bytes_per_logit)
+        )
 
 
 def optimize_values(
@@ -143,10 +147,10 @@ def optimize_values(
 
     Args:
         problems: per edit its rewriting rows (the bare prompt first) and its KL row.
-        engine: ``"fast"`` (many edits at once, suffix only) or ``"reference"`` (one edit, full forwards).
-        limits: how much is computed at once; chosen for the device when absent.
+        engine: ``"fast"`` (many edits at once, suffix only) or ``"reference"`` (one edit, full forward passes).
+        limits: batch sizes; chosen for the device by default.
         progress: called with the number of edits finished since the last call.
-        terms: makes further terms of the loss.
+        terms: makes additional loss terms.
 
     Returns:
         One :class:`OptimizedValue` per problem, in the same order.
@@ -155,136 +159,145 @@ def optimize_values(
     limits = limits or ValueLimits.for_device(inner)
     if engine == "reference":
         limits = dataclasses.replace(limits, max_edits=1)
-    results: list[OptimizedValue | None] = [None] * len(problems)
+    values: dict[int, OptimizedValue] = {}
     with frozen(inner):
-        for chunk in chunks_of(problems, limits):
-            more = terms(chunk) if terms is not None else ()
-            values = _solve(inner, [problems[index] for index in chunk], settings, engine, limits, progress, more)
-            for index, value in zip(chunk, values, strict=True):
-                results[index] = value
-    return results  # type: ignore[return-value]
+        for chunk in split_problems(problems, limits):
+            chunk_terms = terms(chunk) if terms is not None else ()
+            batch = Batch.of([problems[index] for index in chunk], input_device(inner))
+            forward = ENGINES[engine](inner, batch, settings.layer, settings.site)
+            solved = _solve(forward, settings, limits.max_logits, chunk_terms, progress or (lambda _count: None))
+            values.update(zip(chunk, solved, strict=True))
+    return [values[index] for index in range(len(problems))]
 
 
-def chunks_of(problems: Sequence[ValueProblem], limits: ValueLimits) -> list[list[int]]:
-    """Indices of edits solved together: similar suffix lengths side by side, within the limits."""
+def split_problems(problems: Sequence[ValueProblem], limits: ValueLimits) -> list[list[int]]:
+    """Split edits into chunks that are solved together, sorted by suffix length.
 
-    def suffixes(index: int) -> list[int]:
-        """Tokens from the fact token on, per row; of the KL row only one matters."""
+    The cost of an edit is its number of suffix tokens without padding; the forward passes group rows by length anyway.
+    """
+
+    def suffix_lengths(index: int) -> list[int]:
+        """Tokens from the fact token on, per row; the KL row has one that matters."""
         return [len(row.ids) - row.position for row in problems[index][0]] + [1]
 
     chunks: list[list[int]] = []
-    tokens = 0
-    for index in sorted(range(len(problems)), key=lambda index: max(suffixes(index))):
-        own = sum(suffixes(index))
-        if not chunks or tokens + own > limits.max_tokens or len(chunks[-1]) >= limits.max_edits:
+    num_tokens = 0
+    for index in sorted(range(len(problems)), key=lambda index: max(suffix_lengths(index))):
+        cost = sum(suffix_lengths(index))
+        if not chunks or num_tokens + cost > limits.max_tokens or len(chunks[-1]) >= limits.max_edits:
             chunks.append([])
-            tokens = 0
+            num_tokens = 0
         chunks[-1].append(index)
-        tokens += own
+        num_tokens += cost
     return chunks
 
 
 def _solve(
-    model: nn.Module,
-    problems: Sequence[ValueProblem],
+    forward: ValueForward,
     settings: ValueSettings,
-    engine: str,
-    limits: ValueLimits,
-    progress: Callable[[int], None] | None,
+    max_logits: int,
     terms: Sequence[Term],
+    progress: Callable[[int], None],
 ) -> list[OptimizedValue]:
-    device = input_device(model)
-    batch = Batch.of(problems, device)
-    forward = ENGINES[engine](model, batch, settings.layer, settings.site)
-    results = _initial_values(forward.captured, batch, len(problems))
-    state = _State.start(torch.stack([value.v0_D for value in results]))
+    """Optimize the offsets of all edits of a batch."""
+    results = _initial_values(forward.activations, forward.batch)
+    state = _AdamState.start(torch.stack([value.v0_D for value in results]))
     for step in range(settings.num_steps):
         delta_ED = state.delta_ED.detach().requires_grad_(True)
+        is_last = step == settings.num_steps - 1
         with torch.enable_grad():
-            is_last = step == settings.num_steps - 1
-            total_E, parts = _losses(forward, delta_ED, state, settings, limits.max_logits, not is_last)
-            reached_E = total_E.detach() < settings.early_stop_loss
+            total_E, parts = _losses(forward, delta_ED, state, settings, max_logits, needs_gradient=not is_last)
+            below_E = total_E.detach() < settings.early_stop_loss
             for term in terms:
                 parts[term.name] = term.loss(delta_ED, step)
                 total_E = total_E + parts[term.name]
-        done_E = reached_E | is_last
+        done_E = below_E | is_last
         state.record(results, total_E, parts)
         if not done_E.all():
             (gradient_ED,) = torch.autograd.grad(total_E[~done_E].sum(), delta_ED)
-        del total_E, parts
+        del total_E, parts  # with their graph, before the next one is built
         if done_E.any():
-            state.finish(results, done_E, reached_E, settings)
-            if progress is not None:
-                progress(int(done_E.sum()))
+            state.finish(results, done_E, below_E, settings)
+            progress(int(done_E.sum()))
             if done_E.all():
                 break
             state.select(~done_E)
-            for part in (forward, *terms):
-                part.select(~done_E)
+            forward.select(~done_E)
+            for term in terms:
+                term.select(~done_E)
             gradient_ED = gradient_ED[~done_E]
         state.update(gradient_ED, settings)
     return results
 
 
-def _initial_values(captured: Captured, batch: Batch, num_edits: int) -> list[OptimizedValue]:
-    """v0, keys and outputs of each edit from the unedited forward; the first row of an edit is its bare prompt."""
+def _initial_values(activations: SiteActivations, batch: Batch) -> list[OptimizedValue]:
+    """v0, keys and outputs of each edit on the unedited model.
+
+    The first row of an edit is its bare prompt.
+    """
     values = []
-    for edit in range(num_edits):
+    for edit in range(len(batch.kl_row_E)):
         rows = (batch.edit_R == edit).nonzero()[:-1, 0]  # the last row is the KL row
         values.append(
             OptimizedValue(
-                delta_D=torch.zeros_like(captured.site_RD[0]),
-                v0_D=captured.site_RD[rows[0]].clone(),
-                keys_NF=captured.keys_RF[rows].clone(),
-                outputs_ND=captured.outputs_RD[rows].clone(),
+                delta_D=torch.zeros_like(activations.site_RD[0]),
+                v0_D=activations.site_RD[rows[0]].clone(),
+                keys_NF=activations.keys_RF[rows].clone(),
+                outputs_ND=activations.outputs_RD[rows].clone(),
             )
         )
     return values
 
 
 @dataclass
-class _State:
-    """Optimizer state of the edits still running."""
+class _AdamState:
+    """Offsets, Adam moments and original logits of the running edits."""
 
     edits_E: torch.Tensor
     delta_ED: torch.Tensor
     first_ED: torch.Tensor
     second_ED: torch.Tensor
     v0_norm_E: torch.Tensor
-    original: Original | None = None
+    original: OriginalLogits | None = None
     num_updates: int = 0
 
     @classmethod
-    def start(cls, v0_ED: torch.Tensor) -> _State:
+    def start(cls, v0_ED: torch.Tensor) -> _AdamState:
         zeros = torch.zeros_like(v0_ED)
         return cls(
             torch.arange(len(v0_ED), device=v0_ED.device), zeros, zeros.clone(), zeros.clone(), v0_ED.norm(dim=1)
         )
 
     def record(self, results: list[OptimizedValue], total_E: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
+        """Append the losses of one evaluation to the results."""
         rows = torch.stack([total_E, *parts.values()], 1).tolist()
         for edit, row in zip(self.edits_E.tolist(), rows, strict=True):
             results[edit].losses.append(dict(zip(("loss", *parts), row, strict=True)))
 
     def finish(
-        self, results: list[OptimizedValue], done_E: torch.Tensor, reached_E: torch.Tensor, settings: ValueSettings
+        self, results: list[OptimizedValue], done_E: torch.Tensor, below_E: torch.Tensor, settings: ValueSettings
     ) -> None:
+        """Write the offsets of finished edits into the results."""
         for index in done_E.nonzero()[:, 0].tolist():
             value = results[int(self.edits_E[index])]
             value.delta_D = self.delta_ED[index].clone()
             value.num_updates = self.num_updates
-            value.stop_reason = "loss" if reached_E[index] else "steps"
+            value.stop_reason = "loss" if below_E[index] else "steps"
             bound = settings.clamp_factor * self.v0_norm_E[index]
             value.clamped = bool(value.delta_D.norm() >= bound * (1 - 1e-5)) and self.num_updates > 0
 
     def select(self, keep_E: torch.Tensor) -> None:
+        """Drop finished edits."""
         for name in ("edits_E", "delta_ED", "first_ED", "second_ED", "v0_norm_E"):
             setattr(self, name, getattr(self, name)[keep_E])
         if self.original is not None:
             self.original = self.original.select(keep_E)
 
     def update(self, gradient_ED: torch.Tensor, settings: ValueSettings) -> None:
-        """One Adam step (all running edits have made the same number of steps) and the projection onto the ball."""
+        """One Adam step and the projection onto the ball.
+
+        All running edits have made the same number of steps.
+        """
         self.num_updates += 1
         beta1, beta2 = ADAM_BETAS
         self.first_ED.lerp_(gradient_ED, 1 - beta1)
@@ -298,27 +311,30 @@ class _State:
 
 
 def _losses(
-    forward: SuffixForward | ReferenceForward,
+    forward: ValueForward,
     delta_ED: torch.Tensor,
-    state: _State,
+    state: _AdamState,
     settings: ValueSettings,
     max_logits: int,
-    wants_gradient: bool,
+    needs_gradient: bool,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Total loss [E] and its parts (factors included) for the running edits."""
     batch = forward.batch
-    states_ND = forward.states(delta_ED)
-    found = likelihoods(forward.readout, states_ND, batch.label_token_L, state.original, max_logits, wants_gradient)
-    state.original = found.original  # of the first evaluation, which runs with a zero offset
-    nll_E, kl_E = mean_over_labels(batch, found.nll_L, delta_ED), found.kl_E.to(delta_ED.device)
-    # The norm's gradient at zero is taken as zero, as torch.norm does.
+    hidden_ND = forward.hidden_at_labels(delta_ED)
+    losses = vocab_losses(forward.lm_head, hidden_ND, batch.label_token_L, state.original, max_logits, needs_gradient)
+    state.original = losses.original  # of the first evaluation, which runs with a zero offset
+    nll_E, kl_E = mean_over_labels(batch, losses.nll_L, delta_ED), losses.kl_E.to(delta_ED.device)
+    # The gradient of the norm at zero is zero, as torch.norm defines it.
     decay_E = delta_ED.norm(dim=1) / state.v0_norm_E**2
     parts = {"nll": nll_E, "kl": settings.kl_factor * kl_E, "weight_decay": settings.weight_decay * decay_E}
     return nll_E + parts["kl"] + parts["weight_decay"], parts
 
 
 def mean_over_labels(batch: Batch, nll_L: torch.Tensor, like_E: torch.Tensor) -> torch.Tensor:
-    """Per edit the mean over its rows of the mean over a row's labels, [E]; type, device and E as ``like_E`` has."""
+    """Mean over an edit's rows of the mean over a row's labels, [E].
+
+    The dtype and device are those of ``like_E`` [E].
+    """
     labels_R = torch.bincount(batch.label_row_L, minlength=len(batch.ids_RT))
     rows_E = torch.bincount(batch.edit_R[labels_R > 0])
     edit_L = batch.edit_R[batch.label_row_L]

@@ -19,8 +19,7 @@ from torch import nn
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
 from edit_hooks.memory.codebook import distances
-from edit_hooks.modeling.architectures import input_device
-from edit_hooks.modeling.hooks import hooks, on_output
+from edit_hooks.modeling.hooks import hooks, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
 
@@ -215,12 +214,7 @@ class AdapterDatabaseHooks(HookKind):
 @torch.no_grad()
 def outputs_at(model: Any, module: str, run: Any, column_R: torch.Tensor) -> torch.Tensor:
     """Output [R, q] of a module at one column per row, at least float32, while ``run()`` runs the model."""
-    seen: list[torch.Tensor] = []
-    index_R = torch.arange(len(column_R), device=input_device(model))
-
-    def keep(hidden: torch.Tensor) -> None:
-        seen.append(at_least_float32(hidden[index_R.to(hidden.device), column_R.to(hidden.device)]).clone())
-
-    with hooks(on_output(model.get_submodule(module), keep)):
+    records: dict[str, torch.Tensor] = {}
+    with hooks(on_output(model.get_submodule(module), record_at(records, module, column_R))):
         run()
-    return seen[0]
+    return records[module]

@@ -1,4 +1,4 @@
-"""Where the editable parts of each model family are: one row per ``config.model_type``, no name matching.
+"""Module names of each model family, by ``config.model_type``.
 
 Module templates are relative to the causal language model and take the block index. A new family is one row here and
 one tiny config in the tests.
@@ -6,7 +6,7 @@ one tiny config in the tests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -27,15 +27,14 @@ class Architecture:
     """Module templates of one model family.
 
     Attributes:
-        block: decoder block; its output is the residual stream h^l.
-        mlp: the MLP module; its output m^l is what ROME optimizes.
+        block: the decoder block; its output is the residual stream h^l.
+        mlp: the MLP module; ROME optimizes its output m^l.
         rewrite: the MLP output projection, the linear map R^f -> R^d that is edited.
         attention: the attention module.
         attention_out: the attention output projection.
-        final_norm: the norm before the head.
-        mlp_in: the MLP input projections; the first f columns of the first one's output, f the MLP's inner width, go
-            through the non-linearity (fused projections hold the gate first).
-        query_value: the attention's query and value projections, or the fused projection that holds them.
+        mlp_in: the MLP input projections. With f the MLP's inner width, the first f output columns of the first
+            projection go through the non-linearity (fused projections begin with the gate).
+        query_value: the query and value projections of the attention, or the fused projection that contains them.
         post_norm: the norm that the block applies to m^l before adding it to the residual stream, if it has one.
     """
 
@@ -44,14 +43,13 @@ class Architecture:
     rewrite: str
     attention: str
     attention_out: str
-    final_norm: str
     mlp_in: tuple[str, ...]
     query_value: tuple[str, ...]
     post_norm: str | None = None
 
     @property
     def normalizes_mlp_output(self) -> bool:
-        """Whether m^l enters the residual stream through a norm (post-FFN norm)."""
+        """Whether m^l passes through a norm before it is added to the residual stream."""
         return self.post_norm is not None
 
     def block_name(self, layer: int) -> str:
@@ -74,10 +72,10 @@ class Architecture:
         return [template.format(layer) for template in templates[role]]
 
     def linear_name(self, which: str, layer: int) -> str:
-        """One of the MLP's linear maps: ``mlp_out`` (the rewrite module) or ``mlp_in``.
+        """Name of the MLP's linear map ``mlp_out`` (the rewrite module) or ``mlp_in``.
 
         Raises:
-            EditingError: for ``mlp_in`` where two maps lead into the MLP.
+            EditingError: for ``mlp_in`` of a gated MLP, which has two input projections.
         """
         if which == "mlp_in" and len(self.mlp_in) > 1:
             raise EditingError("module=mlp_in, but the MLPs of this model are gated: two maps lead in. Use mlp_out.")
@@ -88,18 +86,18 @@ class Architecture:
         return self.post_norm.format(layer)
 
 
-def _llama_like(**changes: object) -> Architecture:
-    row: dict[str, object] = {
-        "block": "model.layers.{}",
-        "mlp": "model.layers.{}.mlp",
-        "rewrite": "model.layers.{}.mlp.down_proj",
-        "attention": "model.layers.{}.self_attn",
-        "attention_out": "model.layers.{}.self_attn.o_proj",
-        "final_norm": "model.norm",
-        "mlp_in": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
-        "query_value": ("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.v_proj"),
-    }
-    return Architecture(**{**row, **changes})  # type: ignore[arg-type]
+_LLAMA = Architecture(
+    block="model.layers.{}",
+    mlp="model.layers.{}.mlp",
+    rewrite="model.layers.{}.mlp.down_proj",
+    attention="model.layers.{}.self_attn",
+    attention_out="model.layers.{}.self_attn.o_proj",
+    mlp_in=("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
+    query_value=("model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.v_proj"),
+)
+
+
+_LLAMA_WITH_POST_NORM = replace(_LLAMA, post_norm="model.layers.{}.post_feedforward_layernorm")
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -109,7 +107,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         rewrite="transformer.h.{}.mlp.c_proj",
         attention="transformer.h.{}.attn",
         attention_out="transformer.h.{}.attn.c_proj",
-        final_norm="transformer.ln_f",
         mlp_in=("transformer.h.{}.mlp.c_fc",),
         query_value=("transformer.h.{}.attn.c_attn",),
     ),
@@ -119,7 +116,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         rewrite="transformer.h.{}.mlp.fc_out",
         attention="transformer.h.{}.attn",
         attention_out="transformer.h.{}.attn.out_proj",
-        final_norm="transformer.ln_f",
         mlp_in=("transformer.h.{}.mlp.fc_in",),
         query_value=("transformer.h.{}.attn.q_proj", "transformer.h.{}.attn.v_proj"),
     ),
@@ -129,28 +125,29 @@ ARCHITECTURES: dict[str, Architecture] = {
         rewrite="gpt_neox.layers.{}.mlp.dense_4h_to_h",
         attention="gpt_neox.layers.{}.attention",
         attention_out="gpt_neox.layers.{}.attention.dense",
-        final_norm="gpt_neox.final_layer_norm",
         mlp_in=("gpt_neox.layers.{}.mlp.dense_h_to_4h",),
         query_value=("gpt_neox.layers.{}.attention.query_key_value",),
     ),
-    "llama": _llama_like(),
-    "mistral": _llama_like(),
-    "qwen2": _llama_like(),
-    "qwen3": _llama_like(),
-    "phi3": _llama_like(
-        mlp_in=("model.layers.{}.mlp.gate_up_proj",), query_value=("model.layers.{}.self_attn.qkv_proj",)
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "phi3": replace(
+        _LLAMA,
+        mlp_in=("model.layers.{}.mlp.gate_up_proj",),
+        query_value=("model.layers.{}.self_attn.qkv_proj",),
     ),
-    "gemma2": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
-    "gemma3_text": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
-    "olmo2": _llama_like(post_norm="model.layers.{}.post_feedforward_layernorm"),
+    "gemma2": _LLAMA_WITH_POST_NORM,
+    "gemma3_text": _LLAMA_WITH_POST_NORM,
+    "olmo2": _LLAMA_WITH_POST_NORM,
 }
 
 
 def architecture_of(model_or_config: object) -> Architecture:
-    """The row of a model (or of its config), found by ``config.model_type``.
+    """Look up the row of a model, or of its config, by ``config.model_type``.
 
     Raises:
-        EditingError: for a model type that is not in the table, with the list of known ones.
+        EditingError: for an unknown model type, with the list of known ones.
     """
     config = getattr(model_or_config, "config", model_or_config)
     model_type = getattr(config, "model_type", None)
@@ -159,29 +156,32 @@ def architecture_of(model_or_config: object) -> Architecture:
         raise EditingError(
             f"no row for model type {model_type!r} in the architecture table, so its MLP output projections cannot be "
             f"found.{near_misses(str(model_type), ARCHITECTURES)} Supported: {', '.join(sorted(ARCHITECTURES))}. "
-            "A new family is one row in edit_hooks/architectures.py; mode=none evaluates any model unedited."
+            "A new family is one row in edit_hooks/modeling/architectures.py; mode=none evaluates any model unedited."
         )
     return row
 
 
 def unwrapped(model: nn.Module) -> PreTrainedModel:
-    """The Hugging Face causal model inside adapter wrappers (peft), or the model itself."""
+    """Strip adapter wrappers (peft) from a Hugging Face causal model."""
     base: Any = getattr(model, "get_base_model", None)
     return base() if base is not None else model
 
 
 def input_device(model: Any) -> torch.device:
-    """Where token ids have to be: the device of the input embedding, also when a device map splits the model."""
+    """Device for token ids: that of the input embedding.
+
+    A device map may put other modules elsewhere.
+    """
     return model.get_input_embeddings().weight.device
 
 
 def head_of(model: Any) -> nn.Module:
-    """The vocabulary projection; with tied embeddings found as a module, never by parameter name."""
+    """The vocabulary projection as a module, which also works for tied embeddings."""
     return model.get_output_embeddings()
 
 
 def decoder_of(model: Any) -> nn.Module:
-    """The model without its head: embeddings, blocks, final norm."""
+    """The model without its head: embeddings, blocks, and final norm."""
     return getattr(model, model.base_model_prefix)
 
 
@@ -191,7 +191,7 @@ def num_layers(model_or_config: Any) -> int:
 
 
 def linear_of(module: nn.Module) -> nn.Module:
-    """The plain linear map inside an adapter layer (peft keeps it as ``base_layer``), or the module itself."""
+    """Strip an adapter layer (peft's ``base_layer``) from a linear map."""
     return getattr(module, "base_layer", module)
 
 
@@ -203,21 +203,25 @@ def weight_of(module: nn.Module) -> nn.Parameter:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether the weight is stored as [in, out] (GPT-2's Conv1D) instead of [out, in]."""
+    """Whether the weight is stored as [in, out], as in GPT-2's Conv1D."""
     return isinstance(linear_of(module), Conv1D)
 
 
 def map_shape(module: nn.Module) -> tuple[int, int]:
-    """(output width d, input width f) of a linear map, whatever the storage orientation."""
+    """(output width d, input width f) of a linear map in either storage orientation."""
     rows, columns = weight_of(module).shape
     return (columns, rows) if is_transposed(module) else (rows, columns)
 
 
 def check_layers(layers: list[int], model_or_config: object) -> None:
-    """Refuse layer numbers the model does not have."""
+    """Check layer numbers against the depth of a model.
+
+    Raises:
+        EditingError: for an empty list and for blocks that the model does not have.
+    """
     count = num_layers(model_or_config)
     if not layers:
         raise EditingError("'layers' is empty; give at least one layer to edit.")
-    bad = [layer for layer in layers if not 0 <= layer < count]
-    if bad:
-        raise EditingError(f"'layers' names {bad}, but the model has blocks 0 to {count - 1}.")
+    missing = [layer for layer in layers if not 0 <= layer < count]
+    if missing:
+        raise EditingError(f"'layers' names {missing}, but the model has blocks 0 to {count - 1}.")

@@ -1,19 +1,30 @@
-"""Reading and replacing activations at named modules, always undone on exit."""
+"""Forward hooks that read, replace or cut short; always undone on exit.
+
+Shapes: R rows, T tokens, d width of a module's input or output.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from edit_hooks.modeling.tensors import at_least_float32
 
 Hidden = torch.Tensor
 
+# Registers a hook and returns its handle; `hooks` calls it on entry and removes the hook on exit.
+Registration = Callable[[], RemovableHandle]
+
+Key = TypeVar("Key")
+
 
 def hidden_of(output: Any) -> Hidden:
-    """The hidden states in a module's output: blocks of some families return them alone, others in a tuple."""
+    """Hidden states of a module's output, which may be a tuple."""
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
@@ -22,17 +33,41 @@ def with_hidden(output: Any, hidden: Hidden) -> Any:
     return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])
 
 
+class CachedOutput(NamedTuple):
+    """Hidden states that a module returned, and the tuple around them.
+
+    ``tuple_length`` is ``None`` where the module returned them bare.
+    """
+
+    hidden: Hidden
+    tuple_length: int | None
+
+    @classmethod
+    def of(cls, output: Any) -> CachedOutput:
+        return cls(hidden_of(output), None if isinstance(output, torch.Tensor) else len(output))
+
+    def as_output(self) -> Any:
+        """The output as the module would return it.
+
+        Other entries of the tuple are ``None``.
+        """
+        return self.hidden if self.tuple_length is None else (self.hidden, *[None] * (self.tuple_length - 1))
+
+
 @contextlib.contextmanager
-def hooks(*registrations: Callable[[], Any]) -> Iterator[None]:
-    """Register hooks on entry and remove every one of them on exit, also after an exception."""
+def hooks(*registrations: Registration) -> Iterator[None]:
+    """Register hooks on entry and remove all of them on exit, also after an error."""
     with contextlib.ExitStack() as stack:
         for register in registrations:
             stack.callback(register().remove)
         yield
 
 
-def on_input(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Callable[[], Any]:
-    """Registration of ``read`` on the first positional (or ``hidden_states``) input; a returned tensor replaces it."""
+def on_input(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Registration:
+    """Register ``read`` on a module's input; a returned tensor replaces it.
+
+    The input is the first positional argument, or ``hidden_states``.
+    """
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -44,8 +79,8 @@ def on_input(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Call
     return lambda: module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def on_output(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Callable[[], Any]:
-    """Registration of ``read`` on the hidden states a module returns; a returned tensor replaces them."""
+def on_output(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Registration:
+    """Register ``read`` on a module's hidden states; a returned tensor replaces them."""
 
     def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         replaced = read(hidden_of(output))
@@ -54,23 +89,89 @@ def on_output(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Cal
     return lambda: module.register_forward_hook(hook)
 
 
+def record_output(records: dict[Key, CachedOutput], key: Key, module: nn.Module) -> Registration:
+    """Register a hook that stores the output of ``module`` as ``records[key]``."""
+
+    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+        records[key] = CachedOutput.of(output)
+
+    return lambda: module.register_forward_hook(hook)
+
+
+def record_at(records: dict[Key, torch.Tensor], key: Key, column_R: torch.Tensor) -> Callable[[Hidden], None]:
+    """Make a hook that records one position per row.
+
+    Returns:
+        A function for :func:`on_input` or :func:`on_output`. It sets ``records[key]`` to ``hidden[r, column_R[r]]``
+        of every row r, [R, d], detached and in at least float32.
+    """
+
+    def read(hidden_RTD: Hidden) -> None:
+        row_R = torch.arange(len(column_R), device=hidden_RTD.device)
+        records[key] = at_least_float32(hidden_RTD[row_R, column_R.to(hidden_RTD.device)].detach())
+
+    return read
+
+
+def select_positions(index: torch.Tensor, column: torch.Tensor) -> Callable[[Hidden], Hidden]:
+    """Select positions as a batch of one: [R, T, d] -> [1, len(index), d].
+
+    As an input hook of the head it confines the vocabulary projection to the positions that matter. Operations of the
+    model after the head (soft-capping, scaling) still run.
+    """
+    return lambda hidden: hidden[index.to(hidden.device), column.to(hidden.device)].unsqueeze(0)
+
+
+class _ForwardStopped(Exception):
+    """Ends a forward pass after the last module that is needed."""
+
+
+@contextlib.contextmanager
+def stop_after(module: nn.Module) -> Iterator[None]:
+    """End a forward pass after ``module``.
+
+    The exception ends the ``with`` block too: statements behind the call of the model do not run.
+
+    Hooks registered on the module before this one still see its output.
+    """
+
+    def stop(_hidden: Hidden) -> None:
+        raise _ForwardStopped
+
+    with hooks(on_output(module, stop)), contextlib.suppress(_ForwardStopped):
+        yield
+
+
 @contextlib.contextmanager
 def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Run ``forward`` instead of the module's own, leaving attributes and hooks of the module in place."""
-    own = module.__dict__.get("forward")
-    module.forward = forward  # type: ignore[method-assign]
+    """Run ``forward`` in place of the module's own.
+
+    Attributes and hooks of the module stay in place.
+    """
+    attributes = module.__dict__
+    own = attributes.get("forward")  # set where a wrapper (accelerate) has replaced the class's method
+    attributes["forward"] = forward
     try:
         yield
     finally:
         if own is None:
-            del module.__dict__["forward"]
+            del attributes["forward"]
         else:
-            module.forward = own  # type: ignore[method-assign]
+            attributes["forward"] = own
+
+
+@contextlib.contextmanager
+def outputs_replaced(modules: Iterable[nn.Module], output: Any) -> Iterator[None]:
+    """Return ``output`` from each of the modules without running them."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(forward_replaced(module, lambda *_args, **_kwargs: output))
+        yield
 
 
 @contextlib.contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no parameter gradients inside; flags and mode exactly as before outside."""
+    """Evaluation mode without parameter gradients; everything is restored on exit."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -83,12 +184,3 @@ def frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(flag)
         for module, mode in modes:
             module.training = mode
-
-
-def select_positions(index: torch.Tensor, column: torch.Tensor) -> Callable[[Hidden], Hidden]:
-    """Select ``hidden[index, column]`` as a batch of one: [rows, tokens, d] -> [1, len(index), d].
-
-    As an input hook of the head it confines the vocabulary projection to the positions that matter; whatever the model
-    does after the head (soft-capping, scaling) still happens.
-    """
-    return lambda hidden: hidden[index.to(hidden.device), column.to(hidden.device)].unsqueeze(0)

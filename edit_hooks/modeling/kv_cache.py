@@ -1,7 +1,9 @@
-"""Keys and values of rows of different lengths: padded on the right for the prefill, on the left for decoding.
+"""Rows of different lengths in one batch: padding and right-aligned caches.
 
-Padding on the right is exact under causal attention; shifted so that all rows end in the same column, no padding is
-ever computed with afterwards. Shapes: R rows, T columns, H heads, K head width.
+Padding on the right is exact under causal attention. After the prefill the cache is shifted so that every row ends in
+the last column; decoding then appends one column per step and computes no padding.
+
+Shapes: R rows, T columns, H key heads, K head width.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from transformers import DynamicCache
 
 
 class Aligned(NamedTuple):
-    """A cache whose rows end in the same column, and its mask [R, T] (1: a token)."""
+    """A right-aligned cache and its mask [R, T] (1: token, 0: padding)."""
 
     cache: DynamicCache
     mask_RT: torch.Tensor
 
 
 def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [R, T] and their mask, zeros after the end of each row."""
+    """Pad rows with zeros on the right: token ids and their mask (1: token), [R, T]."""
     width = max(len(row) for row in rows)
     ids, mask = torch.zeros(len(rows), width, dtype=torch.long), torch.zeros(len(rows), width, dtype=torch.long)
     for index, row in enumerate(rows):
@@ -30,21 +32,24 @@ def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[t
 
 
 def right_aligned(cache: DynamicCache, length_R: torch.Tensor, width: int) -> Aligned:
-    """The cache of a right-padded prefill of ``width`` columns, shifted so that every row ends in the last one."""
+    """Shift the cache of a right-padded prefill so that rows end in the last column.
+
+    ``width`` is the number of columns of the prefill.
+    """
     index_RT = length_R[:, None] - width + torch.arange(width, device=length_R.device)
-    shifted = [(shift_columns(entry.keys, index_RT), shift_columns(entry.values, index_RT)) for entry in cache.layers]
+    shifted = [(shift_columns(layer.keys, index_RT), shift_columns(layer.values, index_RT)) for layer in cache.layers]
     return Aligned(DynamicCache(shifted), (index_RT >= 0).long())
 
 
 def select_rows(cache: DynamicCache, rows: torch.Tensor) -> DynamicCache:
     """The cache of some of the rows."""
-    return DynamicCache([(entry.keys[rows], entry.values[rows]) for entry in cache.layers])
+    return DynamicCache([(layer.keys[rows], layer.values[rows]) for layer in cache.layers])
 
 
 def shift_columns(states_RHTK: torch.Tensor, index_RP: torch.Tensor) -> torch.Tensor:
-    """Keys or values with column p of row r taken from column ``index_RP[r, p]``.
+    """Take column p of row r from column ``index_RP[r, p]``: [R, H, P, K].
 
-    Negative indices stand for no token: zeros, because even a masked key has to be finite.
+    A negative index marks padding and gives zeros, because masked keys must be finite too.
     """
     heads, width = states_RHTK.shape[1], states_RHTK.shape[3]
     index_RP = index_RP.to(states_RHTK.device)

@@ -1,7 +1,15 @@
-"""TODO: say what is here."""
+"""The LM head: logits of some tokens, and their vector-Jacobian products.
+
+Losses over the vocabulary (:mod:`edit_hooks.modeling.vocab_loss`) read the head one slice at a time, so that the logits
+of all tokens never exist at once. Where the head is a plain linear map, a slice of logits is a product with a slice of
+its weight; elsewhere (quantized, offloaded or hooked heads) the whole vocabulary is one slice.
+
+Shapes: N states, d residual width, V vocabulary, W selected tokens.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -12,50 +20,60 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from edit_hooks.modeling.architectures import decoder_of, head_of, input_device
 from edit_hooks.modeling.hooks import forward_replaced
 
-ALL = slice(None)
+# A slice of the vocabulary, W token ids, or token ids [N, W] of each state's own.
+TokenSelection = slice | torch.Tensor
 
 
-FEWEST_WORDS, WORDS_STEP = 2048, 512  # below that the overhead of a slice shows; matrix products like round widths
+WHOLE_VOCAB = slice(None)
 
 
-ROWS_AT_ONCE = 512  # of one batch of answers
+MIN_SLICE_WIDTH, SLICE_STEP = 2048, 512  # tokens; narrower slices cost overhead, and GEMMs like round widths
 
 
-def logits_at_once(device: torch.device) -> int:
-    """About how many logits to hold: what stays in a CPU's cache, what keeps a GPU busy."""
-    return 2**26 if device.type == "cuda" else 2**14
-
-
-# Given weights [M, W] of the words of M states and the numbers [M] of these states, sums over words of weight times the
-# logit's gradient, [M, d].
+# Pulls weights [M, W] of the logits of M states, given by their indices [M], back to these states, [M, d]: the sum over
+# tokens of weight times the gradient of the logit.
 VocabVJP = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def default_max_logits(device: torch.device) -> int:
+    """Logits to hold at once: what fits a CPU's cache, or what keeps a GPU busy."""
+    return 2**26 if device.type == "cuda" else 2**14
+
+
 class LMHead(Protocol):
-    """Gives logits of states."""
+    """Logits of final hidden states."""
 
-    def logits(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
-        """Logits of some words, [N, W]: a slice of the vocabulary, W numbers, or numbers of each state's own [N, W]."""
+    def logits(self, states_ND: torch.Tensor, tokens: TokenSelection) -> torch.Tensor:
+        """Logits [N, W] of the selected tokens; differentiable."""
 
-    def logits_with_vjp(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, VocabVJP]:
-        """Logits [N, W] of a slice or of W words, without a graph, and how to pull weights of them back to states."""
+    def logits_with_vjp(self, states_ND: torch.Tensor, tokens: TokenSelection) -> tuple[torch.Tensor, VocabVJP]:
+        """Logits [N, W] without a graph, and their vector-Jacobian product.
+
+        Args:
+            tokens: a slice or W token ids; not ids of each state's own.
+        """
 
     def slices(self, num_states: int, max_logits: int) -> list[slice]:
-        """The vocabulary in parts, of which ``num_states`` states have about ``max_logits`` logits."""
+        """Partition of the vocabulary into slices.
+
+        ``num_states`` states have about ``max_logits`` logits in one slice.
+        """
 
 
 class ModelHead:
-    """The model's vocabulary projection and whatever it does after it, which is elementwise (soft-capping, scaling)."""
+    """The head of a model, and the elementwise operations behind it."""
 
     def __init__(self, model: Any) -> None:
         module: Any = head_of(model)
         self.model, self.module = model, module
-        self.num_words = int(module.weight.shape[0])
-        self.ends_with_projection: bool | None = None  # known once it has been seen
+        self.vocab_size = int(module.weight.shape[0])
 
     @property
     def is_plain(self) -> bool:
-        """Whether words can be picked from the weight: not where it is quantized, offloaded or hooked."""
+        """Whether the head is a linear map whose weight can be sliced.
+
+        It is not where the weight is quantized or offloaded, or the module hooked.
+        """
         module = self.module
         return (
             type(module).forward is nn.Linear.forward
@@ -64,20 +82,29 @@ class ModelHead:
             and not module._forward_pre_hooks
         )
 
-    def logits(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
-        if not self.is_plain or (isinstance(words, slice) and words == ALL):
-            return select_words(self._after(states_ND), words)
-        return self._from_projected(self._projected(states_ND, words))
+    @functools.cached_property
+    def ends_with_projection(self) -> bool:
+        """Whether the model returns the head's output unchanged.
 
-    def logits_with_vjp(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, VocabVJP]:
+        Tested with one number, which then passes through in place.
+        """
+        probe_11 = torch.zeros(1, 1, dtype=self.module.weight.dtype, device=self.module.weight.device)
+        return self._run_after_head(probe_11).data_ptr() == probe_11.data_ptr()
+
+    def logits(self, states_ND: torch.Tensor, tokens: TokenSelection) -> torch.Tensor:
+        if not self.is_plain or (isinstance(tokens, slice) and tokens == WHOLE_VOCAB):
+            return select_tokens(self._run_after_decoder(states_ND), tokens)
+        return self._finish(self._project(states_ND, tokens))
+
+    def logits_with_vjp(self, states_ND: torch.Tensor, tokens: TokenSelection) -> tuple[torch.Tensor, VocabVJP]:
         if not self.is_plain:
-            return _through_autograd(self.logits, states_ND, words)
-        weight_WD = self.module.weight[self._at_head(words)]
+            return _vjp_through_autograd(self.logits, states_ND, tokens)
+        weight_WD = self.module.weight[self._on_head_device(tokens)]
         with torch.no_grad():
-            projected_NW = self._projected(states_ND, words)
+            projected_NW = self._project(states_ND, tokens)
         with torch.enable_grad():
-            logits_NW = self._from_projected(projected_NW.requires_grad_(True))
-        slope_NW = None
+            logits_NW = self._finish(projected_NW.requires_grad_(True))
+        slope_NW = None  # of the elementwise operations behind the head
         if not self.ends_with_projection:
             (slope_NW,) = torch.autograd.grad(logits_NW, projected_NW, torch.ones_like(logits_NW))
 
@@ -89,84 +116,87 @@ class ModelHead:
 
     def slices(self, num_states: int, max_logits: int) -> list[slice]:
         if not self.is_plain:
-            return [ALL]
-        width = max(FEWEST_WORDS, max_logits // max(num_states, 1) // WORDS_STEP * WORDS_STEP)
-        if width >= self.num_words:
-            return [ALL]
-        return [slice(a, min(a + width, self.num_words)) for a in range(0, self.num_words, width)]
+            return [WHOLE_VOCAB]
+        width = max(MIN_SLICE_WIDTH, max_logits // max(num_states, 1) // SLICE_STEP * SLICE_STEP)
+        if width >= self.vocab_size:
+            return [WHOLE_VOCAB]
+        return [slice(start, min(start + width, self.vocab_size)) for start in range(0, self.vocab_size, width)]
 
-    def _after(self, states_ND: torch.Tensor) -> torch.Tensor:
-        """What the model makes of states that its decoder would have given."""
-        done = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
-        some_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=input_device(self.model))
-        with forward_replaced(decoder_of(self.model), lambda *_args, **_kwargs: done):
+    def _run_after_decoder(self, states_ND: torch.Tensor) -> torch.Tensor:
+        """Run the head and everything behind it on decoder outputs; logits [N, V]."""
+        decoder_output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
+        unread_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=input_device(self.model))
+        with forward_replaced(decoder_of(self.model), lambda *_args, **_kwargs: decoder_output):
             # squeeze is a view both ways; the backward pass of an index would fill a tensor of logits with zeros
-            return self.model(input_ids=some_ids_11).logits.squeeze(0)
+            return self.model(input_ids=unread_ids_11).logits.squeeze(0)
 
-    def _from_projected(self, projected_NW: torch.Tensor) -> torch.Tensor:
-        """What the model makes of what its head would have given."""
-        if self.ends_with_projection:
-            return projected_NW
+    def _run_after_head(self, projected_NW: torch.Tensor) -> torch.Tensor:
+        """Run only the elementwise operations behind the head."""
         with forward_replaced(self.module, lambda _states: projected_NW[None]):
-            logits_NW = self._after(projected_NW)
-        self.ends_with_projection = logits_NW.data_ptr() == projected_NW.data_ptr()
-        return logits_NW
+            return self._run_after_decoder(projected_NW)
 
-    def _at_head(self, words: slice | torch.Tensor) -> slice | torch.Tensor:
-        return words.to(self.module.weight.device) if isinstance(words, torch.Tensor) else words
+    def _finish(self, projected_NW: torch.Tensor) -> torch.Tensor:
+        return projected_NW if self.ends_with_projection else self._run_after_head(projected_NW)
 
-    def _projected(self, states_ND: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
+    def _on_head_device(self, tokens: TokenSelection) -> TokenSelection:
+        return tokens.to(self.module.weight.device) if isinstance(tokens, torch.Tensor) else tokens
+
+    def _project(self, states_ND: torch.Tensor, tokens: TokenSelection) -> torch.Tensor:
+        """The head's output for the selected tokens, [N, W]."""
         weight, bias = self.module.weight, self.module.bias
-        states_ND, words = states_ND.to(weight.device), self._at_head(words)
-        if isinstance(words, torch.Tensor) and words.ndim == 2:
-            found_NW = (weight[words] @ states_ND[:, :, None])[..., 0]
+        states_ND, tokens = states_ND.to(weight.device), self._on_head_device(tokens)
+        if isinstance(tokens, torch.Tensor) and tokens.ndim == 2:
+            projected_NW = (weight[tokens] @ states_ND[:, :, None])[..., 0]
         else:
-            # With the weight on the left a CPU is several times as fast for a few states; for one alone it would take
-            # the matrix-vector product, which runs on one thread.
+            # With the weight on the left, a CPU is several times faster for a few states. A single state is doubled: it
+            # would take the matrix-vector product, which runs on one thread.
             columns_DN = states_ND.expand(2, -1).T if len(states_ND) == 1 else states_ND.T
-            found_NW = (weight[words] @ columns_DN).T[: len(states_ND)]
-        return found_NW if bias is None else found_NW + bias[words]
+            projected_NW = (weight[tokens] @ columns_DN).T[: len(states_ND)]
+        return projected_NW if bias is None else projected_NW + bias[tokens]
 
 
-def _through_autograd(
-    logits_of: Callable[[torch.Tensor, slice | torch.Tensor], torch.Tensor],
+def _vjp_through_autograd(
+    logits_of: Callable[[torch.Tensor, TokenSelection], torch.Tensor],
     states_ND: torch.Tensor,
-    words: slice | torch.Tensor,
+    tokens: TokenSelection,
 ) -> tuple[torch.Tensor, VocabVJP]:
-    """See :meth:`LMHead.logits_with_vjp`, for logits about which nothing is known."""
+    """Logits and their VJP for an arbitrary head.
+
+    The VJP repeats the forward pass with a graph.
+    """
 
     def vjp(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
         states_MD = states_ND[state_M.to(states_ND.device)].detach().requires_grad_(True)
         with torch.enable_grad():
-            logits_MW = logits_of(states_MD, words)
-        (pulled_MD,) = torch.autograd.grad(logits_MW, states_MD, weights_MW.to(logits_MW.dtype))
-        return pulled_MD
+            logits_MW = logits_of(states_MD, tokens)
+        (gradient_MD,) = torch.autograd.grad(logits_MW, states_MD, weights_MW.to(logits_MW.dtype))
+        return gradient_MD
 
     with torch.no_grad():
-        return logits_of(states_ND, words), vjp
+        return logits_of(states_ND, tokens), vjp
 
 
 class PrecomputedLogits:
-    """For states that are logits already."""
+    """The identity as a head, for states that are logits already (d = V)."""
 
-    def logits(self, states_NV: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
-        return select_words(states_NV, words).clone()
+    def logits(self, states_NV: torch.Tensor, tokens: TokenSelection) -> torch.Tensor:
+        return select_tokens(states_NV, tokens).clone()
 
-    def logits_with_vjp(self, states_NV: torch.Tensor, words: slice | torch.Tensor) -> tuple[torch.Tensor, VocabVJP]:
+    def logits_with_vjp(self, states_NV: torch.Tensor, tokens: TokenSelection) -> tuple[torch.Tensor, VocabVJP]:
         def vjp(weights_MW: torch.Tensor, state_M: torch.Tensor) -> torch.Tensor:
-            pulled_MV = torch.zeros(len(state_M), states_NV.shape[1]).to(weights_MW)
-            pulled_MV[:, words] = weights_MW
-            return pulled_MV
+            gradient_MV = torch.zeros(len(state_M), states_NV.shape[1]).to(weights_MW)
+            gradient_MV[:, tokens] = weights_MW
+            return gradient_MV
 
-        return self.logits(states_NV, words), vjp
+        return self.logits(states_NV, tokens), vjp
 
     def slices(self, num_states: int, max_logits: int) -> list[slice]:
-        return [ALL]
+        return [WHOLE_VOCAB]
 
 
-def select_words(logits_NV: torch.Tensor, words: slice | torch.Tensor) -> torch.Tensor:
-    """Some words' logits out of all of them; see :class:`LMHead`."""
-    if isinstance(words, torch.Tensor):
-        words = words.to(logits_NV.device)
-        return logits_NV.gather(1, words) if words.ndim == 2 else logits_NV[:, words]
-    return logits_NV if words == ALL else logits_NV[:, words]
+def select_tokens(logits_NV: torch.Tensor, tokens: TokenSelection) -> torch.Tensor:
+    """Logits [N, W] of the selected tokens; no copy for the whole vocabulary."""
+    if isinstance(tokens, torch.Tensor):
+        tokens = tokens.to(logits_NV.device)
+        return logits_NV.gather(1, tokens) if tokens.ndim == 2 else logits_NV[:, tokens]
+    return logits_NV if tokens == WHOLE_VOCAB else logits_NV[:, tokens]

@@ -1,10 +1,14 @@
-"""Attention over a kept prefix and a few new tokens, without joining their keys and values.
+"""Attention over a cached prefix and a few new tokens, kept apart.
 
-Joined, the keys and values of a row would be copied, repeated for every query head and kept for the backward pass in
-each block; apart, the prefix is read where it lies and never differentiated. The same numbers as the model's own
-attention, up to rounding: scores over the prefix and over the new tokens are joined before the softmax.
+Concatenated, the keys and values of a row would be copied, repeated for every query head and saved for the backward
+pass in each block. Kept apart, the prefix is read in place and never differentiated. The result equals the model's own
+attention up to rounding: scores over the prefix and over the new tokens are concatenated before the softmax.
 
-Shapes: r rows, H query heads in G key heads, S new tokens, P prefix columns, C = P + S, K head width.
+The prefix travels with the cache: the ``update`` of a cache layer returns the new keys with the layer's prefix
+attached, and the attention function reads it there. There is no module-level state, so models in different threads
+cannot see each other's prefixes.
+
+Shapes: R rows, H query heads in G key heads, S new tokens, P prefix columns, C = P + S columns, K head width.
 """
 
 from __future__ import annotations
@@ -19,88 +23,102 @@ from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
 from edit_hooks.modeling.architectures import decoder_of
-from edit_hooks.modeling.prefix_cache import Entry
+from edit_hooks.modeling.prefix_cache import KeysValues
 from edit_hooks.modeling.tensors import at_least_float32
 
-NAME = "kept_prefix"
+NAME = "cached_prefix"  # of the attention implementation in transformers
 
 
-_kept: list[Sequence[Entry]] = []  # what the attention reads, innermost last
+PREFIX = "prefix_keys_values"  # attribute of the keys that a `_PrefixLayer` returns
 
 
 class _PrefixLayer(DynamicLayer):
-    """Says how long the prefix is and hands on the new keys and values alone."""
+    """Cache layer with a constant prefix.
 
-    def __init__(self, entry: Entry) -> None:
+    New keys and values are passed through and not stored.
+    """
+
+    def __init__(self, prefix: KeysValues) -> None:
         super().__init__()
-        self.keys, self.values = entry
+        self.keys, self.values = prefix
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> Entry:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> KeysValues:
+        setattr(key_states, PREFIX, (self.keys, self.values))
         return key_states, value_states
 
 
-def _attention(
-    module: Any,
-    query_rHSK: torch.Tensor,
-    key_rGSK: torch.Tensor,
-    value_rGSK: torch.Tensor,
+def _attend(
+    _module: Any,
+    query_RHSK: torch.Tensor,
+    key_RGSK: torch.Tensor,
+    value_RGSK: torch.Tensor,
     attention_mask: torch.Tensor,
     scaling: float | None = None,
     softcap: float | None = None,
     **_kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it, with the prefix of the block from `kept_prefix`."""
-    before_keys, before_values = _kept[-1][module.layer_idx]
-    rows, _, new, width = query_rHSK.shape
-    groups, known = key_rGSK.shape[1], before_keys.shape[2]
-    # Query heads that share a key head stand side by side, so they are further queries of it.
-    query = query_rHSK.reshape(rows, groups, -1, width)
-    scores = torch.cat([query @ before_keys.transpose(2, 3), query @ key_rGSK.transpose(2, 3)], 3)
+    """Attention function as transformers calls it; the prefix comes with the keys."""
+    prefix_keys, prefix_values = getattr(key_RGSK, PREFIX)
+    rows, _, new, width = query_RHSK.shape
+    groups, known = key_RGSK.shape[1], prefix_keys.shape[2]
+    # Query heads that share a key head are adjacent: fold them into the query axis of that key head.
+    query = query_RHSK.reshape(rows, groups, -1, width)
+    scores = torch.cat([query @ prefix_keys.transpose(2, 3), query @ key_RGSK.transpose(2, 3)], 3)
     scores = scores * (scaling if scaling is not None else width**-0.5)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
     scores = at_least_float32(scores.view(rows, groups, -1, new, known + new))
-    # Not -inf: padding far behind a row may see nothing in a sliding window, and nobody reads it.
+    # Not -inf: padding far behind a row may see no column of a sliding window. A softmax over -inf alone is NaN, which
+    # spreads to other tokens even through zero attention weights.
     scores = scores.masked_fill(~attention_mask[:, None], torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1).to(query.dtype).view(rows, groups, -1, known + new)
-    found = weights[..., :known] @ before_values + weights[..., known:] @ value_rGSK
-    return found.view(rows, -1, new, width).transpose(1, 2).contiguous(), None
+    attended = weights[..., :known] @ prefix_values + weights[..., known:] @ value_RGSK
+    return attended.view(rows, -1, new, width).transpose(1, 2).contiguous(), None
 
 
-def _mask(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Which columns a token sees, [r, 1, S, C]; always spelled out."""
+def _build_mask(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Boolean mask [R, 1, S, C] of visible columns.
+
+    Always built, also where transformers would skip it.
+    """
     return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
 
-AttentionInterface.register(NAME, _attention)
-
-
-AttentionMaskInterface.register(NAME, _mask)
+def _register() -> None:
+    """Add the attention and its mask to the tables of transformers; idempotent."""
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, _build_mask)
 
 
 def is_supported(model: Any) -> bool:
-    """Whether the model lets its attention be chosen, and computes what it would compute by itself."""
+    """Whether the model's attention can be replaced without changing its result."""
     decoder: Any = decoder_of(model)
     replaceable = getattr(decoder, "_supports_attention_backend", False)
     return replaceable and decoder.config._attn_implementation in ("eager", "sdpa")
 
 
 @contextlib.contextmanager
-def kept_prefix(model: Any, entries: Sequence[Entry]) -> Iterator[DynamicCache]:
-    """Inside, the model's attention sees these keys and values [r, G, P, K] per block before the tokens it is given.
+def cached_prefix(model: Any, layers: Sequence[KeysValues]) -> Iterator[DynamicCache]:
+    """Let the model attend to a prefix in front of the tokens it is called with.
 
-    Yields the cache to call the model with; new keys and values are not added to it.
+    The attention implementation of the model's config is replaced inside, so one model must not be used in two threads
+    at once; different models may.
+
+    Args:
+        layers: keys and values [R, G, P, K] of the prefix, per block.
+
+    Yields:
+        The cache to call the model with. Calls do not add to it.
     """
+    _register()
     decoder: Any = decoder_of(model)
     config = decoder.config
     own = config._attn_implementation
     cache = DynamicCache()
-    cache.layers = [_PrefixLayer(entry) for entry in entries]
-    _kept.append(entries)
+    cache.layers = [_PrefixLayer(layer) for layer in layers]
     config._attn_implementation = NAME
     try:
         yield cache
     finally:
         config._attn_implementation = own
-        _kept.pop()

@@ -1,4 +1,4 @@
-"""TODO: say what is here."""
+"""Tensor utilities: precision, norms, packed booleans, safetensors files."""
 
 from __future__ import annotations
 
@@ -14,30 +14,38 @@ from edit_hooks.utils.files import replacing
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> None:
-    """Write a safetensors file with text metadata: under a temporary name first, readable by whom the umask allows."""
+    """Write a safetensors file with text metadata, atomically.
+
+    Its permissions are those of the umask.
+    """
     with replacing(path) as temporary:
         temporary.touch()
-        mode = temporary.stat().st_mode  # safetensors makes files that only their owner can read
+        mode = temporary.stat().st_mode  # safetensors restricts its files to their owner
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=dict(header))
         temporary.chmod(mode)
 
 
 def pack_bits(mask: torch.Tensor) -> torch.Tensor:
-    """A boolean tensor as bits, eight to a byte, row by row."""
+    """Pack a boolean tensor into bytes, eight entries each, in row-major order."""
     return torch.from_numpy(numpy.packbits(mask.cpu().numpy().reshape(-1)))
 
 
 def unpack_bits(packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The boolean tensor of ``like``'s shape and device behind packed bits."""
+    """Unpack :func:`pack_bits`, with the shape and device of ``like``."""
     bits = numpy.unpackbits(packed.cpu().numpy(), count=like.numel())
     return torch.from_numpy(bits).bool().view(like.shape).to(like.device)
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """At least float32: losses, norms and updates are never computed in half precision."""
+    """Promote half precision to float32.
+
+    Losses, norms and updates are never computed in half precision.
+    """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def weight_norm(module: nn.Module) -> float:
-    """Frobenius norm of a linear map's weight, in at least float32."""
-    return float(torch.linalg.vector_norm(module.weight.detach(), dtype=torch.float64))  # type: ignore[operator, union-attr]
+    """Frobenius norm of a linear map's weight, summed in float64."""
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float64))

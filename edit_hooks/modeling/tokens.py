@@ -1,7 +1,7 @@
-"""Where things are in a tokenized prompt: subject token, target tokens, and the seam between prompt and target.
+"""Token positions of subject and target, and the seam between prompt and target.
 
-Everything is found through character offsets of one encoding of the full text, so it holds whatever the tokenizer
-does with BOS, leading spaces and merges. Prompt and target are joined by exactly one space, here and nowhere else.
+Positions come from the character offsets of one encoding of the full text, so they do not depend on how a tokenizer
+treats BOS, leading spaces and merges. Prompt and target are joined by exactly one space, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from edit_hooks.utils.errors import EditingError
 
 
 class Encoding(NamedTuple):
-    """Token ids of a text, special tokens in front included, with the character span of each (0, 0 for specials)."""
+    """Token ids of a text and their character spans.
+
+    Leading special tokens are included; their span is (0, 0).
+    """
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
 
 def join_target(prompt: str, target: str) -> str:
-    """Prompt and target joined by exactly one space."""
+    """Join prompt and target by exactly one space."""
     return f"{prompt.rstrip()} {target.lstrip()}"
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
-    """Encode ``text`` once, with the special tokens the tokenizer puts in front; trailing specials are dropped.
+    """Encode a text with its leading special tokens, without trailing ones.
 
     Raises:
-        EditingError: for tokenizers that give no character offsets.
+        EditingError: for tokenizers without character offsets.
     """
     if not tokenizer.is_fast:
         raise EditingError(
@@ -48,20 +51,20 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
 def split_continuation(
     tokenizer: PreTrainedTokenizerBase, context: str, continuation: str
 ) -> tuple[list[int], list[int]]:
-    """Token ids of ``context`` and of ``continuation`` from one encoding of their concatenation.
+    """Encode ``context`` and ``continuation`` together and split their token ids.
 
-    A token that reaches into the continuation belongs to it, so a merge over the seam is scored, never lost.
+    A token that reaches into the continuation belongs to it, so a merge across the seam is scored.
     """
     encoding = encode(tokenizer, context + continuation)
-    start = _first_reaching_past(encoding, len(context))
+    start = first_token_past(encoding, len(context))
     return encoding.ids[:start], encoding.ids[start:]
 
 
 def split_template(template: str) -> tuple[str, str]:
-    """Text before and after the slot of a context template.
+    """Split a context template into the text before and after its slot.
 
     Raises:
-        EditingError: when there is not exactly one ``{}``.
+        EditingError: unless there is exactly one ``{}``.
     """
     parts = template.split(SLOT)
     if len(parts) != 2:
@@ -69,6 +72,14 @@ def split_template(template: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def _first_reaching_past(encoding: Encoding, length: int) -> int:
-    """Index of the first token that reaches past character ``length``; the number of tokens if none does."""
+def tokens_in_span(encoding: Encoding, span: tuple[int, int]) -> list[int]:
+    """Positions of the tokens that overlap the characters [start, end)."""
+    return [i for i, (start, end) in enumerate(encoding.offsets) if start < span[1] and end > span[0]]
+
+
+def first_token_past(encoding: Encoding, length: int) -> int:
+    """Position of the first token that ends past character ``length``.
+
+    The number of tokens if none does.
+    """
     return next((i for i, (_, end) in enumerate(encoding.offsets) if end > length), len(encoding.ids))

@@ -8,17 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli import cache as storage
-from lm_edit.cli import catalog as looking
-from lm_edit.cli import edits, judging, locating, training
+from lm_edit.cli import cache, catalog, contract, edits, judging, locating, training
 from lm_edit.cli.command import Verb
 
 VERBS: dict[str, Verb] = {
-    **looking.VERBS,
+    **catalog.VERBS,
+    **contract.VERBS,
     **edits.VERBS,
     **locating.VERBS,
     **training.VERBS,
-    **storage.VERBS,
+    **cache.VERBS,
     **judging.VERBS,
 }
 

@@ -106,7 +106,7 @@ def editor(setup: Setup, engine: str, num_templates: int, steps: int, layer: int
         "context_templates": f"sampled_{num_templates}", "num_steps": steps, "early_stop_loss": 1e-9, "engine": engine,
     }  # fmt: skip
     made = load_editor("r_rome", settings | ({"layers": [layer]} if layer is not None else {}))
-    made.resolve(setup.model, setup.tokenizer)
+    made.resolve_config(setup.model, setup.tokenizer)
     return made
 
 

@@ -10,7 +10,7 @@ from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, NATURAL_TOKENIZER, SENTENCES, bu
 
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.second_moments import TokenBudget, second_moments
+from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from lm_edit.cli.main import main
 
 REQUEST = EditRequest(prompt="The harbour of {} is located in", subject="Port Amelin", target_new="Rome")
@@ -75,8 +75,8 @@ def test_the_warning_comes_from_the_stored_matrix_too(tiny, tmp_path):
 
 
 def test_a_text_that_ends_before_the_budget_is_said(tiny):
-    budget = TokenBudget(num_tokens=100_000)
-    report = second_moments(*tiny, [EDIT_LAYER], TEXTS, budget=budget, quiet=True)[EDIT_LAYER].report
+    settings = MomentSettings(TEXTS, num_tokens=100_000)
+    report = second_moments(*tiny, [EDIT_LAYER], settings, quiet=True)[EDIT_LAYER].report
     (warning,) = report["warnings"]
     assert f"ended after {report['num_tokens']} of the 100000 tokens" in warning
 

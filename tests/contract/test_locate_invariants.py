@@ -32,7 +32,7 @@ from edit_hooks.editors.rect import largest_changes
 from edit_hooks.locate.key_reader import read_rows
 from edit_hooks.locate.post_norm import gains, nearest_on_ellipsoid, nearest_outputs
 from edit_hooks.locate.rows import rewriting_row
-from edit_hooks.locate.second_moments import second_moments
+from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment, ridge_keys
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 
@@ -57,7 +57,7 @@ def bound(model_type: str) -> float:
 
 @functools.cache
 def covariance(model_type: str) -> dict[int, torch.Tensor]:
-    moments = second_moments(*loaded(model_type), LAYERS, list(SENTENCES), quiet=True)
+    moments = second_moments(*loaded(model_type), LAYERS, MomentSettings(SENTENCES), quiet=True)
     # A ridge makes it well-conditioned, so that the forms compared below agree to many digits.
     return {n: m.matrix_FF.double() + 0.05 * torch.eye(len(m.matrix_FF)).double() for n, m in moments.items()}
 
@@ -99,7 +99,7 @@ def test_the_small_system_is_the_large_one(u, past, weight):
     expected_UF = torch.linalg.solve(dense_FF, keys_UF.T).T
     moment = SecondMoment(matrix_FF)
     everything = torch.cat([past_PF, keys_UF])
-    ours_UF = ridge_keys(everything, moment.apply(everything), weight)[past:]
+    ours_UF = ridge_keys(everything, moment.metric_product(everything), weight)[past:]
     torch.testing.assert_close(ours_UF, expected_UF, rtol=1e-9, atol=1e-12)
     if u == 1 and past == 0:
         applied_F = torch.linalg.solve(matrix_FF, keys_UF[0])
@@ -218,7 +218,7 @@ def test_the_projector_projects_and_the_update_stays_in_the_null_space(model_typ
     for delta in (*editor.edit(model, tokenizer, EDIT_REQUESTS), joint):
         for layer in LAYERS:
             matrix = covariance(model_type)[layer]
-            dense = projectors[layer].apply(torch.eye(len(matrix), dtype=torch.float64))
+            dense = projectors[layer].metric_product(torch.eye(len(matrix), dtype=torch.float64))
             torch.testing.assert_close(dense @ dense, dense, atol=1e-10, rtol=0)
             torch.testing.assert_close(dense, dense.T, atol=1e-10, rtol=0)
             assert 0 < projectors[layer].rank < len(matrix)

@@ -12,7 +12,7 @@ from tiny import NATURAL_TOKENIZER, REQUESTS, SENTENCES, build_model, build_toke
 from edit_hooks import EditRequest, load_editor
 from edit_hooks.locate.causal_trace import KINDS, TraceSettings, trace_facts
 from edit_hooks.locate.null_space import null_space_of
-from edit_hooks.locate.second_moments import second_moments
+from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment
 from lm_edit.tuning.search import tune
 from lm_eval_tasks.common.cases import Case, Question
@@ -42,7 +42,8 @@ def test_second_moments_and_projectors_agree():
     cpu, gpu, tokenizer = on_both("llama")
     texts = list(SENTENCES)
     first, second = (
-        second_moments(model, tokenizer, [1], texts, dtype="float64", quiet=True)[1].matrix_FF for model in (cpu, gpu)
+        second_moments(model, tokenizer, [1], MomentSettings(texts, dtype="float64"), quiet=True)[1].matrix_FF
+        for model in (cpu, gpu)
     )
     assert second.device.type == "cpu"
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-8)
@@ -50,7 +51,7 @@ def test_second_moments_and_projectors_agree():
     there = null_space_of(SecondMoment(first), None, 0.3, torch.device("cuda"))
     assert there.basis_FR.device.type == "cpu" and here.rank == there.rank
     keys_EF = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(here.apply(keys_EF), there.apply(keys_EF), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(here.metric_product(keys_EF), there.metric_product(keys_EF), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("editor", ["r_rome", "memit", "alphaedit"])

@@ -115,7 +115,7 @@ def test_ranks_count_over_all_machines_and_never_wait_for_each_other():
     rank = DataParallelMixin()
     rank.accelerator = SimpleNamespace(num_processes=8, process_index=3, local_process_index=1)
     rank._rank, rank._world_size = 1, 1
-    rank._join_processes()
+    rank.join_processes()
     assert (rank._rank, rank._world_size) == (3, 8)
     assert (
         rank.all_gather(torch.tensor(5)).tolist() == [5] * 8 and rank.all_gather(torch.tensor([2])).tolist() == [2] * 8
@@ -127,8 +127,8 @@ def test_different_streams_on_different_ranks_are_an_error(monkeypatch):
     rank = DataParallelMixin()
     rank._rank, rank._world_size = 0, 2
     monkeypatch.setattr(rank, "_gathered", lambda obj, dst: [obj, "other"] if obj == "mine" else [obj, obj], False)
-    monkeypatch.setattr(rank, "_stream_state", lambda: "mine")
+    monkeypatch.setattr(rank, "stream_state", lambda: "mine")
     with pytest.raises(EditingError, match="different weights"):
         rank.gather_object({})
-    monkeypatch.setattr(rank, "_stream_state", lambda: None)
+    monkeypatch.setattr(rank, "stream_state", lambda: None)
     assert rank.gather_object({"task": []}) == [{"task": []}, {"task": []}]

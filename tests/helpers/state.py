@@ -1,84 +1,16 @@
-"""Photograph everything an edit might leave behind, and compare two photographs bit by bit."""
+"""Compare two snapshots of a model and a tokenizer."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-import torch
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from edit_hooks.contract.state import changes, snapshot, tensor_digest
 
-_HOOK_DICTS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_load_state_dict_pre_hooks",
-)
-# Filled lazily by torch or transformers themselves the first time a model runs.
-_LAZY_ATTRIBUTES = {"_modules", "_parameters", "_buffers"}
-
-
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """sha256 over dtype, shape and raw bytes: NaN equals NaN, -0.0 differs from 0.0."""
-    data = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
-    digest.update(data.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> dict[str, Any]:
-    """Flat dict of everything that must be as before after a scope: name of the thing -> its value or digest.
-
-    Parameters are recorded by identity too: an optimizer or a tied head holds the object, not the name.
-    """
-    state: dict[str, Any] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        state[f"parameter {name}"] = (tensor_digest(parameter), id(parameter), parameter.data_ptr())
-        state[f"requires_grad {name}"] = parameter.requires_grad
-        state[f"grad {name}"] = None if parameter.grad is None else tensor_digest(parameter.grad)
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        state[f"buffer {name}"] = tensor_digest(buffer)
-    for name, module in model.named_modules():
-        state[f"class {name}"] = type(module).__qualname__
-        state[f"training {name}"] = module.training
-        state[f"attributes {name}"] = tuple(sorted(set(vars(module)) - _LAZY_ATTRIBUTES))
-        state[f"children {name}"] = tuple((child, id(value)) for child, value in module.named_children())
-        for hooks in _HOOK_DICTS:
-            state[f"{hooks} {name}"] = len(getattr(module, hooks, ()))
-    state["config"] = model.config.to_dict()
-    state["attention implementation"] = model.config._attn_implementation
-    state["generation config"] = model.generation_config.to_dict() if model.generation_config is not None else None
-    state["grad mode"] = torch.is_grad_enabled()
-    state["default dtype"] = torch.get_default_dtype()
-    state["random state"] = tensor_digest(torch.get_rng_state())
-    state["global hooks"] = len(nn.modules.module._global_forward_hooks)
-    if tokenizer is not None:
-        state.update(_tokenizer_state(tokenizer))
-    return state
-
-
-def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    return {
-        "padding side": tokenizer.padding_side,
-        "truncation side": tokenizer.truncation_side,
-        "model max length": tokenizer.model_max_length,
-        "special tokens": dict(tokenizer.special_tokens_map),
-        "pad token": (tokenizer.pad_token, tokenizer.pad_token_id),
-        "vocabulary size": len(tokenizer),
-        "bos rule": tuple(tokenizer("a")["input_ids"]),
-        "chat template": tokenizer.chat_template,
-    }
+__all__ = ["assert_same_state", "snapshot", "tensor_digest"]
 
 
 def assert_same_state(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Fail with the names of everything that changed, appeared or went away."""
-    missing = object()
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key, missing) != after.get(key, missing))
+    """Fail with the names of everything that changed, appeared or disappeared."""
+    changed = changes(before, after)
     details = "; ".join(f"{key}: {str(before.get(key))[:80]} -> {str(after.get(key))[:80]}" for key in changed[:8])
     assert not changed, f"{len(changed)} things differ, among them {details}"

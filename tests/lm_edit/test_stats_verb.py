@@ -11,7 +11,7 @@ from tiny import EDIT_LAYER, REQUESTS, SENTENCES, build_tokenizer, save_tiny
 from transformers import AutoModelForCausalLM
 
 from edit_hooks import EditingError, EditRequest, load_editor
-from edit_hooks.locate.second_moments import TokenBudget, second_moments
+from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from lm_edit.cli.main import main
 from lm_edit.stats import prepare_stats, stored_stats
 
@@ -69,10 +69,8 @@ def test_layers_text_and_precision_by_hand(model_path, tmp_path, capsys):
     (entry,) = stored_stats(tmp_path / "stats")
     assert entry.description["dtype"] == "float64" and entry.description["max_length"] == 12
     loaded = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    budget = TokenBudget(90, 12)
-    moment = second_moments(
-        loaded, build_tokenizer("byte_bpe_bos"), [1], str(path), budget=budget, dtype="float64", quiet=True
-    )[1]
+    settings = MomentSettings(str(path), num_tokens=90, max_length=12, dtype="float64")
+    moment = second_moments(loaded, build_tokenizer("byte_bpe_bos"), [1], settings, quiet=True)[1]
     assert moment.matrix_FF.dtype == torch.float64
     rank = int((torch.linalg.eigvalsh(moment.matrix_FF) < 0.05).sum())
     assert entry.projectors == [("threshold 0.05", rank, 64)] and 0 < rank < 64
@@ -82,8 +80,8 @@ def test_layers_text_and_precision_by_hand(model_path, tmp_path, capsys):
 def test_the_precision_is_that_of_the_kept_matrix(model_path):
     loaded = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     tokenizer = build_tokenizer("byte_bpe_bos")
-    wide = second_moments(loaded, tokenizer, [1], TEXTS, dtype="float64", quiet=True)[1].matrix_FF
-    narrow = second_moments(loaded, tokenizer, [1], TEXTS, quiet=True)[1].matrix_FF
+    wide = second_moments(loaded, tokenizer, [1], MomentSettings(TEXTS, dtype="float64"), quiet=True)[1].matrix_FF
+    narrow = second_moments(loaded, tokenizer, [1], MomentSettings(TEXTS), quiet=True)[1].matrix_FF
     assert torch.equal(wide.float(), narrow) and not torch.equal(wide, narrow.double())
 
 
@@ -194,9 +192,9 @@ def _matrix(entry):
 def test_all_of_a_small_hub_corpus_is_the_corpus(model_path, hub):
     loaded = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     tokenizer = build_tokenizer("byte_bpe_bos")
-    budget = TokenBudget(num_tokens=100_000)
-    moment = second_moments(loaded, tokenizer, [1], "owner/corpus", budget=budget, dtype="float64", quiet=True)[1]
-    plain = second_moments(loaded, tokenizer, [1], TEXTS, dtype="float64", quiet=True)[1]
+    settings = MomentSettings("owner/corpus", num_tokens=100_000, dtype="float64")
+    moment = second_moments(loaded, tokenizer, [1], settings, quiet=True)[1]
+    plain = second_moments(loaded, tokenizer, [1], MomentSettings(TEXTS, dtype="float64"), quiet=True)[1]
     torch.testing.assert_close(moment.matrix_FF, plain.matrix_FF, rtol=1e-5, atol=1e-7)  # keys are float32
     assert any("of the 100000 tokens asked for" in text for text in moment.report["warnings"])
 
@@ -207,11 +205,11 @@ def test_hub_corpora_without_texts_or_broken_on_the_way_are_explained(model_path
     tokenizer = build_tokenizer("byte_bpe_bos")
     shard.write_text(json.dumps({"body": "x"}) + "\n")
     with pytest.raises(EditingError, match=r"no field 'text'"):
-        second_moments(loaded, tokenizer, [1], "owner/corpus", quiet=True)
+        second_moments(loaded, tokenizer, [1], MomentSettings("owner/corpus"), quiet=True)
 
     def refuse(*_args, **_kwargs):
         raise ConnectionError("the line broke")
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
     with pytest.raises(EditingError, match=r"cannot read the corpus 'owner/corpus'.*the line broke.*'self'"):
-        second_moments(loaded, tokenizer, [1], "owner/corpus", quiet=True)
+        second_moments(loaded, tokenizer, [1], MomentSettings("owner/corpus"), quiet=True)

@@ -10,10 +10,11 @@ from state import assert_same_state, snapshot
 from tiny import ALL_MODEL_TYPES, NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
-from edit_hooks.editors.kn import KNConfig, Neuron, attributions, choose, coarse, continuation, integrated_gradients
+from edit_hooks.editors.kn import KNConfig, Neuron, attributions, choose, coarse, integrated_gradients
 from edit_hooks.editors.kn import _Probability as Probability
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.sampling import greedy_continuation
 from edit_hooks.modeling.tokens import encode, split_continuation
 
 LAYERS = list(range(NUM_LAYERS))
@@ -127,7 +128,7 @@ def test_output_vectors_are_rewritten_as_stated(model_type, factors, tiny_model,
     embedding = model.get_input_embeddings().weight.detach()
     _, new = split_continuation(tokenizer, REQUEST.text, f" {REQUEST.target_new}")
     _, true = split_continuation(tokenizer, REQUEST.text, f" {REQUEST.target_true}")
-    old = continuation(model, encode(tokenizer, REQUEST.text).ids, len(new))
+    old = greedy_continuation(model, encode(tokenizer, REQUEST.text).ids, len(new))
     updates = delta.weights()
     for layer in LAYERS:
         name = ARCHITECTURES[model_type].rewrite_name(layer)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
-from edit_hooks.gradient.labeled_rows import LabeledRows
 from golden_data import GOLDEN_MODELS, golden_case
 from parity import relative_error
 
 from edit_hooks.editors.wise import WISEConfig, train
+from edit_hooks.gradient.labeled_rows import LabeledRows
 
 
 def fed_rows(fed: dict) -> LabeledRows:

@@ -1,4 +1,4 @@
-"""EVK-Align: the term against full forwards written out in float64, and what it does to the editors that take it."""
+"""EVK-Align: the loss term against full forward passes in float64, and its effect on the editors that use it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tiny import (
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.editors.evk_edit import EVKEdit
 from edit_hooks.locate.editor import forward_maker
-from edit_hooks.locate.evk_align import evk_term, instances
+from edit_hooks.locate.evk_align import draw_instances, evk_term
 from edit_hooks.modeling.architectures import ARCHITECTURES
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
 ALIGN = {"evk_align": True, "evk_weight": 0.7, "evk_sigma": 0.3, "evk_instances": 3, "evk_top_k": [4, 9]}
-# No float32 anywhere on the way, so both sides agree to rounding.
+# Families that never narrow to float32, so both sides agree to rounding.
 MODEL_TYPES = ["gpt2", "gemma3_text"]
 
 
@@ -41,7 +41,7 @@ def distance(ours, theirs) -> float:
 
 
 def next_logits(model, name: str, instance, offset_D: torch.Tensor) -> torch.Tensor:
-    """Logits after one perturbed prompt: embeddings by hand, the offset by a hook of our own, nothing cut or kept."""
+    """Logits after one perturbed prompt: perturbed embeddings, the offset by a plain hook, no shortcuts."""
     ids = torch.tensor([instance.row.ids])
     embeddings = model.get_input_embeddings()(ids) + instance.noise_TD
 
@@ -62,15 +62,15 @@ def next_logits(model, name: str, instance, offset_D: torch.Tensor) -> torch.Ten
 @pytest.mark.parametrize("site", ["mlp", "block"])
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_term_is_the_papers(model_type, layer, site, engine):
-    """Value and gradient for all edits at once, in both stages, and after some have left."""
+def test_the_term_is_equation_11(model_type, layer, site, engine):
+    """Value and gradient for all edits at once, in both stages, and after some edits are dropped."""
     model, tokenizer = wide(model_type)
     config = config_of(model, engine=engine, layers=[layer])
     arch = ARCHITECTURES[model_type]
     name = arch.mlp_name(layer) if site == "mlp" else arch.block_name(layer)
     generator = torch.Generator().manual_seed(1)
     delta_ED = torch.randn(len(EDITS), 32, dtype=torch.float64, generator=generator).requires_grad_(True)
-    drawn = [instances(tokenizer, request, 32, config) for request in EDITS]
+    drawn = [draw_instances(tokenizer, request, 32, config) for request in EDITS]
 
     def by_hand(edits: list[int], k: int) -> torch.Tensor:
         losses = []
@@ -96,7 +96,7 @@ def test_the_term_is_the_papers(model_type, layer, site, engine):
     torch.testing.assert_close(term.loss(delta_ED[keep], 9), by_hand([0, 3], 9), rtol=1e-8, atol=1e-10)
 
 
-def test_noise_is_where_it_should_be_and_depends_on_the_request_alone():
+def test_noise_is_on_the_drifting_tokens_and_depends_on_the_request_only():
     model, tokenizer = wide("llama")
     request = EDITS[0]
     ids = tokenizer(request.text, return_offsets_mapping=True)
@@ -104,31 +104,31 @@ def test_noise_is_where_it_should_be_and_depends_on_the_request_alone():
     inside = [a < end and b > start for a, b in ids["offset_mapping"]]
     seen = set()
     for drift in ("subject", "relation", "all"):
-        for instance in instances(tokenizer, request, 32, config_of(model, evk_drifts=[drift], evk_instances=2)):
+        for instance in draw_instances(tokenizer, request, 32, config_of(model, evk_drifts=[drift], evk_instances=2)):
             touched = (instance.noise_TD != 0).any(1).tolist()
-            wanted = {
+            expected = {
                 "subject": inside,
                 "relation": [not word and n > 0 for n, word in enumerate(inside)],  # token 0 is the start token
                 "all": [True] * len(inside),
             }
-            assert touched == wanted[drift] and instance.drift == drift
+            assert touched == expected[drift] and instance.drift == drift
             assert 0.2 < float(instance.noise_TD[touched].std()) < 0.4
             seen.add(float(instance.noise_TD.sum()))
-    assert len(seen) == 6  # every instance has noise of its own
+    assert len(seen) == 6  # every instance has its own noise
     config = config_of(model, evk_instances=12)
-    drawn = instances(tokenizer, request, 32, config)
+    drawn = draw_instances(tokenizer, request, 32, config)
     assert {instance.drift for instance in drawn} == {"subject", "relation", "all"}
-    again = instances(tokenizer, EditRequest(**{**REQUESTS[0], "case_id": "7"}), 32, config)
+    again = draw_instances(tokenizer, EditRequest(**{**REQUESTS[0], "case_id": "7"}), 32, config)
     assert all(torch.equal(a.noise_TD, b.noise_TD) for a, b in zip(drawn, again, strict=True))
-    other = instances(tokenizer, request, 32, config_of(model, evk_instances=12, seed=1))
+    other = draw_instances(tokenizer, request, 32, config_of(model, evk_instances=12, seed=1))
     assert not torch.equal(drawn[0].noise_TD, other[0].noise_TD)
-    (plain, *_) = instances(tokenizer, request, 32, config_of(model, evk_sigma=0.0))
+    (plain, *_) = draw_instances(tokenizer, request, 32, config_of(model, evk_sigma=0.0))
     assert not plain.noise_TD.any() and list(plain.row.ids) == ids["input_ids"]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
 @pytest.mark.parametrize(("editor", "settings"), [("rome", ROME_CONFIG), ("memit", MEMIT_CONFIG)])
-def test_without_weight_nothing_changes_and_with_it_engines_agree(editor, settings, model_type):
+def test_zero_weight_changes_nothing_and_engines_agree_otherwise(editor, settings, model_type):
     model, tokenizer = wide(model_type)
     plain = load_editor(editor, settings).edit(model, tokenizer, EDITS)
     weightless = load_editor(editor, {**settings, **ALIGN, "evk_weight": 0.0}).edit(model, tokenizer, EDITS)
@@ -143,7 +143,7 @@ def test_without_weight_nothing_changes_and_with_it_engines_agree(editor, settin
     assert distance(alone, fast[1]) < 1e-7
 
 
-def test_evk_edit_is_alphaedit_with_the_term_and_wrappers_pass_it_on():
+def test_evk_edit_is_alphaedit_with_the_term_and_wrappers_accept_it():
     model, tokenizer = wide("llama")
     (ours,) = load_editor("evk_edit", ALPHAEDIT_CONFIG).edit(model, tokenizer, EDITS, joint=True)
     aligned = {**ALPHAEDIT_CONFIG, "evk_align": True}
@@ -167,16 +167,3 @@ def test_wrong_settings_are_refused():
     editor = load_editor("rome", {**ROME_CONFIG, **ALIGN, "evk_drifts": ["relation"]})
     with pytest.raises(EditingError, match=r"case 9.*no token for evk_drifts"):
         editor.edit(model, tokenizer, [alone])
-
-
-@pytest.mark.parametrize(("editor", "settings"), [("rome", ROME_CONFIG), ("memit", MEMIT_CONFIG)])
-def test_an_edit_that_cannot_reach_its_target_is_refused(editor, settings):
-    """No attention follows the last block, so an offset there shows at its own position only."""
-    model, tokenizer = wide("llama")
-    with pytest.raises(EditingError, match=r"block 2 is the last one.*fact_token=last"):
-        load_editor(editor, {**settings, "layers": [2]}).edit(model, tokenizer, EDITS[:1])
-    at_the_end = EditRequest(prompt="They all love {}", subject="Ostravia", target_new="Hamburg")
-    for request, choice in ((at_the_end, "subject_last"), (EDITS[0], "last")):
-        chosen = {**settings, "layers": [2], "fact_token": choice}
-        (delta,) = load_editor(editor, chosen).edit(model, tokenizer, [request])
-        assert delta.diagnostics["final_nll"] < delta.diagnostics["initial_nll"]

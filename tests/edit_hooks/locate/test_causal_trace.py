@@ -1,22 +1,19 @@
-"""Causal tracing against a plain loop over whole forwards, in float64, on every family; and its verb."""
+"""Causal tracing: effects against a plain loop over full forward passes, in float64, on every family."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import re
 
 import pytest
 import torch
 from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer, save_tiny
+from tiny import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 
 from edit_hooks import EditingError, EditRequest
-from edit_hooks.locate.causal_trace import GROUPS, KINDS, Fact, Trace, TraceSettings, group_of, trace_facts
+from edit_hooks.locate.causal_trace import GROUPS, Trace, TraceSettings, group_of, trace_facts
+from edit_hooks.locate.restored_runs import KINDS, Fact, subject_noise
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.store.store import Store
-from lm_edit.cli.main import main
-from lm_edit.figures.causal_trace import check_plot, plot_trace
 
 FACTS = [EditRequest(**{"case_id": f"c{number}", **request}) for number, request in enumerate(REQUESTS)]
 has_matplotlib = importlib.util.find_spec("matplotlib") is not None
@@ -64,14 +61,14 @@ def oracle(model, tokenizer, request, samples, noise_std, seed, window, predicte
     }
     clean = {}
 
-    def keeper(kind, layer):
-        def keep(_module, _args, output):
+    def recorder(kind, layer):
+        def record(_module, _args, output):
             clean[kind, layer] = first_of(output).clone()
 
-        return keep
+        return record
 
-    keepers = [(modules[kind][n], keeper(kind, n)) for kind in modules for n in range(depth)]
-    plain = forward(model, ids, keepers)[0]
+    recorders = [(modules[kind][n], recorder(kind, n)) for kind in modules for n in range(depth)]
+    plain = forward(model, ids, recorders)[0]
     if predicted:
         answer = int(plain.argmax())
     else:
@@ -84,13 +81,13 @@ def oracle(model, tokenizer, request, samples, noise_std, seed, window, predicte
         output[:, subject[0] : subject[-1] + 1] += noise.to(output.dtype)
         return output
 
-    def putter(kind, layer, token):
-        def put(_module, _args, output):
+    def restorer(kind, layer, token):
+        def restore(_module, _args, output):
             hidden = first_of(output).clone()
             hidden[:, token] = clean[kind, layer][0, token]
             return swapped(output, hidden)
 
-        return put
+        return restore
 
     rows = ids.repeat(samples, 1)
     low = forward(model, rows, [(embedding, corrupt)])[:, answer].mean()
@@ -102,8 +99,8 @@ def oracle(model, tokenizer, request, samples, noise_std, seed, window, predicte
                 around = [layer]
                 if kind != "state":  # the published window: [layer - w // 2, layer + ceil(w / 2))
                     around = range(max(0, layer - window // 2), min(depth, layer - (-window // 2)))
-                puts = [(modules[kind][n], putter(kind, n, token)) for n in around]
-                high = forward(model, rows, [(embedding, corrupt), *puts])[:, answer].mean()
+                restorers = [(modules[kind][n], restorer(kind, n, token)) for n in around]
+                high = forward(model, rows, [(embedding, corrupt), *restorers])[:, answer].mean()
                 by_layer.append(float(high - low))
             effects[kind].append(by_layer)
     return float(plain[answer]), float(low), effects
@@ -114,10 +111,10 @@ CASES += [(model_type, 3, "predicted", 40) for model_type in ("gptj", "gemma3_te
 
 
 @pytest.mark.parametrize(("model_type", "window", "answer", "max_tokens"), CASES)
-def test_every_family_agrees_with_the_plain_loop(model_type, window, answer, max_tokens):
+def test_effects_equal_those_of_the_plain_loop(model_type, window, answer, max_tokens):
     """Facts of different lengths share passes; with few tokens per pass they are split."""
     model, tokenizer = loaded(model_type)
-    exact = 1e-7 if model_type == "gptj" else 1e-8  # its attention runs in float32 whatever the model is in
+    exact = 1e-7 if model_type == "gptj" else 1e-8  # its attention always runs in float32
     before = snapshot(model, tokenizer)
     settings = TraceSettings(samples=2, window=window, answer=answer, seed=5, max_tokens=max_tokens)
     requests = FACTS[:2]
@@ -147,13 +144,13 @@ def test_every_family_agrees_with_the_plain_loop(model_type, window, answer, max
 
 
 def test_restoring_the_last_states_restores_the_clean_answer():
-    """At the last block and the last token nothing is left to corrupt."""
+    """At the last block and the last token no corruption remains."""
     model, tokenizer = loaded("llama")
     trace = trace_facts(model, tokenizer, FACTS, TraceSettings(samples=3, answer="predicted"), quiet=True)
     assert trace.effects["state"]["last"]["mean"][-1] == pytest.approx(trace.clean - trace.corrupted, abs=1e-9)
 
 
-def test_the_noise_is_that_many_standard_deviations_of_the_subjects():
+def test_the_noise_is_measured_in_standard_deviations_of_the_subjects():
     model, tokenizer = loaded("gpt2")
     values = []
     for request in FACTS:
@@ -171,7 +168,7 @@ def test_the_noise_is_that_many_standard_deviations_of_the_subjects():
         assert trace_facts(model, tokenizer, FACTS, settings, quiet=True).noise_std == pytest.approx(factor * std)
 
 
-def test_facts_and_batches_do_not_see_each_other():
+def test_batching_does_not_change_the_effects():
     model, tokenizer = loaded("gemma2")
     together = trace_facts(model, tokenizer, FACTS, TraceSettings(samples=2, answer="true"), quiet=True)
     split = trace_facts(model, tokenizer, FACTS, TraceSettings(samples=2, answer="true", max_tokens=1), quiet=True)
@@ -182,10 +179,10 @@ def test_facts_and_batches_do_not_see_each_other():
             )
 
 
-def test_where_tokens_stand():
+def test_every_token_belongs_to_one_group():
     fact = Fact("", tuple(range(10)), 2, 6, 0)
-    found = [group_of(fact, token) for token in range(2, 10)]
-    assert found == [
+    groups = [group_of(fact, token) for token in range(2, 10)]
+    assert groups == [
         "subject_first",
         *["subject_middle"] * 2,
         "subject_last",
@@ -194,14 +191,14 @@ def test_where_tokens_stand():
         "last",
     ]
     assert group_of(Fact("", (0, 1, 2), 1, 2, 0), 1) == "subject_last"
-    assert group_of(Fact("", (0, 1), 0, 2, 0), 1) == "last" and set(found) == set(GROUPS)
+    assert group_of(Fact("", (0, 1), 0, 2, 0), 1) == "last" and set(groups) == set(GROUPS)
 
 
-def test_unknown_facts_are_skipped_and_said():
+def test_unknown_facts_are_skipped_with_a_reason():
     model, tokenizer = loaded("qwen2")
     with pytest.raises(EditingError, match=r"none of the 4 facts.*does not predict.*--answer predicted"):
         trace_facts(model, tokenizer, FACTS, quiet=True)
-    plain = EditRequest(**{**FACTS[0].to_dict(), "target_true": None, "case_id": "no answer given"})
+    plain = EditRequest(**{**FACTS[0].to_dict(), "target_true": None, "case_id": "without an answer"})
     trace = trace_facts(model, tokenizer, [*FACTS, plain], TraceSettings(samples=1), quiet=True)
     assert trace.num_facts == 1 and list(trace.skipped) == ["c0", "c1", "c2", "c3"]
 
@@ -223,59 +220,21 @@ def test_finished_facts_come_from_the_store(tmp_path, monkeypatch):
     settings = TraceSettings(samples=2, answer="predicted")
     first = trace_facts(model, tokenizer, FACTS, settings, store=store, quiet=True)
     assert store.size()["traces"][0] == len(FACTS)
-    monkeypatch.setattr("edit_hooks.locate.causal_trace._Runner.run", lambda *_: pytest.fail("run again"))
+    monkeypatch.setattr("edit_hooks.locate.causal_trace._trace_batch", lambda *_: pytest.fail("run again"))
     assert trace_facts(model, tokenizer, FACTS, settings, store=store, quiet=True) == first
 
 
-def made_up(mlp):
+def trace_with(mlp):
     effects = {kind: {"subject_last": {"mean": mlp, "stderr": [0.1] * len(mlp), "count": 3}} for kind in KINDS}
     return Trace({"window": 2}, 3, {}, 1.0, 0.5, 0.1, effects)
 
 
 def test_layers_are_suggested_where_restoring_helps_most():
-    assert made_up([0.0, 0.1, 0.5, 0.2, 0.1, 0.1, 0.0]).suggested() == {"one": [2], "several": [1, 2, 3, 4, 5]}
-    assert made_up([0.3, 0.1]).suggested() == {"one": [0], "several": [0, 1]}
-    assert made_up([-0.3, 0.0]).suggested() == {}
+    assert trace_with([0.0, 0.1, 0.5, 0.2, 0.1, 0.1, 0.0]).suggested() == {"one": [2], "several": [1, 2, 3, 4, 5]}
+    assert trace_with([0.3, 0.1]).suggested() == {"one": [0], "several": [0, 1]}
+    assert trace_with([-0.3, 0.0]).suggested() == {}
 
 
-# --- the verb ----------------------------------------------------------------------------------------------------
-
-
-def test_the_verb_prints_a_table_and_writes_json(tmp_path, capsys):
-    path = str(save_tiny(tmp_path, "llama"))
-    edits = tmp_path / "facts.jsonl"
-    edits.write_text("\n".join(json.dumps(request.to_dict()) for request in FACTS), encoding="utf-8")
-    out = tmp_path / "trace.json"
-    model = ["--pretrained", path, "--device", "cpu", "--store", str(tmp_path / "store")]
-    chosen = ["--edits", str(edits), "--num-edits", "3", "--answer", "predicted", "--samples", "2", "--out", str(out)]
-    assert main(["trace", *model, *chosen]) == 0
-    lines = capsys.readouterr().out.strip().split("\n")
-    record = json.loads(out.read_text())
-    assert record["num_facts"] == 3 and record["settings"]["samples"] == 2
-    rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
-    (row,) = [row for row in rows if row[0] == "1"]
-    assert f"{record['effects']['mlp']['subject_last']['mean'][1]:+.4f}" in row
-    if record["suggested"]:
-        assert any(f"layers:{record['suggested']['one']}" in line for line in lines)
-    assert main(["trace", *model, "--edits", "bakee"]) == 2
-    assert "Did you mean 'bake'" in capsys.readouterr().err
-    assert main(["trace", *model, *chosen, "--plot", str(tmp_path / "trace.txt")]) == 2
-    assert ".svg, .png" in capsys.readouterr().err
-
-
-def test_a_missing_matplotlib_is_said_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EditingError, match=r'pip install "lm-eval-editing\[report\]"'):
-        check_plot("trace.svg")
-
-
-@pytest.mark.skipif(not has_matplotlib, reason="the report extra is not installed")
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_plots_are_written_and_repeat(tmp_path, suffix):
-    trace = made_up([0.0, 0.1, 0.5, 0.2])
-    first, second = (plot_trace(trace, tmp_path / f"{name}{suffix}", "a title").read_bytes() for name in "ab")
-    assert len(first) > 2000
-    if suffix == ".svg":  # its element ids are drawn anew each time
-        assert b"<svg" in first and first.count(b"<image") >= len(KINDS)
-    else:
-        assert first == second and first.startswith(b"\x89PNG")
+def test_facts_with_as_many_subject_tokens_share_their_noise():
+    first, second, other = (subject_noise(3, 2, 8, 0.5, seed) for seed in (1, 1, 2))
+    assert first.shape == (3, 2, 8) and torch.equal(first, second) and not torch.equal(first, other)

@@ -1,0 +1,17 @@
+"""MyEditor keeps the editor contract, and follows its reference."""
+
+from __future__ import annotations
+
+import pytest
+
+from edit_hooks.contract.runner import run_contract
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
+
+
+@pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
+def test_contract(model_type: str) -> None:
+    results = list(run_contract("my_editor:MyEditor", [model_type]))
+    assert not [f"{result.check}: {result.reason}" for result in results if result.outcome == "failed"]
+
+
+# Add a parity test: numbers of a reference implementation on a tiny model, with a tolerance and its reason.

@@ -1,0 +1,149 @@
+"""An editor under its contract settings on one tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from edit_hooks.answers import ScoredContinuation
+from edit_hooks.base.editor import CONTRACT_TEXTS, Editor
+from edit_hooks.base.registry import editor_class
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, SENTENCES, build_model, build_tokenizer
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.items import Limits, ScoreItem
+from edit_hooks.inference.scoring import score
+from edit_hooks.modeling.tokens import split_continuation
+from edit_hooks.request import EditRequest
+
+EDIT_REQUESTS = tuple(EditRequest(**record) for record in REQUESTS)
+
+tiny_model = functools.cache(build_model)
+tiny_tokenizer = functools.cache(build_tokenizer)
+
+
+class ContractViolation(AssertionError):
+    """An editor breaks its contract; the message says how."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ContractViolation unless the condition holds."""
+    if not condition:
+        raise ContractViolation(message)
+
+
+def contract_settings(chosen: type[Editor[Any]]) -> dict[str, Any]:
+    """The class's contract settings with the texts filled in."""
+    return _with_texts(chosen.contract_settings)
+
+
+class Subject:
+    """One editor on one tiny model; edits are made once and shared by the checks.
+
+    Args:
+        editor: name or ``package.module:Class``.
+        model_type: family of the tiny model.
+    """
+
+    def __init__(self, editor: str, model_type: str, dtype: torch.dtype = torch.float32) -> None:
+        self.editor, self.model_type, self.dtype = editor, model_type, dtype
+        self.editor_class = editor_class(editor)
+        self.settings = contract_settings(self.editor_class)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return tiny_model(self.model_type, dtype=self.dtype)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return tiny_tokenizer(NATURAL_TOKENIZER[self.model_type])
+
+    @functools.cached_property
+    def capabilities(self) -> Editor[Any]:
+        """An editor object to read capabilities from: editors that wrap another one set them per instance."""
+        return self.make()
+
+    def make(self, **overrides: Any) -> Editor[Any]:
+        """The editor under its contract settings, some of them replaced."""
+        return self.editor_class({**self.settings, **overrides})
+
+    def make_for_target(self) -> Editor[Any]:
+        """The editor on one layer, with the bare prompt as its only context and enough steps to reach its targets."""
+        wanted: dict[str, Any] = {"context_templates": ["{}"], "num_steps": 25}
+        if layers := self.settings.get("layers"):
+            wanted["layers"] = layers[-1:]
+        known = {field.name for field in dataclasses.fields(self.editor_class.config_class)}
+        changes = {name: value for name, value in wanted.items() if name in known}
+        if "base_settings" in known:  # an editor that wraps another one
+            changes["base_settings"] = {**self.settings.get("base_settings", {}), **wanted}
+        return self.make(**changes)
+
+    def edit(self, requests: Sequence[EditRequest] = EDIT_REQUESTS, **arguments: Any) -> list[Delta]:
+        """Edits of a fresh editor object."""
+        return self.make().edit(self.model, self.tokenizer, requests, **arguments)
+
+    @functools.cached_property
+    def deltas(self) -> tuple[Delta, ...]:
+        """All requests edited independently in one call."""
+        return tuple(self.edit())
+
+    def answers(self, delta: Delta | None, requests: Sequence[EditRequest] = EDIT_REQUESTS) -> list[ScoredContinuation]:
+        """The targets of the requests scored under one edit; contexts are put before the prompts."""
+        items = [(self.item(request, delta), _on_model(delta)) for request in requests]
+        return score(self.model, items, Limits(), lambda count: None)
+
+    def item(self, request: EditRequest, delta: Delta | None = None) -> ScoreItem:
+        """The target of a request after its prompt."""
+        context = delta.contexts[0].before(request.text) if delta is not None and delta.contexts else ""
+        prompt, target = split_continuation(self.tokenizer, context + request.text, f" {request.target_new}")
+        room = self.model.config.max_position_embeddings + 1 - len(target)
+        return ScoreItem(tuple(prompt[-room:]), tuple(target))
+
+    def target_nll(self, delta: Delta | None, request: EditRequest) -> float:
+        """Mean negative log-likelihood of a request's target per token."""
+        (answer,) = self.answers(delta, [request])
+        assert answer.num_tokens is not None
+        return -answer.logprob / answer.num_tokens
+
+
+def distance(ours: Delta, theirs: Delta) -> float:
+    """Largest relative difference of two edits over their tensors; infinite if they differ in anything else."""
+    first, second = _tensors(ours), _tensors(theirs)
+    same = (
+        first.keys() == second.keys()
+        and all(first[name].shape == second[name].shape for name in first)
+        and ours.contexts == theirs.contexts
+        and (ours.hook_edit is None) == (theirs.hook_edit is None)
+    )
+    if not same:
+        return float("inf")
+    return max((_relative(first[name], second[name]) for name in first), default=0.0)
+
+
+def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if ours.dtype in (torch.uint8, torch.bool, torch.int64):  # packed masks, indices
+        return 0.0 if torch.equal(ours, theirs) else float("inf")
+    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
+
+
+def _tensors(delta: Delta) -> dict[str, torch.Tensor]:
+    hooks = {} if delta.hook_edit is None else delta.hook_edit.tensors
+    return {**delta.weights(), **{f"hook/{name}": tensor for name, tensor in hooks.items()}}
+
+
+def _on_model(delta: Delta | None) -> Delta | None:
+    return None if delta is None else delta.without_contexts
+
+
+def _with_texts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    filled: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            filled[name] = _with_texts(value)
+        else:
+            filled[name] = list(SENTENCES) if value == CONTRACT_TEXTS else value
+    return filled

@@ -1,0 +1,66 @@
+"""Gaussian noise on the input embeddings of subject, relation or all tokens.
+
+Noise is added to the output of the embedding module, so it is in the units in which a family passes embeddings on
+(Gemma 3 scales them inside the module). Shapes: R rows, T tokens, P perturbed tokens, d embedding width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from edit_hooks.modeling.hooks import hooks, on_output
+from edit_hooks.modeling.tokens import Encoding, tokens_in_span
+
+Drift = Literal["subject", "relation", "all"]
+
+
+def drift_positions(encoding: Encoding, subject_span: tuple[int, int]) -> dict[Drift, list[int]]:
+    """Token positions that each kind of drift perturbs.
+
+    ``relation`` is every token outside the subject; special tokens, which cover no character, belong to ``all`` only.
+
+    Args:
+        subject_span: characters [start, end) of the subject.
+    """
+    visible = [i for i, (start, end) in enumerate(encoding.offsets) if start < end]
+    inside = set(tokens_in_span(encoding, subject_span))
+    subject, relation = [i for i in visible if i in inside], [i for i in visible if i not in inside]
+    return {"subject": subject, "relation": relation, "all": list(range(len(encoding.ids)))}
+
+
+def gaussian_noise(
+    shape: Sequence[int], std: float, generator: torch.Generator, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Draw N(0, std^2) noise on the CPU.
+
+    The numbers depend on the generator, the shape and the dtype only.
+    """
+    return std * torch.randn(*shape, dtype=dtype, generator=generator)
+
+
+def noise_at(positions: Sequence[int], num_tokens: int, noise_PD: torch.Tensor) -> torch.Tensor:
+    """Spread noise over a row, [.., P, d] -> [.., T, d]; other positions are zero."""
+    noise_TD = noise_PD.new_zeros(*noise_PD.shape[:-2], num_tokens, noise_PD.shape[-1])
+    noise_TD[..., list(positions), :] = noise_PD
+    return noise_TD
+
+
+@contextlib.contextmanager
+def noisy_embeddings(model: Any, noise_RTD: torch.Tensor | None) -> Iterator[None]:
+    """Add noise to the input embeddings of forward passes; ``None`` adds nothing.
+
+    Passes over fewer than T columns get the noise of the first ones.
+    """
+    if noise_RTD is None:
+        yield
+        return
+
+    def add(hidden_RSD: torch.Tensor) -> torch.Tensor:
+        return hidden_RSD + noise_RTD[:, : hidden_RSD.shape[1]].to(hidden_RSD)
+
+    with hooks(on_output(model.get_input_embeddings(), add)):
+        yield

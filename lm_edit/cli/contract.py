@@ -1,0 +1,86 @@
+"""``lm-edit check-editor``: run the editor contract on tiny models."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lm_edit.cli.command import Verb, table
+
+if TYPE_CHECKING:
+    from edit_hooks.contract.runner import CheckResult
+
+MARKS = {"passed": "ok", "failed": "FAIL", "exempt": "-"}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("editor", help="an editor's name, or package.module:Class")
+    parser.add_argument("--models", help="comma-separated model families; all supported ones when absent")
+    parser.add_argument("--checks", help="comma-separated checks; all when absent")
+    parser.add_argument("--list", action="store_true", help="list the checks and exit")
+    parser.add_argument("--traceback", action="store_true", help="print the traceback of unexpected errors")
+
+
+def _check(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from edit_hooks.contract.runner import choose_checks, choose_families, run_contract
+
+    checks = choose_checks(_split(args.checks))
+    if args.list:
+        table(("check", "promise"), [(check.name, check.summary) for check in checks])
+        return 0
+    families = choose_families(_split(args.models))
+    with _surroundings(), tqdm(total=len(families) * len(checks), desc=f"Checking {args.editor}", unit="check") as bar:
+        results = list(run_contract(args.editor, families, [check.name for check in checks], bar.update))
+    _print_table(results, families)
+    failed = [result for result in results if result.outcome == "failed"]
+    for result in failed:
+        print(f"\n{result.check}, {result.model_type}: {result.reason}")
+        if args.traceback and result.details:
+            print(result.details)
+    for check, reason in {result.check: result.reason for result in results if result.outcome == "exempt"}.items():
+        print(f"\n{check}: exempt, {reason}")
+    passed = sum(result.outcome == "passed" for result in results)
+    print(f"\n{passed} passed, {len(failed)} failed, {len(results) - passed - len(failed)} exempt")
+    return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _surroundings() -> Iterator[None]:
+    """A cache for the statistics of tiny models, no warnings about random models, imports from the working folder."""
+    cache, disabled, path = os.environ.get("LM_EDIT_CACHE"), logging.root.manager.disable, list(sys.path)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LM_EDIT_CACHE"] = folder
+        logging.disable(logging.WARNING)
+        sys.path.insert(0, os.getcwd())
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            logging.disable(disabled)
+            os.environ.pop("LM_EDIT_CACHE")
+            if cache is not None:
+                os.environ["LM_EDIT_CACHE"] = cache
+
+
+def _print_table(results: Sequence[CheckResult], families: Sequence[str]) -> None:
+    """A row per check, a column per family."""
+    outcomes = {(result.check, result.model_type): MARKS[result.outcome] for result in results}
+    names = dict.fromkeys(result.check for result in results)
+    table(("check", *families), [(name, *(outcomes[name, family] for family in families)) for name in names])
+
+
+def _split(text: str | None) -> list[str] | None:
+    return [name.strip() for name in text.split(",") if name.strip()] if text else None
+
+
+VERBS: dict[str, Verb] = {
+    "check-editor": Verb("check an editor, also one of your own, against the contract", _arguments, _check),
+}

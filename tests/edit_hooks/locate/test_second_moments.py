@@ -1,0 +1,136 @@
+"""Second moments: the numbers of the releases, and files that are never mistaken for one another."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from typing import Any
+
+import pytest
+import torch
+from golden_data import GOLDEN_MODELS, golden_covariance, golden_json
+from tiny import SENTENCES, build_model, build_tokenizer
+
+from edit_hooks.locate import second_moments as module
+from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.solve import SecondMoment
+
+TEXTS = list(SENTENCES)
+
+
+@functools.cache
+def tiny():
+    return build_model("llama"), build_tokenizer("byte_bpe_bos")
+
+
+def collect(source: Any, folder=None, layers=(1,), model=None, **settings: Any) -> dict[int, SecondMoment]:
+    """Second moments of the tiny model."""
+    own, tokenizer = tiny()
+    moment_settings = MomentSettings(source, **settings)
+    return second_moments(model or own, tokenizer, layers, moment_settings, folder=folder, quiet=True)
+
+
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_the_golden_sentences_give_the_golden_covariance(model_name, golden_model):
+    model, tokenizer = golden_model(model_name)
+    moments = second_moments(model, tokenizer, [0, 1], MomentSettings(golden_json("common")["sentences"]), quiet=True)
+    for layer in (0, 1):
+        reference = golden_covariance(model_name, layer)
+        error = float((moments[layer].matrix_FF - reference).norm() / reference.norm())
+        assert error < 1e-6
+        assert moments[layer].report["num_tokens"] == 741
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
+def test_the_mean_is_over_real_tokens_only(model_type):
+    """Against keys read one unpadded text at a time."""
+    model = build_model(model_type)
+    tokenizer = build_tokenizer("unigram_bos")
+    keys = []
+    name = {"gpt2": "transformer.h.1.mlp.c_proj", "gemma3_text": "model.layers.1.mlp.down_proj"}[model_type]
+    handle = model.get_submodule(name).register_forward_pre_hook(lambda _m, args: keys.append(args[0][0].double()))
+    with torch.no_grad():
+        for text in TEXTS:
+            model(torch.tensor([tokenizer(text)["input_ids"][:9]]))
+    handle.remove()
+    stacked = torch.cat(keys)
+    moments = second_moments(model, tokenizer, [1], MomentSettings(TEXTS, max_length=9), quiet=True)
+    torch.testing.assert_close(moments[1].matrix_FF.double(), stacked.T @ stacked / len(stacked), rtol=1e-4, atol=1e-6)
+    assert moments[1].report["num_tokens"] == len(stacked)
+
+
+def test_a_list_and_a_folder_of_the_same_texts_give_the_same_matrix(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("\n\n".join(TEXTS[:10]), encoding="utf-8")
+    lines = [json.dumps({"text": text}) for text in TEXTS[10:]]
+    (texts / "b.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert torch.equal(collect(TEXTS)[1].matrix_FF, collect(texts, tmp_path)[1].matrix_FF)
+
+
+def test_a_second_call_loads_the_file_and_new_layers_are_added(tmp_path, monkeypatch):
+    first = collect("self", tmp_path)
+    both = collect("self", tmp_path, layers=[0, 1])
+    assert torch.equal(both[1].matrix_FF, first[1].matrix_FF)
+    monkeypatch.setattr(module, "_collect", lambda *_: pytest.fail("collected again"))
+    again = collect("self", tmp_path, layers=[0, 1])
+    for layer in (0, 1):
+        assert torch.equal(again[layer].matrix_FF, both[layer].matrix_FF)
+        assert again[layer].report == both[layer].report
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_everything_that_alters_the_matrix_gives_another_file(tmp_path):
+    changes = ({}, {"seed": 1}, {"num_tokens": 300}, {"max_length": 16}, {"model": build_model("llama", seed=3)})
+    matrices = [collect("self", tmp_path, **change)[1].matrix_FF for change in changes]
+    assert not any(torch.equal(a, b) for number, a in enumerate(matrices) for b in matrices[:number])
+    assert len(list(tmp_path.rglob("*.json"))) == len(matrices)
+
+
+def test_sampling_repeats_and_leaves_the_global_generator_alone(tmp_path):
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first, second = (collect("self", tmp_path / name, num_tokens=200, max_length=20)[1] for name in ("a", "b"))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.matrix_FF, second.matrix_FF)
+    assert first.report["num_tokens"] == 200
+
+
+def test_damaged_and_foreign_files_are_replaced(tmp_path, caplog):
+    first = collect("self", tmp_path)[1].matrix_FF
+    (tensors,) = tmp_path.rglob("*.safetensors")
+    (manifest,) = tmp_path.rglob("*.json")
+    tensors.write_bytes(tensors.read_bytes()[:100])
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(collect("self", tmp_path)[1].matrix_FF, first)
+    assert str(tensors) in caplog.text
+    record = json.loads(manifest.read_text())
+    record["description"]["layer"] = 2
+    manifest.write_text(json.dumps(record))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(collect("self", tmp_path)[1].matrix_FF, first)
+    assert "something else" in caplog.text
+
+
+def test_the_report_describes_the_condition_of_the_matrix(caplog):
+    with caplog.at_level(logging.INFO):
+        report = collect(TEXTS[:2])[1].report
+    assert report["condition"] is None or report["condition"] > 1e3  # two sentences cannot fill 64 dimensions
+    assert "fewer than twice" in caplog.text
+    report = collect(TEXTS * 3)[1].report
+    values = torch.linalg.eigvalsh(collect(TEXTS)[1].matrix_FF.double())
+    assert report["largest_eigenvalue"] == pytest.approx(float(values[-1]), rel=1e-4)
+    assert report["trace"] == pytest.approx(float(values.sum()), rel=1e-4)
+
+
+def test_power_iteration_agrees_with_the_eigenvalues(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=torch.float64))
+    matrix = basis @ torch.diag(torch.logspace(-3, 1, 40, dtype=torch.float64)) @ basis.T
+    exact = module._condition(matrix)
+    monkeypatch.setattr(module, "EXACT_CONDITION_UP_TO", 1)
+    approximate = module._condition(matrix)
+    for name in ("largest_eigenvalue", "smallest_eigenvalue"):
+        assert approximate[name] == pytest.approx(exact[name], rel=1e-3)
