@@ -48,7 +48,7 @@ def _register_model(models: "ModuleType") -> None:
     """Add our model to the registry, after ``lm_eval.models`` has added the built-in ones."""
     from lm_eval.api.registry import model_registry
 
-    # Newer lm-eval may know the name from our entry point; the registry refuses a second, different target.
+    # Newer lm-eval may have the name from our entry point; the registry refuses a second, different target.
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
 
@@ -156,7 +156,7 @@ class _AfterImport:
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        # The second test ends the recursion with another finder that asks all the others in turn, as this one does.
+        # The second test ends the recursion with another finder that calls all the others in turn, as this one does.
         if fullname not in _ACTIONS or fullname in self._searching:
             return None
         self._searching.add(fullname)

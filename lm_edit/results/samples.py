@@ -27,7 +27,7 @@ class SavedAnswer(NamedTuple):
         task: name of the task; for plain rows, that of the file.
         case: index of the document in its task.
         stage: stage of a stream; "" for the final answer.
-        is_helper: the answer of a helper probe, which tests whether the unedited model knows the edited fact (the
+        is_helper: the answer of a helper probe, which tests whether the unedited model answers correctly (the
             published filter); not a result itself.
         item: question, gold answer and answer; the answer is empty if there is a ``failure``.
         failure: why there is nothing to judge.

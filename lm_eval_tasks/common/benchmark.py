@@ -36,7 +36,7 @@ class Benchmark(Generic[CaseT]):
 
     Attributes:
         name: name of the edits, as in ``edits=<name>``; lower case.
-        other_names: task groups that ask about the same edits, accepted in the place of ``name``.
+        other_names: task groups with the same edits, accepted in place of ``name``.
         source: the files.
         parse: (fields of a record, row number from 0) -> case; raises EditingError if the record violates the schema.
         count_odd: counts of unusual but valid records, for ``data_source`` in the results.

@@ -22,7 +22,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """An edit and the questions that most benchmarks ask about it; benchmarks with further questions subclass it.
+    """An edit and its standard questions; benchmarks with further questions subclass it.
 
     Attributes:
         request: the edit.

@@ -19,7 +19,7 @@ class NaturalStop(Filter):
     The raw continuation stays in ``resps``, so another pipeline can cut the same generation by another rule.
 
     Args:
-        until: stop strings in the place of the task's own, for a second pipeline with another rule.
+        until: stop strings that replace the task's own, for a second pipeline with another rule.
     """
 
     def __init__(self, until: list[str] | None = None, **kwargs: Any) -> None:

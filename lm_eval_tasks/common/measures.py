@@ -91,7 +91,7 @@ def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> Sco
     if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
     if not isinstance(answer, ScoredContinuation):
-        raise Unscored(f"a likelihood was asked for, the answer is a {type(answer).__name__}")
+        raise Unscored(f"the metric needs a likelihood, but the answer is a {type(answer).__name__}")
     if unedited:
         if answer.unedited is None:
             raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
@@ -106,7 +106,7 @@ def generated_text(answer: Answer | None, *, unedited: bool = False) -> Generate
     if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
     if not isinstance(answer, GeneratedText):
-        raise Unscored(f"a generation was asked for, the answer is a {type(answer).__name__}")
+        raise Unscored(f"the metric needs a generation, but the answer is a {type(answer).__name__}")
     if not unedited:
         return answer
     if answer.unedited is None:
@@ -185,7 +185,7 @@ def judged_correct(answer: Answer | None) -> float:
     if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
     if not isinstance(answer, Verdict):
-        raise Unscored(f"a verdict was asked for, the answer is a {type(answer).__name__}")
+        raise Unscored(f"the metric needs a verdict, but the answer is a {type(answer).__name__}")
     if answer.label is None:
         raise Unscored(f"judge: {answer.unscored_reason}")
     return float(answer.label == CORRECT)

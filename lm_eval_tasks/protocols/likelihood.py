@@ -4,7 +4,7 @@ A task measures a question in several ways, each with its own suffix in the metr
 strictly more likely per token), ``_argmax`` (every teacher-forced argmax right), ``_match`` (share of them),
 ``_agree_tf`` and ``_agree_gen`` (agreement with the unedited model), ``_gen_em`` (free generation, exact match).
 
-A benchmark whose cases have competing answers uses the documents and scorers here as they are; for further kinds of
+A benchmark whose cases have competing answers uses the documents and scorers here unchanged; for further kinds of
 questions, or another edit score, it combines :func:`contrast_doc`, :func:`contrast_measures` and :func:`edit_score`.
 """
 

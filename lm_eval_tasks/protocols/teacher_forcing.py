@@ -1,4 +1,4 @@
-"""Teacher-forced ("synthetic") protocol: target tokens are given and compared with the argmax at each position.
+"""Teacher-forced ("synthetic") protocol: the model reads the target, and its argmax is compared at each position.
 
 Most editing papers evaluate this way. Source of the definition: Yang et al., The Mirage of Model Editing (ACL 2025) and
 its released code. The published filter is that of :mod:`lm_eval_tasks.protocols.wild`; it costs a generation per case.

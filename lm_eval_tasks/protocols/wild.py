@@ -25,7 +25,7 @@ CONTEXTS = {
     "question_only": "{question}",
 }
 
-PRE_EDIT = "pre_edit"  # kind of the helper probe that tests whether the unedited model knows the answer
+PRE_EDIT = "pre_edit"  # kind of the helper probe that tests whether the unedited model answers correctly
 
 # Plural nouns for the reason of a case without such questions.
 QUESTIONS = {EFFICACY: "edit questions", PARAPHRASE: "rephrased questions", NEIGHBORHOOD: "unrelated questions"}

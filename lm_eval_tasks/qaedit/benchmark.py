@@ -40,7 +40,7 @@ def count_odd(cases: Sequence[Case]) -> dict[str, int]:
     targets = [case.request.target_new for case in cases]
     return {
         "duplicate_ids": len(ids) - len(set(ids)),
-        # The natural stop "." can cut these answers short; they are kept and counted.
+        # The natural stop "." can cut these answers short; they are included and counted.
         "targets_with_inner_period": sum("." in target[:-1] for target in targets),
         "targets_ending_in_period": sum(target.endswith(".") for target in targets),
         "targets_empty_when_normalized": sum(not normalize(target) for target in targets),

@@ -116,7 +116,7 @@ class StreamLM(ScriptedLM):
             and cases outside the stream are wrong, unless listed in ``known``.
         checkpoints: number of edits -> step that reaches it.
         retention: also answer after every step.
-        known: case ids that the unedited model answers rightly.
+        known: case ids that the unedited model answers correctly.
         num_edits: edits in the final weights; by default all edits made.
     """
 
