@@ -1,4 +1,7 @@
-"""Training data of MEND's hyper-network: edits with paraphrases and unrelated texts, from a file or a benchmark."""
+"""Training data of MEND's hyper-network, from a file or a benchmark.
+
+It consists of edits with paraphrases and unrelated texts.
+"""
 
 from __future__ import annotations
 

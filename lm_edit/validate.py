@@ -1,4 +1,4 @@
-"""Check of records without a model: the number of valid ones and the problem of every other."""
+"""Check of records without a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Validation:
 
 
 def validate(target: str, settings: Settings) -> Validation:
-    """Check all records of a benchmark (by name) or of a JSON or JSONL file of edit requests.
+    """Check all records of a benchmark, or of a JSON or JSONL file of edit requests.
 
     Args:
         settings: for benchmarks: ``data``, ``data_revision``.

@@ -1,4 +1,6 @@
-"""Edits of batch and sequential runs: ``edits=`` names a benchmark or a JSON or JSONL file of edit requests.
+"""Edits of batch and sequential runs.
+
+``edits=`` names a benchmark, or a JSON or JSONL file of edit requests.
 
 Benchmarks belong to a package above this one, which registers a function ``(name, settings) -> edit requests`` as the
 entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
@@ -19,7 +21,7 @@ ENTRY_POINTS = "lm_eval_editing.edit_sources"
 
 
 def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) -> list[EditRequest]:
-    """The first ``num_edits`` edits of a benchmark or of a JSON or JSONL file; all by default.
+    """The first ``num_edits`` edits of a benchmark or of a file; all by default.
 
     Args:
         source: name of the benchmark, or path of the file.
@@ -69,7 +71,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _from_benchmark(name: str, settings: Mapping[str, Any]) -> list[EditRequest]:
-    """The edits of a benchmark, from the function that the package of the benchmarks registers."""
+    """The edits of a benchmark, from the registered function."""
     entry = registered(ENTRY_POINTS).get("benchmarks")
     if entry is None:
         raise EditingError(

@@ -19,7 +19,7 @@ MATCH_RATIO = "match_ratio"
 
 
 def judge_answers(judge: Judge, answers: Sequence[SavedAnswer]) -> Judged:
-    """A verdict for every saved answer; those without a text are unscored with their reason."""
+    """A verdict for every saved answer; those without a text are unscored."""
     judged = judge.judge([answer.item for answer in answers if answer.failure is None])
     queue = iter(judged.verdicts)
     verdicts = [
@@ -31,7 +31,7 @@ def judge_answers(judge: Judge, answers: Sequence[SavedAnswer]) -> Judged:
 
 
 def score_answers(name: str, answers: Sequence[SavedAnswer]) -> list[float | None]:
-    """A graded score of every answer against its gold answer; ``None`` where there is no answer.
+    """A graded score of every answer against its gold answer, or ``None``.
 
     Args:
         name: ``match_ratio`` or a key of :data:`judges.similarity.SIMILARITIES`.

@@ -115,7 +115,10 @@ def _from_sample(row: Mapping[str, Any], task: str, where: str, locality: bool) 
 
 
 def _from_case(row: Mapping[str, Any], task: str) -> Iterator[SavedAnswer]:
-    """The generated answers of a case of an editing task, at every stage of a stream with a column of its own."""
+    """The generated answers of a case of an editing task.
+
+    In a stream, there is one for every stage with a column of its own.
+    """
     for number, (_, probe, target) in enumerate(case_requests(row["doc"])):
         if target is not None:
             continue
@@ -157,7 +160,9 @@ _RELEASE_0_1 = re.compile(r"\{'(text|logprob|error)': ")
 
 
 def read_saved_response(saved: str) -> EditedAnswer | str:
-    """Parse a response of a sample file: the JSON text of an `edited_hf` answer; any other text is returned unchanged.
+    """Parse a response of a sample file.
+
+    It is the JSON text of an `edited_hf` answer. Any other text is returned unchanged.
 
     Raises:
         EditingError: for answers that release 0.1.0 of this package saved, as Python literals.

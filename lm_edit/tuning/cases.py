@@ -17,7 +17,7 @@ LAYOUT = '{"request": {...}, "paraphrases": [text], "neighbors": [{"prompt", "an
 
 
 def load_cases(source: str, settings: Settings) -> list[Case]:
-    """The cases of a benchmark, or of a JSON or JSONL file with records of the layout :data:`LAYOUT`.
+    """The cases of a benchmark, or of a JSON or JSONL file of :data:`LAYOUT`.
 
     Raises:
         EditingError: for an unknown source, unreadable data, and records that violate the layout.

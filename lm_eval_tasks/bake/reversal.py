@@ -1,4 +1,4 @@
-"""Reverse questions of BAKE: the wording of the judge question, documents, scorers, and S with the reverse factor."""
+"""Reverse questions of BAKE: judge wordings, documents, scorers, and S."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def judge_template(settings: Settings) -> str:
 
 
 def judge_question(case: BakeCase, template: str) -> Question:
-    """The judge question in a wording, with its pair of options (those of the record for ``raw``)."""
+    """The judge question in a wording, with its pair of options.
+
+    For ``raw``, wording and options are those of the record.
+    """
     wording = JUDGE_TEMPLATES[template]
     if wording is None:
         return case.reverse_judge
@@ -53,7 +56,10 @@ def judge_question(case: BakeCase, template: str) -> Question:
 
 
 def reversed_statement(case: BakeCase) -> str:
-    """The reversed fact as a sentence: reverse question and subject, or the judge question without its frame."""
+    """The reversed fact as a sentence.
+
+    It consists of reverse question and subject, or is the judge question without its frame.
+    """
     if case.reverse_qa is not None:
         return f"{case.reverse_qa.prompt} {case.reverse_qa.wanted}"
     text = case.reverse_judge.prompt.removeprefix("Whether ").removesuffix("?").strip()
@@ -90,14 +96,14 @@ def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
 
 
 def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """RQS and RQM with and without the published filter, and exact match of the free generation."""
+    """RQS and RQM with and without the published filter, and exact match."""
     probes, noun = answers.of_kind(REVERSE_QA), "reverse question"
     scores = contrast_measures("rqs", "rqm", probes, noun)
     return filter_known(scores, probes) | exact_match_measure("rqs", probes, noun)
 
 
 def score_reverse_judge(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """RJS and RJM with and without the published filter, and whether the first generated word is "yes"."""
+    """RJS and RJM with and without the published filter, and a generated "yes"."""
     probes, noun = answers.of_kind(REVERSE_JUDGE), "judge question"
     scores = contrast_measures("rjs", "rjm", probes, noun)
     return filter_known(scores, probes) | {"rjs_gen_yes": mean_over(probes, noun, _begins_with_yes)}
@@ -108,7 +114,10 @@ def _begins_with_yes(answered: ProbeAnswers) -> float:
 
 
 def score_edit_score(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """S of BAKE under each protocol: ES, GS, LS and the mean of RQS and RJS (RJS alone in BAKE-J)."""
+    """S of BAKE under each protocol.
+
+    Its factors are ES, GS, LS and the mean of RQS and RJS (RJS alone in BAKE-J).
+    """
     scores = case_measures(doc, answers) | score_reverse_qa(doc, answers) | score_reverse_judge(doc, answers)
     reverse = ["rqs", "rjs"] if answers.of_kind(REVERSE_QA) else ["rjs"]
 

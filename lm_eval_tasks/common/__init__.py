@@ -1,1 +1,1 @@
-"""Shared by all benchmarks: records, cases and probes, scoring, aggregation, and the task class."""
+"""Records, cases, probes, scoring, aggregation and task class of all benchmarks."""

@@ -25,7 +25,10 @@ def mean_scored(values: Sequence[float | None]) -> float | None:
 
 
 def stderr_scored(values: Sequence[float | None]) -> float | str:
-    """Standard error of :func:`mean_scored` (sample standard deviation / sqrt(n)); "N/A" below two scored values."""
+    """Standard error of :func:`mean_scored`: sample standard deviation / sqrt(n).
+
+    It is "N/A" below two scored values.
+    """
     scored = [value for value in values if value is not None]
     if len(scored) < 2:
         return NOT_AVAILABLE
@@ -52,7 +55,9 @@ def reason_counts(values: Sequence[Mapping[str, str]]) -> str:
 
 
 def harmonic_of_means(values: Sequence[Sequence[Sequence[float | None]] | None]) -> float | None:
-    """Edit score S over cases: harmonic mean of factors, each the mean of its components' means over cases.
+    """Edit score S over cases: the harmonic mean of its factors.
+
+    A factor is the mean of its components' means over cases.
 
     Args:
         values: per case a list of factors, each a list of component values, such as
@@ -118,7 +123,10 @@ def judge_summary(values: Sequence[Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _seconds_per_edit(edit: Mapping[str, Any]) -> float | None:
-    """Time of the step that made an edit, divided by the step's edits (in a stream, the mean size of steps so far)."""
+    """Time of the step that made an edit, divided by the step's edits.
+
+    In a stream, the divisor is the mean size of the steps so far.
+    """
     seconds = edit.get("seconds")
     if not isinstance(seconds, (int, float)):
         return None
@@ -131,7 +139,7 @@ MAX_STEPS_SHOWN = 10  # in the printed retention matrix
 
 
 def retention_matrix(values: Sequence[Mapping[str, Any] | None], cell: Callable[[Sequence[Any]], Any]) -> str:
-    """Matrix of scores of all earlier steps' cases after every step (figure 5 of WILD).
+    """Scores of all earlier steps' cases after every step (figure 5 of WILD).
 
     Args:
         values: per case ``{"step": j, "values": [v_j, v_j+1, ...]}``, its values after its own and every later step.

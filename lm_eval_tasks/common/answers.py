@@ -45,7 +45,7 @@ def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
 
 
 def unedited_answer(answer: Answer) -> Answer:
-    """The unedited model's generation in place of the edited one; other answers unchanged."""
+    """The unedited model's generation; answers without one are unchanged."""
     if not isinstance(answer, GeneratedText):
         return answer
     return answer.unedited or FailedAnswer(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))

@@ -1,4 +1,4 @@
-"""The `Benchmark` type, and discovery of the built-in benchmarks and of those in other packages.
+"""The `Benchmark` type, and discovery of benchmarks here and in other packages.
 
 A built-in benchmark is a folder of ``lm_eval_tasks`` with a module ``benchmark`` that defines ``BENCHMARKS``. Another
 package registers its benchmarks as an entry point of the group :data:`ENTRY_POINTS`.
@@ -49,14 +49,19 @@ class Benchmark(Generic[CaseT]):
     count_odd: Callable[[Sequence[CaseT]], Mapping[str, int]] | None = None
 
     def load(self, settings: Settings) -> Loaded[CaseT]:
-        """Read and check all cases; for settings and errors see :func:`~lm_eval_tasks.common.dataset.load_records`."""
+        """Read and check all cases.
+
+        For settings and errors see :func:`~lm_eval_tasks.common.dataset.load_records`.
+        """
         loaded = load_records(self.source, self._own_settings(settings), self.parse)
         if self.count_odd:
             loaded.source.update(self.count_odd(loaded.records))
         return loaded
 
     def _own_settings(self, settings: Settings) -> Settings:
-        """The settings without a ``data`` file that carries the published name of another benchmark.
+        """The settings without a ``data`` file that belongs to another benchmark.
+
+        The published name of a file identifies its benchmark.
 
         With tasks of two benchmarks, ``data=QAEdit.json`` gives QAEdit its file. The other benchmark uses its default.
         """
@@ -92,7 +97,9 @@ def find_benchmark(name: str, alternative: str = "") -> Benchmark[Any]:
 
 
 def load_edit_requests(name: str, settings: Settings) -> list[EditRequest]:
-    """The edits of a benchmark in file order; registered as the edit source of ``edited_hf`` (``edits=<name>``).
+    """The edits of a benchmark in file order.
+
+    Registered as the edit source of ``edited_hf`` (``edits=<name>``).
 
     Raises:
         EditingError: for an unknown benchmark and for data that cannot be read.
@@ -103,7 +110,9 @@ def load_edit_requests(name: str, settings: Settings) -> list[EditRequest]:
 
 @functools.cache
 def all_benchmarks() -> Mapping[str, Benchmark[Any]]:
-    """Every name of every benchmark: the built-in ones by folder, then those of other packages.
+    """All benchmarks by each of their names.
+
+    The built-in ones come first, by folder, then those of other packages.
 
     Raises:
         EditingError: when an entry point cannot be imported or is no benchmark, and when two have the same name.
@@ -123,7 +132,7 @@ def all_benchmarks() -> Mapping[str, Benchmark[Any]]:
 
 
 def _builtin_paths() -> Iterator[str]:
-    """``module:BENCHMARKS`` of every folder of ``lm_eval_tasks`` that has a module ``benchmark``."""
+    """``module:BENCHMARKS`` of every folder that has a module ``benchmark``."""
     for folder in pkgutil.iter_modules(lm_eval_tasks.__path__):
         module = f"{lm_eval_tasks.__name__}.{folder.name}.benchmark"
         if folder.ispkg and module != __name__ and importlib.util.find_spec(module):

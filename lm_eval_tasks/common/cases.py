@@ -22,7 +22,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """An edit and its standard questions; benchmarks with further questions subclass it.
+    """An edit and its standard questions; subclasses add further ones.
 
     Attributes:
         request: the edit.

@@ -1,4 +1,7 @@
-"""Records from the embedded sample, the Hugging Face hub or a local path, all checked before the first is used."""
+"""Records from the embedded sample, the Hugging Face hub or a local path.
+
+All records are checked before the first is used.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Loaded(Generic[RecordT]):
-    """Checked records and a JSON-able description of their origin, which goes to the results."""
+    """Checked records, and their origin for the results (JSON-able)."""
 
     records: list[RecordT]
     source: dict[str, Any]
@@ -79,7 +82,10 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
 
 
 def choose_data(settings: Settings) -> str:
-    """The setting ``data``; by default the sample in a demo (no ``pretrained``), else the published data."""
+    """The setting ``data``.
+
+    The default is the sample without ``pretrained`` (a demo), else the published data.
+    """
     data = settings.get("data")
     if data is None:
         return HUB if settings.get("pretrained") else MINI
@@ -104,7 +110,10 @@ def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[s
 
 
 def _download(source: Source, revision: str) -> tuple[Path, dict[str, Any]]:
-    """Download one data file (no dataset script, no remote code), with respect for HF_HUB_OFFLINE and the cache."""
+    """Download one data file, or find it in the cache.
+
+    No dataset script and no remote code runs. HF_HUB_OFFLINE is respected.
+    """
     from huggingface_hub import hf_hub_download
 
     try:
@@ -137,7 +146,9 @@ def _search(source: Source, place: Path) -> Path:
 
 
 def read_rows(path: Path) -> list[tuple[str, Any]]:
-    """The records of a JSON list or JSONL file, each after a text that names file, record number and line.
+    """The records of a JSON list or JSONL file, each after its location.
+
+    A location names file, record number and line.
 
     Raises:
         EditingError: with file and line, for text that is not JSON or not UTF-8 and for a file without records.
@@ -182,7 +193,10 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 def _parse_all(
     rows: Sequence[tuple[str, Any]], path: Path, parse: Callable[[Fields, int], RecordT], bad_records: str
 ) -> tuple[list[RecordT], dict[str, str]]:
-    """Parse all rows; returns the records and the reason for every bad row, which ``bad_records=skip`` leaves out."""
+    """Parse all rows.
+
+    Returns the records, and location -> reason of the bad rows, which ``bad_records=skip`` leaves out.
+    """
     records: list[RecordT] = []
     problems: dict[str, str] = {}
     for row, (where, record) in enumerate(rows):

@@ -1,4 +1,7 @@
-"""Typed access to the fields of a record, with errors that name file, record, field and remedy."""
+"""Typed access to the fields of a record.
+
+Errors name file, record, field and remedy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ class Fields:
         self.where = where
 
     def text(self, path: str) -> str:
-        """The non-empty string at a dotted path, without outer white space; a missing one is an error."""
+        """The non-empty string at a dotted path, without outer white space.
+
+        A missing field is an error.
+        """
         value = self._get(path)
         if not isinstance(value, str):
             raise self._error(path, f"is {_shorten(value)}; a text is needed")

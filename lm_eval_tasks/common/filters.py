@@ -14,7 +14,7 @@ from lm_eval_tasks.common.answers import Answer, read_answer
 
 @register_filter("natural_stop")
 class NaturalStop(Filter):
-    """Convert responses to typed answers and cut generated texts at the first stop string.
+    """Convert responses to typed answers; cut texts at the first stop string.
 
     The raw continuation stays in ``resps``, so another pipeline can cut the same generation by another rule.
 
@@ -27,7 +27,10 @@ class NaturalStop(Filter):
         self.until = until
 
     def apply(self, resps: Iterable[Sequence[Any]], docs: Iterable[Mapping[str, Any]]) -> list[Answer]:
-        """The first response of each instance; the others are copies that padding on several ranks appends."""
+        """The first response of each instance.
+
+        Further ones are copies that padding on several ranks appends.
+        """
         return [
             read_answer(responses[0], doc["asked"]["until"] if self.until is None else self.until)
             for responses, doc in zip(resps, docs, strict=True)

@@ -19,7 +19,7 @@ PRIVATE_MEMBERS: dict[str, tuple[str, ...]] = {
 
 
 class HarnessTask(ConfigurableTask):
-    """A `ConfigurableTask` with named access to the private members that editing tasks need."""
+    """A `ConfigurableTask` with named access to the private members we need."""
 
     @property
     def pipelines(self) -> Sequence[FilterEnsemble]:
@@ -28,7 +28,10 @@ class HarnessTask(ConfigurableTask):
 
     @property
     def is_predict_only(self) -> bool:
-        """Whether ``--predict_only`` is set; lm-eval then replaces all metrics by one called ``bypass``."""
+        """Whether ``--predict_only`` is set.
+
+        If it is, lm-eval replaces all metrics by one called ``bypass``.
+        """
         return "bypass" in self._metric_fn_list
 
     def add_column(

@@ -1,4 +1,4 @@
-"""The filter that turns generated answers into verdicts, and the pipeline that adds it to a task.
+"""The filter that judges generated answers, and its pipeline.
 
 A task that declares metrics with ``from: judge`` gets a second filter pipeline, ``judge``, as soon as a judge is
 configured. It reads the same generations. Without a judge, one log line per process explains how to configure one.
@@ -107,7 +107,10 @@ class ModelJudgeFilter(Filter):
 
 @contextmanager
 def save_until_judged(items: Sequence[Item], judge: ModelJudge) -> Iterator[None]:
-    """Keep the answers in a file until they are judged: generating them again would cost more than judging them."""
+    """Save the answers in a file until they are judged.
+
+    Generating them again would cost more than judging them.
+    """
     if not judge.store.path:
         yield
         return
@@ -129,7 +132,10 @@ def _save_answers(folder: Path, items: Sequence[Item]) -> Path:
 
 
 def describe_verdicts(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """The verdicts of a case for its sample: truncated answer, label or reason, full reply, judge and prompt."""
+    """The verdicts of a case for its sample (JSON-able).
+
+    Each has the truncated answer, label or reason, full reply, judge and prompt.
+    """
     return [
         {
             "answer": answer.answer,

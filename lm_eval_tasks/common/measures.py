@@ -1,4 +1,6 @@
-"""Score of one case from its answers. A value that cannot be computed raises `Unscored` with the reason.
+"""Score of one case from its answers.
+
+A value that cannot be computed raises `Unscored` with the reason.
 
 A task's scorer (``process_results`` in its YAML) returns one *measure* per metric: a function without arguments that
 computes the value. :func:`evaluate` turns its value, reason or exclusion into a `Score`.
@@ -22,7 +24,10 @@ Measure: TypeAlias = Callable[[], Any]
 
 
 class Unscored(Exception):
-    """The value is unknown, and the message is the reason. Neither a program error nor a zero."""
+    """The value is unknown, for the reason in the message.
+
+    This is neither a program error nor a zero.
+    """
 
 
 class Excluded(Exception):
@@ -45,7 +50,10 @@ class Score:
 
 
 def evaluate(measure: Measure) -> Score:
-    """Run a measure. A float that is not finite is unscored; a `Score` is returned unchanged."""
+    """Run a measure.
+
+    A float that is not finite is unscored; a `Score` is returned unchanged.
+    """
     try:
         value = measure()
     except Unscored as unscored:
@@ -58,7 +66,9 @@ def evaluate(measure: Measure) -> Score:
 
 
 def case_mean(values: Iterable[float], noun: str) -> float:
-    """Mean over the probes of a case. One unscored probe leaves the whole case unscored, as published (BAKE).
+    """Mean over the probes of a case.
+
+    One unscored probe leaves the whole case unscored, as published (BAKE).
 
     Args:
         noun: the missing questions, for the reason if there are none, as in ``paraphrase prompts``.
@@ -75,7 +85,10 @@ def mean_over(probes: Sequence[ProbeAnswers], noun: str, measure: Callable[[Prob
 
 
 def exclude_if(measure: Measure, is_excluded: Callable[[], float]) -> Measure:
-    """A measure under a published filter. An unscored value stays unscored, whether the filter excludes it or not."""
+    """A measure under a published filter.
+
+    An unscored value stays unscored, whether the filter excludes it or not.
+    """
 
     def filtered() -> Any:
         value = measure()
@@ -87,7 +100,10 @@ def exclude_if(measure: Measure, is_excluded: Callable[[], float]) -> Measure:
 
 
 def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> ScoredContinuation:
-    """The log-likelihood answer of the edited or the unedited model; Unscored if absent or not finite."""
+    """The log-likelihood answer of the edited or the unedited model.
+
+    Raises Unscored if it is absent or not finite.
+    """
     if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
     if not isinstance(answer, ScoredContinuation):
@@ -123,7 +139,7 @@ def nll(answer: Answer, *, unedited: bool = False) -> float:
 
 
 def prob(wanted: Answer, other: Answer, *, unedited: bool = False) -> float:
-    """PROB: 1 if the wanted target is strictly more likely per token than the other one."""
+    """PROB: 1 if the wanted target is strictly more likely per token."""
     return scoring.prefers(nll(wanted, unedited=unedited), nll(other, unedited=unedited))
 
 
@@ -146,7 +162,7 @@ def tf_match(answer: Answer) -> float:
 
 
 def agree_tf(answer: Answer) -> float:
-    """AGREE-TF: share of positions along the gold answer with the same argmax in edited and unedited model."""
+    """AGREE-TF: share of gold positions with the unedited model's argmax."""
     before = scored_continuation(answer, unedited=True).token_argmax
     after = scored_continuation(answer).token_argmax
     if before is None or after is None:
@@ -165,18 +181,27 @@ def agree_gen(answer: Answer | None) -> float:
 
 
 def both_empty(answer: Answer | None) -> float:
-    """1 if neither model writes anything before the stop rule; such pairs agree without showing locality."""
+    """1 if neither model writes anything before the stop rule.
+
+    Such pairs agree without showing locality.
+    """
     texts = generated_text(answer, unedited=True).text, generated_text(answer).text
     return float(not any(text.strip() for text in texts))
 
 
 def generated_match(answer: Answer | None, gold: str, *, unedited: bool = False) -> float:
-    """EM: 1 if the generation up to its natural stop equals the gold answer after normalization."""
+    """EM: 1 if the generation equals the gold answer after normalization.
+
+    The generation ends at its natural stop.
+    """
     return float(exact_match(generated_text(answer, unedited=unedited).text, gold))
 
 
 def generated_contains(answer: Answer | None, gold: str) -> float:
-    """1 if the generation up to its natural stop contains the gold answer as whole words, after normalization."""
+    """1 if the generation contains the gold answer as whole words.
+
+    Both are normalized, and the generation ends at its natural stop.
+    """
     return float(alias_match(generated_text(answer).text, [gold]))
 
 

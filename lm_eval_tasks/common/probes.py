@@ -1,4 +1,4 @@
-"""Probes, the documents that hold them, and a case's answers assigned to its probes."""
+"""Probes, documents made of them, and the answers to them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class ProbeRequest(NamedTuple):
 
 
 def case_requests(doc: Mapping[str, Any]) -> Iterator[ProbeRequest]:
-    """The requests of a document in their fixed order: per probe its targets, then its generation."""
+    """The requests of a document in their fixed order.
+
+    Those of a probe are its targets, then its generation.
+    """
     for number, record in enumerate(doc["probes"]):
         probe = Probe(**record)
         for target in probe.targets:
@@ -90,7 +93,7 @@ def case_requests(doc: Mapping[str, Any]) -> Iterator[ProbeRequest]:
 
 @dataclass(frozen=True)
 class ProbeAnswers:
-    """The answers to one probe: one per target, and the generation if the probe has one."""
+    """The answers to one probe: one per target, and the generation if any."""
 
     probe: Probe
     targets: Sequence[Answer] = ()

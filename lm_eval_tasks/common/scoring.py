@@ -22,7 +22,10 @@ def mean_nll(logprob: float, num_tokens: int) -> float:
 
 
 def prefers(nll_wanted: float, nll_other: float) -> float:
-    """PROB: 1 if the wanted target is strictly more likely per token; a tie fails in both directions."""
+    """PROB: 1 if the wanted target is strictly more likely per token.
+
+    A tie fails in both directions.
+    """
     return float(nll_wanted < nll_other)
 
 
@@ -43,7 +46,10 @@ def share_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
 
 
 def all_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
-    """1 if both sequences are equal: AGREE-GEN on the token ids of two generations. Two empty ones agree."""
+    """AGREE-GEN on the token ids of two generations: 1 if they are equal.
+
+    Two empty ones agree.
+    """
     return float(list(left) == list(right))
 
 

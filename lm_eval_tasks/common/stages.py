@@ -68,7 +68,9 @@ class StreamStages:
         return (*((IMMEDIATE,) if self.immediate else ()), *map(str, self.checkpoints))
 
     def applies_to(self, stage: str, position: StreamPosition | None) -> bool:
-        """Whether a case is scored at a stage: never before its edit, and never if it is not in the stream.
+        """Whether a case is scored at a stage.
+
+        It is never scored before its edit, and never if it is not in the stream.
 
         A checkpoint is taken at the first step that reaches it. It therefore includes every step before which fewer
         edits were made.
@@ -103,7 +105,10 @@ class FilteredAnswer:
 
     @classmethod
     def of(cls, answer: Any) -> FilteredAnswer:
-        """Wrap the output of a filter that ran outside :func:`filter_all_stages`; idempotent."""
+        """Wrap the output of a filter, unless it is wrapped.
+
+        Filters that run outside :func:`filter_all_stages` return bare answers.
+        """
         return answer if isinstance(answer, cls) else cls(final=answer, judged=isinstance(answer, Verdict))
 
     def at(self, stage: Stage | None) -> Answer:
@@ -120,7 +125,9 @@ class FilteredAnswer:
 
 
 def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble], stages: StreamStages) -> None:
-    """Run every filter pipeline over the answers of all stages; stores a `FilteredAnswer` in each ``filtered_resps``.
+    """Run every filter pipeline over the answers of all stages.
+
+    The ``filtered_resps`` of each instance get a `FilteredAnswer` per pipeline.
 
     Only the first response of an instance counts; padding on several ranks may append copies of it.
     """
@@ -158,7 +165,10 @@ def is_judge(pipeline: FilterEnsemble) -> bool:
 
 
 def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None, Any]:
-    """The final answer and those at the reported stages, each with the unedited model's answer attached."""
+    """The final answer and those at the reported stages.
+
+    Each has the unedited model's answer attached.
+    """
     if not isinstance(response, EditedAnswer) or response.position is None:
         return {None: response}
     if response.position.not_in_stream and not stages.score_outside:

@@ -1,4 +1,4 @@
-"""`EditingTask`: one lm-eval task class for all editing benchmarks. YAML and the functions it names do the rest.
+"""`EditingTask`: one lm-eval task class for all editing benchmarks.
 
 A task's YAML uses four keys of lm-eval in a special way:
 
@@ -56,7 +56,7 @@ for _name, _function in AGGREGATIONS.items():
 
 
 class Documents(list[dict[str, Any]]):
-    """Documents in memory, with the one attribute of a ``datasets.Dataset`` that lm-eval reads."""
+    """Documents in memory, with the one attribute of a dataset that lm-eval reads."""
 
     @property
     def features(self) -> dict[str, None]:
@@ -80,7 +80,10 @@ class AnsweredCase(NamedTuple):
 
 
 class EditingTask(HarnessTask):
-    """An lm-eval task whose documents are edit cases: one document holds one edit and all its probes of one kind."""
+    """An lm-eval task whose documents are edit cases.
+
+    One document holds one edit and all its probes of one kind.
+    """
 
     def __init__(
         self,
@@ -103,7 +106,10 @@ class EditingTask(HarnessTask):
         self._declare_columns()
 
     def _declare_columns(self) -> None:
-        """Declare the aggregation of every column: metrics, their stages, and the columns that accompany them."""
+        """Declare the aggregation of every column.
+
+        Columns are the metrics, their stages, and their counts and standard errors.
+        """
         directions = dict(self.higher_is_better())
         for metric, aggregation in list(self.aggregation().items()):
             self._declare_companions(metric, aggregation)
@@ -131,7 +137,10 @@ class EditingTask(HarnessTask):
             self.add_column(f"{column}_stderr", AGGREGATIONS["stderr_scored"])
 
     def dump_config(self) -> dict[str, Any]:
-        """The config for the results, with functions by name: the same in every run and on every machine."""
+        """The config for the results, with functions by name.
+
+        It is the same in every run and on every machine.
+        """
         config = super().dump_config()
         config.pop("fewshot_config", None)  # repeats fields of the config; printing it would show memory addresses
         config["custom_dataset"] = self.benchmark.name
@@ -158,7 +167,10 @@ class EditingTask(HarnessTask):
         return benchmark
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Load and check all records and build the documents; their origin goes to the config's metadata."""
+        """Load and check all records and build the documents.
+
+        Their origin goes to the config's metadata.
+        """
         settings = self.config.metadata
         loaded = self.benchmark.load(settings)
         docs = Documents(self.config.process_docs(case, settings) for case in loaded.records)
@@ -172,11 +184,11 @@ class EditingTask(HarnessTask):
         return self.dataset[self.config.test_split]
 
     def doc_to_text(self, doc: Mapping[str, Any], doc_to_text: Any = None) -> str:
-        """The prompt of a probe; for a whole case, that of its first probe (shown by ``--write_out``)."""
+        """The prompt of a probe; for a case, that of its first (``--write_out``)."""
         return doc["prompt"] if "prompt" in doc else doc["probes"][0]["prompt"]
 
     def doc_to_target(self, doc: Mapping[str, Any], doc_to_target: Any = None) -> str:
-        """The wanted answer of a probe; for a whole case, that of its first probe (logged as ``target``)."""
+        """The wanted answer of a probe; for a case, that of its first (``target``)."""
         probe = doc if "prompt" in doc else doc["probes"][0]
         return probe["targets"][0] if probe["targets"] else probe["gold"]
 
@@ -193,7 +205,9 @@ class EditingTask(HarnessTask):
         rewrite_requests_cache: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Build the requests without lm-eval's request cache, whose key covers neither the data nor our settings.
+        """Build the requests without lm-eval's request cache.
+
+        The cache's key covers neither the data nor our settings.
 
         With more processes than documents some processes have no document, which lm-eval cannot run. Such a process
         answers the first document, too, and lm-eval discards its answers.
@@ -205,11 +219,17 @@ class EditingTask(HarnessTask):
         super().build_all_requests(limit=limit, samples=samples, rank=rank, world_size=world_size, **kwargs)
 
     def fewshot_context(self, doc: Mapping[str, Any], num_fewshot: int = 0, **kwargs: Any) -> list[str]:
-        """One context per probe, each built by lm-eval: system instruction, description, chat template."""
+        """One context per probe, each built by lm-eval.
+
+        lm-eval adds system instruction, description and chat template.
+        """
         return [super(EditingTask, self).fewshot_context(probe, num_fewshot, **kwargs) for probe in doc["probes"]]
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: Sequence[str], **kwargs: Any) -> list[Instance]:
-        """All requests of a case: per probe one ``loglikelihood`` for each target, then one ``generate_until``."""
+        """All requests of a case.
+
+        A probe has one ``loglikelihood`` for each target, then one ``generate_until``.
+        """
         delimiter = self._delimiter(chat=kwargs.pop("apply_chat_template", False))
         kwargs.pop("chat_template", None)
         stops = self._stops()
@@ -239,7 +259,10 @@ class EditingTask(HarnessTask):
         return instances
 
     def _delimiter(self, chat: bool) -> str:
-        """The text between prompt and target; as in lm-eval, empty after the assistant header of a chat template."""
+        """The text between prompt and target.
+
+        As in lm-eval, it is empty after the assistant header of a chat template.
+        """
         prefix = self.config.gen_prefix
         if chat and not (prefix and not ends_with_whitespace(prefix)):
             return ""
@@ -252,7 +275,9 @@ class EditingTask(HarnessTask):
     # --------------------------------------------------------------- scoring
 
     def apply_filters(self) -> None:
-        """Run the filter pipelines over the answers of all stages; ``process_results`` gets `FilteredAnswer`s.
+        """Run the filter pipelines over the answers of all stages.
+
+        ``process_results`` gets `FilteredAnswer` objects.
 
         With ``--predict_only`` nothing is scored, so judges are skipped.
         """
@@ -260,7 +285,10 @@ class EditingTask(HarnessTask):
         filter_all_stages(self.instances, pipelines, self.stages)
 
     def process_results(self, doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, Any]:
-        """All metrics of one case, always under the same keys; ``None`` where unscored, with the reason beside it."""
+        """All metrics of one case, always under the same keys.
+
+        An unscored metric is ``None``, with its reason under ``unscored_reason``.
+        """
         if self.is_predict_only:
             return {"bypass": None}
         case = AnsweredCase(doc, [FilteredAnswer.of(result) for result in results])
@@ -295,7 +323,10 @@ class EditingTask(HarnessTask):
         return {metric["metric"]: evaluate(measures[metric["metric"]]) for metric in metrics}
 
     def _retention(self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
-        """The metrics of one case after its own and every later step, in the form `retention_matrix` aggregates."""
+        """The metrics of one case after its own and every later step.
+
+        Values have the form that `retention_matrix` aggregates.
+        """
         names = [metric["metric"] for metric in metrics]
         first = case.answers[0]
         if first.position and first.position.not_in_stream:
@@ -315,7 +346,7 @@ class EditingTask(HarnessTask):
         return retention
 
     def _reported_metrics(self, judged: bool) -> list[dict[str, Any]]:
-        """The metrics of a pipeline: the judge's for a judged one, all others for any other."""
+        """The metrics of a pipeline: judged ones, or all others."""
         metrics = [metric for metric in self.config.metric_list if (metric.get("from") == "judge") == judged]
         if not metrics:
             raise EditingError(
@@ -326,7 +357,7 @@ class EditingTask(HarnessTask):
 
 
 def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The metrics of this run, with our defaults (mean over scored cases, higher is better)."""
+    """The metrics of this run; by default means, and higher is better."""
     return [
         {"aggregation": "mean_scored", "higher_is_better": True}
         | {key: value for key, value in metric.items() if key != "only_if"}
@@ -336,7 +367,10 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
 
 
 def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict[str, str]) -> dict[str, Any]:
-    """The columns of one metric at one stage for one case; the reason of an unscored one is added to ``reasons``."""
+    """The columns of one metric at one stage for one case.
+
+    Adds the reason of an unscored metric to ``reasons``.
+    """
     name, value = metric["metric"] + suffix, score.value
     if score.reason is not None:
         reasons[name] = score.reason
@@ -352,7 +386,10 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
 
 
 def _judge_measure(answers: CaseAnswers, metric: Mapping[str, Any]) -> Measure:
-    """Mean verdict over the case's probes of the task's own kind; helper probes only decide on exclusion."""
+    """Mean verdict over the case's probes of the task's own kind.
+
+    Helper probes only decide on exclusion.
+    """
     kind = answers.probes[0].probe.kind
     own = [] if kind == PLACEHOLDER else answers.of_kind(kind)
     helpers = [answered for answered in answers.probes if answered.probe.only_unedited]
@@ -366,7 +403,10 @@ def _judge_measure(answers: CaseAnswers, metric: Mapping[str, Any]) -> Measure:
 
 
 def _add_judge_pipeline(config: dict[str, Any]) -> ModelJudge | None:
-    """Add the judge's pipeline to the config of a task with judged metrics, and the judge to its metadata."""
+    """Add the judge's pipeline to the config of a task with judged metrics.
+
+    The judge's description goes to the config's metadata.
+    """
     if not any(metric.get("from") == "judge" for metric in config["metric_list"]):
         return None
     pipelines = list(config.get("filter_list") or [])

@@ -1,4 +1,6 @@
-"""Metrics of whole texts: n-gram entropy (fluency) and TF-IDF consistency, as in the evaluation of ROME and MEMIT.
+"""Metrics of whole texts, from the evaluation of ROME and MEMIT.
+
+They are n-gram entropy (fluency) and TF-IDF consistency.
 
 The default tokens are those of :func:`words`; the published numbers need nltk's ``word_tokenize``.
 """
@@ -30,7 +32,9 @@ def entropy(tokens: Sequence[str], n: int) -> float:
 
 
 def n_gram_entropy(text: str, tokenize: Tokenizer = words) -> float:
-    """GE, fluency: mean of ``2/3 H_2`` and ``4/3 H_3``, in bits (about 6 for plain English, 0 for one repeated word).
+    """GE, fluency: mean of ``2/3 H_2`` and ``4/3 H_3``, in bits.
+
+    Plain English has about 6, one repeated word 0.
 
     The released code divides the weighted sum by two. The papers print the formula without the division, but their
     numbers agree with it.
@@ -40,7 +44,10 @@ def n_gram_entropy(text: str, tokenize: Tokenizer = words) -> float:
 
 
 def inverse_document_frequencies(documents: Sequence[str], tokenize: Tokenizer = words) -> dict[str, float]:
-    """Smoothed IDF of lower-cased tokens, ``ln((1 + N) / (1 + df)) + 1`` (scikit-learn's default)."""
+    """Smoothed IDF of lower-cased tokens: ``ln((1 + N) / (1 + df)) + 1``.
+
+    This is scikit-learn's default.
+    """
     counts = Counter(token for document in documents for token in {token.lower() for token in tokenize(document)})
     return {token: math.log((1 + len(documents)) / (1 + count)) + 1 for token, count in counts.items()}
 
@@ -48,7 +55,7 @@ def inverse_document_frequencies(documents: Sequence[str], tokenize: Tokenizer =
 def tfidf_consistency(
     text: str, reference: str, weights: Mapping[str, float], tokenize: Tokenizer = words
 ) -> float | None:
-    """RS, consistency: cosine of the TF-IDF vectors of a text and its references, in 0..1.
+    """RS, consistency: cosine of TF-IDF vectors of text and references, in 0..1.
 
     Args:
         text: all generations of a case, joined by spaces.

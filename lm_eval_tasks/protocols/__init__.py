@@ -1,1 +1,1 @@
-"""Evaluation protocols that any benchmark can use: documents, scorers and published filters by protocol."""
+"""Documents, scorers and published filters by protocol, for any benchmark."""

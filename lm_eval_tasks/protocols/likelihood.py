@@ -1,4 +1,6 @@
-"""Likelihood protocol: the wanted target against another one, for cloze benchmarks such as BAKE and CounterFact.
+"""Likelihood protocol: the wanted target against another one.
+
+Cloze benchmarks such as BAKE and CounterFact use it.
 
 A task measures a question in several ways, each with its own suffix in the metric's name: ``_prob`` (wanted target
 strictly more likely per token), ``_argmax`` (every teacher-forced argmax right), ``_match`` (share of them),
@@ -38,7 +40,10 @@ def paraphrase_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 
 def neighborhood_doc(case: Case, settings: Settings) -> dict[str, Any]:
-    """Document of all neighbors of the case: true against new object; agreement needs the unedited model."""
+    """Document of all neighbors of the case: true against new object.
+
+    Agreement needs the unedited model.
+    """
     return contrast_doc(case, settings, NEIGHBORHOOD, case.neighbors, ask_unedited=True)
 
 
@@ -50,7 +55,10 @@ def edit_score_doc(case: Case, settings: Settings) -> dict[str, Any]:
 def contrast_doc(
     case: Case, settings: Settings, kind: str, questions: Iterable[Question], *, ask_unedited: bool = False
 ) -> dict[str, Any]:
-    """The document of one kind of questions, which are also generated unless the setting ``generate`` is off."""
+    """The document of one kind of questions.
+
+    The model also generates an answer unless the setting ``generate`` is off.
+    """
     generate = switch(settings, "generate", True)
     probes = [contrast_probe(kind, question, generate=generate) for question in questions]
     return case_doc(case, probes, ask_unedited=ask_unedited, generate=generate)
@@ -83,7 +91,7 @@ def score_paraphrase(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, 
 
 
 def score_neighborhood(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """LS and its magnitude NM on all neighbors of the case, and agreement with the unedited model."""
+    """LS and its magnitude NM on all neighbors, and agreement with the unedited model."""
     probes, noun = answers.of_kind(NEIGHBORHOOD), PROMPTS[NEIGHBORHOOD]
     return contrast_measures("ls", "nm", probes, noun) | {
         "ls_agree_tf": mean_over(probes, noun, lambda answered: measures.agree_tf(answered.wanted)),
@@ -137,7 +145,9 @@ def exact_match_measure(score: str, probes: Sequence[ProbeAnswers], noun: str) -
 
 
 def filter_known(scores: Mapping[str, Measure], probes: Sequence[ProbeAnswers]) -> dict[str, Measure]:
-    """The published filter of BAKE on all ``_prob`` measures, which stay available as ``_prob_all``.
+    """The published filter of BAKE on all ``_prob`` measures.
+
+    The unfiltered measures are named ``_prob_all``.
 
     It excludes cases in which the unedited model already prefers the wanted target strictly.
     """

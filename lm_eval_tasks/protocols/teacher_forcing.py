@@ -1,4 +1,4 @@
-"""Teacher-forced ("synthetic") protocol: the model reads the target, and its argmax is compared at each position.
+"""Teacher-forced ("synthetic") protocol: the argmax at each target position.
 
 Most editing papers evaluate this way. Source of the definition: Yang et al., The Mirage of Model Editing (ACL 2025) and
 its released code. The published filter is that of :mod:`lm_eval_tasks.protocols.wild`; it costs a generation per case.
@@ -29,7 +29,7 @@ def generalization_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 
 def locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
-    """Teacher forcing along the answers of the unrelated questions, in the edited and the unedited model."""
+    """Teacher forcing on the unrelated questions, in both models."""
     return _forced_doc(case, settings, NEIGHBORHOOD, ask_unedited=True)
 
 

@@ -1,4 +1,4 @@
-"""WILD protocol: the model answers questions freely, after an instruction and up to a natural stop.
+"""WILD protocol: free generation after an instruction, up to a natural stop.
 
 Source: Yang et al., The Mirage of Model Editing: Revisiting Evaluation in the Wild (ACL 2025) and its released code.
 
@@ -45,7 +45,7 @@ def generalization_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 
 def locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
-    """Free generation on the unrelated questions, by the edited and the unedited model."""
+    """Free generation on the unrelated questions, by both models."""
     return _generation_doc(case, settings, NEIGHBORHOOD, ask_unedited=True)
 
 
@@ -57,7 +57,10 @@ def _generation_doc(case: Case, settings: Settings, kind: str, *, ask_unedited: 
 def initially_wrong_doc(
     case: Case, settings: Settings, probes: Sequence[Probe], *, ask_unedited: bool, generate: bool
 ) -> dict[str, Any]:
-    """A document with the helper probe of the published filter, if the setting ``initially_wrong`` is on."""
+    """A document, with the helper probe of the published filter if that is on.
+
+    The setting is ``initially_wrong``.
+    """
     filtered = switch(settings, "initially_wrong", True)
     if filtered and probes:
         (question,) = case.questions(EFFICACY)
@@ -66,7 +69,10 @@ def initially_wrong_doc(
 
 
 def generation_probe(kind: str, question: Question, settings: Settings, *, only_unedited: bool = False) -> Probe:
-    """A question in the context that the setting ``wild_context`` names, to be answered freely."""
+    """A probe that generates the answer to a question.
+
+    The setting ``wild_context`` selects the context.
+    """
     context = CONTEXTS[choice(settings, "wild_context", list(CONTEXTS), "qa_inst")]
     return Probe(
         kind=kind,
@@ -87,12 +93,12 @@ def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str,
 
 
 def score_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """EM on the rephrased questions, and whether the generation contains the gold answer."""
+    """EM on the rephrased questions, and containment of the gold answer."""
     return _gold_measures("generalization_wild", answers, PARAPHRASE)
 
 
 def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """AGREE-GEN on the unrelated questions, and the share of pairs in which both models write nothing."""
+    """AGREE-GEN on the unrelated questions, and the share of pairs of empty answers."""
     probes, noun = answers.of_kind(NEIGHBORHOOD), QUESTIONS[NEIGHBORHOOD]
     agreement = mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation))
     both_empty = mean_over(probes, noun, lambda answered: measures.both_empty(answered.generation))
@@ -116,7 +122,10 @@ def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Me
 
 
 def with_initially_wrong(metric: str, measure: Measure, answers: CaseAnswers) -> dict[str, Measure]:
-    """A metric over all cases, and over those the unedited model answers wrongly (the published subset)."""
+    """A metric over all cases, and over the published subset.
+
+    The subset is the cases that the unedited model answers wrongly.
+    """
 
     def is_known() -> float:
         (helper,) = answers.of_kind(PRE_EDIT)

@@ -1,1 +1,1 @@
-"""QAEdit: edits of questions that models answer wrongly, under the synthetic and the WILD evaluation. See README.md."""
+"""QAEdit: edits of questions that models answer wrongly. See README.md."""

@@ -14,7 +14,10 @@ from lm_eval_tasks.common.fields import Fields
 
 
 def parse(fields: Fields, row: int) -> Case:
-    """Check and convert a record: an edit, its rephrased question, and the first of the file's unrelated questions."""
+    """Check and convert a record.
+
+    A case is an edit, its rephrased question, and the first of the record's unrelated questions.
+    """
     target = fields.text("target")
     request = EditRequest.from_dict(
         {
@@ -35,7 +38,10 @@ def parse(fields: Fields, row: int) -> Case:
 
 
 def count_odd(cases: Sequence[Case]) -> dict[str, int]:
-    """Counts of repeated ids and of targets that the stop rule or the normalization of answers affects."""
+    """Counts of repeated ids and of odd targets.
+
+    Odd are targets that the stop rule or the normalization of answers affects.
+    """
     ids = [case.extras["source_id"] for case in cases]
     targets = [case.request.target_new for case in cases]
     return {
