@@ -1,83 +1,16 @@
-"""Scoring primitives: hand-computed cases, and properties that hold for every text."""
+"""Measures: answers of every form to a value or a reason."""
 
 from __future__ import annotations
 
-import json
-import string
 from typing import Any
 
-import paths
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, truncate
-from judges import match
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
 from judges.base import Verdict
-from lm_eval_tasks.common import measures, scoring
+from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import read_answer
 from lm_eval_tasks.common.measures import Unscored
-
-CASES = json.loads((paths.CASES / "scoring.json").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['function']}-{json.dumps(case['args'])}"[:60])
-def test_worked_example(case: dict[str, Any]) -> None:
-    functions = {**vars(match), **vars(scoring), "truncate": truncate}
-    function = functions[case["function"]]
-    expected = case["expected"]
-    if isinstance(expected, float):
-        expected = pytest.approx(expected, abs=case.get("tolerance", 1e-12))
-    assert function(*case["args"]) == expected
-
-
-def test_every_primitive_has_a_worked_example() -> None:
-    for module in (match, scoring):
-        defined = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-        assert defined and defined <= {case["function"] for case in CASES}
-
-
-@pytest.mark.parametrize(
-    ("function", "args"),
-    [
-        ("mean_nll", (-1.0, 0)),
-        ("share_equal", ([], [])),
-        ("share_equal", ([1], [1, 2])),
-        ("harmonic_mean", ([],)),
-        ("harmonic_mean", ([-1.0],)),
-    ],
-)
-def test_primitives_refuse_what_has_no_answer(function: str, args: tuple) -> None:
-    with pytest.raises(ValueError, match="got"):
-        getattr(scoring, function)(*args)
-
-
-@given(st.text())
-def test_normalize_is_idempotent_on_ascii_and_leaves_no_punctuation(text: str) -> None:
-    once = match.normalize(text)
-    assert not set(once) & set(string.punctuation)
-    assert once == " ".join(once.split())
-    # str.lower() can need two rounds outside ASCII (U+0130 gives a combining dot), so idempotence is claimed for ASCII.
-    if text.isascii():
-        assert match.normalize(once) == once
-
-
-@given(st.text(), st.text())
-def test_exact_match_is_symmetric_and_never_matches_nothing(left: str, right: str) -> None:
-    assert match.exact_match(left, right) == match.exact_match(right, left)
-    assert not match.exact_match("", right)
-
-
-@given(st.text(alphabet="ab.\n "), st.lists(st.sampled_from([".", "\n", "ab", ""]), max_size=3))
-def test_truncate_cuts_at_the_first_stop_and_nowhere_else(text: str, stops: list[str]) -> None:
-    cut = truncate(text, stops)
-    assert text.startswith(cut)
-    assert not any(stop in cut for stop in stops if stop)
-    assert cut == text or any(text[len(cut) :].startswith(stop) for stop in stops if stop)
-    assert truncate(cut, stops) == cut
-
-
-# ------------------------------------------------------------------ reading answers
 
 
 def answer(logprob: float = -2.0, **changes: Any) -> ScoredContinuation:
@@ -91,16 +24,16 @@ def test_answers_of_edited_hf_keep_tokens_and_the_unedited_answer() -> None:
     assert isinstance(read, ScoredContinuation) and read.unedited is not None
     assert measures.nll(read) == 1.0
     assert measures.nll(read, unedited=True) == 2.0
-    assert measures.match(read) == 0.5
+    assert measures.tf_match(read) == 0.5
     assert measures.agree_tf(read) == 0.5
-    assert measures.argmax(read) == 0.0
+    assert measures.tf_exact(read) == 0.0
 
 
 @pytest.mark.parametrize("raw", [(-2.0, True), [-2.0, True]])
 def test_stock_pairs_give_argmax_and_a_reason_for_the_rest(raw: Any) -> None:
     read = read_answer(raw)
-    assert measures.argmax(read) == 1.0
-    for measure in (measures.nll, measures.match, measures.agree_tf):
+    assert measures.tf_exact(read) == 1.0
+    for measure in (measures.nll, measures.tf_match, measures.agree_tf):
         with pytest.raises(Unscored, match=r"--model edited_hf .*mode=none"):
             measure(read)
 
@@ -132,14 +65,14 @@ def test_generations_are_cut_and_keep_the_raw_text() -> None:
 def test_unusable_answers_are_unscored_with_the_reason(raw: Any, reason: str) -> None:
     read = read_answer(raw)
     assert isinstance(read, FailedAnswer) and reason in read.reason
-    for measure in (measures.nll, measures.argmax, measures.agree_gen, measures.verdict):
+    for measure in (measures.nll, measures.tf_exact, measures.agree_gen, measures.judged_correct):
         with pytest.raises(Unscored, match=reason):
             measure(read)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_broken_likelihoods_are_unscored_not_wrong(value: float) -> None:
-    for measure in (measures.nll, measures.match, measures.argmax):
+    for measure in (measures.nll, measures.tf_match, measures.tf_exact):
         with pytest.raises(Unscored, match="log-probability is"):
             measure(read_answer(answer(value)))
     with pytest.raises(Unscored, match="log-probability is"):
@@ -158,11 +91,24 @@ def test_the_wrong_kind_of_answer_is_named() -> None:
         measures.agree_gen(read_answer((-1.0, True)))
 
 
-def test_verdicts_have_a_label_or_a_reason() -> None:
-    assert measures.verdict(Verdict(label="correct")) == 1.0
-    assert measures.verdict(Verdict(label="incorrect")) == 0.0
+def test_verdicts_are_scores_or_reasons() -> None:
+    assert measures.judged_correct(Verdict(label="correct")) == 1.0
+    assert measures.judged_correct(Verdict(label="incorrect")) == 0.0
     with pytest.raises(Unscored, match="judge: reply was empty"):
-        measures.verdict(Verdict(unscored_reason="reply was empty"))
-    for bad in ({"label": "CORRECT"}, {}, {"label": "correct", "unscored_reason": "both"}):
-        with pytest.raises(ValueError, match="verdict"):
-            Verdict(**bad)
+        measures.judged_correct(Verdict(unscored_reason="reply was empty"))
+
+
+def test_a_filter_excludes_scored_values_only() -> None:
+    def unscored() -> float:
+        raise Unscored("no probe")
+
+    assert measures.evaluate(measures.exclude_if(lambda: 0.5, lambda: False)) == measures.Score(value=0.5)
+    assert measures.evaluate(measures.exclude_if(lambda: 0.5, lambda: True)) == measures.Score(excluded=True)
+    assert measures.evaluate(measures.exclude_if(unscored, lambda: True)) == measures.Score(reason="no probe")
+    assert measures.evaluate(measures.exclude_if(lambda: 0.5, unscored)) == measures.Score(reason="no probe")
+
+
+def test_the_mean_over_no_probe_is_unscored() -> None:
+    assert measures.evaluate(measures.mean_over([], "paraphrase prompts", lambda answered: 1.0)) == measures.Score(
+        reason="the record has no paraphrase prompts"
+    )

@@ -18,17 +18,9 @@ from lm_eval.utils import make_table
 from scripted import RankedLM, ScriptedLM, StockLM, StreamLM
 from task_runs import FOLDER, build, data_of, from_nlls, metrics_of, run, run_on_two_ranks
 
+from edit_hooks.answers import GeneratedText
 from edit_hooks.utils.errors import EditingError
 from judges.base import Verdict
-from lm_eval_tasks.common.answers import GeneratedText
-
-
-@pytest.fixture(autouse=True)
-def no_environment_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`simple_evaluate` describes the machine by a dozen subprocesses, which no test here is about."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
-    monkeypatch.setattr("lm_eval.evaluator.get_git_commit_hash", lambda: None)
-
 
 # ------------------------------------------------------------------ stock models, broken answers
 
@@ -90,12 +82,29 @@ def test_write_out_shows_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
     assert "The capital of Dravonia is" in caplog.text
 
 
+def test_a_yaml_that_names_no_benchmark_is_an_error(tmp_path: Path) -> None:
+    text = f"include: {FOLDER / 'bake' / 'bake_es.yaml'}\ntask: wrong\ncustom_dataset: !function json.loads\n"
+    (tmp_path / "wrong.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(EditingError, match=r"wrong: custom_dataset is <function loads.*a Benchmark is needed"):
+        TaskManager(include_path=tmp_path, include_defaults=False, metadata={"data": data_of("bake")}).load(["wrong"])
+
+
 def test_demonstrations_are_refused_not_ignored(tmp_path: Path) -> None:
     (tmp_path / "few.yaml").write_text(
         f"include: {FOLDER / 'bake' / 'bake_es.yaml'}\ntask: few\nnum_fewshot: 2\n", encoding="utf-8"
     )
     with pytest.raises(EditingError, match="num_fewshot=2"):
         TaskManager(include_path=tmp_path, include_defaults=False, metadata={"data": data_of("bake")}).load(["few"])
+
+
+def test_a_placeholder_request_is_never_scored() -> None:
+    """A case without probes needs one request for lm-eval's sake; no metric may read its answer."""
+    lm = ScriptedLM(from_nlls({}))
+    results = run("bake_gs", lm, samples={"bake_gs": [2]})
+    assert [request.request_type for request in lm.seen] == ["loglikelihood", "generate_until"]
+    assert lm.seen[0].doc["asked"]["kind"] == "placeholder"
+    found = metrics_of(results, "bake_gs")
+    assert (found["gs_prob_n"], found["gs_gen_em_n"], found["unscored"]) == (0, 0, 1)
 
 
 def test_log_samples_off_and_no_bootstrap() -> None:
@@ -166,7 +175,8 @@ def test_results_say_where_the_data_came_from() -> None:
     assert metadata["data_source"]["records"] == 4
     assert len(metadata["data_source"]["sha256"]) == 64
     config = run("bake_es")["configs"]["bake_es"]
-    assert (config["process_docs"], config["process_results"]) == ("efficacy_doc", "score_efficacy")
+    functions = ("custom_dataset", "process_docs", "process_results")
+    assert [config[key] for key in functions] == ["bake", "efficacy_doc", "score_efficacy"]
 
 
 @pytest.mark.parametrize("task", ["bake_rq", "qaedit_wild_reliability"])
@@ -282,7 +292,7 @@ def test_a_judge_decides_at_every_stage_of_a_stream(tmp_path: Path, judge_filter
 
 
 def test_verdicts_without_a_judge_column_are_an_error(tmp_path: Path, judge_filter: Any) -> None:
-    with pytest.raises(EditingError, match="no metric of this task says 'from: judge'"):
+    with pytest.raises(EditingError, match="no metric of this task has 'from: judge'"):
         lm_eval.simple_evaluate(
             model=ScriptedLM(), tasks=["judged"], task_manager=judged_task(tmp_path, "qaedit_wild_locality")
         )

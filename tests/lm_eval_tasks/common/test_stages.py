@@ -21,13 +21,6 @@ HOLDS = {"0": "100", "1": ".11", "3": "..0"}
 TAKEN = {1: 0, 3: 2}
 
 
-@pytest.fixture(autouse=True)
-def no_environment_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`simple_evaluate` describes the machine by a dozen subprocesses, which no test here is about."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
-    monkeypatch.setattr("lm_eval.evaluator.get_git_commit_hash", lambda: None)
-
-
 def in_stream(task: str, lm: Any = None, **settings: Any) -> dict[str, Any]:
     """The columns of a task after the stream above, or another one."""
     return metrics_of(run(task, lm or StreamLM(HOLDS, TAKEN, retention=True), STREAM | settings), task)

@@ -1,20 +1,16 @@
-"""``lm-edit tune``: scores against plain forwards on patched weights, the search, and the file it writes."""
+"""Search over settings: scores against plain forwards on patched weights, halving, and resumption."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 
 import pytest
 import torch
-from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES, build_model, build_tokenizer, save_tiny
+from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES, build_model, build_tokenizer
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
-from edit_hooks.lm.options import EditingOptions
 from edit_hooks.store.store import Store
-from lm_edit.cli.main import main
-from lm_edit.tuning.cases import load_cases
 from lm_edit.tuning.search import FactScore, Trial, _rounds, candidates, tune
 from lm_eval_tasks.common.cases import Case, Question
 
@@ -195,98 +191,3 @@ def test_candidates_cover_depths_and_combinations(tiny):
         candidates("r_rome", model, {}, {"clamp_factorr": [1]})
     with pytest.raises(EditingError, match="blocks 0 to 11"):
         candidates("r_rome", model, {}, {"layers": [[12]]})
-
-
-# --- cases -------------------------------------------------------------------------------------------------------
-
-
-def test_benchmarks_and_files_give_cases(tmp_path):
-    bake = load_cases("bake", {})
-    assert len(bake) > 20 and bake[0].neighbors[0].other == bake[0].request.target_new
-    assert bake[0].paraphrases[0].wanted == bake[0].request.target_new
-    qaedit = load_cases("qaedit", {})
-    assert qaedit[0].neighbors[0].other is None and len(qaedit[0].paraphrases) == 1
-    path = tmp_path / "cases.jsonl"
-    record = {
-        "request": CASES[0].request.to_dict(),
-        "paraphrases": ["The harbour of Port Amelin lies in"],
-        "neighbors": [{"prompt": "Velm is in", "answer": "Ostravia"}],
-    }
-    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    (case,) = load_cases(str(path), {})
-    assert case.neighbors == [Question("Velm is in", "Ostravia")]
-    assert case.paraphrases == [Question("The harbour of Port Amelin lies in", "Rome", "Brenholt")]
-    path.write_text(json.dumps(CASES[0].request.to_dict()) + "\n", encoding="utf-8")
-    with pytest.raises(EditingError, match="what must not change"):
-        load_cases(str(path), {})
-    path.write_text(json.dumps({**record, "neighbors": [{"prompt": "x"}]}) + "\n", encoding="utf-8")
-    with pytest.raises(EditingError, match=r"record 0.*answer"):
-        load_cases(str(path), {})
-    with pytest.raises(EditingError, match="Did you mean 'bake'"):
-        load_cases("bakee", {})
-
-
-# --- the verb ----------------------------------------------------------------------------------------------------
-
-
-def run_verb(tmp_path, out):
-    model = ["--pretrained", str(save_tiny(tmp_path, "llama")), "--device", "cpu", "--store", str(tmp_path / "store")]
-    facts = ["--edits", "bake", "--data", "mini", "--num-edits", "3", "--skip", "2"]
-    search = ["--layers", "0", "1", "--lr", "0.5", "--clamp", "4", "50", "--vary", "kl_factor=0;0.1"]
-    shared = ["--editor-args", f"num_steps:3;context_templates:{json.dumps(CONTEXT_TEMPLATES[:1])}"]
-    return main(["tune", *model, "--editor", "r_rome", *facts, *search, *shared, "--trials", "4", "--out", str(out)])
-
-
-def test_the_verb_prints_a_table(tmp_path, capsys):
-    out = tmp_path / "best.yaml"
-    code = run_verb(tmp_path, out)
-    lines = capsys.readouterr().out.strip().split("\n")
-    rows = [re.split(r"\s{2,}", line.strip()) for line in lines[1:5]]
-    assert lines[0].split()[:2] == ["layers", "S"] and all(re.fullmatch(r"\[\d\]", row[0]) for row in rows)
-    assert any("as shipped" in line for line in lines[1:5])
-    best = float(rows[0][1])
-    assert (code, out.exists()) == ((0, True) if best > 0 else (1, False))  # a random model may learn nothing at all
-
-
-def test_the_verb_writes_settings_that_editor_args_accept(tmp_path, capsys, monkeypatch):
-    def score(_self, editor, cases):
-        config = editor.default_config(_self.model)
-        value = 0.9 if config.layers == [0] else 0.2
-        return [FactScore(value, value, value, config.kl_factor) for _ in cases]
-
-    monkeypatch.setattr("lm_edit.tuning.search._Search._score", score)
-    out = tmp_path / "best.yaml"
-    assert run_verb(tmp_path, out) == 0
-    lines = capsys.readouterr().out.strip().split("\n")
-    assert lines[1].split()[:2] == ["[0]", "0.900"] and lines[-1].startswith(f"written to {out}")
-    text = out.read_text()
-    assert text.startswith("# r_rome for ") and "3 facts of bake from number 2 on, S 0.900" in text
-    options = EditingOptions(editor="r_rome", editor_args=str(out))
-    config = load_editor("r_rome", options.overrides).default_config(build_model("llama"))
-    assert (config.layers, config.lr, config.num_steps) == ([0], 0.5, 3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--layers", "a"], "3,4,5 4,5,6"),
-        (["--vary", "lr"], "name=value;value"),
-        (["--num-edits", "1000"], "has 64 facts"),
-        (["--trials", "0"], "positive"),
-    ],
-)
-def test_mistakes_are_explained(tmp_path, capsys, arguments, message):
-    """All of them before the model is read."""
-    given = [
-        "tune",
-        "--pretrained",
-        str(tmp_path / "nowhere"),
-        "--editor",
-        "r_rome",
-        "--edits",
-        "bake",
-        "--data",
-        "mini",
-    ]
-    assert main([*given, *arguments]) == 2
-    assert message in capsys.readouterr().err
