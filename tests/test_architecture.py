@@ -23,6 +23,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.deltas.hook_edit import HOOK_KINDS, HookKind
 from edit_hooks.utils.plugins import import_object
+from lm_eval_tasks.common.aggregation import AGGREGATIONS
 
 # The tables of built-in plug-ins: the only strings that name a module of a higher room.
 LOOKUP_TABLES = {"edit_hooks/base/registry.py": EDITORS, "edit_hooks/deltas/hook_edit.py": HOOK_KINDS}
@@ -147,6 +148,8 @@ def state():
         "gradients": torch.is_grad_enabled(),
         "signals": [repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
         "models": sorted(lm_eval.api.registry.model_registry.keys()),
+        "aggregations": sorted(lm_eval.api.registry.aggregation_registry.keys()),
+        "filters": sorted(lm_eval.api.registry.filter_registry.keys()),
         "attention": sorted(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.keys()),
     }
 
@@ -165,8 +168,12 @@ print(json.dumps({"modules": len(names), "changed": changed}))
 """
 
 
-def test_importing_every_module_has_no_side_effects() -> None:
+def test_importing_every_module_registers_names_for_yaml_and_changes_nothing_else() -> None:
+    """lm-eval finds the filters and aggregations of a task's YAML by their registered names."""
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
-    assert report["modules"] > 180 and report["changed"] == {}
+    assert report["modules"] > 180
+    registered = {kind: set(report["changed"].pop(kind)[1]) for kind in ("aggregations", "filters")}
+    assert set(AGGREGATIONS) <= registered["aggregations"] and {"natural_stop", "model_judge"} <= registered["filters"]
+    assert report["changed"] == {}
