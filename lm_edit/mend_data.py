@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.training.mend_trainer import EditData, EditExample
+from edit_hooks.training.edit_data import EditData, EditExample
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.hashing import key_of
 from lm_eval_tasks.common.dataset import Loaded, read_rows

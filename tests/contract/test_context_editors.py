@@ -20,7 +20,7 @@ from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.export import export_merged
 from edit_hooks.in_context import embeddings
 from edit_hooks.in_context.demonstrations import load_pool
-from edit_hooks.in_context.embeddings import nearest, word_vectors
+from edit_hooks.in_context.embeddings import embed_words, most_similar
 from edit_hooks.in_context.selection import select_facts
 
 ICE = ContextEdit("Port Elna is the capital of", "Dravonia")
@@ -90,7 +90,7 @@ def test_the_nearest_record_comes_last_and_the_kinds_are_drawn_from_seed_and_req
     (delta,) = made("ike", **WORDS)
     pool = load_pool("builtin")
     query = f"{FACT}Prompt: Port Elna is the capital of"
-    order = nearest("words", query, [record.copy() for record in pool.records], 32)
+    order = most_similar("words", query, [record.copy_demonstration() for record in pool.records], 32)
     assert delta.diagnostics["records"] == order[::-1]
     again, other_seed = made("ike", **WORDS)[0], made("ike", **WORDS, seed=1)[0]
     assert again.checksum() == delta.checksum() != other_seed.checksum()
@@ -106,7 +106,7 @@ def test_an_embedder_of_ones_own_decides(monkeypatch):
     monkeypatch.setitem(embeddings.EMBEDDERS, "letters", lambda: share_of_e)
     (delta,) = made("ike", embedder="letters", num_demonstrations=8)
     pool = load_pool("builtin")
-    texts = [record.copy() for record in pool.records]
+    texts = [record.copy_demonstration() for record in pool.records]
     own = share_of_e([f"{FACT}Prompt: Port Elna is the capital of"])[0]
     distances = [float(abs(share_of_e([texts[i]])[0, 0] - own[0])) for i in delta.diagnostics["records"]]
     assert distances == sorted(distances, reverse=True)
@@ -116,7 +116,7 @@ def test_the_sentences_variant_is_nearest_first_without_a_block_of_its_own():
     (delta,) = made("ike", **WORDS, selection="sentences")
     (told,) = delta.contexts
     assert len(told.demonstrations) == 16 and FACT not in "".join(told.demonstrations)
-    scores = word_vectors(told.demonstrations) @ word_vectors([f"{FACT}Prompt: Port Elna is the capital of"])[0]
+    scores = embed_words(told.demonstrations) @ embed_words([f"{FACT}Prompt: Port Elna is the capital of"])[0]
     assert scores.tolist() == sorted(scores.tolist(), reverse=True)
 
 
@@ -170,7 +170,7 @@ def test_sentence_transformers_are_asked_for_unit_vectors_once_per_text(monkeypa
         def encode(self, texts, normalize_embeddings, show_progress_bar):
             assert normalize_embeddings and not show_progress_bar
             seen.extend(texts)
-            return word_vectors(texts).numpy()
+            return embed_words(texts).numpy()
 
     module = types.ModuleType("sentence_transformers")
     module.SentenceTransformer = SentenceTransformer

@@ -19,7 +19,8 @@ from edit_hooks import Delta, EditingError, edited
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.deltas.export import export_merged, export_peft
-from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit
+from edit_hooks.deltas.forward_context import ForwardContext
+from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.reference import generate_reference, score_reference
 from edit_hooks.inference.scoring import score
@@ -304,15 +305,15 @@ def test_a_context_on_top(editor, model_path):
 def test_two_memories_of_different_kinds_are_not_put_together():
     parts = [HookEdit("codebook", {}, {"module": "a"}), HookEdit("codebook", {}, {"module": "b"})]
     with pytest.raises(EditingError, match="cannot be put together"):
-        HookEdit.composed(parts)
+        HookEdit.combine(parts)
 
 
 def test_passes_find_prompts_on_either_side_of_the_padding():
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
-    now = ForwardContext.of_prompts(mask, torch.tensor([2, 3]))
+    now = ForwardContext.for_prefill(mask, torch.tensor([2, 3]))
     assert now.prompt_end_R.tolist() == [3, 2]
     assert now.prompt_RT.tolist() == [[False, False, True, True, False], [True, True, True, False, False]]
     with pytest.raises(EditingError, match="3 prompt lengths"):
-        ForwardContext.of_prompts(mask, torch.tensor([1, 2, 3]))
+        ForwardContext.for_prefill(mask, torch.tensor([1, 2, 3]))
     with pytest.raises(EditingError, match="longer than the rows"):
-        ForwardContext.of_prompts(mask, torch.tensor([4, 4]))
+        ForwardContext.for_prefill(mask, torch.tensor([4, 4]))
