@@ -233,7 +233,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         self.target_ED: torch.Tensor | None = None
         self.start_ED: torch.Tensor | None = None
 
-    # -- reading -----------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, layers: Sequence[int]) -> _Readings:
         """Read all requests under the updates so far."""
@@ -262,7 +262,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
                 parts.append(read_rows(self.model, rows, layers, self.layers[-1]))
         return LayerActivations.concatenate(parts)  # groups are consecutive, so rows come out in the order of the edits
 
-    # -- writing -----------------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     def write(self, index: int, layer: int, metric: KeyMetric) -> None:
         """Add the factor of ``layer``, the ``index``-th edited one, to every delta."""
@@ -356,7 +356,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
             return torch.cat(keys, 1).T
         return torch.zeros(0, map_shape(self.model.get_submodule(self.arch.rewrite_name(layer)))[1])
 
-    # -- results -----------------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Delta]:
         """The deltas with diagnostics, and with their keys under the edit if later steps are to protect them."""

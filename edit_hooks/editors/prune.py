@@ -90,7 +90,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
             raws = self.base_edits(job)
         return [self._restrain(job.model, raw, raw_before, job.history, job.config) for raw in raws]
 
-    # --- what the stream has written -------------------------------------------------------------------------------
+    # -- what the stream has written -----------------------------------------------------------------------------------
 
     def _raw(self, delta: Delta) -> Delta:
         """The unrestrained update behind a delta of ours."""
@@ -126,7 +126,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
                     total[name] = total[name] + sign * update if name in total else sign * update
         return Delta(dense=total)
 
-    # --- restraining -----------------------------------------------------------------------------------------------
+    # -- restraining ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _restrain(

@@ -10,7 +10,7 @@ from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, score_item, stream_
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.editors.wise import WISEConfig, _mean_positive, examples_of
+from edit_hooks.editors.wise import WISEConfig, _mean_positive, training_rows
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
 from edit_hooks.locate.context_templates import sample_templates
@@ -84,7 +84,7 @@ def test_templates_are_those_of_the_release_and_the_unrelated_text_comes_last():
     model, tokenizer = loaded("llama")
     templates = sample_templates(model, tokenizer, "wise_11", seed=0)
     assert len(templates) == 11 and templates[0] == "{}" and all(text.endswith(" {}") for text in templates[1:])
-    rows = examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**{**CONFIG, "context_templates": templates}))
+    rows = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**{**CONFIG, "context_templates": templates}))
     assert len(rows) == 12 and [bool(row.labels) for row in rows] == [True] * 11 + [False]
     assert tokenizer.decode(rows[-1].ids, skip_special_tokens=True) == CONFIG["loc_prompts"][0]
 
@@ -93,13 +93,13 @@ def test_a_chat_prompt_is_encoded_with_one_bos():
     _, tokenizer = loaded("llama")
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     try:
-        row = examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))[0]
+        row = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))[0]
     finally:
         tokenizer.chat_template = None
     assert row.ids.count(tokenizer.bos_token_id) == 1
     assert tokenizer.decode(row.ids, skip_special_tokens=True).startswith(f"<{EDIT_REQUESTS[0].text}> ")
     with pytest.raises(EditingError, match="no chat template"):
-        examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))
+        training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))
 
 
 # -- routing ---------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_later_edits_leave_earlier_ones_in_place():
 
 def test_wrong_settings_are_named():
     for settings, message in (
-        ({"merge_every": 3, "save_every": 2}, "no multiple"),
+        ({"merge_every": 3, "save_every": 2}, "not a multiple"),
         ({"loc_prompts": []}, "loc_prompts"),
         ({"layers": [0, 1]}, "one layer"),
         ({"num_steps": 0}, "positive"),
