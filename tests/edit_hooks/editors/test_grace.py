@@ -7,7 +7,7 @@ import torch
 from hook_edits import generate_item, loaded, nll, score_item, stream_of, texts
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.editors.grace import Entry, GRACEConfig, change_of
+from edit_hooks.editors.grace import Entry, GRACEConfig, add_edit
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
@@ -33,7 +33,7 @@ def entry(*key: float, label: int = 0, radius: float = 1.0) -> Entry:
 
 def change(book, *query: float, label: int = 0, **settings):
     config = GRACEConfig(radius=1.0, **settings)
-    return change_of(book, torch.tensor(query), torch.ones(2), [label], config)
+    return add_edit(book, torch.tensor(query), torch.ones(2), [label], config)
 
 
 def test_an_edit_far_from_every_key_is_a_new_entry():

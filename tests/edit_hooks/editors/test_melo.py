@@ -9,7 +9,7 @@ from tiny import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
 from value_problems import KeepWide
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.editors.melo import MELOConfig, _drawn, add_point
+from edit_hooks.editors.melo import MELOConfig, _initial_up, add_point
 from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point
 from edit_hooks.modeling.architectures import ARCHITECTURES, map_shape
 from edit_hooks.modeling.tokens import split_continuation
@@ -96,7 +96,7 @@ def test_adapters_are_those_of_a_plain_loop(model_type):
     leaves = []
     for name in names:
         width_out, width_in = map_shape(model.get_submodule(name))
-        leaves.append(_drawn(request, name, (2, width_in), 0).clone().requires_grad_(True))
+        leaves.append(_initial_up(request, name, (2, width_in), 0).clone().requires_grad_(True))
         leaves.append(torch.zeros(width_out, 2, dtype=torch.float64, requires_grad=True))
     context, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
     ids = torch.tensor([[*context, *target[:-1]]])
