@@ -27,7 +27,7 @@ from tiny import (
 )
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.editors.prune import PRUNEConfig, restrained
+from edit_hooks.editors.prune import PRUNEConfig, restrain
 from edit_hooks.editors.rect import largest_changes
 from edit_hooks.locate.key_reader import read_rows
 from edit_hooks.locate.post_norm import gains, nearest_on_ellipsoid, nearest_outputs
@@ -329,11 +329,11 @@ def test_rect_changes_no_entry_that_it_keeps(model_type):
 def test_prune_restrains_only_what_is_large(log_base, function, safe, largest):
     config = PRUNEConfig(log_base=log_base, function=function, safe=safe)
     values = torch.linspace(0, 4 * largest, 401, dtype=torch.float64)
-    out = restrained(values, largest, config)
+    out = restrain(values, largest, config)
     below = values < largest
     assert torch.equal(out[below], values[below])
     assert bool((out.diff() > -1e-9).all())
-    edge = restrained(torch.tensor([largest * (1 - 1e-9), largest * (1 + 1e-9)], dtype=torch.float64), largest, config)
+    edge = restrain(torch.tensor([largest * (1 - 1e-9), largest * (1 + 1e-9)], dtype=torch.float64), largest, config)
     assert float(edge[1] - edge[0]) < 1e-6 * largest * max(1, 1 / largest)
     if safe:
         assert bool((out <= values + 1e-12).all())
