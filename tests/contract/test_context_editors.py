@@ -310,7 +310,7 @@ def test_benchmarks_run_and_say_what_was_told(model_path, engine):
 
 
 def test_the_reverse_answer_is_not_in_the_reverse_question_before_it_is_asked(model_path):
-    """The fact is told forward; the published protocol tells the reverse answer verbatim, and is not offered."""
+    """The context states the fact forward; the published protocol states the reverse answer verbatim."""
     lm = build(model_path, editor="ike", editor_args=WORDS)
     for line in (RECORDS / "bake_qa.jsonl").read_text().splitlines():
         record = json.loads(line)
