@@ -177,10 +177,10 @@ def kind_class(kind: str) -> type[HookKind]:
             f"this edit is of the unknown kind {kind!r}; known: {', '.join(known)}. If it was made with another "
             "package, install that."
         )
-    found = import_object(path, "hook kind")
-    if not (isinstance(found, type) and issubclass(found, HookKind)):
+    target = import_object(path, "hook kind")
+    if not (isinstance(target, type) and issubclass(target, HookKind)):
         raise EditingError(f"hook kind {kind!r}: {path} is not a subclass of edit_hooks.deltas.hook_edit.HookKind.")
-    return found
+    return target
 
 
 @functools.cache

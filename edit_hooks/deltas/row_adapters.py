@@ -1,5 +1,7 @@
 """Low-rank edits as per-row adapters: prompts of different edits share a forward pass, and no weight is written.
 
+Design: docs/design/per-row-adapters.md.
+
 Shapes: R rows, T tokens, F and D input and output width of an edited map, K rank.
 """
 
@@ -27,10 +29,10 @@ class _StackedFactors(NamedTuple):
 
 
 class PerRowAdapters:
-    """Gives every row of a batch its own low-rank update: ``y_row += left_row right_row^T x`` at each edited module.
+    """Low-rank updates of the rows of a batch: ``y_row += left_row right_row^T x``.
 
-    A context manager that registers and removes the hooks. Sums are formed in at least float32 and rounded once. Rows
-    without an edit (``None``) get zero factors.
+    A context manager that registers and removes the hooks of all edited modules. Sums are formed in at least float32
+    and rounded once. Rows without an edit (``None``) get zero factors.
 
     Args:
         deltas: one per row. Only their factors are used.

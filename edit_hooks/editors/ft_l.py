@@ -45,8 +45,8 @@ class FTLConfig(FTConfig):
         super().__post_init__()
         if self.targets == "alone" and self.objective != "last_token":
             raise EditingError(
-                "targets=alone needs objective=last_token; with target_tokens the target is part of the input and encoded "
-                "after the prompt."
+                "targets=alone needs objective=last_token; with target_tokens the target is part of the input, "
+                "encoded after the prompt."
             )
 
 

@@ -19,7 +19,15 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device
-from edit_hooks.modeling.hooks import forward_replaced, hidden_of, hooks, on_input, select_positions
+from edit_hooks.modeling.hooks import (
+    CachedOutput,
+    hooks,
+    on_input,
+    outputs_replaced,
+    record_output,
+    select_positions,
+    stop_after,
+)
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import split_continuation
@@ -47,9 +55,8 @@ class LabeledRows:
     Attributes:
         ids_RT, mask_RT: token ids, padded on the right, and their attention mask.
         row_L, column_L, token_L: the labels.
-        hidden_RTD: cached input of block ``first_block``; ``None`` without a cache.
         first_block: the first block that still has to run.
-        blocks_return_tuples: whether the model's blocks return their hidden states in a tuple.
+        lower_output: cached output [R, T, D] of the block below ``first_block``; ``None`` without a cache.
     """
 
     ids_RT: torch.Tensor
@@ -57,9 +64,8 @@ class LabeledRows:
     row_L: torch.Tensor
     column_L: torch.Tensor
     token_L: torch.Tensor
-    hidden_RTD: torch.Tensor | None = None
     first_block: int = 0
-    blocks_return_tuples: bool = False
+    lower_output: CachedOutput | None = None
 
     def counts_L(self) -> torch.Tensor:
         """For every label, the number of labels of its row."""
@@ -113,25 +119,20 @@ def cache_lower_blocks(model: Any, rows: LabeledRows, first_block: int) -> None:
     if first_block == 0:
         return
     block = model.get_submodule(architecture_of(model).block_name(first_block - 1))
-
-    def cache(_module: nn.Module, _args: Any, output: Any) -> None:
-        rows.hidden_RTD, rows.blocks_return_tuples = hidden_of(output), not isinstance(output, torch.Tensor)
-
-    with hooks(lambda: block.register_forward_hook(cache)):
-        decoder = getattr(model, str(model.base_model_prefix))
-        decoder(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False)
-    rows.first_block = first_block
+    outputs: dict[int, CachedOutput] = {}
+    with hooks(record_output(outputs, first_block, block)), stop_after(block):
+        model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False)
+    rows.first_block, rows.lower_output = first_block, outputs[first_block]
 
 
 def label_logits(model: Any, rows: LabeledRows) -> torch.Tensor:
     """Logits [L, V] that predict the labels, at least float32; the LM head runs at these positions only."""
     with contextlib.ExitStack() as scope:
-        if rows.hidden_RTD is not None:
-            # Every skipped block returns the cached output of the last of them; what comes in is ignored.
-            output = (rows.hidden_RTD, None) if rows.blocks_return_tuples else rows.hidden_RTD
-            for index in range(rows.first_block):
-                block = model.get_submodule(architecture_of(model).block_name(index))
-                scope.enter_context(forward_replaced(block, lambda *_args, **_kwargs: output))
+        if rows.lower_output is not None:
+            # Every skipped block returns the cached output of the last of them; its input is ignored.
+            arch = architecture_of(model)
+            skipped = [model.get_submodule(arch.block_name(index)) for index in range(rows.first_block)]
+            scope.enter_context(outputs_replaced(skipped, rows.lower_output.as_output()))
         scope.enter_context(hooks(on_input(head_of(model), select_positions(rows.row_L, rows.column_L))))
         return at_least_float32(model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False).logits[0])
 

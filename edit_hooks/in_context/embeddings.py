@@ -111,7 +111,7 @@ def _sentence_transformer(name: str) -> Embedder:
     except ImportError:
         raise EditingError(
             f"embedder {name!r} needs sentence-transformers: pip install 'lm-eval-editing[ike]'; or use "
-            "embedder=words, which needs nothing and is not what the papers use."
+            "embedder=words, which needs no package (the papers do not use it)."
         ) from None
     try:
         model = SentenceTransformer(name, device="cpu")

@@ -10,13 +10,14 @@ import pytest
 import torch
 from exported import TOLERANCE, build, harness_answers, save
 from lm_eval.models.huggingface import HFLM
-from random_deltas import random_delta
+from random_deltas import codebook, random_delta
 from safetensors.torch import load_file
 from state import assert_same_state, snapshot
 from tiny import ALL_MODEL_TYPES, EDIT_LAYER
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edit_hooks import Delta, EditingError, edited
+from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.export import export_merged, export_peft, read_peft
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.fingerprint import model_fingerprint
@@ -100,6 +101,19 @@ def test_adapters_that_are_more_than_low_rank_updates_are_refused(changes, messa
     (folder / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(EditingError, match=message):
         read_peft(folder, model)
+
+
+def test_edits_with_hooks_or_contexts_are_refused(tmp_path):
+    model, tokenizer = build("llama")
+    before = snapshot(model)
+    context = Delta(contexts=(ContextEdit("Port Elna is the capital of", "Dravonia"),))
+    for delta in (context, Delta(hook_edit=codebook(model))):
+        with pytest.raises(EditingError, match="not all in the weights"):
+            export_peft(delta, tmp_path / "adapter")
+        with pytest.raises(EditingError, match="not all in the weights"):
+            export_merged(model, tokenizer, delta, tmp_path / "merged")
+    assert_same_state(before, snapshot(model))
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_edits_are_refused_and_leave_no_files(tmp_path):

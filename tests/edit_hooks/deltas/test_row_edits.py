@@ -86,3 +86,14 @@ def test_edits_that_cannot_act_per_row_are_refused(tiny_model):
     ):
         with pytest.raises(EditingError, match=message):
             RowEdits(model, [delta, None])
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_a_pass_removes_all_hooks(error, tiny_model):
+    model = tiny_model("llama")
+    before = snapshot(model)
+    edits = RowEdits(model, [both(model, 0), None])
+    for scope in (edits.prefill(torch.ones(2, 4), LENGTH.expand(2)), edits.step()):
+        with pytest.raises(error), scope:
+            raise error
+        assert_same_state(before, snapshot(model))

@@ -204,6 +204,8 @@ def test_a_codebook_is_not_edited_on_with_another_module():
         load_editor("grace", {**CONFIG, "module": "mlp_in"}).edit(model, tokenizer, [REQUEST], history=[first])
     with pytest.raises(EditingError, match="positive number"):
         load_editor("grace", {"radius": 0})
+    with pytest.raises(EditingError, match="one layer"):
+        load_editor("grace", {"layers": [0, 1]})
 
 
 def test_generation_stops_and_rows_leave_while_others_keep_their_values():

@@ -149,7 +149,7 @@ def test_training_stops_when_validation_no_longer_improves(tiny_model, tiny_toke
 
 
 def test_step_sizes_move_by_their_own_rate_and_once(tiny_model, tiny_tokenizer, tmp_path):
-    """One optimizer: Adam's first step moves every step size by exactly its rate, whatever the networks' rate."""
+    """One optimizer: Adam's first step moves every step size by exactly its rate, at any rate of the networks."""
     run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, lr_step_sizes=1e-4)
     before = run.network.step_sizes.detach().clone()
     run._step(0)
