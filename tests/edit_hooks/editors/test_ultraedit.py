@@ -1,4 +1,4 @@
-"""UltraEdit against sums written out by hand in float64, its statistics, and its streams."""
+"""UltraEdit against explicit sums in float64, its statistics, and its streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = ["The mother tongue of Elena is Serbian.", "He speaks English, French an
 CONFIG = {"layers": [1], "lr": 3e-3, "calibration": TEXTS}
 UPDATE_BOUND = 1e-8
 FLOAT32_BOUND = 1e-5
-FLOAT32_ATTENTION = {"gptj", "gemma2"}  # the softmax is float32 whatever the weights are
+FLOAT32_ATTENTION = {"gptj", "gemma2"}  # the softmax is float32 under every dtype of the weights
 
 
 def wide(model_type: str):
@@ -74,7 +74,7 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
-def test_single_and_joint_updates_are_the_papers(model_type):
+def test_single_and_joint_updates_match_the_equations(model_type):
     model, tokenizer = wide(model_type)
     name = ARCHITECTURES[model_type].rewrite_name(1)
     bound = FLOAT32_BOUND if model_type in FLOAT32_ATTENTION else UPDATE_BOUND
@@ -106,7 +106,7 @@ def test_all_tokens_the_mean_loss_and_no_calibration():
 
 
 def test_gradients_at_all_positions_add_up_to_that_of_the_weight():
-    """dW = sum_t g_t h_t^T, whatever the features were read with: an oracle without hooks."""
+    """dW = sum_t g_t h_t^T: an oracle without hooks."""
     model, tokenizer = wide("gemma3_text")
     name = ARCHITECTURES["gemma3_text"].rewrite_name(1)
     weight = model.get_submodule(name).weight
@@ -137,7 +137,7 @@ def test_a_stream_carries_the_statistics(tmp_path):
         editor.edit(model, tokenizer, EDITS[:1], history=[Delta()])
 
 
-def test_roles_name_the_published_modules():
+def test_roles_resolve_to_the_published_modules():
     model, tokenizer = wide("llama")
     settings = {"modules": {"gate": [0], "up": [0, 2]}, "lr": 3e-3, "calibration": TEXTS}
     (delta,) = load_editor("ultraedit", settings).edit(model, tokenizer, EDITS[:1])
