@@ -1,4 +1,4 @@
-"""AlphaEdit: MEMIT with updates projected onto the null space of the keys to be preserved.
+"""AlphaEdit: MEMIT with updates projected onto a null space of keys.
 
 "AlphaEdit: Null-Space Constrained Knowledge Editing for Language Models". Targets z, keys K and residuals R as in
 MEMIT. With C = E[k k^T] over ordinary text and P = U U^T over its eigenvectors with eigenvalues below
@@ -77,7 +77,7 @@ class AlphaEditConfig(MEMITConfig):
 
 
 class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
-    """MEMIT's steps with the projector in place of C^-1 and L2 in place of lambda."""
+    """MEMIT with updates projected onto a null space of keys."""
 
     name = "alphaedit"
     config_class = AlphaEditConfig

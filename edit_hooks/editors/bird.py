@@ -64,7 +64,10 @@ MAX_TOKENS = 4096
 
 @dataclass(kw_only=True)
 class BIRDConfig(ROMEConfig):
-    """ROME's settings and the weights of the bidirectional terms; the defaults are those for LLaMA-2."""
+    """ROME's settings and the weights of the bidirectional terms.
+
+    The defaults are those for LLaMA-2.
+    """
 
     alpha: float = config_field("weight of the bidirectional terms", default=0.002)
     beta: float = config_field("weight of the old object within the bidirectional terms", default=0.8)
@@ -174,7 +177,10 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
 
 
 class BIRDTerm:
-    """The bidirectional terms for the edits of one batch (a :class:`edit_hooks.locate.value_optimization.Term`)."""
+    """The bidirectional terms for the edits of one batch.
+
+    A :class:`edit_hooks.locate.value_optimization.Term`.
+    """
 
     name = "bird"
 
@@ -207,7 +213,7 @@ class BIRDTerm:
             self.unedited_sum_END = self._sum_states(site_RD.new_zeros(len(problems), site_RD.shape[1]))
 
     def _sum_states(self, delta_ED: torch.Tensor) -> torch.Tensor:
-        """Sum of the last hidden states of the subject tokens from the fact token on, [E, N, d]."""
+        """Sum of the last hidden states of the subject from the fact token on, [E, N, d]."""
         batch = self.forward.batch
         if isinstance(self.forward, SuffixForward):
             states = self.forward.hidden_at_labels(delta_ED)[: len(batch.label_row_L)]
@@ -240,7 +246,7 @@ class BIRDTerm:
 
 
 class ExpressionTokens(NamedTuple):
-    """Encoding of an expression after a template's text, the expression's tokens, and its character span."""
+    """An expression after a template's text: encoding, its tokens, its characters."""
 
     encoding: Encoding
     tokens: list[int]
@@ -283,7 +289,10 @@ def _mean_states(
     expressions: Sequence[Expressions],
     templates: Sequence[str],
 ) -> dict[str, torch.Tensor]:
-    """R of every expression after every template, on the unedited model: by kind of expression [E, N, d]."""
+    """R of every expression after every template, by kind of expression [E, N, d].
+
+    Read on the unedited model.
+    """
     kinds = [kind for kind in Expressions._fields if getattr(expressions[0], kind) is not None]
     texts = [(getattr(edit, kind), template) for kind in kinds for edit in expressions for template in templates]
     distinct = list(dict.fromkeys(texts))

@@ -1,4 +1,6 @@
-"""EMMET: MEMIT with the new keys as equality constraints ("A Unified Framework for Model Editing").
+"""EMMET: MEMIT with the new keys as equality constraints.
+
+Method of "A Unified Framework for Model Editing".
 
 As MEMIT, usually on one layer, but of all updates that map the keys exactly the one of least change is written:
 
@@ -46,7 +48,7 @@ class EMMETConfig(MEMITConfig):
 
 
 class EMMET(ResidualSpreadingEditor[EMMETConfig]):
-    """MEMIT's steps with (lambda C + nu I)^-1 in place of C^-1 and eps in place of lambda."""
+    """MEMIT with the new keys as equality constraints."""
 
     name = "emmet"
     config_class = EMMETConfig

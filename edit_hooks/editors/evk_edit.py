@@ -1,4 +1,6 @@
-"""EVK-Edit: AlphaEdit with EVK-Align ("Beyond Local Edits: Embedding-Virtualized Knowledge ...").
+"""EVK-Edit: AlphaEdit with EVK-Align.
+
+Method of "Beyond Local Edits: Embedding-Virtualized Knowledge ...".
 
 The value optimization has one more term, the divergence on prompts with perturbed embeddings
 (:mod:`edit_hooks.locate.evk_align`); everything else is AlphaEdit. ``evk_align: true`` adds the same term to every

@@ -1,4 +1,4 @@
-"""FT-L: fine-tune one MLP output projection so that the prompt's last token predicts the target.
+"""FT-L: fine-tune one MLP projection at the last token of the prompt.
 
 The objective of the FT baseline in ROME's release and of EasyEdit's "FT-L": the prompt alone is the input, and every
 target token is scored against the same next-token distribution. The loss is the mean over requests of the mean over
@@ -51,7 +51,7 @@ class FTLConfig(FTConfig):
 
 
 class FTL(FineTuningEditor[FTLConfig]):
-    """FT-M with the released last-token objective."""
+    """Fine-tuning with the last-token objective of the released FT baselines."""
 
     name = "ft_l"
     config_class = FTLConfig

@@ -1,4 +1,4 @@
-"""FT-M: fine-tune one MLP output projection with the cross-entropy masked to the target tokens.
+"""FT-M: fine-tune one MLP projection on the target tokens.
 
 The text is ``prompt + " " + target_new``; the loss is the mean over requests of the mean over a request's target
 tokens (``objective: last_token`` is FT-L, see ``ft_l.py``). Adam; a chunk whose loss is below ``early_stop_loss`` is
@@ -74,7 +74,7 @@ FTConfigT = TypeVar("FTConfigT", bound=FTConfig)
 
 
 class FineTuningEditor(Editor[FTConfigT]):
-    """Fine-tuning of the rewrite modules of the configured layers; base of FT-M and FT-L."""
+    """Fine-tuning of rewrite modules; base of FT-M and FT-L."""
 
     needs_subject = False
     supports_joint = True
@@ -130,7 +130,7 @@ class FineTuningEditor(Editor[FTConfigT]):
 
 
 class FTM(FineTuningEditor[FTConfig]):
-    """Masked fine-tuning of the rewrite modules of the configured layers."""
+    """Fine-tuning of MLP output projections on the target tokens."""
 
     name = "ft_m"
     config_class = FTConfig
@@ -139,7 +139,7 @@ class FTM(FineTuningEditor[FTConfig]):
 
 
 class _MasterCopies:
-    """Float32 copies of the trained parameters, used by the model's modules during training."""
+    """Float32 copies of the trained parameters, used by the modules in training."""
 
     def __init__(self, model: nn.Module, module_names: list[str], train_bias: bool) -> None:
         self.modules = {name: linear_of(model.get_submodule(name)) for name in module_names}
@@ -153,7 +153,7 @@ class _MasterCopies:
 
     @contextlib.contextmanager
     def used_by_model(self) -> Iterator[None]:
-        """Inside, the modules compute with the copies; the model's parameters do not change."""
+        """Compute with the copies inside the scope; the parameters do not change."""
         with contextlib.ExitStack() as scope:
             for name, module in self.modules.items():
                 scope.enter_context(forward_replaced(module, self._forward(name, module)))

@@ -1,4 +1,4 @@
-"""GRACE: a codebook of keys and values at one linear map of the MLP; the weights do not change.
+"""GRACE: a codebook of keys and values at one linear map of the MLP.
 
 "Aging with GRACE: Lifelong Model Editing with Discrete Key-Value Adaptors". The key of an edit is the module's input at
 the last prompt token, its value a trained vector that replaces the module's output, and its radius the largest distance
@@ -82,7 +82,7 @@ class GRACEConfig(EditorConfig):
 
 @dataclass
 class Entry:
-    """One entry of a codebook: key [f], value [d], radius, and the token ids of its target."""
+    """One entry of a codebook; the label is the token ids of the target."""
 
     key_F: torch.Tensor
     value_D: torch.Tensor
@@ -106,7 +106,7 @@ class CodebookChange(NamedTuple):
 def add_edit(
     codebook: Sequence[Entry], query_F: torch.Tensor, value_D: torch.Tensor, label: list[int], config: GRACEConfig
 ) -> CodebookChange:
-    """Apply the rules of GRACE to an edit with key ``query_F``; values are not trained yet.
+    """Add an edit with key ``query_F`` by GRACE's rules; values are trained later.
 
     Args:
         value_D: initial value of a new entry.
@@ -132,7 +132,7 @@ def add_edit(
 
 
 class GRACE(Editor[GRACEConfig]):
-    """A codebook at one linear map: prompts near a key get the key's value; no weight changes."""
+    """A codebook at one linear map: prompts near a key get its value."""
 
     name = "grace"
     config_class = GRACEConfig
@@ -195,7 +195,10 @@ def _prompt_context(rows: LabeledRows) -> ForwardContext:
 def _read_at_prompt_end(
     model: nn.Module, name: str, rows: LabeledRows, context: ForwardContext
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input [R, f] and output [R, d] of the module at the last prompt tokens, at least float32."""
+    """Input [R, f] and output [R, d] of the module at the last prompt tokens.
+
+    At least float32.
+    """
     module = model.get_submodule(name)
     records: dict[str, torch.Tensor] = {}
     end_R = context.prompt_end_R
@@ -209,7 +212,10 @@ def _read_at_prompt_end(
 def _cold_values(
     model: nn.Module, name: str, requests: Sequence[EditRequest], config: GRACEConfig
 ) -> list[torch.Tensor]:
-    """Per request a vector [d] uniform in [0, 1), from the seed and the request: the same alone and in a batch."""
+    """Initial values [d] of the requests, uniform in [0, 1).
+
+    Drawn from the seed and the request, so that they are the same alone and in a batch.
+    """
     module, values = model.get_submodule(name), []
     for request in requests:
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + int(request.key[:15], 16)) % 2**63)

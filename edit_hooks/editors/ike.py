@@ -1,4 +1,4 @@
-"""IKE: state the new fact in the prompt, after demonstrations of how to use such facts; no weight changes.
+"""IKE: the new fact in the prompt, after demonstrations of its use.
 
 IKE ("Can We Edit Factual Knowledge by In-Context Learning?"): 32 demonstrations for the records nearest to the edit by
 sentence embeddings, 4 of which copy their fact, 12 apply it to a paraphrase and 16 retain an unrelated one (1:3:4,
@@ -153,14 +153,14 @@ class ContextEditor(Editor[ICEConfigT]):
 
 
 class ICE(ContextEditor[ICEConfig]):
-    """In-context editing without demonstrations: one line before the question states the new fact."""
+    """The new fact in one line before the question, without demonstrations."""
 
     name = "ice"
     config_class = ICEConfig
 
 
 class IKE(ContextEditor[IKEConfig]):
-    """In-context editing with demonstrations from a pool that contains no tested question."""
+    """The new fact and demonstrations of its use before the question."""
 
     name = "ike"
     config_class = IKEConfig
@@ -181,7 +181,10 @@ class IKE(ContextEditor[IKEConfig]):
 
 
 class IKELeakyPool(IKE):
-    """IKE as released with BAKE: the pool may be the evaluation set, so the tested answers can be in the prompt."""
+    """IKE as released with BAKE: the pool may be the evaluation set.
+
+    The tested answers can then be in the prompt.
+    """
 
     name = "ike_leaky_pool"
     allows_tested = True
@@ -197,7 +200,10 @@ def _require_disjoint(request: EditRequest, pool: Pool, config: IKEConfig) -> No
 
 
 def _nearest_records(request: EditRequest, pool: Pool, config: IKEConfig) -> Demonstrations:
-    """IKE: kinds in a fixed ratio, assigned at random to the nearest records; nearest last, then the edit itself."""
+    """IKE's selection: kinds in a fixed ratio over the nearest records.
+
+    Kinds are assigned at random. The nearest record comes last, then the edit itself.
+    """
     count = config.num_demonstrations or 0
     if count > len(pool.records):
         raise EditingError(
@@ -219,7 +225,10 @@ def _nearest_records(request: EditRequest, pool: Pool, config: IKEConfig) -> Dem
 
 
 def _shares(count: int, ratio: list[int]) -> list[int]:
-    """Whole numbers in the ratio that add up to ``count``; the remainder goes to the last kinds."""
+    """Whole numbers in the ratio that add up to ``count``.
+
+    The remainder goes to the last kinds.
+    """
     shares = [count * part // sum(ratio) for part in ratio]
     for kind in list(range(len(ratio) - 1, -1, -1)) * count:
         if sum(shares) == count:
@@ -237,7 +246,10 @@ def _demonstration(record: PoolRecord, kind: str, generator: random.Random) -> s
 
 
 def _nearest_sentences(request: EditRequest, pool: Pool, config: IKEConfig) -> Demonstrations:
-    """EasyEdit: of three sentences per record the nearest ones of any kind, the nearest first."""
+    """EasyEdit's selection: the nearest sentences of any kind, nearest first.
+
+    Every record has three sentences, one per kind.
+    """
     kinds, sentences = [], []
     for record in pool.records:
         for kind, text in (
@@ -253,6 +265,6 @@ def _nearest_sentences(request: EditRequest, pool: Pool, config: IKEConfig) -> D
 
 
 def _with_diagnostics(texts: Sequence[str], kinds: Sequence[str], records: list[int]) -> Demonstrations:
-    """Demonstrations with their number, how many there are of each kind, and their records in the pool, in order."""
+    """Demonstrations with their counts by kind and their records in the pool."""
     counts = {kind: kinds.count(kind) for kind in KINDS}
     return Demonstrations(tuple(texts), {"demonstrations": len(texts), **counts, "records": records})

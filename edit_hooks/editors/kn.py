@@ -1,4 +1,4 @@
-"""KN: find the MLP units that carry the old answer by integrated gradients, and rewrite their output vectors.
+"""KN: attribute the old answer to MLP units and rewrite their output vectors.
 
 Dai et al., "Knowledge Neurons in Pretrained Transformers". Unit (l, i) is the i-th inner unit of the MLP of block l, a
 its activation at the last token of a context, P the probability of an answer token after it. Its attribution is
@@ -78,7 +78,10 @@ AnswerContext = Literal["in_context", "own", "prompt"]
 
 @dataclass(kw_only=True)
 class KNConfig(EditorConfig):
-    """Settings of knowledge neurons; ``layers`` are the blocks whose units may be selected, by default all."""
+    """Settings of knowledge neurons; ``layers`` are the attributed blocks.
+
+    All blocks by default.
+    """
 
     num_steps: int = config_field("points of the integral", default=20)
     batch_size: int = config_field("points of the integral computed at once", default=20)
@@ -144,14 +147,17 @@ class Neuron(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The selected units, and the share of prompts that they were selected for (``None`` for a single prompt)."""
+    """The selected units, and the share of prompts that selected them.
+
+    The share is ``None`` for a single prompt.
+    """
 
     neurons: list[Neuron]
     sharing: float | None
 
 
 class KN(Editor[KNConfig]):
-    """Knowledge neurons: attribution, selection, rewriting; one request at a time."""
+    """Rewritten output vectors of the MLP units that carry the old answer."""
 
     name = "kn"
     config_class = KNConfig
@@ -215,7 +221,10 @@ def _edit(job: EditJob[KNConfig], request: EditRequest) -> Delta:
 def _direction(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: KNConfig
 ) -> torch.Tensor:
-    """The vector [d] added to every selected output vector; ``factors: original`` scales it by that vector's norm."""
+    """The vector [d] added to every selected output vector.
+
+    ``factors: original`` scales it by that vector's norm.
+    """
     embedding_VD = at_least_float32(model.get_input_embeddings().weight.detach())
     _, new = split_continuation(tokenizer, request.text, f" {request.target_new}")
     if config.factors == "original":
@@ -242,7 +251,7 @@ def _rewrite(module: nn.Module, units: torch.Tensor, direction_D: torch.Tensor, 
 def _losses(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, request: EditRequest, delta: Delta
 ) -> dict[str, Any]:
-    """Loss of the new answer before and after the edit, which is one step without optimization."""
+    """Loss of the new answer before and after the edit."""
     rows = batch_rows(model, [target_row(tokenizer, request.text, request.target_new)])
     before = float(mean_over_rows(label_nll(model, rows), rows))
     with edited(model, delta):
@@ -277,7 +286,10 @@ def _shared_neurons(counts: Counter[Neuron], bound: float) -> list[Neuron]:
 
 
 def coarse_neurons(scores: dict[int, torch.Tensor], threshold: float) -> list[Neuron]:
-    """Units whose attribution exceeds ``threshold`` times the largest one; none if no attribution is positive."""
+    """Units whose attribution exceeds ``threshold`` times the largest one.
+
+    None if no attribution is positive.
+    """
     largest = max(float(score.max()) for score in scores.values())
     if largest <= 0:
         return []
@@ -292,7 +304,7 @@ def coarse_neurons(scores: dict[int, torch.Tensor], threshold: float) -> list[Ne
 
 
 def attribution_prompts(request: EditRequest, config: KNConfig) -> list[str]:
-    """The prompts that attributions are computed for: the edit's own in every context template, and its paraphrases."""
+    """The edit prompt in every context template, and its paraphrases."""
     contexts = [before + request.text + after for before, after in map(split_template, config.context_templates)]
     return [*contexts, *config.paraphrases.get(request.text, [])]
 
@@ -300,7 +312,10 @@ def attribution_prompts(request: EditRequest, config: KNConfig) -> list[str]:
 def attributions(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, config: KNConfig
 ) -> dict[int, torch.Tensor]:
-    """Layer -> attributions [f] of ``answer`` after ``prompt``, the mean over the answer's tokens."""
+    """Attributions of ``answer`` after ``prompt``: layer -> [f].
+
+    The mean over the answer's tokens.
+    """
     total: dict[int, torch.Tensor] = {}
     contexts = list(_answer_contexts(model, tokenizer, prompt, answer, config.answer_context))
     for ids, token in contexts:

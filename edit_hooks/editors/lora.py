@@ -1,4 +1,4 @@
-"""LoRA: train a low-rank adapter on the edited texts; the baseline of the editing frameworks, through peft.
+"""LoRA: a low-rank adapter trained on the edited texts, through peft.
 
 ``kind: lora`` (Hu et al.): W x + (alpha / r) B A dropout(x), A [r, f] Kaiming, B [d, r] zero. ``kind: adalora`` (Zhang
 et al.), EasyEdit's choice for all models but Qwen2.5: W x + alpha / (r + 1e-5) B (E A) dropout(x), A and B normal with
@@ -79,7 +79,7 @@ class LoRAConfig(EditorConfig):
 
 
 class Adapter(NamedTuple):
-    """The trained tensors of one module: A [r, f], B [d, r], and the singular values E [r, 1] of AdaLoRA."""
+    """The trained tensors of one module: A [r, f], B [d, r], AdaLoRA's E [r, 1]."""
 
     A: torch.Tensor
     B: torch.Tensor
@@ -207,7 +207,10 @@ def _fit(
 
 
 def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig) -> torch.Tensor | float:
-    """AdaLoRA's penalty, factor included: the mean over all A and B of the Frobenius norm of Gram matrix minus I."""
+    """AdaLoRA's orthogonality penalty, factor included.
+
+    The mean over all A and B of the Frobenius norm of the Gram matrix minus I.
+    """
     norms = [
         torch.linalg.matrix_norm(gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
         for adapter in adapters
@@ -242,7 +245,7 @@ def _delta(
 
 
 def _adapters_after(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:
-    """The adapter after the last step of a stream by module, on the devices of the modules."""
+    """The adapter after the last step of a stream, by module."""
     state = history[-1].stream_state
     if any(f"{STATE_PREFIX}/A/{name}" not in state for name in names):
         raise EditingError(
@@ -259,7 +262,7 @@ def _adapters_after(model: nn.Module, history: Sequence[Delta], names: Sequence[
 
 
 def _subtract_output(module: nn.Module, factor: Factor) -> Registration:
-    """Register a hook that subtracts a written factor's share from the output of a linear map."""
+    """Register a hook that subtracts a factor's share from a map's output."""
 
     def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         share = (args[0].to(factor.right) @ factor.right) @ factor.left.T
@@ -272,7 +275,9 @@ def _subtract_output(module: nn.Module, factor: Factor) -> Registration:
 def _injected(
     model: PreTrainedModel, names: list[str], config: LoRAConfig, num_chunks: int
 ) -> Iterator[dict[str, Any]]:
-    """Replace the named modules by peft's adapter layers, in float32 or wider; restore them on exit.
+    """Replace modules by peft's adapter layers; restore them on exit.
+
+    The adapters are float32 or wider.
 
     Yields:
         Module name -> adapter layer.
@@ -320,7 +325,10 @@ def _adapter_of(layer: Any) -> Adapter:
 
 @contextlib.contextmanager
 def _seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Seed the global generators, from which peft draws adapters and dropout masks; restore them on exit."""
+    """Seed the global generators; restore them on exit.
+
+    peft draws adapters and dropout masks from them.
+    """
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(devices, key=str)):
         torch.manual_seed(seed)

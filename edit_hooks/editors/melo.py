@@ -1,4 +1,4 @@
-"""MELO: a low-rank adapter per edit, found through a database of clusters in activation space.
+"""MELO: a low-rank adapter per edit, found through clusters of activations.
 
 "MELO: Enhancing Model Editing with Neuron-Indexed Dynamic LoRA". The query of a prompt is the output of an MLP input
 projection at its last token. The blocks after it hold adapters; a prompt uses those of the nearest point of the nearest
@@ -87,7 +87,10 @@ class MELOConfig(EditorConfig):
 
 
 class Placement(NamedTuple):
-    """The clusters after an edit, and the rule that applied: first, new, joined, overwritten or split."""
+    """The clusters after an edit, and the rule that applied.
+
+    The rule is first, new, joined, overwritten or split.
+    """
 
     clusters: list[Cluster]
     reason: str
@@ -118,7 +121,7 @@ def add_point(clusters: Sequence[Cluster], point: Point, label: list[int], confi
 
 
 def _cluster_of(points: list[Point], label: list[int], min_radius: float) -> Cluster:
-    """The cluster whose center is the mean of its points and whose radius reaches the farthest one."""
+    """The cluster around the mean of its points that reaches the farthest one."""
     queries_PQ = torch.stack([point.query_Q.to(points[-1].query_Q) for point in points])
     center_Q = queries_PQ.mean(0)
     radius = max(float(distances(center_Q[None], queries_PQ).max()), min_radius)
@@ -130,7 +133,7 @@ def _distance(first_Q: torch.Tensor, second_Q: torch.Tensor) -> float:
 
 
 class MELO(Editor[MELOConfig]):
-    """Low-rank adapters, one set per edit, each used by prompts near the edit's own; no weight changes."""
+    """Low-rank adapters, one set per edit, used by prompts near the edit's own."""
 
     name = "melo"
     config_class = MELOConfig
@@ -268,7 +271,7 @@ def _initial_up(request: EditRequest, name: str, shape: tuple[int, int], seed: i
 
 
 def _add_output(module: nn.Module, adapter: Adapter, scale: float) -> Registration:
-    """Register a hook that adds the adapter's output, times ``scale``, to the module's."""
+    """Register a hook that adds ``scale`` times the adapter's output."""
 
     def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         return (at_least_float32(output) + scale * adapter.output(args[0])).to(output.dtype)

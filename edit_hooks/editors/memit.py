@@ -1,4 +1,6 @@
-"""MEMIT: batches of edits written into several layers ("Mass-Editing Memory in a Transformer").
+"""MEMIT: batches of edits written into several layers.
+
+Method of "Mass-Editing Memory in a Transformer".
 
 Write W_l for the rewrite module of layer l as a map R^f -> R^d, h^L for the output of the last edited block and
 C_l = E[k k^T] for the second moment of keys over ordinary text. With u requests and layers l_1 < ... < l_n = L:
@@ -82,7 +84,7 @@ DEFAULT_WRITTEN_SHARE = 0.8
 
 @dataclass(kw_only=True)
 class MEMITConfig(LocateThenEditConfig):
-    """Settings of MEMIT and of the editors that share its targets, keys and residual spreading."""
+    """Settings of MEMIT and its variants."""
 
     num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=25)
     clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", default=0.75)
@@ -111,7 +113,7 @@ MEMITConfigT = TypeVar("MEMITConfigT", bound=MEMITConfig)
 
 
 class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
-    """Targets at one layer whose residuals are spread over several layers; base of MEMIT and its variants.
+    """Residuals of one layer spread over several; base of MEMIT and its variants.
 
     Attributes:
         num_default_layers: edited layers on models without a shipped configuration.
@@ -123,12 +125,15 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     measures_output: bool = False
 
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
-        """A run of blocks that ends at about a quarter of the depth, as in the published configurations."""
+        """Consecutive blocks up to about a quarter of the depth, as published."""
         last = round(0.27 * (num_layers(model_config) - 1))
         return list(range(max(0, last - self.num_default_layers + 1), last + 1))
 
     def ridge(self, metric: KeyMetric, keys_UF: torch.Tensor, config: MEMITConfigT) -> float:
-        """Hook: ridge on the diagonal of K^T M K for the keys of one delta; lambda for MEMIT."""
+        """Hook: ridge on the diagonal of K^T M K; lambda for MEMIT.
+
+        ``keys_UF`` are the keys of one delta.
+        """
         if config.moment_weight is not None:
             return config.moment_weight
         # k^T C^-1 k averages f over the text behind C; for the identity it is the squared norm of the keys themselves.
@@ -162,7 +167,7 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
 
 
 class MEMIT(ResidualSpreadingEditor[MEMITConfig]):
-    """Several layers, one or many requests at once."""
+    """Closed-form updates of several layers, for one or many requests at once."""
 
     name = "memit"
     config_class = MEMITConfig
@@ -186,7 +191,7 @@ def uses_norm(model: PreTrainedModel, config: MEMITConfig) -> bool:
 
 
 def key_weights(num_templates: int) -> torch.Tensor:
-    """Weights [N] of the key mean: one half for the bare prompt, one half shared by the other templates."""
+    """Weights [N] of the key mean: half for the bare prompt, half for the others."""
     if num_templates == 1:
         return torch.ones(1, dtype=torch.float64)
     others = torch.full((num_templates - 1,), 0.5 / (num_templates - 1), dtype=torch.float64)
@@ -207,7 +212,9 @@ class _Readings(NamedTuple):
 
 
 class _LayerwiseUpdate(Generic[MEMITConfigT]):
-    """The updates of one call, written layer by layer; each group of requests shares a delta.
+    """The updates of one call, written layer by layer.
+
+    Each group of requests shares a delta.
 
     Args:
         rows: per request one row per context template, the bare prompt first.
@@ -297,7 +304,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
                 }
 
     def _output_change(self, index: int, layer: int, readings: _Readings) -> torch.Tensor:
-        """Change [E, d] of the MLP outputs of ``layer`` that closes its share of the residual, float64."""
+        """Change [E, d] of a layer's MLP outputs for its share of the residual, float64."""
         current_ED = self._current(readings)
         if self.target_ED is None:
             self.start_ED, self.target_ED = current_ED, self._targets(readings.hidden_ED)
@@ -308,7 +315,10 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         return nearest_outputs(self._post_norm(layer), outputs_ED, share_ED) - outputs_ED
 
     def _current(self, readings: _Readings) -> torch.Tensor:
-        """The quantity that moves towards the targets, [E, d], float64: h^L, or the output of the last layer's MLP."""
+        """h^L, or the output of the last layer's MLP: moves to the targets, [E, d].
+
+        float64.
+        """
         if not self.editor.measures_output:
             return readings.hidden_ED.double()
         outputs_ED = readings.outputs_ED[self.layers[-1]]
@@ -329,7 +339,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
 
     @torch.no_grad()
     def _normalize(self, outputs_ED: torch.Tensor) -> torch.Tensor:
-        """The last layer's contribution to the residual stream for MLP outputs [E, d], float64."""
+        """The last layer's contribution to the residual stream, [E, d], float64."""
         norm = self._post_norm(self.layers[-1])
         parameter = next(norm.parameters())
         dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -342,7 +352,10 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         delta.factors[name] = Factor(change_UD.T.to(dtype), right_UF.T.to(dtype), is_transposed(module))
 
     def _update_norm_ratio(self, delta: Delta, layer: int) -> float:
-        """Frobenius norm of the layer's update over that of its weight, from the Gram matrices of the factors."""
+        """Frobenius norm of the layer's update over that of its weight.
+
+        From the Gram matrices of the factors.
+        """
         name = self.arch.rewrite_name(layer)
         left, right, _ = delta.factors[name]
         gram = (left.T.double() @ left.double()) * (right.T.double() @ right.double())
@@ -359,7 +372,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
     # -- results -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Delta]:
-        """The deltas with diagnostics, and with their keys under the edit if later steps are to protect them."""
+        """Add diagnostics, and the keys that later steps protect, to the deltas."""
         readings = self.read(self.layers)
         assert self.target_ED is not None and self.start_ED is not None
         left_E = (self.target_ED - self._current(readings)).norm(dim=1)

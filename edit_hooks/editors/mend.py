@@ -1,4 +1,4 @@
-"""MEND: a trained hyper-network turns the gradient of one edit into an update that generalizes.
+"""MEND: a trained hyper-network maps the gradient of an edit to an update.
 
 Mitchell et al., "Fast Model Editing at Scale". One forward and backward pass of the mean NLL of the target tokens gives
 token factors at every edited matrix. The hyper-network (:mod:`edit_hooks.gradient.hypernetwork`) maps them to an update
@@ -61,7 +61,7 @@ SEEN_IN_TRAINING_WARNING = (
 
 @dataclass(kw_only=True)
 class MENDConfig(EditorConfig):
-    """Settings of MEND. Those that a trained artifact fixes (from ``layers`` to ``sign``) are read from it."""
+    """Settings of MEND; a trained artifact fixes those from ``layers`` to ``sign``."""
 
     artifact: str | None = config_field(
         "folder written by lm-edit train-mend, or identity (untrained)", default=None, formerly="artefact"
@@ -106,7 +106,7 @@ class MENDConfig(EditorConfig):
 
 
 class MEND(Editor[MENDConfig]):
-    """Model editing with gradient decomposition; needs a hyper-network trained for the model."""
+    """An update from one gradient, by a hyper-network trained for the model."""
 
     name = "mend"
     config_class = MENDConfig
@@ -247,7 +247,10 @@ def _edit_independently(model: PreTrainedModel, network: HyperNetwork, rows: Lab
 def _nll_under_own_delta(
     model: PreTrainedModel, rows: LabeledRows, deltas: Sequence[Delta], out_L: torch.Tensor
 ) -> torch.Tensor:
-    """NLL [L] of every label, each row under its own delta; ``out_L`` may be overwritten."""
+    """NLL [L] of every label, each row under its own delta.
+
+    ``out_L`` may be overwritten.
+    """
     if all(delta.is_low_rank for delta in deltas):
         with PerRowAdapters(model, list(deltas)):
             return label_nll(model, rows)

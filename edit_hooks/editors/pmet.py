@@ -1,4 +1,6 @@
-"""PMET: MEMIT with a second, discarded offset at the attention output ("PMET: Precise Model Editing in a Transformer").
+"""PMET: MEMIT with a second, discarded offset at the attention output.
+
+Method of "PMET: Precise Model Editing in a Transformer".
 
 Two offsets are optimized together at the fact token of the last edited block L, one at the output of the attention
 projection and one at that of the MLP projection. The attention learns general patterns that need no storage, so only
@@ -70,13 +72,13 @@ class PMETConfig(MEMITConfig):
 
 @dataclass
 class PairValue(OptimizedValue):
-    """A value optimized together with an offset at the attention output, which is not written."""
+    """A value and an offset at the attention output, which is not written."""
 
     attention_delta_D: torch.Tensor | None = None
 
 
 class PMET(ResidualSpreadingEditor[PMETConfig]):
-    """MEMIT's layers with PMET's targets, residuals and spreading."""
+    """MEMIT with targets optimized jointly with the attention output."""
 
     name = "pmet"
     config_class = PMETConfig
@@ -112,7 +114,9 @@ class PMET(ResidualSpreadingEditor[PMETConfig]):
 
 
 class PairSuffix(SuffixForward):
-    """Fast forward passes with offsets at the attention and the MLP projection of one block, side by side [E, 2 d].
+    """Fast forward passes with offsets at both projections of one block, [E, 2 d].
+
+    The attention's offset comes first.
 
     The block's attention is cached like the blocks below. Its MLP depends on the attention's offset, so it runs in
     every step.
@@ -135,7 +139,10 @@ class PairSuffix(SuffixForward):
 
 
 class PairReference(ReferenceForward):
-    """Plain forward passes with offsets at the attention and the MLP projection of one block, side by side [E, 2 d]."""
+    """Plain forward passes with offsets at both projections of one block, [E, 2 d].
+
+    The attention's offset comes first.
+    """
 
     def _recording(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[ReadActivations]:
         return _record_both(super()._recording(column_R), self, column_R)
@@ -153,7 +160,7 @@ PairForward = PairSuffix | PairReference
 def _record_both(
     recording: contextlib.AbstractContextManager[ReadActivations], forward: PairForward, column_R: torch.Tensor
 ) -> Iterator[ReadActivations]:
-    """Extend a recording: the site's activations become the outputs of both projections, [R, 2 d]."""
+    """Record the outputs of both projections as the site's activations, [R, 2 d]."""
     attention = forward.model.get_submodule(forward.arch.attention_out.format(forward.layer))
     records: dict[str, torch.Tensor] = {}
 
@@ -197,7 +204,10 @@ class _PairOptimization:
         self.original: OriginalLogits | None = None
 
     def run(self, progress: Callable[[int], None]) -> list[PairValue]:
-        """Optimize until every edit has ended; at most ``num_steps`` evaluations, one update fewer."""
+        """Optimize until every edit has ended.
+
+        At most ``num_steps`` evaluations, one update fewer.
+        """
         for step in range(self.config.num_steps):
             self.delta_E2D = self.delta_E2D.detach().requires_grad_(True)
             evaluation = self._evaluate(step)
@@ -237,7 +247,7 @@ class _PairOptimization:
         return _Evaluation(total_E, parts, is_satisfied_E, ends_E)
 
     def _is_satisfied(self, losses: VocabLosses) -> torch.Tensor:
-        """Whether every target token of an edit is the most likely one at its position, [E]."""
+        """Whether every target token of an edit is the most likely one, [E]."""
         batch = self.forward.batch
         is_missed_L = losses.argmax_L != batch.label_token_L.to(losses.argmax_L)
         num_missed_E = torch.zeros_like(self.nll_factor_E).index_add(
@@ -288,7 +298,10 @@ class _PairOptimization:
 
 
 def _initial_value(forward: PairForward, edit: int) -> PairValue:
-    """Keys, outputs and v0 of one edit; its first row is the bare prompt, its last one the KL row."""
+    """Keys, outputs and v0 of one edit.
+
+    Its first row is the bare prompt, its last one the KL row.
+    """
     rows = (forward.batch.edit_R == edit).nonzero()[:-1, 0]
     outputs_ND = forward.activations.outputs_RD[rows]
     return PairValue(

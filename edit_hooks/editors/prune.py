@@ -74,7 +74,10 @@ def restrain(values: torch.Tensor, largest: float, config: PRUNEConfig) -> torch
 
 
 class SingularValueReport(TypedDict):
-    """Diagnostics of one matrix; ``largest_*`` are singular values of the original weight and of the summed update."""
+    """Diagnostics of one matrix.
+
+    ``largest_*`` are singular values of the original weight and of the summed update.
+    """
 
     largest_original: float
     largest_before: float
@@ -84,7 +87,7 @@ class SingularValueReport(TypedDict):
 
 
 class PRUNE(PostProcessingEditor[PRUNEConfig]):
-    """Streams of a base editor with restrained singular values."""
+    """A base editor's stream with restrained singular values."""
 
     name = "prune"
     config_class = PRUNEConfig
@@ -109,7 +112,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
 
     @torch.no_grad()
     def _restrain_delta(self, job: EditJob[PRUNEConfig], raw: Delta, raw_history: Sequence[Delta]) -> Delta:
-        """The delta of a step: the restrained sum with this step minus the one that the weights hold."""
+        """The restrained sum with this step minus the one that the weights hold."""
         parameters = dict(job.model.named_parameters())
         delta = Delta(
             stream_state={**raw.stream_state, **_stream_state(raw)},
@@ -141,7 +144,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         return delta
 
     def _largest_original(self, name: str, weight: torch.Tensor, history: Sequence[Delta]) -> float:
-        """Largest singular value of the weight before the stream; computed once per weight."""
+        """Largest singular value of the weight before the stream, computed once."""
         for delta in history:
             if name in delta.meta.get(STATE_PREFIX, {}):
                 return float(delta.meta[STATE_PREFIX][name])
@@ -162,7 +165,10 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
 def _factors_of(
     name: str, steps: Sequence[Delta], history: Sequence[Delta], weight: torch.Tensor
 ) -> list[Factor] | None:
-    """The steps' factors of one weight; ``None`` if a dense decomposition is needed or cheaper."""
+    """The steps' factors of one weight, if they are cheaper than the matrix.
+
+    ``None`` if a dense decomposition is needed or cheaper.
+    """
     if not all(delta.is_low_rank for delta in (*steps, *history)):
         return None
     module = name.rpartition(".")[0]
@@ -186,7 +192,10 @@ def _restrain_step(
 def _restrain_factors(
     factors: Sequence[Factor], largest: float, config: PRUNEConfig
 ) -> tuple[Factor, SingularValueReport]:
-    """F applied to the singular values of a sum of low-rank updates, through two thin QR decompositions."""
+    """F applied to the singular values of a sum of low-rank updates.
+
+    Through two thin QR decompositions.
+    """
     left_DR = torch.cat([factor.left for factor in factors], 1)
     right_FR = torch.cat([factor.right for factor in factors], 1)
     q_left, r_left = torch.linalg.qr(left_DR.double())

@@ -1,4 +1,6 @@
-"""RECT: keep only the largest relative changes of an update ("Model Editing Harms General Abilities ...").
+"""RECT: keep only the largest relative changes of an update.
+
+Method of "Model Editing Harms General Abilities ...".
 
 Given the finished update D of any editor and the weight W it is added to, keep the entries with the largest
 
@@ -51,7 +53,7 @@ class RECTConfig(WrapperConfig):
 
 
 class RECT(PostProcessingEditor[RECTConfig]):
-    """Sparsified updates of a base editor."""
+    """A base editor's update, restricted to its largest relative changes."""
 
     name = "rect"
     config_class = RECTConfig
@@ -87,7 +89,9 @@ def _sparsify(model: PreTrainedModel, delta: Delta, config: RECTConfig) -> Delta
 
 
 def largest_changes(update: torch.Tensor, weight: torch.Tensor, keep: float, guard: float) -> torch.Tensor:
-    """Mask of the entries with the largest |update / (weight + guard)|: from the floor((1 - keep) n)-th smallest on.
+    """Mask of the entries with the largest |update / (weight + guard)|.
+
+    It begins with the floor((1 - keep) n)-th smallest entry.
 
     Without a guard, an update of a zero weight counts as infinitely large; a zero update of it counts as zero.
     """

@@ -1,4 +1,6 @@
-"""ROME: a rank-one update of one MLP output projection ("Locating and Editing Factual Associations in GPT").
+"""ROME: a rank-one update of one MLP output projection.
+
+Method of "Locating and Editing Factual Associations in GPT".
 
 Write W for the rewrite module of the edited layer as a map R^f -> R^d, k for its input at the fact token (the key) and
 C = E[k k^T] for the second moment of keys over ordinary text. The value optimization gives v* = v0 + delta. Then (eq. 2
@@ -102,7 +104,7 @@ class EditKeys(NamedTuple):
 
 
 class RankOneEditor(LocateThenEditEditor[ROMEConfigT]):
-    """A value optimized at one layer and written by a rank-one update; base of ROME and its variants."""
+    """A value written by a rank-one update of one layer; base of ROME variants."""
 
     def compute(self, job: EditJob[ROMEConfigT]) -> list[Delta]:
         (layer,) = job.config.edited_layers
@@ -153,7 +155,10 @@ class RankOneEditor(LocateThenEditEditor[ROMEConfigT]):
 
 
 def select_keys(value: OptimizedValue, key_mode: KeyMode) -> EditKeys:
-    """Select the keys of one edit: the mean over the templates, or those of the bare prompt, which is the first."""
+    """Select the keys of one edit: template means, or those of the bare prompt.
+
+    The bare prompt is the first template.
+    """
     mean_F, bare_F = value.keys_NF.mean(0), value.keys_NF[0]
     direction_F = bare_F if key_mode == "prompt" else mean_F
     if key_mode == "prefixed":
@@ -177,7 +182,10 @@ def _intermediates(
 
 
 class ROME(RankOneEditor[ROMEConfig]):
-    """Original ROME, inconsistent keys included; see :mod:`edit_hooks.editors.r_rome` for the corrected form."""
+    """A rank-one update of one layer, with the original's inconsistent keys.
+
+    See :mod:`edit_hooks.editors.r_rome` for the corrected form.
+    """
 
     name = "rome"
     config_class = ROMEConfig

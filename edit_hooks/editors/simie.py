@@ -1,4 +1,4 @@
-"""SimIE: makes any weight editor sequential by regression on the edits of an ideal editor.
+"""SimIE: a weight editor made sequential by regression on ideal edits.
 
 The ideal editor makes every edit on the unedited weights W_0. The base editor therefore runs there for every step,
 which gives W_e = W_0 + D. The sum A of what the stream has written so far (W = W_0 + A) is corrected only where the
@@ -58,7 +58,7 @@ class SimIEConfig(WrapperConfig):
 
 
 class SimIE(PostProcessingEditor[SimIEConfig]):
-    """A base editor's edits, each made on the unedited weights, combined by recursive least squares."""
+    """A base editor made sequential by recursive least squares."""
 
     name = "simie"
     config_class = SimIEConfig
@@ -88,7 +88,7 @@ class SimIE(PostProcessingEditor[SimIEConfig]):
 def _combine(
     model: nn.Module, ideal: Delta, keys: dict[str, torch.Tensor], history: Sequence[Delta], ridge: float
 ) -> Delta:
-    """The update of a step, from the base editor's delta and the keys [T, f] of the step's texts by map."""
+    """The update of a step, from the base editor's delta and the keys [T, f] by map."""
     delta = Delta(diagnostics=ideal.diagnostics, meta=ideal.meta, intermediates=ideal.intermediates)
     shares = {}
     for name, keys_TF in keys.items():
@@ -111,7 +111,10 @@ def _combine(
 
 
 def solve_keys(keys_TF: torch.Tensor, past_SF: torch.Tensor, ridge: float) -> torch.Tensor:
-    """Rows of K P^-1 [T, f] with P = ridge I + X^T X, where X are the past and the new keys; float64."""
+    """Rows of K P^-1 [T, f], float64.
+
+    P = ridge I + X^T X, where X are the past and the new keys.
+    """
     all_NF = torch.cat([past_SF, keys_TF])
     num_keys, width = all_NF.shape
     if num_keys >= width:

@@ -1,4 +1,4 @@
-"""UltraEdit: one closed-form step from gradients, with feature statistics that accumulate over all edits.
+"""UltraEdit: one closed-form step from gradients and running statistics.
 
 "UltraEdit: Training-, Subject-, and Memory-Free Lifelong Editing in Large Language Models". For the tokens of a step
 (the T positions that predict a token of ``target_new``, over all requests of a joint edit) one forward and one backward
@@ -146,7 +146,7 @@ class UltraEditConfig(EditorConfig):
 
 
 class Features(NamedTuple):
-    """Features of one request or text at one map: inputs h [T, f] and output gradients g [T, d], float64."""
+    """Inputs h [T, f] and output gradients g [T, d] of one text at one map, float64."""
 
     inputs_TF: torch.Tensor
     gradients_TD: torch.Tensor
@@ -164,7 +164,7 @@ class RowFeatures(NamedTuple):
 
 
 class UltraEdit(Editor[UltraEditConfig]):
-    """Gradients in, one ridge regression per map out; no subject, no training, no stored edits."""
+    """One ridge regression per map from gradients; no subject, no training."""
 
     name = "ultraedit"
     config_class = UltraEditConfig
@@ -178,7 +178,7 @@ class UltraEdit(Editor[UltraEditConfig]):
         self._start: weakref.WeakKeyDictionary[nn.Module, dict[str, FeatureStatistics]] = weakref.WeakKeyDictionary()
 
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
-        """Blocks from three fifths to four fifths of the depth, about where the published settings are."""
+        """Blocks from three to four fifths of the depth, near the published settings."""
         last = num_layers(model_config) - 1
         return list(range(round(0.6 * last), round(0.8 * last) + 1))
 
@@ -231,7 +231,7 @@ def _step(
     statistics: Mapping[str, FeatureStatistics],
     config: UltraEditConfig,
 ) -> Delta:
-    """The update for all tokens of the step: statistics first, then one regression per map."""
+    """The update for all tokens: statistics first, then one regression per map."""
     statistics = _merge_features(model, names, statistics, features)
     delta = Delta(stream_state=_stream_state(statistics))
     with torch.no_grad():
@@ -265,7 +265,10 @@ def _regress(
 def _scale_gradients(
     features: Sequence[RowFeatures], rows: Sequence[LabeledRow], config: UltraEditConfig
 ) -> list[dict[str, Features]]:
-    """Features with the gradients of the configured loss: the sum, or the mean over a micro-batch's labels."""
+    """Features with the gradients of the configured loss.
+
+    The sum over labels, or the mean over those of a micro-batch.
+    """
     if config.gradients == "sum":
         return [row.by_module for row in features]
     size, scaled = config.micro_batch_size, []
@@ -279,7 +282,7 @@ def _scale_gradients(
 
 
 def _diagnose(model: nn.Module, delta: Delta, before: float, after: float) -> None:
-    """Record mean losses before and after the edit, and the relative size of every update."""
+    """Record mean losses and the relative size of every update."""
     ratios = {}
     for parameter, update in delta.weights().items():
         name = parameter.removesuffix(".weight")
@@ -334,7 +337,7 @@ def _feature_positions(row: LabeledRow, config: UltraEditConfig) -> list[int]:
 
 
 def _unmasked_batch(model: PreTrainedModel, rows: Sequence[LabeledRow]) -> LabeledRows:
-    """Padded rows in which padding attends to the text before it; no token attends to padding.
+    """Padded rows whose padding attends to the text before it.
 
     A position that attends to nothing, as in a sliding window full of padding, would make gradients NaN.
     """
@@ -386,7 +389,10 @@ def _calibrate(
 
 
 def _text_row(tokenizer: PreTrainedTokenizerBase, text: str) -> LabeledRow | None:
-    """A text with every token but the first as a label; ``None`` for fewer than two tokens."""
+    """A text with every token but the first as a label.
+
+    ``None`` for fewer than two tokens.
+    """
     ids = encode(tokenizer, text).ids
     return LabeledRow(ids[:-1], list(enumerate(ids[1:]))) if len(ids) > 1 else None
 

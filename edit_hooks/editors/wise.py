@@ -1,4 +1,4 @@
-"""WISE: edits go to a copy of one weight, and each prompt is routed to the original or to the copy.
+"""WISE: edits in a copy of one weight, to which matching prompts are routed.
 
 "WISE: Rethinking the Knowledge Memory for Lifelong Model Editing of Large Language Models". The copy (a side memory) is
 trained by plain gradient descent on a random part of its entries. In addition to the loss on the target, margins push
@@ -161,7 +161,7 @@ class WISEConfig(EditorConfig):
 
 
 class WISE(Editor[WISEConfig]):
-    """Side memories of one weight; each prompt is routed to the original or to a memory."""
+    """Side memories of one weight, to which matching prompts are routed."""
 
     name = "wise"
     config_class = WISEConfig
@@ -252,7 +252,10 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
 
 
 def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> list[LabeledRow]:
-    """The edit in every context template, and last an unrelated text without labels, selected by the request."""
+    """The edit in every context template, and last an unrelated text.
+
+    The unrelated text has no labels; the request selects it.
+    """
     rows = []
     for template in config.context_templates:
         before, after = split_template(template)
@@ -263,7 +266,10 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
 
 
 def _chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """A user turn and the header of the answer, without the BOS that the encoding adds."""
+    """A user turn and the header of the answer, without a BOS.
+
+    The encoding adds the BOS.
+    """
     if not tokenizer.chat_template:
         raise EditingError("chat=true, but the tokenizer has no chat template; use an instruct model or chat=false.")
     messages = [{"role": "user", "content": text}]
@@ -272,7 +278,10 @@ def _chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 
 
 def activation_of(model: nn.Module, config: WISEConfig) -> str | None:
-    """Name of the MLP's activation function; ``None`` if distances are taken before it."""
+    """Name of the MLP's activation function.
+
+    ``None`` if distances are taken before it.
+    """
     if config.distance == "plain":
         return None
     model_config = unwrapped(model).config
@@ -301,7 +310,7 @@ class TrainingResult(NamedTuple):
 
 
 class _Losses(NamedTuple):
-    """One evaluation: the scalar ``nll`` and ``margin``, and the distances [R] of all rows."""
+    """One evaluation: scalar ``nll`` and ``margin``, and the rows' distances [R]."""
 
     nll: torch.Tensor
     margin: torch.Tensor
@@ -396,7 +405,7 @@ def _mean_positive(values: torch.Tensor) -> torch.Tensor:
 
 
 def _new_memory(weight: torch.Tensor, bank: MemoryBank, config: WISEConfig) -> Memory:
-    """A memory equal to the original, with the mask of its shard of ``save_every`` edits."""
+    """A memory equal to the original, with the mask of its shard of edits."""
     if config.mask is not None:
         mask = torch.as_tensor(config.mask).bool().view(weight.shape)
     else:
@@ -408,7 +417,10 @@ def _new_memory(weight: torch.Tensor, bank: MemoryBank, config: WISEConfig) -> M
 
 
 def _add_edit(bank: MemoryBank, memory: Memory, result: TrainingResult, config: WISEConfig) -> set[int]:
-    """Add a trained edit to the bank; store and merge memories that are due. Returns the numbers that changed."""
+    """Add a trained edit to the bank; store and merge memories that are due.
+
+    Returns the numbers of the memories that changed.
+    """
     memory.change = result.change
     memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
     bank.current, bank.num_edits = memory, bank.num_edits + 1

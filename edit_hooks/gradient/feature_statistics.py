@@ -45,7 +45,9 @@ class FeatureStatistics:
         )
 
     def normalize(self, features_TX: torch.Tensor) -> torch.Tensor:
-        """(x - mean) / std with the unbiased variance; features that never varied become zero.
+        """(x - mean) / std with the unbiased variance.
+
+        Features that never varied become zero.
 
         Raises:
             EditingError: fewer than two tokens were seen, so no variance is defined.

@@ -1,4 +1,4 @@
-"""Integrated gradients of a next-token probability with respect to one MLP activation.
+"""Integrated gradients of a token's probability over one MLP activation.
 
 Shapes: f width of the activation, M points of the integral, T tokens, V vocabulary.
 """
@@ -82,7 +82,7 @@ class TokenProbability:
                 self._cache = self._run_prefix()
 
     def __call__(self, layer: int, activation_MF: torch.Tensor) -> torch.Tensor:
-        """Probabilities [M] with the block's activation at the last position replaced by each row in turn."""
+        """Probabilities [M] with the activation replaced by each row in turn."""
         width = self._widths[layer]
 
         def replace(hidden_MTX: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,10 @@ class TokenProbability:
         return at_least_float32(logits_MV).softmax(1)[:, self.token]
 
     def _arguments(self, rows: int) -> dict[str, Any]:
-        """Arguments of a forward pass of equal rows: all tokens, or the last one behind the cache."""
+        """Arguments of a forward pass of equal rows.
+
+        All tokens, or the last one with the cache.
+        """
         length, device = self.ids_1T.shape[1], self.ids_1T.device
         mask = torch.ones(rows, length, dtype=torch.long, device=device)
         if self._cache is None:

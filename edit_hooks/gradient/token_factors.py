@@ -1,4 +1,4 @@
-"""Inputs and output gradients of linear maps at every token, from one backward pass.
+"""Inputs and output gradients of linear maps at every token.
 
 Shapes: R rows, T tokens, L labels, f and d input and output width of a map.
 """

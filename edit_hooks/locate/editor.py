@@ -1,4 +1,4 @@
-"""Base class of locate-then-edit editors: settings, context templates, rows and second moments."""
+"""Base class of locate-then-edit editors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SECOND_MOMENTS_HELP = (
 
 @dataclass(kw_only=True)
 class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
-    """Settings of the editors that optimize a value at one token and write it in closed form."""
+    """Settings of the locate-then-edit editors."""
 
     num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=20)
     lr: float = config_field("Adam learning rate of the offset", default=0.5)
@@ -154,7 +154,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
     def load_constraints(
         self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> Mapping[int, KeyMetric]:
-        """Hook: the constraint of every edited layer; the second moments unless a method derives another one."""
+        """Hook: the constraint of every edited layer; by default the second moments."""
         return self.load_moments(config, model, tokenizer)
 
     def load_moments(
@@ -192,7 +192,10 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         return warnings
 
     def problems(self, job: EditJob[LocateThenEditConfigT]) -> list[ValueProblem]:
-        """Per request its rewriting rows, one per context template with the bare prompt first, and its KL row."""
+        """Per request its rewriting rows and its KL row.
+
+        One rewriting row per context template, the bare prompt first.
+        """
         config, tokenizer = job.config, job.tokenizer
         return [
             (
@@ -206,7 +209,9 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         ]
 
     def terms(self, job: EditJob[LocateThenEditConfigT], make_forward: MakeForward) -> TermMaker | None:
-        """Hook: additional terms of the value optimization; EVK-Align if ``evk_align`` is set.
+        """Hook: additional terms of the value optimization.
+
+        By default EVK-Align's, if ``evk_align`` is set.
 
         Args:
             make_forward: makes forward passes of a batch under offsets at this editor's layer and site.
