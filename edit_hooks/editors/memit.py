@@ -315,9 +315,9 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         return nearest_outputs(self._post_norm(layer), outputs_ED, share_ED) - outputs_ED
 
     def _current(self, readings: _Readings) -> torch.Tensor:
-        """h^L, or the output of the last layer's MLP: moves to the targets, [E, d].
+        """Current states that the targets replace, [E, d], float64.
 
-        float64.
+        h^L, or with ``measures_output`` the last layer's MLP output (its contribution, where a norm follows).
         """
         if not self.editor.measures_output:
             return readings.hidden_ED.double()
@@ -352,12 +352,10 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         delta.factors[name] = Factor(change_UD.T.to(dtype), right_UF.T.to(dtype), is_transposed(module))
 
     def _update_norm_ratio(self, delta: Delta, layer: int) -> float:
-        """Frobenius norm of the layer's update over that of its weight.
-
-        From the Gram matrices of the factors.
-        """
+        """Frobenius norm of the layer's update over that of its weight."""
         name = self.arch.rewrite_name(layer)
         left, right, _ = delta.factors[name]
+        # ||L R^T||^2 is the sum over the entries of (L^T L) * (R^T R): no product of the size of the weight.
         gram = (left.T.double() @ left.double()) * (right.T.double() @ right.double())
         return float(gram.sum().clamp(min=0).sqrt()) / weight_norm(linear_of(self.model.get_submodule(name)))
 

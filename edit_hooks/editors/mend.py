@@ -236,7 +236,7 @@ def _edit_independently(model: PreTrainedModel, network: HyperNetwork, rows: Lab
             for name, (x, delta) in factors.items()
         }
         deltas.append(_delta(model, network, row_factors))
-    after_L = _nll_under_own_delta(model, rows, deltas, torch.empty_like(before_L))
+    after_L = _nll_under_own_delta(model, rows, deltas)
     for row, delta in enumerate(deltas):
         is_own_L = rows.row_L == row
         _record_losses(model, delta, float(before_L[is_own_L].mean()), float(after_L[is_own_L].mean()))
@@ -244,21 +244,16 @@ def _edit_independently(model: PreTrainedModel, network: HyperNetwork, rows: Lab
 
 
 @torch.no_grad()
-def _nll_under_own_delta(
-    model: PreTrainedModel, rows: LabeledRows, deltas: Sequence[Delta], out_L: torch.Tensor
-) -> torch.Tensor:
-    """NLL [L] of every label, each row under its own delta.
-
-    ``out_L`` may be overwritten.
-    """
+def _nll_under_own_delta(model: PreTrainedModel, rows: LabeledRows, deltas: Sequence[Delta]) -> torch.Tensor:
+    """NLL [L] of every label, each row under its own delta."""
     if all(delta.is_low_rank for delta in deltas):
         with PerRowAdapters(model, list(deltas)):
             return label_nll(model, rows)
+    parts = []
     for row, delta in enumerate(deltas):
-        is_own_L = rows.row_L == row
         with edited(model, delta):
-            out_L[is_own_L] = label_nll(model, rows)[is_own_L]
-    return out_L
+            parts.append(label_nll(model, rows)[rows.row_L == row])
+    return torch.cat(parts)  # labels are in the order of the rows
 
 
 def _edit_jointly(

@@ -165,9 +165,9 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
 def _factors_of(
     name: str, steps: Sequence[Delta], history: Sequence[Delta], weight: torch.Tensor
 ) -> list[Factor] | None:
-    """The steps' factors of one weight, if they are cheaper than the matrix.
+    """The steps' factors of one weight; ``None`` if the matrix is decomposed.
 
-    ``None`` if a dense decomposition is needed or cheaper.
+    That is if a step has a dense update, or the factors' rank exceeds half the smaller width.
     """
     if not all(delta.is_low_rank for delta in (*steps, *history)):
         return None
@@ -194,7 +194,7 @@ def _restrain_factors(
 ) -> tuple[Factor, SingularValueReport]:
     """F applied to the singular values of a sum of low-rank updates.
 
-    Through two thin QR decompositions.
+    Two thin QR decompositions reduce it to a matrix of the size of the rank.
     """
     left_DR = torch.cat([factor.left for factor in factors], 1)
     right_FR = torch.cat([factor.right for factor in factors], 1)
