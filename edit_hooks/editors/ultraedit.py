@@ -139,7 +139,7 @@ class UltraEditConfig(EditorConfig):
             if template is None:
                 raise EditingError(
                     f"'modules' names {role!r}, but these models have no separate map for it; they have "
-                    f"{', '.join(name for name, found in templates.items() if found)}."
+                    f"{', '.join(name for name, path in templates.items() if path)}."
                 )
             names += [template.format(layer) for layer in layers]
         return names
