@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from lm_edit.cli.main import main
-from lm_edit.stats import prepare_stats, stored_stats
+from lm_edit.stats import list_stored_moments, prepare_stats
 
 TEXTS = list(SENTENCES)
 
@@ -66,7 +66,7 @@ def test_layers_text_and_precision_by_hand(model_path, tmp_path, capsys):
     lines = run(capsys, *model, *chosen, *folder, "--moment-dtype", "float64")
     assert cells(lines[1])[:2] == ["1", "90"]
     assert any("fewer than twice the keys' width 64" in line for line in lines if line.startswith("warning: layer 1"))
-    (entry,) = stored_stats(tmp_path / "stats")
+    (entry,) = list_stored_moments(tmp_path / "stats")
     assert entry.description["dtype"] == "float64" and entry.description["max_length"] == 12
     loaded = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     settings = MomentSettings(str(path), num_tokens=90, max_length=12, dtype="float64")
@@ -109,7 +109,7 @@ def test_what_is_kept_is_listed(model_path, tmp_path, capsys, cache):
     [
         ([], "--layers 4 5 6, or --editor memit"),
         (["--editor", "ft_m"], "uses no second moments"),
-        (["--editor", "rome"], "no second moments as it is configured"),
+        (["--editor", "rome"], "no second moments in its configuration"),
         (["--editor", "memitt"], "Did you mean 'memit'"),
         (["--layers", "7"], "blocks 0 to 2"),
         (["--layers", "1", "--threshold", "1", "--energy", "0.1"], "not by both"),
@@ -176,9 +176,9 @@ def test_a_hub_corpus_is_streamed_at_a_pinned_revision_in_a_drawn_order(model_pa
     assert run(capsys, *model, *chosen)[1].endswith("from the store")
     assert [entry[0] for entry in asked] == ["info", "load", "info"]
     assert run(capsys, *model, *chosen, "--seed", "1")[1].endswith("collected")
-    first, second = _matrix(stored_stats()[0]), _matrix(stored_stats()[1])
+    first, second = _matrix(list_stored_moments()[0]), _matrix(list_stored_moments()[1])
     assert not torch.equal(first, second)  # another order, so other texts within the budget
-    corpus = stored_stats()[0].description["corpus"]
+    corpus = list_stored_moments()[0].description["corpus"]
     assert (corpus["kind"], corpus["revision"], corpus["config"]) == ("hub", "0123456789abcdef", "2023.en")
     assert "owner/corpus/2023.en@01234567 seed 0" in run(capsys, "--show")[1]
 

@@ -14,8 +14,9 @@ from edit_hooks import EditingError, EditRequest, edited, load_editor
 from edit_hooks.lm.options import EditingOptions
 from edit_hooks.store.store import Store
 from lm_edit.cli.main import main
+from lm_edit.tuning.candidates import make_candidates
 from lm_edit.tuning.cases import load_cases
-from lm_edit.tuning.search import FactScore, Trial, _rounds, candidates, tune
+from lm_edit.tuning.search import FactScore, Trial, _plan_rounds, tune
 from lm_eval_tasks.common.cases import Case, Question
 
 QUICK = {"layers": [EDIT_LAYER], "num_steps": 4, "context_templates": CONTEXT_TEMPLATES[:2]}
@@ -108,9 +109,9 @@ def test_the_score_is_the_harmonic_mean_of_what_there_is():
 
 
 def test_rounds_halve_candidates_and_double_facts():
-    assert _rounds(8, 16, True) == [(8, 0, 4), (4, 4, 8), (2, 8, 16)]
-    assert _rounds(8, 16, False) == [(8, 0, 16)] and _rounds(2, 16, True) == [(2, 0, 16)]
-    assert _rounds(5, 3, True) == [(5, 0, 2), (3, 2, 3)] and _rounds(4, 1, True) == [(4, 0, 1)]
+    assert _plan_rounds(8, 16, True) == [(8, 0, 4), (4, 4, 8), (2, 8, 16)]
+    assert _plan_rounds(8, 16, False) == [(8, 0, 16)] and _plan_rounds(2, 16, True) == [(2, 0, 16)]
+    assert _plan_rounds(5, 3, True) == [(5, 0, 2), (3, 2, 3)] and _plan_rounds(4, 1, True) == [(4, 0, 1)]
 
 
 def test_the_better_half_goes_on_and_the_best_comes_first(tiny, monkeypatch):
@@ -124,7 +125,7 @@ def test_the_better_half_goes_on_and_the_best_comes_first(tiny, monkeypatch):
         for case in cases:
             trial.facts[case.request.key] = FactScore(1.0, 1.0, 1 - lr / 10, 0.0)
 
-    monkeypatch.setattr("lm_edit.tuning.search._Search.run", run)
+    monkeypatch.setattr("lm_edit.tuning.search._TrialRunner.run", run)
     cases = [
         Case(EditRequest(prompt=f"{{}} {n}", subject="A", target_new="b"), [], CASES[0].neighbors) for n in range(8)
     ]
@@ -179,7 +180,7 @@ def test_efficacy_alone_is_refused(tiny):
 
 def test_candidates_cover_depths_and_combinations(tiny):
     model = build_model("llama", num_hidden_layers=12)
-    found = candidates("r_rome", model, {"lr": 0.4}, {"clamp_factor": [1.0, 4.0]})
+    found = make_candidates("r_rome", model, {"lr": 0.4}, {"clamp_factor": [1.0, 4.0]})
     base = load_editor("r_rome").default_config(model).layers
     assert found[0] == {"lr": 0.4, "layers": base}
     product = {(layer, lr, clamp) for layer in (1, 2, 3, 5, 7) for lr in (0.08, 0.4) for clamp in (1.0, 4.0)}
@@ -187,14 +188,14 @@ def test_candidates_cover_depths_and_combinations(tiny):
     tried = {(*c["layers"], round(c["lr"], 6), c["clamp_factor"]) for c in found[1:]}
     assert tried == product - {(3, 0.4, 4.0)}  # that one is the first
     assert len({json.dumps(c, sort_keys=True) for c in found}) == len(found)
-    several = candidates("memit", model, {}, {"lr": [0.1]})
+    several = make_candidates("memit", model, {}, {"lr": [0.1]})
     assert all(len(c["layers"]) == len(several[0]["layers"]) and c["layers"][0] >= 0 for c in several)
-    (_, other) = candidates("rect", model, {"base": "r_rome", "layers": [3]}, {"layers": [[3]], "lr": [0.123]})
+    (_, other) = make_candidates("rect", model, {"base": "r_rome", "layers": [3]}, {"layers": [[3]], "lr": [0.123]})
     assert other["base_settings"] == {"lr": 0.123}
     with pytest.raises(EditingError, match=r"clamp_factorr.*Did you mean 'clamp_factor'"):
-        candidates("r_rome", model, {}, {"clamp_factorr": [1]})
+        make_candidates("r_rome", model, {}, {"clamp_factorr": [1]})
     with pytest.raises(EditingError, match="blocks 0 to 11"):
-        candidates("r_rome", model, {}, {"layers": [[12]]})
+        make_candidates("r_rome", model, {}, {"layers": [[12]]})
 
 
 # --- cases -------------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ def test_the_verb_writes_settings_that_editor_args_accept(tmp_path, capsys, monk
         value = 0.9 if config.layers == [0] else 0.2
         return [FactScore(value, value, value, config.kl_factor) for _ in cases]
 
-    monkeypatch.setattr("lm_edit.tuning.search._Search._score", score)
+    monkeypatch.setattr("lm_edit.tuning.search._TrialRunner._score_cases", score)
     out = tmp_path / "best.yaml"
     assert run_verb(tmp_path, out) == 0
     lines = capsys.readouterr().out.strip().split("\n")
