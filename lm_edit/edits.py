@@ -1,7 +1,7 @@
 """Make and save edits, and export saved edits: ``lm-edit edit`` and ``lm-edit export``.
 
-Models are loaded and edited by the model class of evaluations, so a saved edit equals the edit of an evaluation run, and
-comes from the store if it was made before.
+The model class of evaluations makes the edits, so a saved edit equals the edit of an evaluation run. Edits that are in
+the store are loaded from it.
 """
 
 from __future__ import annotations
