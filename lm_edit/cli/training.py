@@ -20,7 +20,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from edit_hooks.training.mend_trainer import Trainer, training_config
+    from edit_hooks.training.mend_config import training_config
+    from edit_hooks.training.mend_trainer import Trainer
     from edit_hooks.utils.options import parse_editor_args
     from lm_edit.mend_data import load_edit_data
 

@@ -109,7 +109,7 @@ def _parse_candidates(args: argparse.Namespace) -> dict[str, list[Any]]:
 
 def _print_trials(trials: Sequence[Trial], shipped: dict[str, Any], model: nn.Module, editor: str) -> None:
     from edit_hooks.base.registry import load_editor
-    from lm_edit.tuning.search import KINDS
+    from lm_eval_tasks.common.cases import KINDS
 
     rows = []
     for trial in trials:

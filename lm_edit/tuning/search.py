@@ -18,7 +18,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -39,13 +39,10 @@ from edit_hooks.request import require_subjects
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
-
-if TYPE_CHECKING:
-    from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.common.cases import KINDS, NEIGHBORHOOD, Case, Question
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-KINDS = ("efficacy", "paraphrase", "neighborhood")
 MIN_FACTS = 2  # per round, so that one odd fact does not decide
 
 
@@ -218,7 +215,8 @@ class _TrialRunner:
             _Probe(index, kind, question)
             for index, case in enumerate(cases)
             if reasons[index] is None
-            for kind, question in _questions(case)
+            for kind in KINDS
+            for question in case.questions(kind)
         ]
         results = self._score_probes(probes, deltas)
         facts = []
@@ -240,13 +238,13 @@ class _TrialRunner:
         jobs: list[tuple[ScoreItem, Delta | None]] = []
         job_indices: list[tuple[int, int | None]] = []  # of the wanted answer, and of the one it is compared with
         for case_index, kind, question in probes:
-            has_reference = question.other is not None or kind == "neighborhood"
+            has_reference = question.other is not None or kind == NEIGHBORHOOD
             job_indices.append((len(jobs), len(jobs) + 1 if has_reference else None))
             wanted = self._item(question.prompt, question.wanted)
             jobs.append((wanted, deltas[case_index]))
             if question.other is not None:
                 jobs.append((self._item(question.prompt, question.other), deltas[case_index]))
-            elif kind == "neighborhood":
+            elif kind == NEIGHBORHOOD:
                 jobs.append((wanted, None))  # the unedited model's predictions along the answer
         with torch.no_grad():
             answers = score(self.model, jobs, Limits(), lambda count: None)
@@ -264,16 +262,6 @@ class _TrialRunner:
                 "empty; reword the question."
             )
         return ScoreItem(tuple(context), tuple(continuation))
-
-
-def _questions(case: Case) -> list[tuple[str, Question]]:
-    """All questions of a case with their kinds."""
-    from lm_eval_tasks.common.cases import Question
-
-    request = case.request
-    edited = Question(request.text, request.target_new, request.target_true)
-    paraphrases = [("paraphrase", question) for question in case.paraphrases]
-    return [("efficacy", edited), *paraphrases, *(("neighborhood", question) for question in case.neighbors)]
 
 
 def _compare(wanted: ScoredContinuation, reference: ScoredContinuation | None, competes: bool) -> _ProbeResult:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from command_line import printed_lines, write_requests, write_settings
-from tiny import REQUESTS
+from tiny import REQUESTS, save_tiny
 
 from edit_hooks import Delta
 from edit_hooks.lm.edit_sources import load_edits
@@ -64,14 +64,14 @@ def test_an_edit_of_the_command_line_is_the_edit_of_an_evaluation(model, edits, 
     assert saved == [delta.checksum() for delta in deltas]
 
 
-def test_dense_edits_cannot_become_adapters_and_other_models_are_refused(model, edits, tmp_path, tiny_path, capsys):
+def test_dense_edits_cannot_become_adapters_and_other_models_are_refused(model, edits, tmp_path, capsys):
     out = tmp_path / "edits"
     editor = ["--editor", "ft_m", "--editor-args", "num_steps:1", "--store", "off"]
     assert main(["edit", *model, *editor, "--edits", edits, "--num-edits", "1", "--out", str(out)]) == 0
     (path,) = out.glob("*.safetensors")
     assert main(["export", str(path), *model, "--format", "peft", "--out", str(tmp_path / "a")]) == 2
     assert "merged" in capsys.readouterr().err
-    other = ["--pretrained", str(tiny_path("llama", seed=1)), "--device", "cpu"]
+    other = ["--pretrained", str(save_tiny(tmp_path, "llama", seed=1)), "--device", "cpu"]
     assert main(["export", str(path), *other, "--format", "merged", "--out", str(tmp_path / "b")]) == 2
     assert "another model" in capsys.readouterr().err
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
