@@ -41,7 +41,7 @@ def run(lm, tasks, data="bake_qa.jsonl", settings=None, **options):
 
 
 def seeded_as_by_the_harness():
-    """simple_evaluate seeds the global generators at every start; what an edit leaves must be told apart from that."""
+    """Seed the global generators as simple_evaluate does at every start, so that a change by an edit is visible."""
     random.seed(0)
     numpy.random.seed(1234)
     torch.manual_seed(1234)
