@@ -1,14 +1,14 @@
-"""From requests to files and from files to models others can load: what ``lm-edit edit`` and ``lm-edit export`` do.
+"""Make and save edits, and export saved edits: ``lm-edit edit`` and ``lm-edit export``.
 
-The model is loaded and edited by the same class that evaluates, so a saved edit is the edit of an evaluation run, and
-comes from the store where that has it.
+The model class of evaluations makes the edits, so a saved edit equals the edit of an evaluation run. Edits that are in
+the store are loaded from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
@@ -20,11 +20,13 @@ from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.request import RequestGroup
 from edit_hooks.utils.errors import EditingError
 
+Grouping = Literal["independent", "joint", "sequential"]
+
 FORMATS = ("peft", "merged")
 
 
-class MadeEdits(NamedTuple):
-    """Written files, and the reasons of edits that could not be made by case."""
+class SavedEdits(NamedTuple):
+    """Written files, and by case the reasons of edits that could not be made."""
 
     files: list[Path]
     failed: dict[str, str]
@@ -34,29 +36,34 @@ def make_edits(
     out: str | Path,
     edits: str,
     *,
-    how: str = "independent",
+    grouping: Grouping = "independent",
     num_edits: int | None = None,
     edit_batch_size: int | None = None,
     data: str | None = None,
-    model_options: Mapping[str, Any],
-) -> MadeEdits:
+    model_options: Mapping[str, object],
+) -> SavedEdits:
     """Make edits and save them in a new folder.
 
     Args:
-        edits: a benchmark's name or a file of edit requests.
-        how: ``independent`` (one file per request, each for the untouched model), ``joint`` (one file that writes all)
-            or ``sequential`` (one file per step of a stream; they belong together, in order).
+        edits: a benchmark, or a file of edit requests.
+        grouping: ``independent`` (one file per request, each for the unedited model), ``joint`` (one file that writes
+            all) or ``sequential`` (one file per step of a stream, to be applied together and in order).
         edit_batch_size: requests per step, for ``sequential``.
+        data: origin of the benchmark's records.
         model_options: options of :class:`EditedHFLM`: ``pretrained``, ``editor``, ``editor_args``, ``dtype``, ...
+
+    Raises:
+        EditingError: for a folder with files in it, and for options and requests that cannot be used.
     """
     if Path(out).exists() and any(Path(out).iterdir()):
         raise EditingError(f"{out} exists and is not empty; name a new folder.")
-    chosen: dict[str, Any] = {"data": data}
-    if how != "independent":
-        chosen |= {"mode": "batch" if how == "joint" else "sequential", "edits": edits, "num_edits": num_edits}
-    if how == "sequential":
-        chosen["edit_batch_size"] = edit_batch_size
-    lm = EditedHFLM(**model_options, **chosen)
+    plan_options: dict[str, object] = {"data": data}
+    if grouping != "independent":
+        mode = "batch" if grouping == "joint" else "sequential"
+        plan_options |= {"mode": mode, "edits": edits, "num_edits": num_edits}
+    if grouping == "sequential":
+        plan_options["edit_batch_size"] = edit_batch_size
+    lm = EditedHFLM(**model_options, **plan_options)
     settings = {"data": data} if data else {"pretrained": None if lm.is_demo else True}
     groups = lm.plan.groups or tuple((request,) for request in load_edits(edits, settings, num_edits))
     saved: list[tuple[RequestGroup, Delta]] = []
@@ -66,25 +73,29 @@ def make_edits(
             saved.append((group, edit))
         else:
             failed[str(group[0].case_id or group[0].text)] = edit.reason
-    facts = lm.session.result_metadata()
-    if facts.get("stopped"):
-        failed["stream"] = facts["stopped"]
-    metadata = {**_base(lm), "editor": lm.options.editor, "config": facts["editor_config"]}
-    return MadeEdits(save_edits(out, saved, metadata), failed)
+    run = lm.session.result_metadata()
+    if run.get("stopped"):
+        failed["stream"] = run["stopped"]
+    metadata = {**_describe_model(lm), "editor": lm.options.editor, "config": run["editor_config"]}
+    return SavedEdits(save_edits(out, saved, metadata), failed)
 
 
 def export_edits(
-    paths: Sequence[str | Path], out: str | Path, file_format: str, model_options: Mapping[str, Any]
+    paths: Sequence[str | Path], out: str | Path, file_format: str, model_options: Mapping[str, object]
 ) -> Path:
-    """Write saved edits, added up, as a LoRA adapter (``peft``) or as the edited model's checkpoint (``merged``).
+    """Write the sum of saved edits as a LoRA adapter or as the checkpoint of the edited model.
+
+    Args:
+        file_format: ``peft`` (adapter) or ``merged`` (checkpoint).
 
     Raises:
-        EditingError: for edits of another model, steps of a stream out of order, and dense edits as an adapter.
+        EditingError: for an unknown format, edits of another model, steps of a stream out of order, and dense edits as
+            an adapter.
     """
     if file_format not in FORMATS:
-        raise EditingError(f"format {file_format!r} is not known. Accepted: {', '.join(FORMATS)}.")
+        raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
     lm = EditedHFLM(**model_options, mode="none")
-    base = _base(lm)
+    base = _describe_model(lm)
     deltas = read_deltas(paths, base["model"])
     delta = deltas[0] if len(deltas) == 1 else Delta.summed(deltas)
     delta.meta = {**base, **delta.meta}
@@ -95,8 +106,8 @@ def export_edits(
     return export_peft(delta, out, base_model=str(lm.pretrained))
 
 
-def _base(lm: EditedHFLM) -> dict[str, Any]:
-    """What an edit says about the model it is for."""
+def _describe_model(lm: EditedHFLM) -> dict[str, Any]:
+    """Metadata of a saved edit about its model."""
     return {
         "model": model_fingerprint(lm.model),
         "model_name": str(lm.pretrained),

@@ -1,7 +1,7 @@
-"""Second moments ahead of time: collect what a later edit will ask for, say how good it is, list what is kept.
+"""Second moments ahead of edits: collect, report and list them.
 
-An edit looks its second moments up under their complete description (model, module, text, token budget, length cap,
-precision, tokenizer). What is collected here with an editor's own settings is therefore found by that editor.
+An edit looks up its second moments by their full description: model, module, text, token budget, length limit,
+precision, tokenizer. So an editor finds the second moments that were collected here with its own settings.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from edit_hooks.base.registry import load_editor
@@ -23,27 +22,26 @@ from edit_hooks.locate.corpora import SELF
 from edit_hooks.locate.editor import LocateThenEditEditor
 from edit_hooks.locate.null_space import DEFAULT_ENERGY, Projector, null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
-from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.modeling.architectures import check_layers, input_device
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root
+from edit_hooks.utils.hashing import key_of
 
 log = logging.getLogger(__name__)
 
-
-# Settings of an editor that decide which second moments it looks up.
+# Editor settings that determine which second moments the editor looks up.
 MOMENT_SETTINGS = ("layers", "second_moments", "moment_tokens", "moment_length", "moment_dtype", "seed")
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What is known about one layer's second moment.
+    """The second moment of one layer.
 
     Attributes:
         report: tokens, width, trace, eigenvalues, condition number, warnings; see
             :mod:`edit_hooks.locate.second_moments`.
-        projector: the null-space projector, where one was asked for.
-        is_new: collected in this call, not read.
+        projector: the null-space projector, if a threshold or an energy is set.
+        is_new: whether it was collected in this call; otherwise it was loaded.
     """
 
     layer: int
@@ -53,23 +51,43 @@ class LayerReport:
 
     @property
     def warnings(self) -> list[str]:
-        """What users should be told about this matrix and its projector."""
+        """Warnings about the matrix and its projector."""
         return self.report["warnings"] if self.projector is None else self.projector.warnings
 
 
+class NullSpaceLimit(NamedTuple):
+    """The rule that selects the null space: an eigenvalue threshold or a share of the trace; at most one is set."""
+
+    threshold: float | None
+    energy: float | None
+
+
+class StoredProjector(NamedTuple):
+    """A stored null-space projector.
+
+    Attributes:
+        rule: the threshold or energy behind it, as text.
+        rank: dimension of the null space. width: that of the keys.
+    """
+
+    rule: str
+    rank: int
+    width: int
+
+
 @dataclass(frozen=True)
-class Stored:
-    """A kept second moment, and (threshold or energy, rank, width) of the projectors made from it."""
+class StoredMoment:
+    """A stored second moment and the projectors computed from it."""
 
     path: Path
     description: dict[str, Any]
     report: dict[str, Any]
     num_bytes: int
-    projectors: list[tuple[str, int, int]] = field(default_factory=list)
+    projectors: list[StoredProjector]
 
 
 def prepare_stats(
-    model_options: Mapping[str, Any],
+    model_options: Mapping[str, object],
     *,
     editor: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -78,73 +96,57 @@ def prepare_stats(
     folder: Path | None = None,
     quiet: bool = False,
 ) -> list[LayerReport]:
-    """Collect (or find) second moments, and projectors where a threshold or an energy is given.
+    """Load or collect second moments, and projectors if a threshold or an energy is set.
 
     Args:
         model_options: options of :class:`EditedHFLM`.
-        editor: look up what this editor would: its configuration for the model fills in what ``settings`` leave out.
-        settings: of :data:`MOMENT_SETTINGS`; with an editor any of its settings. Without one ``layers`` is needed.
-        threshold, energy: of the projector, see :func:`~edit_hooks.locate.null_space.null_space_of`; an editor
-            that projects brings its own.
+        editor: collect for this editor: its configuration for the model completes ``settings``.
+        settings: of :data:`MOMENT_SETTINGS`, with an editor any of its settings. Without an editor ``layers`` is
+            required.
+        threshold, energy: of the projector, see :func:`~edit_hooks.locate.null_space.null_space_of`. By default those
+            of the editor, if it projects.
+        folder: of the matrices; ``<cache>/stats`` by default.
 
     Raises:
         EditingError: for an editor that uses no second moments, missing layers, and text that cannot be read.
     """
-    given = dict(settings or {})
-    chosen = _editor(editor, given) if editor else None
-    if chosen is None and not given.get("layers"):
-        raise EditingError("say which layers: --layers 4 5 6, or --editor memit for the layers that editor would edit.")
+    settings = dict(settings or {})
+    limit = NullSpaceLimit(threshold, energy)
+    locate_editor = _load_locate_editor(editor, settings) if editor else None
+    if locate_editor is None and not settings.get("layers"):
+        raise EditingError("no layers are named; use --layers 4 5 6, or --editor memit for the layers it would edit.")
     if threshold is not None and energy is not None:
-        raise EditingError("the null space is given by a threshold or by an energy, not by both.")
+        raise EditingError("the null space is defined by a threshold or by an energy, not by both; drop one of them.")
     lm = EditedHFLM(**model_options, mode="none")
-    model, tokenizer = lm.model, lm.tokenizer
-    if chosen is not None:
-        config: Any = chosen.default_config(model)
-        given = {name: getattr(config, name) for name in MOMENT_SETTINGS}
-        if threshold is None and energy is None and hasattr(config, "nullspace_threshold"):
-            threshold, energy = config.nullspace_threshold, config.nullspace_energy
-        if given["second_moments"] is None:
-            raise EditingError(
-                f"editor {editor!r} uses no second moments as it is configured for this model; say which with "
-                "--source, and give the edit the same: editor_args=second_moments:self."
-            )
-    check_layers(given["layers"], model)
+    if locate_editor is not None:
+        settings, limit = _settings_of(locate_editor, lm, limit)
+    check_layers(settings["layers"], lm.model)
     root = folder or cache_root() / "stats"
-    before = set(root.rglob("*.json"))
+    stored_keys = {manifest.stem for manifest in root.rglob("*.json")}
     moment_settings = MomentSettings(
-        given.get("second_moments") or SELF,
-        num_tokens=given.get("moment_tokens"),
-        max_length=given.get("moment_length") or MomentSettings.max_length,
-        seed=given.get("seed") or 0,
-        dtype=given.get("moment_dtype") or "float32",
+        settings.get("second_moments") or SELF,
+        num_tokens=settings.get("moment_tokens"),
+        max_length=settings.get("moment_length") or MomentSettings.max_length,
+        seed=settings.get("seed") or 0,
+        dtype=settings.get("moment_dtype") or "float32",
     )
-    moments = second_moments(model, tokenizer, given["layers"], moment_settings, folder=root, quiet=quiet)
-    new = {json.loads(path.read_text(encoding="utf-8"))["description"]["layer"] for path in _since(root, before)}
-    return [
-        LayerReport(layer, moment.report, _projector(moment, threshold, energy, input_device(model)), layer in new)
-        for layer, moment in moments.items()
-    ]
+    moments = second_moments(lm.model, lm.tokenizer, settings["layers"], moment_settings, folder=root, quiet=quiet)
+    reports = []
+    for layer, moment in moments.items():
+        projector = None
+        if limit != NullSpaceLimit(None, None):
+            share = DEFAULT_ENERGY if limit.energy is None else limit.energy
+            projector = null_space_of(moment, limit.threshold, share, input_device(lm.model))
+        is_new = key_of(moment.report["description"]) not in stored_keys  # manifests are named after this key
+        reports.append(LayerReport(layer, moment.report, projector, is_new))
+    return reports
 
 
-def stored_stats(folder: Path | None = None) -> list[Stored]:
-    """Everything that is kept, by model, text and layer; files that cannot be read are named in the log."""
+def list_stored_moments(folder: Path | None = None) -> list[StoredMoment]:
+    """All stored second moments, sorted by model, text and layer; unreadable files are logged and skipped."""
     root = folder or cache_root() / "stats"
-    projectors: dict[str, list[tuple[str, int, int]]] = {}
-    for path in sorted(root.rglob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                if "projector" not in header:
-                    continue
-                key, numbers = json.loads(header["key"]), json.loads(header["projector"])
-                width, columns = file.get_slice("basis").get_shape()
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            log.warning("%s cannot be read (%s); an edit that needs it makes it again.", path, error)
-            continue
-        named = f"energy {key['energy']:g}" if key["threshold"] is None else f"threshold {key['threshold']:g}"
-        rank = width - columns if numbers["is_complement"] else columns
-        projectors.setdefault(json.dumps(key["projector of"], sort_keys=True), []).append((named, rank, width))
-    found = []
+    projectors = _list_projectors(root)
+    moments = []
     for manifest in root.rglob("*.json"):
         try:
             record = json.loads(manifest.read_text(encoding="utf-8"))
@@ -154,14 +156,17 @@ def stored_stats(folder: Path | None = None) -> list[Stored]:
             continue
         matrix = manifest.with_suffix(".safetensors")
         if matrix.exists():
-            kept = projectors.get(json.dumps(description, sort_keys=True), [])
-            found.append(Stored(matrix, description, report, matrix.stat().st_size, kept))
-    return sorted(found, key=lambda entry: (entry.description["model"], corpus_name(entry), entry.description["layer"]))
+            of_moment = projectors.get(key_of(description), [])
+            moments.append(StoredMoment(matrix, description, report, matrix.stat().st_size, of_moment))
+    return sorted(moments, key=_sort_key)
 
 
-def corpus_name(entry: Stored) -> str:
-    """The text behind a matrix in a few words."""
-    corpus = entry.description["corpus"]
+def corpus_label(corpus: Mapping[str, Any]) -> str:
+    """A short name for the text behind a second moment.
+
+    Args:
+        corpus: the entry ``corpus`` of its description.
+    """
     if corpus["kind"] == "texts":
         return f"{corpus['documents']} texts {corpus['sha256'][:8]}"
     if corpus["kind"] == "hub":
@@ -170,22 +175,51 @@ def corpus_name(entry: Stored) -> str:
     return f"{corpus['kind']} seed {corpus['seed']}"
 
 
-def _editor(name: str, settings: Mapping[str, Any]) -> LocateThenEditEditor[Any]:
-    """The editor whose second moments are meant: itself, or the one it post-processes."""
+def _sort_key(moment: StoredMoment) -> tuple[str, str, int]:
+    description = moment.description
+    return description["model"], corpus_label(description["corpus"]), description["layer"]
+
+
+def _list_projectors(root: Path) -> dict[str, list[StoredProjector]]:
+    """Stored projectors by the key of their second moment."""
+    projectors: dict[str, list[StoredProjector]] = {}
+    for path in sorted(root.rglob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                if "projector" not in header:  # a second moment
+                    continue
+                key, numbers = json.loads(header["key"]), json.loads(header["projector"])
+                width, columns = file.get_slice("basis").get_shape()
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            log.warning("%s cannot be read (%s); an edit that needs it computes it again.", path, error)
+            continue
+        rule = f"energy {key['energy']:g}" if key["threshold"] is None else f"threshold {key['threshold']:g}"
+        rank = width - columns if numbers["is_complement"] else columns
+        projectors.setdefault(key_of(key["projector of"]), []).append(StoredProjector(rule, rank, width))
+    return projectors
+
+
+def _load_locate_editor(name: str, settings: Mapping[str, Any]) -> LocateThenEditEditor[Any]:
+    """Load the editor that looks up second moments: the named one, or the base of a post-processing editor."""
     editor = load_editor(name, settings)
     base = editor.base if isinstance(editor, PostProcessingEditor) else editor
     if not isinstance(base, LocateThenEditEditor):
-        raise EditingError(f"editor {name!r} uses no second moments; name layers and text without an editor.")
+        raise EditingError(f"editor {name!r} uses no second moments; use --layers and --source without an editor.")
     return base
 
 
-def _projector(
-    moment: SecondMoment, threshold: float | None, energy: float | None, device: torch.device
-) -> Projector | None:
-    if threshold is None and energy is None:
-        return None
-    return null_space_of(moment, threshold, DEFAULT_ENERGY if energy is None else energy, device)
-
-
-def _since(root: Path, before: set[Path]) -> list[Path]:
-    return [path for path in root.rglob("*.json") if path not in before]
+def _settings_of(
+    editor: LocateThenEditEditor[Any], lm: EditedHFLM, limit: NullSpaceLimit
+) -> tuple[dict[str, Any], NullSpaceLimit]:
+    """The moment settings of an editor, and its null-space rule unless one is set."""
+    config = editor.default_config(lm.model)
+    settings = {name: getattr(config, name) for name in MOMENT_SETTINGS}
+    if settings["second_moments"] is None:
+        raise EditingError(
+            f"editor {editor.name!r} uses no second moments in its configuration for this model. Name the text with "
+            "--source, and configure the edit alike: editor_args=second_moments:self."
+        )
+    if limit == NullSpaceLimit(None, None) and hasattr(config, "nullspace_threshold"):
+        limit = NullSpaceLimit(config.nullspace_threshold, config.nullspace_energy)
+    return settings, limit

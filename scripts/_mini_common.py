@@ -1,8 +1,8 @@
-"""What the builders of the embedded sample sets share: the unedited demo model as an oracle, fact tables, files.
+"""Shared parts of the builders of the embedded sample sets: the unedited demo model, fact tables, files.
 
-Both builders work alike: plain facts from ``scripts/facts`` -> candidate records -> questions to the unedited demo
-model (float32, on the CPU, greedy) -> the records it qualifies for, each with the measured outcome in its field
-``provenance``. Nothing is drawn at random that a fixed seed does not decide, so a second run writes the same file.
+Both builders turn plain facts from ``scripts/facts`` into candidate records, put their questions to the unedited demo
+model (float32, CPU, greedy) and keep the records that qualify, each with the measurements in its field ``provenance``.
+They are deterministic: a second run writes the same file.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from edit_hooks.assets.demo_model import (  # noqa: E402
 )
 
 FACTS = ROOT / "scripts" / "facts"
-BUILDER_VERSION = 1  # raise it when the same facts would give other records
+BUILDER_VERSION = 1  # increase it when the same facts give other records
 NLL_TOLERANCE = 0.02  # another CPU, thread count or torch version moves the fourth decimal; a changed prompt far more
 NLL_DIGITS = 3
-# An argmax may go either way at a near tie, and a greedy text after it: another CPU may see other values in these. They
-# are not compared; what a record needs to qualify is judged again instead.
+# An argmax at a near tie, and greedy text after it, may differ on another CPU. These fields are not compared; the
+# conditions for a record to qualify are checked again instead.
 NEAR_TIE_FIELDS = (
     ".true_is_greedy",
     ".first_token",
@@ -43,7 +43,7 @@ NEAR_TIE_FIELDS = (
 
 
 class Scored(NamedTuple):
-    """A target after a prompt: mean NLL per token, whether every teacher-forced argmax is right, the first argmax."""
+    """A target after a prompt: mean NLL per token, whether every teacher-forced argmax matches, the first argmax."""
 
     nll: float
     is_greedy: bool
@@ -51,7 +51,7 @@ class Scored(NamedTuple):
 
 
 class Oracle:
-    """The unedited demo model. Answers are remembered, so asking twice costs nothing."""
+    """The unedited demo model, with a cache of its scores."""
 
     def __init__(self, num_threads: int = 2, batch_size: int = 48) -> None:
         import torch
@@ -65,13 +65,13 @@ class Oracle:
         self._scores: dict[tuple[str, str], Scored] = {}
 
     def score(self, pairs: Iterable[tuple[str, str]], label: str = "scoring") -> None:
-        """Score (prompt, target) pairs in batches of similar length; read the results with :meth:`get`."""
-        todo = sorted({pair for pair in pairs if pair not in self._scores}, key=lambda pair: (len(pair[0]), pair))
-        for batch in progress(list(_batches(todo, self.batch_size)), label):
+        """Score (prompt, target) pairs in batches of similar length; :meth:`get` returns the results."""
+        missing = sorted({pair for pair in pairs if pair not in self._scores}, key=lambda pair: (len(pair[0]), pair))
+        for batch in progress(list(_batches(missing, self.batch_size)), label):
             self._score_batch(batch)
 
     def get(self, prompt: str, target: str) -> Scored:
-        """The score of one pair; asks the model if it was not among the batches."""
+        """The score of one pair, from the cache or from the model."""
         if (prompt, target) not in self._scores:
             self._score_batch([(prompt, target)])
         return self._scores[prompt, target]
@@ -83,38 +83,38 @@ class Oracle:
         width = max(len(ids) for ids, _ in rows)
         # Padding on the right needs no mask: a causal model's earlier positions do not see it.
         ids_BT = torch.tensor([ids + [self.tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows])
-        where = [(row, at - 1) for row, (ids, start) in enumerate(rows) for at in range(start, len(ids))]
-        targets_N = torch.tensor([rows[row][0][at + 1] for row, at in where])
+        positions = [(row, at - 1) for row, (ids, start) in enumerate(rows) for at in range(start, len(ids))]
+        targets_N = torch.tensor([rows[row][0][at + 1] for row, at in positions])
         with torch.inference_mode():
             hidden_BTD = self.model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
-            picked_ND = hidden_BTD[[row for row, _ in where], [at for _, at in where]]
-            logprobs_NV = self.model.lm_head(picked_ND).log_softmax(-1)
+            hidden_ND = hidden_BTD[[row for row, _ in positions], [at for _, at in positions]]
+            logprobs_NV = self.model.lm_head(hidden_ND).log_softmax(-1)
         values_N = logprobs_NV.gather(1, targets_N[:, None])[:, 0].tolist()
         argmax_N = logprobs_NV.argmax(-1).tolist()
         for row, pair in enumerate(pairs):
-            mine = [number for number, (owner, _) in enumerate(where) if owner == row]
+            of_row = [number for number, (owner, _) in enumerate(positions) if owner == row]
             self._scores[pair] = Scored(
-                nll=-sum(values_N[number] for number in mine) / len(mine),
-                is_greedy=all(argmax_N[number] == int(targets_N[number]) for number in mine),
-                first_argmax=self.tokenizer.decode([argmax_N[mine[0]]]).strip(),
+                nll=-sum(values_N[number] for number in of_row) / len(of_row),
+                is_greedy=all(argmax_N[number] == int(targets_N[number]) for number in of_row),
+                first_argmax=self.tokenizer.decode([argmax_N[of_row[0]]]).strip(),
             )
 
     def _join(self, prompt: str, target: str) -> tuple[list[int], int]:
-        """Token ids of prompt, one space and target, and where the target starts."""
-        head = self.tokenizer(prompt).input_ids
+        """Token ids of prompt, one space and target, and the index at which the target starts."""
+        prompt_ids = self.tokenizer(prompt).input_ids
         ids = self.tokenizer(f"{prompt} {target}").input_ids
-        if ids[: len(head)] != head or len(ids) == len(head):
+        if ids[: len(prompt_ids)] != prompt_ids or len(ids) == len(prompt_ids):
             raise ValueError(f"the seam between {prompt!r} and {target!r} is not at a token border; reword the prompt")
-        return ids, len(head)
+        return ids, len(prompt_ids)
 
     def generate(
         self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int, label: str, batch_size: int = 24
     ) -> list[str]:
-        """Greedy continuations up to a stop string or so; special tokens skipped. Cut them at the stop yourself."""
+        """Greedy continuations without special tokens; a few tokens may follow the first stop string."""
         import torch
 
         def finished(ids_BT: torch.Tensor, _: object) -> torch.Tensor:
-            """Which rows hold a stop string, so that a batch ends with its longest answer."""
+            """Mask of rows that contain a stop string, so that a batch ends with its longest answer."""
             texts = self.tokenizer.batch_decode(ids_BT[:, start:], skip_special_tokens=True)
             return torch.tensor([any(stop in text for stop in stops) for text in texts])
 
@@ -132,7 +132,7 @@ class Oracle:
 
 
 def provenance(table: Path, **measured: Any) -> dict[str, Any]:
-    """Where a record comes from and what the unedited model made of it."""
+    """Origin of a record and measurements of the unedited model."""
     return {
         "facts": table.relative_to(ROOT).as_posix(),
         "builder_version": BUILDER_VERSION,
@@ -144,12 +144,12 @@ def provenance(table: Path, **measured: Any) -> dict[str, Any]:
 
 
 def rounded(value: float) -> float:
-    """An NLL as the files show it."""
+    """An NLL with the digits of the files."""
     return round(value, NLL_DIGITS)
 
 
 def differences(stored: Any, measured: Any, where: str = "provenance") -> Iterator[str]:
-    """Where two provenance objects disagree: numbers beyond the tolerance, anything else at all."""
+    """Differences of two provenance objects: numbers beyond the tolerance, and any other values."""
     if isinstance(stored, dict) and isinstance(measured, dict):
         for key in sorted({*stored, *measured}):
             yield from differences(stored.get(key), measured.get(key), f"{where}.{key}")
@@ -171,7 +171,7 @@ def progress(items: Sequence[Any], label: str) -> Iterable[Any]:
 
 
 def read_tsv(path: Path) -> list[dict[str, str]]:
-    """Rows of a table with a header line; stray white space and empty cells are errors."""
+    """Rows of a table with a header line; padded and empty cells are errors."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     for number, row in enumerate(rows, start=2):
@@ -198,7 +198,7 @@ def arguments(description: str, output: Path, argv: Sequence[str] | None = None)
     """The command line of both builders."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=output, help="file to write or check (default: %(default)s)")
-    parser.add_argument("--check", action="store_true", help="measure the shipped records again; write nothing")
+    parser.add_argument("--check", action="store_true", help="measure the shipped records again and write nothing")
     parser.add_argument("--sample", type=int, metavar="N", help="with --check: only N records, evenly spread")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     options = parser.parse_args(argv)
@@ -208,14 +208,14 @@ def arguments(description: str, output: Path, argv: Sequence[str] | None = None)
 
 
 def spread(records: Sequence[Any], num: int | None) -> list[Any]:
-    """``num`` of the records, evenly spread over the file; all of them for None."""
+    """``num`` of the records, evenly spread over the file; all for ``None``."""
     if num is None or num >= len(records):
         return list(records)
     return [records[number * len(records) // num] for number in range(num)]
 
 
 def report(problems: Sequence[str], num_records: int, path: Path) -> int:
-    """Say what a check found; the exit status."""
+    """Print the result of a check; returns the exit code."""
     for problem in problems:
         print(problem)
     print(f"{path}: {num_records} records checked, {len(problems)} differences")

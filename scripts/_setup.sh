@@ -1,10 +1,10 @@
-# Shared by the scripts beside it; sourced, not run. Finds or makes a Python environment and installs the project in it.
+# Sourced by the other scripts. Finds or creates a Python environment and installs the project in it.
 #
 #   set_up EXTRAS     e.g. set_up demo,test,peft; afterwards $VENV is the environment, first on PATH
 #
-# The environment: $LM_EDIT_VENV if set (made when missing), else the active one ($VIRTUAL_ENV), else .venv of the checkout.
-# The versions: constraints.txt, or another file named by $LM_EDIT_CONSTRAINTS (empty: the newest that pip finds).
-# A second run installs nothing while pyproject.toml, the constraints and this file are unchanged.
+# Environment: $LM_EDIT_VENV if set (created if missing), else the active one ($VIRTUAL_ENV), else .venv in the checkout.
+# Versions: constraints.txt, or the file in $LM_EDIT_CONSTRAINTS (empty: the newest versions).
+# Another run installs nothing unless pyproject.toml, the constraints or this file have changed.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 CONSTRAINTS="${LM_EDIT_CONSTRAINTS-$ROOT/constraints.txt}"

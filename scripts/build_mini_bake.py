@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
 """Build or check the embedded sample of BAKE-Q&J: lm_eval_tasks/bake/data/mini.jsonl.
 
-    python scripts/build_mini_bake.py                       # build again (a few minutes on two cores)
+    python scripts/build_mini_bake.py                       # rebuild (a few minutes on two cores)
     python scripts/build_mini_bake.py --check               # measure every shipped record again, write nothing
     python scripts/build_mini_bake.py --check --sample 3    # the same for three records
 
-What a record is. A counterfactual edit (s, r, o -> o*) inside one relation, where o* is the true object of another
-subject s*; two paraphrases; locality prompts, which state other facts whose object is o; the reverse question
-(o*, r^-1, ?) with the answers s (wanted after the edit) and s* (true before it); and the same as "Whether ...?".
+Records. A counterfactual edit (s, r, o -> o*) inside one relation, where o* is the true object of another subject s*;
+two paraphrases; locality prompts, which state other facts whose object is o; the reverse question (o*, r^-1, ?) with
+the answers s (after the edit) and s* (before it); and the same question as "Whether ...?".
 
-Where it comes from. Plain facts and our own wordings in scripts/facts/bake: one JSON file per relation, and one table
-of prompts per object. No text of the published benchmark is used; its schema is.
+Source. Plain facts in our own words in scripts/facts/bake: one JSON file per relation, and one table of prompts per
+object. The schema is that of the published benchmark; none of its text is used.
 
-What is kept. Of every relation, the facts that the unedited demo model (float32, greedy, teacher forced) knows best:
-it must complete the reverse question of o with s, exactly. The chosen facts are put in an order that a hash decides,
-and each takes the object of its successor as o*, so no object is wanted twice. A case stays if the model prefers o to
-o* on the edit prompt and s* to s on the reverse question (mean NLL per token), and if at least two locality prompts
-are answered by o rather than o*; the others are dropped. Relations take turns in the file, best-known facts first, so
-that the first records of the file already cover all relations. What was measured stands in `provenance`.
+Selection. Of every relation, the facts that the unedited demo model (float32, greedy, teacher forced) knows best: it
+must complete the reverse question of o with s, exactly. The selected facts are ordered by a hash, and each takes the
+object of its successor as o*, so the new objects are distinct. A case qualifies if the model prefers o to o* on the
+edit prompt and s* to s on the reverse question (mean NLL per token), and o to o* on at least two locality prompts;
+other locality prompts are dropped. Relations alternate in the file, best-known facts first, so that its first records
+cover all relations. The measurements are in `provenance`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from _mini_common import (
 OUTPUT = ROOT / "lm_eval_tasks" / "bake" / "data" / "mini.jsonl"
 TABLES = FACTS / "bake"
 CASES_PER_RELATION = 6
-SPARES_PER_RELATION = 2  # facts chosen beyond the quota, because some cases do not qualify
+SPARES_PER_RELATION = 2  # facts selected beyond the quota, because some cases do not qualify
 MIN_NEIGHBORS = 2
 YES, NO = "yes", "no"
 
@@ -96,17 +96,17 @@ def load_neighbors() -> dict[str, list[str]]:
 
 
 def fill(template: str, word: str) -> str:
-    """A template with its one slot filled; braces in the word stay as they are."""
+    """Fill the slot of a template; braces in the word are kept."""
     before, after = template.split("{}")
     return before + word + after
 
 
-def choose_facts(oracle: Oracle, relation: Relation, neighbors: dict[str, list[str]]) -> list[tuple[Fact, str]]:
+def select_facts(oracle: Oracle, relation: Relation, neighbors: dict[str, list[str]]) -> list[tuple[Fact, str]]:
     """The facts the model knows best in both directions, each with the edit prompt it answers best; best first."""
     facts = [fact for fact in relation.facts if len(neighbors.get(fact.object, ())) >= MIN_NEIGHBORS]
-    asked = [(fill(relation.reverse, fact.object), fact.subject) for fact in facts]
-    asked += [(fill(template, fact.subject), fact.object) for fact in facts for template in relation.edit]
-    oracle.score(asked, f"{relation.name}: facts")
+    pairs = [(fill(relation.reverse, fact.object), fact.subject) for fact in facts]
+    pairs += [(fill(template, fact.subject), fact.object) for fact in facts for template in relation.edit]
+    oracle.score(pairs, f"{relation.name}: facts")
     known = [fact for fact in facts if oracle.get(fill(relation.reverse, fact.object), fact.subject).is_greedy]
     forward = [
         sum(oracle.get(fill(template, fact.subject), fact.object).is_greedy for fact in facts)
@@ -119,7 +119,7 @@ def choose_facts(oracle: Oracle, relation: Relation, neighbors: dict[str, list[s
     )
     ranked = []
     for number, fact in enumerate(known):
-        # Templates take turns; another one is taken only where the model completes that one and not this one.
+        # Templates alternate; another one is used only if the model completes that one and not this one.
         turns = relation.edit[number % len(relation.edit) :] + relation.edit[: number % len(relation.edit)]
         scores = [oracle.get(fill(template, fact.subject), fact.object) for template in turns]
         best = next((at for at, score in enumerate(scores) if score.is_greedy), 0)
@@ -129,13 +129,13 @@ def choose_facts(oracle: Oracle, relation: Relation, neighbors: dict[str, list[s
 
 
 def candidates(
-    relation: Relation, chosen: Sequence[tuple[Fact, str]], neighbors: dict[str, list[str]]
+    relation: Relation, selected: Sequence[tuple[Fact, str]], neighbors: dict[str, list[str]]
 ) -> list[dict[str, Any]]:
-    """One record per chosen fact, best-known first; a hash decides an order, each takes its successor's object."""
-    ring = sorted(chosen, key=lambda entry: hashlib.sha256(entry[0].subject.encode()).hexdigest())
+    """One record per selected fact, best-known first, with the object of its successor in the order of a hash."""
+    ring = sorted(selected, key=lambda entry: hashlib.sha256(entry[0].subject.encode()).hexdigest())
     successor = {fact: ring[(at + 1) % len(ring)][0] for at, (fact, _) in enumerate(ring)}
     records = []
-    for fact, template in chosen:
+    for fact, template in selected:
         other = successor[fact]
         statement = relation.judge.replace("{object}", other.object).replace("{subject}", fact.subject)
         records.append(
@@ -163,7 +163,7 @@ def candidates(
 
 
 def questions(record: dict[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
-    """What is asked of the model about a record: kind -> (prompt, target_true, target_new)."""
+    """Questions to the model about a record: kind -> (prompt, target_true, target_new)."""
     rewrite, qa, judge = record["requested_rewrite"], record["reverse_qa"], record["reverse_judge"]
     true, new = rewrite["target_true"]["str"], rewrite["target_new"]["str"]
     return {
@@ -175,12 +175,18 @@ def questions(record: dict[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
     }
 
 
+def answer_pairs(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(prompt, target) of both answers to all questions about the records."""
+    rows = [row for record in records for rows in questions(record).values() for row in rows]
+    return [(prompt, target) for prompt, *targets in rows for target in targets]
+
+
 def measure(oracle: Oracle, record: dict[str, Any]) -> dict[str, Any]:
-    """The unedited model's view of a record: mean NLL per token of both answers, and the first token it would say."""
+    """Measurements of the unedited model: mean NLL per token of both answers, and its first predicted token."""
     measured: dict[str, Any] = {}
-    for kind, asked in questions(record).items():
+    for kind, rows in questions(record).items():
         outcomes = []
-        for prompt, true, new in asked:
+        for prompt, true, new in rows:
             score_true, score_new = oracle.get(prompt, true), oracle.get(prompt, new)
             outcomes.append(
                 {
@@ -195,12 +201,12 @@ def measure(oracle: Oracle, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def prefers_true(outcome: dict[str, Any]) -> bool:
-    """The unedited model holds the old answer to be likelier than the new one."""
+    """Whether the unedited model gives the old answer a lower NLL than the new one."""
     return outcome["nll_true"] < outcome["nll_new"]
 
 
-def disqualified(measured: dict[str, Any]) -> str | None:
-    """Why a record may not be in the sample, or None."""
+def disqualification(measured: dict[str, Any]) -> str | None:
+    """The reason why a record does not qualify, or ``None``."""
     if not prefers_true(measured["forward"]):
         return "the unedited model prefers the new object on the edit prompt"
     if not prefers_true(measured["reverse_qa"]) or not measured["reverse_qa"]["true_is_greedy"]:
@@ -215,8 +221,8 @@ def mentions(text: str, words: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
 
 
-def keep_known_neighbors(oracle: Oracle, record: dict[str, Any], edited_names: Sequence[str]) -> None:
-    """Drop locality prompts that the model answers wrongly, and those about a subject that some case edits."""
+def drop_unknown_neighbors(oracle: Oracle, record: dict[str, Any], edited_names: Sequence[str]) -> None:
+    """Drop locality prompts that the model answers incorrectly or that mention an edited subject."""
     subject = record["requested_rewrite"]["subject"]
     measured = measure(oracle, record)["neighbors"]
     record["neighborhood_prompts"] = [
@@ -230,46 +236,44 @@ def build(oracle: Oracle) -> list[dict[str, Any]]:
     """All records of the sample, in file order."""
     neighbors = load_neighbors()
     proposals = [
-        (relation, candidates(relation, choose_facts(oracle, relation, neighbors), neighbors))
+        (relation, candidates(relation, select_facts(oracle, relation, neighbors), neighbors))
         for relation in load_relations()
     ]
     names = [record["requested_rewrite"]["subject"] for _, records in proposals for record in records]
     proper_names = [name for name in names if name[:1].isupper() and len(name) > 2]
-    kept: list[list[dict[str, Any]]] = []
+    qualified: list[list[dict[str, Any]]] = []
     for relation, records in proposals:
-        asked = [(p, t) for r in records for rows in questions(r).values() for p, *both in rows for t in both]
-        oracle.score(asked, f"{relation.name}: cases")
-        passed = []
+        oracle.score(answer_pairs(records), f"{relation.name}: cases")
+        passed: list[dict[str, Any]] = []
         for record in records:
-            keep_known_neighbors(oracle, record, proper_names)
+            drop_unknown_neighbors(oracle, record, proper_names)
             measured = measure(oracle, record)
-            if reason := disqualified(measured):
+            if reason := disqualification(measured):
                 print(f"  dropped {record['requested_rewrite']['subject']!r}: {reason}", file=sys.stderr)
             else:
                 passed.append(record | {"provenance": provenance(relation.path, unedited=measured)})
-        kept.append(passed[:CASES_PER_RELATION])
-        print(f"{relation.name}: {len(kept[-1])} of {len(records)} cases kept", file=sys.stderr)
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*kept))
+        qualified.append(passed[:CASES_PER_RELATION])
+        print(f"{relation.name}: {len(qualified[-1])} of {len(records)} cases qualify", file=sys.stderr)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*qualified))
     return [record | {"case_id": number} for number, record in enumerate(filter(None, turns))]
 
 
 def check(oracle: Oracle, path: Path, num: int | None) -> int:
-    """Measure shipped records again; the exit status."""
+    """Measure shipped records again; returns the exit code."""
     records = spread(read_jsonl(path), num)
-    asked = [(p, t) for r in records for rows in questions(r).values() for p, *both in rows for t in both]
-    oracle.score(asked, "checking")
+    oracle.score(answer_pairs(records), "checking")
     problems = []
     for record in records:
         measured = measure(oracle, record)
-        found = list(differences(record["provenance"]["unedited"], measured))
-        if reason := disqualified(measured):
-            found.append(reason)
-        problems += [f"case {record['case_id']}: {problem}" for problem in found]
+        deviations = list(differences(record["provenance"]["unedited"], measured))
+        if reason := disqualification(measured):
+            deviations.append(reason)
+        problems += [f"case {record['case_id']}: {problem}" for problem in deviations]
     return report(problems, len(records), path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is 1 when a check finds differences."""
+    """Run the command line; returns 1 if a check finds differences."""
     options = arguments(__doc__ or "", OUTPUT, argv)
     oracle = Oracle(num_threads=options.threads)
     if options.check:

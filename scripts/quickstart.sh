@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 set_up demo
 cd "$ROOT"
 
-# Repeated options: lm_eval takes the last value of most, but adds up those of --tasks.
+# Of repeated options lm_eval uses the last value, except --tasks, whose values it combines.
 output="results/quickstart"
 tasks=(--tasks bake_rq,qaedit_wild)
 previous=""

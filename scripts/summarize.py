@@ -1,9 +1,10 @@
-"""Result files to one markdown table: a row per metric, a column per file. Nothing is scored again.
+"""One Markdown table from several result files: a row per metric, a column per file.
 
     python scripts/summarize.py results/none results/r_rome      # files, or folders: the newest result file of each
     python scripts/summarize.py --metrics es_prob rqs_prob -- results/*
 
-Columns are headed by mode, editor and data of the run. A cell is value ± standard error (cases scored).
+Column headings are editor, mode and data of the run. A cell is value ± standard error (number of scored cases). Nothing
+is scored again.
 """
 
 from __future__ import annotations
@@ -11,59 +12,61 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
-def newest(place: Path) -> Path:
+def newest_result(path: Path) -> Path:
     """The result file itself, or the newest one below a folder."""
-    if place.is_file():
-        return place
-    files = sorted(place.rglob("results_*.json"), key=lambda path: path.stat().st_mtime)
+    if path.is_file():
+        return path
+    files = sorted(path.rglob("results_*.json"), key=lambda file: file.stat().st_mtime)
     if not files:
-        raise SystemExit(f"no results_*.json below {place}")
+        raise SystemExit(f"no results_*.json below {path}")
     return files[-1]
 
 
 def heading(results: dict[str, Any]) -> str:
-    """What was run: mode, editor, data."""
-    stamp = results["config"].get("edited_hf")
-    if stamp is None:
+    """Editor, mode and data of a run; the model class for runs without edits."""
+    metadata = results["config"].get("edited_hf")
+    if metadata is None:
         return str(results["config"].get("model"))
-    if stamp["mode"] == "none":
-        return f"unedited ({stamp['data']})"
-    size = f", {stamp['num_edits']} edits" if stamp.get("num_edits") else ""
-    return f"{stamp['editor']}, {stamp['mode']}{size} ({stamp['data']})"
+    if metadata["mode"] == "none":
+        return f"unedited ({metadata['data']})"
+    size = f", {metadata['num_edits']} edits" if metadata.get("num_edits") else ""
+    return f"{metadata['editor']}, {metadata['mode']}{size} ({metadata['data']})"
 
 
-def metrics(results: dict[str, Any]) -> dict[tuple[str, str], str]:
-    """(task, metric) -> printed cell, for every numeric metric of every task."""
+def format_metrics(results: dict[str, Any]) -> dict[tuple[str, str], str]:
+    """(task, metric) -> cell, for every numeric metric of every task."""
     cells = {}
     for task, row in results["results"].items():
         for key, value in row.items():
             name, _, pipeline = key.partition(",")
-            companion = name.endswith(("_stderr", "_n", "_excluded")) or name == "unscored"
-            if not pipeline or companion or not isinstance(value, (int, float)):
+            is_companion = name.endswith(("_stderr", "_n", "_excluded")) or name == "unscored"
+            if not pipeline or is_companion or not isinstance(value, (int, float)):
                 continue
-            spread = row.get(f"{name}_stderr,{pipeline}")
+            stderr = row.get(f"{name}_stderr,{pipeline}")
             count = row.get(f"{name}_n,{pipeline}")
-            cell = f"{value:.3f}" + (f" ± {spread:.3f}" if isinstance(spread, float) else "")
+            cell = f"{value:.3f}" + (f" ± {stderr:.3f}" if isinstance(stderr, float) else "")
             cells[task, name] = cell + (f" ({count})" if count is not None else "")
     return cells
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("places", nargs="+", type=Path, help="result files, or folders with some")
-    parser.add_argument("--metrics", nargs="+", default=None, help="only these metrics, in this order")
-    arguments = parser.parse_args()
-    files = [json.loads(newest(place).read_text(encoding="utf-8")) for place in arguments.places]
-    columns = [metrics(results) for results in files]
+    parser.add_argument("paths", nargs="+", type=Path, help="result files, or folders that contain some")
+    parser.add_argument("--metrics", nargs="+", help="only these metrics, in this order")
+    args = parser.parse_args(arguments)
+    files = [json.loads(newest_result(path).read_text(encoding="utf-8")) for path in args.paths]
+    columns = [format_metrics(results) for results in files]
     rows = list(dict.fromkeys(key for column in columns for key in column))
-    if arguments.metrics:
-        rows = [key for name in arguments.metrics for key in rows if key[1] == name]
+    if args.metrics:
+        rows = [key for name in args.metrics for key in rows if key[1] == name]
         if not rows:
-            sys.exit(f"none of {arguments.metrics} is in these files")
+            sys.exit(f"no file has a metric named {', '.join(args.metrics)}")
     print("| task | metric | " + " | ".join(heading(results) for results in files) + " |")
     print("|---|---|" + "---|" * len(files))
     for task, name in rows:

@@ -1,4 +1,4 @@
-"""``lm-edit cache`` and ``lm-edit demo``: what is kept on disk."""
+"""``lm-edit cache`` and ``lm-edit demo``: files on disk."""
 
 from __future__ import annotations
 
@@ -8,47 +8,45 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.command import Verb, table
 
 
-def _cache_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=("show", "prune"), default="show", help="default: show")
-    parser.add_argument(
-        "--max-size", help="prune: remove the least recently used files until this much is left, as 5GB"
-    )
-    parser.add_argument("--store", help="folder of the store; the user's when absent")
+    parser.add_argument("--max-size", help="prune: remove the least recently used files down to this size, as 5GB")
+    parser.add_argument("--store", help="folder of the store; default: the user's")
 
 
-def _cache(given: argparse.Namespace) -> int:
-    if given.action == "prune" and given.max_size is None:
-        raise EditingError("say how much may stay: lm-edit cache prune --max-size 5GB (0 removes everything).")
+def _run_cache(args: argparse.Namespace) -> int:
+    if args.action == "prune" and args.max_size is None:
+        raise EditingError("--max-size is missing: lm-edit cache prune --max-size 5GB (0 removes everything).")
     from edit_hooks.store.store import Store, kept_beside
     from edit_hooks.utils.files import parse_size
 
-    store = Store(given.store)
-    if given.action == "prune":
-        removed = store.prune(parse_size(given.max_size)) + store.remove_leftovers()
+    store = Store(args.store)
+    if args.action == "prune":
+        removed = store.prune(parse_size(args.max_size)) + store.remove_leftovers()
         print(f"{removed} files removed")
     print(f"store: {store.root}")
     sizes = store.size()
     total = (sum(count for count, _ in sizes.values()), sum(size for _, size in sizes.values()))
-    beside = {} if given.store else kept_beside(store)
-    rows = [*sorted(sizes.items()), ("total", total), *((f"beside it: {name}", size) for name, size in beside.items())]
+    outside = {} if args.store else kept_beside(store)
+    rows = [*sorted(sizes.items()), ("total", total), *((f"outside: {name}", size) for name, size in outside.items())]
     table(("kind", "files", "size"), [(kind, str(count), f"{size / 1e6:.1f} MB") for kind, (count, size) in rows])
     return 0
 
 
-def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", help="float32 (default) or bfloat16")
 
 
-def _demo(given: argparse.Namespace) -> int:
+def _run_demo(args: argparse.Namespace) -> int:
     from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
 
-    folder = demo_model_path(given.dtype)
+    folder = demo_model_path(args.dtype)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{DEMO_NAME}\n{folder} ({size / 1e6:.0f} MB)")
     return 0
 
 
 VERBS: dict[str, Verb] = {
-    "cache": Verb("show or prune the store of finished edits", _cache_arguments, _cache),
-    "demo": Verb("say where the demo model is, converting it first if need be", _demo_arguments, _demo),
+    "cache": Verb("show or prune the store of finished edits", _add_cache_arguments, _run_cache),
+    "demo": Verb("print the folder of the demo model; convert the model on first use", _add_demo_arguments, _run_demo),
 }

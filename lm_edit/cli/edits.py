@@ -5,63 +5,63 @@ from __future__ import annotations
 import argparse
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import Verb, model_arguments, model_options
+from lm_edit.cli.command import DATA_HELP, EDITOR_HELP, SETTINGS_SYNTAX, Verb, add_model_arguments, model_options
 
 
-def _edit_arguments(parser: argparse.ArgumentParser) -> None:
-    model_arguments(parser)
-    parser.add_argument("--editor", required=True, help="name of the editor, see lm-edit editors")
-    parser.add_argument("--editor-args", help="its settings: name:value;name:value, or a YAML file")
+def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--editor", required=True, help=EDITOR_HELP)
+    parser.add_argument("--editor-args", help=f"settings of the editor: {SETTINGS_SYNTAX}")
     parser.add_argument("--seed", type=int, help="seed of the editor")
-    parser.add_argument("--edits", required=True, help="a benchmark's name, or a JSON(L) file of edit requests")
-    parser.add_argument("--data", help="where the benchmark's records are: mini, hub, a file or a folder")
-    parser.add_argument("--num-edits", type=int, help="how many of them, in order; all when absent")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--joint", action="store_true", help="one edit that writes all requests at once")
-    how.add_argument("--sequential", action="store_true", help="a stream: each step on the weights the last one left")
+    parser.add_argument("--edits", required=True, help="a benchmark, or a JSON(L) file of edit requests")
+    parser.add_argument("--data", help=DATA_HELP)
+    parser.add_argument("--num-edits", type=int, help="use the first edits only; default: all")
+    grouping = parser.add_mutually_exclusive_group()
+    grouping.add_argument("--joint", action="store_true", help="one edit that writes all requests at once")
+    grouping.add_argument("--sequential", action="store_true", help="a stream: each step edits the result of the last")
     parser.add_argument("--edit-batch-size", type=int, help="requests per step of a stream (default 1)")
     parser.add_argument("--store", help="folder of the store of finished edits, or off")
     parser.add_argument("--out", required=True, help="new folder for the edits")
 
 
-def _edit(given: argparse.Namespace) -> int:
-    if given.edit_batch_size is not None and not given.sequential:
-        raise EditingError("--edit-batch-size is the size of a stream's steps; add --sequential or drop it.")
+def _run_edit(args: argparse.Namespace) -> int:
+    if args.edit_batch_size is not None and not args.sequential:
+        raise EditingError("--edit-batch-size sets the size of a stream's steps; add --sequential or drop it.")
     from lm_edit.edits import make_edits
 
-    made = make_edits(
-        given.out,
-        given.edits,
-        how="joint" if given.joint else "sequential" if given.sequential else "independent",
-        num_edits=given.num_edits,
-        edit_batch_size=given.edit_batch_size,
-        data=given.data,
-        model_options=model_options(given),
+    result = make_edits(
+        args.out,
+        args.edits,
+        grouping="joint" if args.joint else "sequential" if args.sequential else "independent",
+        num_edits=args.num_edits,
+        edit_batch_size=args.edit_batch_size,
+        data=args.data,
+        model_options=model_options(args, "editor", "editor_args", "seed", "store"),
     )
-    for case, reason in made.failed.items():
+    for case, reason in result.failed.items():
         print(f"failed: {case}: {reason}")
-    print(f"{len(made.files)} edits written to {given.out}, {len(made.failed)} failed")
-    return 1 if made.failed else 0
+    print(f"{len(result.files)} edits written to {args.out}, {len(result.failed)} failed")
+    return 1 if result.failed else 0
 
 
-def _export_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("deltas", nargs="+", help="saved edits, added up in this order")
-    model_arguments(parser)
-    parser.add_argument("--format", required=True, choices=("peft", "merged"), help="LoRA adapter or whole checkpoint")
+    add_model_arguments(parser)
+    parser.add_argument("--format", required=True, choices=("peft", "merged"), help="LoRA adapter or full checkpoint")
     parser.add_argument("--out", required=True, help="new folder")
 
 
-def _export(given: argparse.Namespace) -> int:
+def _run_export(args: argparse.Namespace) -> int:
     from lm_edit.edits import export_edits
 
-    folder = export_edits(given.deltas, given.out, given.format, model_options(given))
-    base = given.pretrained or "<folder of the demo model, see lm-edit demo>"
-    usage = f"pretrained={base},peft={folder}" if given.format == "peft" else f"pretrained={folder}"
+    folder = export_edits(args.deltas, args.out, args.format, model_options(args))
+    base = args.pretrained or "<folder of the demo model, see lm-edit demo>"
+    usage = f"pretrained={base},peft={folder}" if args.format == "peft" else f"pretrained={folder}"
     print(f"written to {folder}; evaluate it with lm_eval --model hf --model_args {usage}")
     return 0
 
 
 VERBS: dict[str, Verb] = {
-    "edit": Verb("make edits and save them", _edit_arguments, _edit),
-    "export": Verb("write saved edits as a LoRA adapter or a checkpoint", _export_arguments, _export),
+    "edit": Verb("make edits and save them", _add_edit_arguments, _run_edit),
+    "export": Verb("write saved edits as a LoRA adapter or a checkpoint", _add_export_arguments, _run_export),
 }

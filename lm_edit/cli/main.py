@@ -1,21 +1,24 @@
-"""``lm-edit``: the console command; its verbs are in :mod:`lm_edit.cli.command`."""
+"""``lm-edit``: the console command. Its verbs are in the other modules of this package."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli import cache, catalog, contract, edits, judging, locating, training
+from lm_edit.cli import cache, catalog, contract, edits, judging, stats, trace, training, tune
 from lm_edit.cli.command import Verb
 
 VERBS: dict[str, Verb] = {
     **catalog.VERBS,
     **contract.VERBS,
     **edits.VERBS,
-    **locating.VERBS,
+    **stats.VERBS,
+    **trace.VERBS,
+    **tune.VERBS,
     **training.VERBS,
     **cache.VERBS,
     **judging.VERBS,
@@ -23,14 +26,30 @@ VERBS: dict[str, Verb] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for findings, 2 for what cannot be done as asked."""
-    parser = build_parser()
-    given = parser.parse_args(arguments)
+    """Run the command line.
+
+    Returns:
+        The exit code: 0; 1 for findings and for output cut short by a closed pipe; 2 for user errors; 130 when
+        interrupted.
+    """
+    try:
+        try:
+            return _run_verb(arguments)
+        finally:
+            sys.stdout.flush()  # also after --help, which exits: a closed pipe shows here and not at interpreter exit
+    except BrokenPipeError:
+        # The reader, such as head, is gone. The interpreter flushes stdout once more at exit, so redirect it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run_verb(arguments: Sequence[str] | None) -> int:
+    args = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
-        return given.run(given)
+        return args.run(args)
     except EditingError as error:
-        print(f"lm-edit {given.verb}: {error}", file=sys.stderr)
+        print(f"lm-edit {args.verb}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -41,14 +60,14 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with all verbs."""
     parser = argparse.ArgumentParser(
         prog="lm-edit",
-        description="Knowledge edits outside of evaluations: make, check, export and tidy up. "
+        description="Make, check and export knowledge edits, and maintain caches. "
         "Evaluations are run with lm_eval --model edited_hf.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="<verb>", required=True)
     for name, verb in VERBS.items():
-        own = verbs.add_parser(name, help=verb.help, description=verb.help)
-        verb.add_arguments(own)
-        own.set_defaults(run=verb.run)
+        subparser = verbs.add_parser(name, help=verb.help, description=verb.help)
+        verb.add_arguments(subparser)
+        subparser.set_defaults(run=verb.run)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""A picture of a causal trace: for states, MLP and attention a heat map of layers by token positions."""
+"""Heat maps of a causal trace, layers by token groups: one for states, one for MLPs, one for attention."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ from edit_hooks.locate.causal_trace import GROUPS, KINDS, Trace
 from edit_hooks.utils.errors import EditingError
 
 SUFFIXES = (".svg", ".png", ".pdf")
-
-
 INSTALL_COMMAND = 'pip install "lm-eval-editing[report]"'
-
-
 TITLES = {"state": "block output", "mlp": "MLP, window of {window}", "attention": "attention, window of {window}"}
 
 
 def check_plot(path: str | Path) -> None:
-    """Raise EditingError when no plot can be written under this name, before anything is computed."""
+    """Raise EditingError if no plot can be written to this path."""
     if Path(path).suffix not in SUFFIXES:
-        raise EditingError(f"plots are written as {', '.join(SUFFIXES)}; {str(path)!r} ends in none of them.")
+        raise EditingError(f"no plot can be written to {str(path)!r}; use a name that ends in {', '.join(SUFFIXES)}.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise EditingError(f"a plot needs matplotlib, which is missing: {INSTALL_COMMAND}. Table and JSON do not.")
+        raise EditingError(f"--plot needs matplotlib: {INSTALL_COMMAND}. The table and --out work without it.")
 
 
 def plot_trace(trace: Trace, path: str | Path, title: str = "") -> Path:
-    """Write the picture; each panel has its own colors from zero (white) to its largest effect."""
+    """Write the figure; the color scale of each panel runs from zero (white) to its largest effect."""
     check_plot(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,24 +1,24 @@
-"""A small search over an editor's settings on held-out facts.
+"""A search over an editor's settings on held-out facts.
 
-Every candidate edits facts one by one on the untouched model and is asked three kinds of questions: the edited prompt
-(efficacy), rewordings (paraphrase), other facts (neighborhood). A question with a competing answer is right when the
-wanted one is likelier per token; one without counts the teacher-forced argmaxes that agree with the wanted answer, for
-other facts with the unedited model's along that answer. Per kind the mean over a fact's questions, then over the facts;
-S is their harmonic mean. Ties are broken by the margin, the mean lead in per-token probability.
+Every candidate edits facts one by one on the untouched model and answers three kinds of questions: the edit prompt
+(efficacy), rewordings (paraphrase), other facts (neighborhood). A question with a competing answer is correct if the
+wanted answer is likelier per token. Without one, the score is the share of teacher-forced argmaxes that agree with the
+wanted answer or, for other facts, with the unedited model along that answer. Scores are averaged per kind over a fact's
+questions, then over the facts; S is the harmonic mean of the kinds. Ties are broken by the margin, the mean lead in
+per-token probability.
 
 Successive halving: all candidates on a quarter of the facts, the better half of them on half of the facts, the better
-half of those on all. Finished (candidate, fact) pairs are kept in the store, so that a killed search goes on.
-The facts a search has seen are no longer held out: score the result on others.
+half of those on all. The store keeps finished (candidate, fact) pairs, so an interrupted search resumes.
+The facts of a search are no longer held out: evaluate the result on others.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,43 +26,35 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import ScoredContinuation
-from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import editor_class, load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.lm.independent import BATCH, BATCH_ON_GPU
-from edit_hooks.modeling.architectures import num_layers, unwrapped
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import require_subjects
 from edit_hooks.store.store import Description, Store
-from edit_hooks.utils.errors import EditingError, unknown_keys_error
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
-
-if TYPE_CHECKING:
-    from lm_eval_tasks.common.cases import Case, Question
-
+from lm_eval_tasks.common.cases import KINDS, NEIGHBORHOOD, Case, Question
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-
-KINDS = ("efficacy", "paraphrase", "neighborhood")
-
-
-DEFAULT_DEPTHS = (0.1, 0.2, 0.3, 0.45, 0.6)
-
-
-DEFAULT_LR_FACTORS = (0.2, 1.0)
-
-
-FEWEST_FACTS = 2
+MIN_FACTS = 2  # per round, so that one odd fact does not decide
 
 
 @dataclass
 class FactScore:
-    """One fact under one candidate: means over the questions of each kind (``None`` without any), and the margin."""
+    """One fact under one candidate.
+
+    Attributes:
+        efficacy, paraphrase, neighborhood: means over the questions of each kind; ``None`` if there are none.
+        margin: mean lead in per-token probability.
+        reason: error of an edit that could not be made.
+    """
 
     efficacy: float | None
     paraphrase: float | None
@@ -73,7 +65,7 @@ class FactScore:
 
 @dataclass
 class Trial:
-    """A candidate and its facts so far; ``error`` when the editor cannot work with these settings at all."""
+    """A candidate and its facts so far, by request key; ``error`` if the editor refuses its settings."""
 
     settings: dict[str, Any]
     facts: dict[str, FactScore] = field(default_factory=dict)
@@ -81,12 +73,11 @@ class Trial:
 
     def mean(self, kind: str) -> float | None:
         """Mean of a kind (or of ``margin``) over the facts that have it."""
-        values = [value for fact in self.facts.values() if (value := getattr(fact, kind)) is not None]
-        return math.fsum(values) / len(values) if values else None
+        return _mean([value for fact in self.facts.values() if (value := getattr(fact, kind)) is not None])
 
     @property
     def score(self) -> float:
-        """S, the harmonic mean of the kinds there are; 0 for a candidate that failed."""
+        """S, the harmonic mean over the kinds that have questions; 0 for a failed candidate."""
         means = [mean for kind in KINDS if (mean := self.mean(kind)) is not None]
         if self.error or not means or min(means) <= 0:
             return 0.0
@@ -94,139 +85,105 @@ class Trial:
 
     @property
     def rank(self) -> tuple[int, float, float]:
-        """What candidates are compared by: seen more facts, larger S, larger margin."""
+        """Sort key: number of facts, S, margin."""
         return len(self.facts) if not self.error else 0, self.score, self.mean("margin") or 0.0
-
-
-# --- candidates ------------------------------------------------------------------------------------------------------
-
-
-def candidates(
-    editor: str, model: nn.Module, given: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]
-) -> list[dict[str, Any]]:
-    """Settings to try, the ones given without any change first.
-
-    Args:
-        given: settings all candidates share.
-        vary: setting -> values, all combinations of them. Without ``layers`` five depths are tried, with as many blocks
-            as the editor's configuration has; without ``lr`` a fifth of its value and the value itself.
-
-    Raises:
-        EditingError: for settings the editor does not have, and values it refuses.
-    """
-    config = load_editor(editor, given).default_config(model)
-    vary = {name: list(values) for name, values in vary.items()}
-    vary.setdefault("layers", _default_layers(config, num_layers(unwrapped(model))))
-    if "lr" not in vary and (lr := _value(config, "lr")) is not None:
-        vary["lr"] = [factor * lr for factor in DEFAULT_LR_FACTORS]
-    found = [{**given, "layers": config.layers}]
-    known = [config.to_dict()]
-    for values in itertools.product(*vary.values()):
-        settings = dict(given)
-        for name, value in zip(vary, values, strict=True):
-            settings = _with(editor, settings, name, value)
-        chosen = load_editor(editor, settings).default_config(model).to_dict()
-        if chosen not in known:
-            known.append(chosen)
-            found.append(settings)
-    return found
-
-
-def _default_layers(config: EditorConfig, depth: int) -> list[list[int]]:
-    assert config.layers is not None
-    size = len(config.layers)
-    ends = {round(share * (depth - 1)) for share in DEFAULT_DEPTHS}
-    return [list(range(end - size + 1, end + 1)) for end in sorted(ends) if end - size + 1 >= 0]
-
-
-def _value(config: Any, name: str) -> Any:
-    """A setting of an editor, or of the editor it post-processes."""
-    return getattr(config, name, None) if hasattr(config, name) else getattr(config, "base_settings", {}).get(name)
-
-
-def _with(editor: str, settings: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """Settings with one more; what a post-processing editor does not have itself goes to its base."""
-    own = {item.name for item in fields(editor_class(editor).config_class)}
-    if name in own:
-        return {**settings, name: value}
-    if "base_settings" not in own:
-        raise unknown_keys_error(f"setting of {editor}", [name], own)
-    return {**settings, "base_settings": {**settings.get("base_settings", {}), name: value}}
-
-
-# --- search ----------------------------------------------------------------------------------------------------------
 
 
 def tune(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     editor: str,
-    trials: Sequence[dict[str, Any]],
+    candidates: Sequence[dict[str, Any]],
     cases: Sequence[Case],
     *,
     halving: bool = True,
     store: Store | None = None,
     quiet: bool = False,
 ) -> list[Trial]:
-    """Candidates, best first.
+    """Score candidates; best first.
 
     Args:
-        trials: settings to try, see :func:`candidates`.
+        candidates: settings to try, see :func:`~lm_edit.tuning.candidates.make_candidates`.
         cases: held-out facts with their questions.
-        halving: drop the worse half twice on the way; else every candidate sees every fact.
+        halving: drop the worse half twice on the way; otherwise every candidate runs on every fact.
 
     Raises:
-        EditingError: for cases that ask nothing about other facts: efficacy alone finds edits that overwrite all.
+        EditingError: for cases without questions about other facts: efficacy alone favors edits that overwrite all.
     """
     if not any(case.neighbors for case in cases):
-        raise EditingError("no case asks about other facts; a search on efficacy alone finds edits that overwrite all.")
+        raise EditingError(
+            "no case has questions about other facts (neighbors); a search on efficacy alone favors edits that "
+            "overwrite all. Use a benchmark, or add neighbors to the file."
+        )
     if editor_class(editor).needs_subject:
         require_subjects([case.request for case in cases], editor)
-    search = _Search(unwrapped(model), tokenizer, editor, store)
-    found = [Trial(settings) for settings in trials]
-    rounds = _rounds(len(found), len(cases), halving)
-    total = sum(number * (stop - start) for number, start, stop in rounds)
+    runner = _TrialRunner(unwrapped(model), tokenizer, editor, store)
+    trials = [Trial(settings) for settings in candidates]
+    rounds = _plan_rounds(len(trials), len(cases), halving)
+    total = sum(item.num_trials * (item.stop - item.start) for item in rounds)
     with tqdm(total=total, desc=f"Tuning {editor}", unit="edit", disable=quiet) as bar:
-        for number, start, stop in rounds:
-            running = sorted((t for t in found if not t.error), key=lambda trial: trial.rank, reverse=True)[:number]
-            for trial in running:
-                search.run(trial, cases[start:stop])
+        for num_trials, start, stop in rounds:
+            running = sorted((t for t in trials if not t.error), key=lambda trial: trial.rank, reverse=True)
+            for trial in running[:num_trials]:
+                runner.run(trial, cases[start:stop])
                 bar.update(stop - start)
-    return sorted(found, key=lambda trial: trial.rank, reverse=True)
+    return sorted(trials, key=lambda trial: trial.rank, reverse=True)
 
 
-def _rounds(num_trials: int, num_cases: int, halving: bool) -> list[tuple[int, int, int]]:
-    """(candidates, first fact, end of facts) of every round."""
+class _Round(NamedTuple):
+    """The best ``num_trials`` candidates run on the facts from ``start`` to ``stop``."""
+
+    num_trials: int
+    start: int
+    stop: int
+
+
+def _plan_rounds(num_trials: int, num_cases: int, halving: bool) -> list[_Round]:
     if not halving or num_trials <= 2:
-        return [(num_trials, 0, num_cases)]
-    ends = sorted({min(num_cases, max(FEWEST_FACTS, -(-num_cases // part))) for part in (4, 2, 1)})
+        return [_Round(num_trials, 0, num_cases)]
+    stops = sorted({min(num_cases, max(MIN_FACTS, -(-num_cases // divisor))) for divisor in (4, 2, 1)})
     rounds, start = [], 0
-    for end in ends:
-        rounds.append((num_trials, start, end))
-        start, num_trials = end, -(-num_trials // 2)
+    for stop in stops:
+        rounds.append(_Round(num_trials, start, stop))
+        start, num_trials = stop, -(-num_trials // 2)
     return rounds
 
 
-class _Search:
-    """Edits and questions of one search."""
+class _Probe(NamedTuple):
+    """A question under the edit of one case."""
 
-    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, editor: str, store: Store | None) -> None:
+    case_index: int
+    kind: str
+    question: Question
+
+
+class _ProbeResult(NamedTuple):
+    """Share of correct tokens (0 or 1 with a competing answer), and the lead in per-token probability."""
+
+    share: float
+    lead: float
+
+
+class _TrialRunner:
+    """Makes the edits of a search and scores its questions."""
+
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, editor: str, store: Store | None) -> None:
         self.model, self.tokenizer, self.editor, self.store = model, tokenizer, editor, store
         self.fingerprint = model_fingerprint(model) if store else ""
-        self.batch = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
+        self.batch_size = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
     def run(self, trial: Trial, cases: Sequence[Case]) -> None:
-        """Score more facts under a candidate."""
+        """Score a candidate on more facts."""
         editor = load_editor(self.editor, trial.settings)
         try:
             config = editor.default_config(self.model).to_dict()
             missing = [case for case in cases if not self._load(editor, trial, config, case)]
-            for start in range(0, len(missing), self.batch):
-                part = missing[start : start + self.batch]
-                for case, found in zip(part, self._score(editor, part), strict=True):
-                    trial.facts[case.request.key] = found
+            for start in range(0, len(missing), self.batch_size):
+                batch = missing[start : start + self.batch_size]
+                for case, fact in zip(batch, self._score_cases(editor, batch), strict=True):
+                    trial.facts[case.request.key] = fact
                     if self.store:
-                        self.store.save_json("trials", self._description(editor, config, case), asdict(found))
+                        self.store.save_json("trials", self._description(editor, config, case), asdict(fact))
         except EditingError as error:
             log.warning("%s cannot be used: %s", trial.settings, error)
             trial.error = str(error)
@@ -245,78 +202,83 @@ class _Search:
         )
 
     def _load(self, editor: Editor[Any], trial: Trial, config: dict[str, Any], case: Case) -> bool:
-        kept = self.store.load_json("trials", self._description(editor, config, case)) if self.store else None
-        if kept is not None:
-            trial.facts[case.request.key] = FactScore(**kept)
-        return kept is not None
+        """Load a fact's score from the store; false if it is not there."""
+        record = self.store.load_json("trials", self._description(editor, config, case)) if self.store else None
+        if record is not None:
+            trial.facts[case.request.key] = FactScore(**record)
+        return record is not None
 
-    def _score(self, editor: Editor[Any], cases: Sequence[Case]) -> list[FactScore]:
+    def _score_cases(self, editor: Editor[Any], cases: Sequence[Case]) -> list[FactScore]:
         deltas = editor.edit(self.model, self.tokenizer, [case.request for case in cases])
-        reasons = [_reason(delta) for delta in deltas]
-        asked: list[tuple[int, str, Question]] = []
-        for number, case in enumerate(cases):
-            if reasons[number] is None:
-                asked += [(number, kind, question) for kind, question in _questions(case)]
-        values = self._ask(asked, deltas)
-        found = []
-        for number, reason in enumerate(reasons):
+        reasons = [_failure(delta) for delta in deltas]
+        probes = [
+            _Probe(index, kind, question)
+            for index, case in enumerate(cases)
+            if reasons[index] is None
+            for kind in KINDS
+            for question in case.questions(kind)
+        ]
+        results = self._score_probes(probes, deltas)
+        facts = []
+        for index, reason in enumerate(reasons):
             if reason is not None:
-                found.append(FactScore(0.0, 0.0, None, 0.0, reason))
+                facts.append(FactScore(0.0, 0.0, None, 0.0, reason))
                 continue
-            own = [(kind, *value) for (index, kind, _), value in zip(asked, values, strict=True) if index == number]
+            of_case = [
+                (probe.kind, result) for probe, result in zip(probes, results, strict=True) if probe.case_index == index
+            ]
             efficacy, paraphrase, neighborhood = (
-                _mean([right for name, right, _ in own if name == kind]) for kind in KINDS
+                _mean([result.share for probe_kind, result in of_case if probe_kind == kind]) for kind in KINDS
             )
-            margin = _mean([lead for _, _, lead in own]) or 0.0
-            found.append(FactScore(efficacy, paraphrase, neighborhood, margin))
-        return found
+            margin = _mean([result.lead for _, result in of_case]) or 0.0
+            facts.append(FactScore(efficacy, paraphrase, neighborhood, margin))
+        return facts
 
-    def _ask(self, asked: Sequence[tuple[int, str, Question]], deltas: Sequence[Delta]) -> list[tuple[float, float]]:
-        """(share right, lead in per-token probability) of every question under its fact's edit."""
+    def _score_probes(self, probes: Sequence[_Probe], deltas: Sequence[Delta]) -> list[_ProbeResult]:
         jobs: list[tuple[ScoreItem, Delta | None]] = []
-        places: list[tuple[int, int | None]] = []
-        for number, kind, question in asked:
-            places.append((len(jobs), None if question.other is None and kind != "neighborhood" else len(jobs) + 1))
+        job_indices: list[tuple[int, int | None]] = []  # of the wanted answer, and of the one it is compared with
+        for case_index, kind, question in probes:
+            has_reference = question.other is not None or kind == NEIGHBORHOOD
+            job_indices.append((len(jobs), len(jobs) + 1 if has_reference else None))
             wanted = self._item(question.prompt, question.wanted)
-            jobs.append((wanted, deltas[number]))
+            jobs.append((wanted, deltas[case_index]))
             if question.other is not None:
-                jobs.append((self._item(question.prompt, question.other), deltas[number]))
-            elif kind == "neighborhood":
-                jobs.append((wanted, None))  # what the unedited model says along the answer
+                jobs.append((self._item(question.prompt, question.other), deltas[case_index]))
+            elif kind == NEIGHBORHOOD:
+                jobs.append((wanted, None))  # the unedited model's predictions along the answer
         with torch.no_grad():
             answers = score(self.model, jobs, Limits(), lambda count: None)
-        return [
-            _compare(answers[first], None if second is None else answers[second], question.other is not None)
-            for (first, second), (_, _, question) in zip(places, asked, strict=True)
-        ]
+        results = []
+        for probe, (wanted_index, reference_index) in zip(probes, job_indices, strict=True):
+            reference = None if reference_index is None else answers[reference_index]
+            results.append(_compare(answers[wanted_index], reference, probe.question.other is not None))
+        return results
 
     def _item(self, prompt: str, answer: str) -> ScoreItem:
         context, continuation = split_continuation(self.tokenizer, prompt, f" {answer}")
         if not context or not continuation:
-            raise EditingError(f"{answer!r} has no token of its own after {prompt!r}, or nothing comes before it.")
+            raise EditingError(
+                f"the tokenizer does not separate the answer {answer!r} from the prompt {prompt!r}, or the prompt is "
+                "empty; reword the question."
+            )
         return ScoreItem(tuple(context), tuple(continuation))
 
 
-def _questions(case: Case) -> list[tuple[str, Question]]:
-    from lm_eval_tasks.common.cases import Question  # the tasks know their records, we do not
+def _compare(wanted: ScoredContinuation, reference: ScoredContinuation | None, competes: bool) -> _ProbeResult:
+    """Compare an answer.
 
-    request = case.request
-    edited = Question(request.text, request.target_new, request.target_true)
-    paraphrases = [("paraphrase", question) for question in case.paraphrases]
-    return [("efficacy", edited), *paraphrases, *(("neighborhood", question) for question in case.neighbors)]
-
-
-def _compare(wanted: ScoredContinuation, second: ScoredContinuation | None, competes: bool) -> tuple[float, float]:
-    """(share right, lead in per-token probability); ``second`` is the competitor's or the unedited model's answer."""
+    Args:
+        reference: the competing answer (``competes``), or the unedited model's scores of the wanted answer.
+    """
     assert wanted.token_argmax is not None and wanted.token_ids is not None
     probability = _token_probability(wanted)
-    if second is None:
-        return _share_equal(wanted.token_argmax, wanted.token_ids), probability
-    other = _token_probability(second)
+    if reference is None:
+        return _ProbeResult(_share_equal(wanted.token_argmax, wanted.token_ids), probability)
+    lead = probability - _token_probability(reference)
     if competes:
-        return float(probability > other), probability - other
-    assert second.token_argmax is not None
-    return _share_equal(wanted.token_argmax, second.token_argmax), min(0.0, probability - other)
+        return _ProbeResult(float(lead > 0), lead)
+    assert reference.token_argmax is not None
+    return _ProbeResult(_share_equal(wanted.token_argmax, reference.token_argmax), min(0.0, lead))
 
 
 def _token_probability(answer: ScoredContinuation) -> float:
@@ -333,7 +295,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _reason(delta: Delta) -> str | None:
+def _failure(delta: Delta) -> str | None:
+    """The reason why an edit cannot be used; ``None`` if it can."""
     try:
         delta.check_finite()
     except EditingError as error:

@@ -1,15 +1,15 @@
-"""All editors on the demo model under the same settings, as one table: single edits, and a stream of edits in steps.
+"""All editors on the demo model under the same settings, in one table: single edits, and a stream of edits in steps.
 
-    python benchmarks/editors.py --out results/editors                  # hours on two CPU cores; resumes where it was
-    python benchmarks/editors.py --out results/editors --editors r_rome memit --limit 8
-    python benchmarks/editors.py --out results/editors --table          # only print what is there
+    python scripts/perf/editors.py --out results/editors    # hours on two CPU cores; resumes
+    python scripts/perf/editors.py --out results/editors --editors r_rome memit --limit 8
+    python scripts/perf/editors.py --out results/editors --table    # only print the finished runs
 
-The numbers of a row come from four `lm_eval` runs on the embedded mini sets, each in its own process; a result file is
-kept under --out and never made twice. ``single``: the first --limit cases of each task, every case alone on the
-untouched model. ``stream``: --stream edits in steps of --step (one by one where an editor cannot write several at
-once), the first --limit of their cases scored after the last step. ``seconds``: eight single edits made together, one
-job at a time after all other runs. Rows are grouped by what an editor changes, because context editors answer another
-question: the model is told the new fact.
+The numbers of a row come from `lm_eval` runs on the embedded mini sets, each in its own process; finished result files
+under --out are never computed again. ``single``: the first --limit cases of each task, each on the unedited model.
+``stream``: --stream edits in steps of --step (one at a time for editors without joint edits); the first --limit of
+their cases are scored after the last step. ``seconds``: time per edit of eight single edits made together, after all
+other runs and one at a time. Rows are grouped by what an editor changes, because context editors answer another
+question: the prompt contains the new fact.
 """
 
 from __future__ import annotations
@@ -21,14 +21,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
-BAKE = ("bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj")
-
-
-WILD = ("qaedit_wild_reliability",)
-
-
+BAKE = ["bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj"]
+WILD = ["qaedit_wild_reliability"]
 # heading, task, metric
 COLUMNS = (
     ("ES", "bake_es", "es_prob"),
@@ -38,141 +34,152 @@ COLUMNS = (
     ("RJS", "bake_rj", "rjs_prob"),
     ("WILD EM", "qaedit_wild_reliability", "reliability_wild_em"),
 )
-
-
 UNEDITED = "unedited"
-
-
 PARTS = ("single", "stream", "seconds")
+NUM_TIMED = 8  # edits whose time is taken
 
 
-TIMED = 8  # edits whose time is taken
+class Run(TypedDict):
+    """One evaluation: options of the model class, and tasks (none where only the time is taken)."""
+
+    options: dict[str, Any]
+    tasks: list[str]
 
 
-def runs_of(name: str, how: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The evaluations behind a part of a row: options of the model class and tasks."""
-    if name == UNEDITED:
-        return (
-            [{"options": {"mode": "none"}, "tasks": list(tasks)} for tasks in (BAKE, WILD)] if how == "single" else []
-        )
-    options = {"editor": name, "editor_args": settings_of(name, arguments)}
-    if how == "single":
-        return [{"options": {**options, "mode": "single"}, "tasks": list(tasks)} for tasks in (BAKE, WILD)]
-    if how == "seconds":
-        return [{"options": options, "tasks": []}]
+class Job(NamedTuple):
+    """One run of a part of an editor's row."""
+
+    editor: str
+    part: str
+    number: int
+
+    def path(self, out: Path) -> Path:
+        """Its result file."""
+        return out / f"{self.editor}-{self.part}-{self.number}.json"
+
+
+def list_runs(editor: str, part: str, args: argparse.Namespace) -> list[Run]:
+    """The runs behind a part of a row."""
+    if editor == UNEDITED:
+        return [Run(options={"mode": "none"}, tasks=tasks) for tasks in (BAKE, WILD)] if part == "single" else []
+    settings = load_settings(editor, args.settings)
+    options = {"editor": editor, "editor_args": settings}
+    if part == "single":
+        return [Run(options={**options, "mode": "single"}, tasks=tasks) for tasks in (BAKE, WILD)]
+    if part == "seconds":
+        return [Run(options=options, tasks=[])]
     from edit_hooks.base.registry import load_editor
 
-    step = arguments.step if load_editor(name, options["editor_args"]).supports_joint else 1  # wrappers: as the base
-    stream = {**options, "mode": "sequential", "num_edits": arguments.stream, "edit_batch_size": step}
-    stream["immediate"] = False  # what is asked right after each step is not shown
+    step = args.step if load_editor(editor, settings).supports_joint else 1  # a wrapper supports what its base does
+    stream = {**options, "mode": "sequential", "num_edits": args.stream, "edit_batch_size": step}
+    stream["immediate"] = False  # the table has no scores from right after each step
     return [
-        {"options": {**stream, "edits": "bake"}, "tasks": list(BAKE)},
-        {"options": {**stream, "edits": "qaedit"}, "tasks": list(WILD)},
+        Run(options={**stream, "edits": "bake"}, tasks=BAKE),
+        Run(options={**stream, "edits": "qaedit"}, tasks=WILD),
     ]
 
 
-def settings_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """An editor's settings over the shipped ones."""
-    return json.loads(arguments.settings.read_text(encoding="utf-8")).get(name, {}) if arguments.settings else {}
+def load_settings(editor: str, path: Path | None) -> dict[str, Any]:
+    """An editor's settings that override the shipped ones."""
+    return json.loads(path.read_text(encoding="utf-8")).get(editor, {}) if path else {}
 
 
-def make(name: str, how: str, number: int, arguments: argparse.Namespace) -> None:
-    """One evaluation (or timing) in this process; writes its file."""
-    run = runs_of(name, how, arguments)[number]
-    kept = {"run": run, **(timed(run) if how == "seconds" else evaluated(run, arguments.limit))}
-    place(name, how, number, arguments).write_text(json.dumps(kept, default=str, indent=1), encoding="utf-8")
+def execute(job: Job, args: argparse.Namespace) -> None:
+    """Run one evaluation (or timing) in this process and write its file."""
+    run = list_runs(job.editor, job.part, args)[job.number]
+    result = measure_seconds(run) if job.part == "seconds" else evaluate(run, args.limit)
+    text = json.dumps({"run": run, **result}, default=str, indent=1)
+    job.path(args.out).write_text(text, encoding="utf-8")
 
 
-def evaluated(run: dict[str, Any], limit: int) -> dict[str, Any]:
+def evaluate(run: Run, limit: int) -> dict[str, Any]:
+    """Scores of one evaluation, with its configuration."""
     import lm_eval
 
-    found = lm_eval.simple_evaluate(
+    evaluation = lm_eval.simple_evaluate(
         model="edited_hf", model_args=run["options"], tasks=run["tasks"], limit=limit, bootstrap_iters=0
     )
-    config = {key: value for key, value in found["config"].items() if key != "model_args"}
-    return {"results": found["results"], "limit": limit, "config": config}
+    config = {key: value for key, value in evaluation["config"].items() if key != "model_args"}
+    return {"results": evaluation["results"], "limit": limit, "config": config}
 
 
-def timed(run: dict[str, Any]) -> dict[str, Any]:
-    """Seconds per edit of eight edits made together, after one that warms up (and reads or makes statistics)."""
+def measure_seconds(run: Run) -> dict[str, float]:
+    """Seconds per edit of eight edits made together, after one that warms up and loads or collects statistics."""
     from edit_hooks.lm.edit_sources import load_edits
     from edit_hooks.lm.model import EditedHFLM
 
     lm = EditedHFLM(**run["options"], store="off")
-    requests = load_edits("bake", {"data": "mini"}, TIMED + 1)
-    lm.editor.edit(lm.model, lm.tokenizer, requests[TIMED:])
-    began = time.perf_counter()
-    lm.editor.edit(lm.model, lm.tokenizer, requests[:TIMED])
-    return {"seconds": (time.perf_counter() - began) / TIMED}
+    requests = load_edits("bake", {"data": "mini"}, NUM_TIMED + 1)
+    lm.editor.edit(lm.model, lm.tokenizer, requests[NUM_TIMED:])
+    start = time.perf_counter()
+    lm.editor.edit(lm.model, lm.tokenizer, requests[:NUM_TIMED])
+    return {"seconds": (time.perf_counter() - start) / NUM_TIMED}
 
 
-def place(name: str, how: str, number: int, arguments: argparse.Namespace) -> Path:
-    return arguments.out / f"{name}-{how}-{number}.json"
+def execute_all(args: argparse.Namespace) -> None:
+    """Execute all missing jobs, --jobs at a time, each in its own process; timings last and one at a time."""
+    args.out.mkdir(parents=True, exist_ok=True)
 
-
-def make_all(arguments: argparse.Namespace) -> None:
-    """All missing runs, --jobs at a time, each in a process of its own; timings last and one by one."""
-    arguments.out.mkdir(parents=True, exist_ok=True)
-
-    def missing(*parts: str) -> list[tuple[str, str, int]]:
+    def missing(parts: list[str]) -> list[Job]:
         return [
-            (name, how, number)
-            for name in arguments.editors
-            for how in parts
-            for number in range(len(runs_of(name, how, arguments)))
-            if not place(name, how, number, arguments).exists()
+            job
+            for editor in args.editors
+            for part in parts
+            for number in range(len(list_runs(editor, part, args)))
+            if not (job := Job(editor, part, number)).path(args.out).exists()
         ]
 
-    def start(job: tuple[str, str, int]) -> None:
-        name, how, number = job
-        log = place(name, how, number, arguments).with_suffix(".log")
-        command = [sys.executable, __file__, *sys.argv[1:], "--one", name, how, str(number)]
+    def start(job: Job) -> None:
+        log = job.path(args.out).with_suffix(".log")
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", job.editor, job.part, str(job.number)]
         with log.open("w", encoding="utf-8") as file:
             code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
-        print(f"{name} {how} {number}: " + ("done" if code == 0 else f"failed, see {log}"), flush=True)
+        print(f"{job.editor} {job.part} {job.number}: " + ("done" if code == 0 else f"failed, see {log}"), flush=True)
 
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(start, missing(*(part for part in arguments.parts if part != "seconds"))))
-    for job in missing(*(part for part in arguments.parts if part == "seconds")):
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(start, missing([part for part in args.parts if part != "seconds"])))
+    for job in missing([part for part in args.parts if part == "seconds"]):
         start(job)
 
 
-def cells(name: str, how: str, arguments: argparse.Namespace) -> list[str]:
-    """Printed numbers of a row, one per entry of :data:`COLUMNS`; hyphen: no run, or nothing scored."""
-    found = {task: row for part in files_of(name, how, arguments) for task, row in part["results"].items()}
-    row = []
+def read_results(editor: str, part: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Results of the finished jobs of a part of a row."""
+    paths = [Job(editor, part, number).path(args.out) for number in range(len(list_runs(editor, part, args)))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+
+
+def format_scores(editor: str, part: str, args: argparse.Namespace) -> list[str]:
+    """Cells of a row, one per entry of :data:`COLUMNS`; a hyphen for missing runs and unscored metrics."""
+    scores = {task: row for result in read_results(editor, part, args) for task, row in result["results"].items()}
+    cells = []
     for _, task, metric in COLUMNS:
-        values = [v for key, v in found.get(task, {}).items() if key.partition(",")[0] == metric]
-        row.append(f"{values[0]:.2f}" if values and isinstance(values[0], float) else "-")
-    return row
+        values = [value for key, value in scores.get(task, {}).items() if key.partition(",")[0] == metric]
+        cells.append(f"{values[0]:.2f}" if values and isinstance(values[0], float) else "-")
+    return cells
 
 
-def files_of(name: str, how: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the finished runs of a part of a row have written."""
-    files = [place(name, how, number, arguments) for number in range(len(runs_of(name, how, arguments)))]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-
-
-def changes(name: str) -> str:
-    """What an editor changes: weights, hooks or context."""
-    if name == UNEDITED:
+def changed_part(editor: str) -> str:
+    """The part of the model that an editor changes: weights, hooks or context."""
+    if editor == UNEDITED:
         return "nothing"
     from edit_hooks.base.registry import editor_class
 
-    return "/".join(editor_class(name).writes)
+    return "/".join(editor_class(editor).writes)
 
 
-def table(arguments: argparse.Namespace) -> None:
+def print_tables(args: argparse.Namespace) -> None:
+    """Print the finished runs as two Markdown tables."""
     headings = [heading for heading, _, _ in COLUMNS]
     groups = ["nothing", "weights", "hooks", "context"]
-    for how in ("single", "stream"):
-        last = " s/edit |" if how == "single" else ""
+    for part in ("single", "stream"):
+        last = " s/edit |" if part == "single" else ""
         width = len(headings) + 2 + bool(last)
-        print(f"\n{how}:\n\n| editor | changes | " + " | ".join(headings) + f" |{last}\n" + "|---" * width + "|")
-        for name in sorted(arguments.editors, key=lambda name: groups.index(changes(name))):
-            row = [f"`{name}`", changes(name), *cells(name, "single" if name == UNEDITED else how, arguments)]
+        print(f"\n{part}:\n\n| editor | changes | " + " | ".join(headings) + f" |{last}\n" + "|---" * width + "|")
+        for editor in sorted(args.editors, key=lambda editor: groups.index(changed_part(editor))):
+            scores = format_scores(editor, "single" if editor == UNEDITED else part, args)
+            row = [f"`{editor}`", changed_part(editor), *scores]
             if last:
-                seconds = [part["seconds"] for part in files_of(name, "seconds", arguments)]
+                seconds = [result["seconds"] for result in read_results(editor, "seconds", args)]
                 row.append(f"{seconds[0]:.1f}" if seconds else "-")
             print("| " + " | ".join(row) + " |")
 
@@ -180,26 +187,27 @@ def table(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the result files")
-    parser.add_argument("--editors", nargs="+", help="names; all when absent")
-    parser.add_argument("--settings", type=Path, help="JSON file: editor -> its settings over the shipped ones")
+    parser.add_argument("--editors", nargs="+", help="names; default: all")
+    parser.add_argument("--settings", type=Path, help="JSON file: editor -> settings that override the shipped ones")
     parser.add_argument("--limit", type=int, default=16, help="cases per task")
     parser.add_argument("--stream", type=int, default=48, help="edits of a stream")
-    parser.add_argument("--step", type=int, default=8, help="edits written at once in a stream")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; set OMP_NUM_THREADS accordingly")
-    parser.add_argument("--table", action="store_true", help="print the table of what is there and stop")
+    parser.add_argument("--step", type=int, default=8, help="joint edits per step of a stream")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; set OMP_NUM_THREADS accordingly")
+    parser.add_argument("--table", action="store_true", help="print the tables of the finished runs and stop")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if not arguments.editors:
+    args = parser.parse_args()
+    if not args.editors:
         from edit_hooks.base.registry import EDITORS
 
-        arguments.editors = [UNEDITED, *EDITORS]
-    if arguments.one:
-        make(arguments.one[0], arguments.one[1], int(arguments.one[2]), arguments)
+        args.editors = [UNEDITED, *EDITORS]
+    if args.one:
+        editor, part, number = args.one
+        execute(Job(editor, part, int(number)), args)
         return
-    if not arguments.table:
-        make_all(arguments)
-    table(arguments)
+    if not args.table:
+        execute_all(args)
+    print_tables(args)
 
 
 if __name__ == "__main__":

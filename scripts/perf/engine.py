@@ -1,11 +1,11 @@
-"""How fast the edit engine is, as ratios against the plain reference path, both measured in this run.
+"""Speed and memory of the edit engine, as ratios to the reference path measured in the same run.
 
-    python benchmarks/engine.py                 # the demo model, a few minutes on two CPU cores
-    python benchmarks/engine.py --pretrained /path/or/hub-id --dtype bfloat16 --device cuda
-    python benchmarks/engine.py --shape llama-3-8b --dtype bfloat16 --device cuda   # random weights of that shape
+    python scripts/perf/engine.py                 # the demo model, a few minutes on two CPU cores
+    python scripts/perf/engine.py --pretrained /path/or/hub-id --dtype bfloat16 --device cuda
+    python scripts/perf/engine.py --shape llama-3-8b --dtype bfloat16 --device cuda   # random weights of that shape
 
 Prints seconds per edit (value optimization with 21, 11 and 6 context templates), seconds per case (an edit and eight
-questions, half of them decoded naturally), the peak memory of each, and with --growth how the time grows with the
+questions, half of them decoded naturally), the peak memory of each, and with --growth the growth of the time with the
 number of edits, the depth and the templates. The last line is machine-readable:
 
     RATIO edit=<x> case=<y> peak=<z>
@@ -13,11 +13,11 @@ number of edits, the depth and the templates. The last line is machine-readable:
 where ``edit`` and ``case`` are reference seconds over fast seconds (21 templates; 6 templates and 8 questions) and
 ``peak`` is the fast path's peak memory over the size of the model's weights.
 
-With --operations the floating-point operations per edit are counted too (matrix products, from two short runs): a ratio
-that depends on no machine.
+With --operations the floating-point operations per edit (matrix products) are counted too, from two short runs: their
+ratio does not depend on the machine.
 
-The reference path computes every token of every row in every step, writes each edit into the weights and asks one
-question at a time with the model's own generate. Both run the same number of steps: early stopping is off.
+The reference path computes every token of every row in every step, writes each edit into the weights and answers one
+question at a time with the model's own generate. Early stopping is off, so both paths run the same number of steps.
 """
 
 from __future__ import annotations
@@ -27,11 +27,21 @@ import multiprocessing
 import platform
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-SHAPES = {
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from edit_hooks.base.editor import Editor
+    from edit_hooks.deltas.delta import Delta
+    from edit_hooks.inference.items import GenerateItem, ScoreItem
+    from edit_hooks.request import EditRequest
+
+TEMPLATES = (21, 11, 6)
+SHAPES: dict[str, dict[str, int | float | bool]] = {
     "llama-3-8b": {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192, "rope_theta": 500000.0,
@@ -46,106 +56,118 @@ SHAPES = {
 
 @dataclass
 class Setup:
-    """What a measurement runs on; made anew in each process so that peaks are its own."""
+    """Model, tokenizer and options of a measurement; loaded in its own process, so that its peak memory is its own."""
 
-    model: Any
-    tokenizer: Any
-    arguments: argparse.Namespace
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    args: argparse.Namespace
 
     @property
     def weight_bytes(self) -> int:
         return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
 
 
-def load(arguments: argparse.Namespace) -> Setup:
-    """The model under test and a tokenizer."""
+class Measurement(NamedTuple):
+    """Seconds (or operations), peak memory in bytes, size of the weights in bytes."""
+
+    value: float
+    peak_bytes: int
+    weight_bytes: int
+
+
+def load(args: argparse.Namespace) -> Setup:
+    """Load the model under test and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
     from edit_hooks.assets.demo_model import demo_model_path
 
-    dtype = getattr(torch, arguments.dtype)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    if arguments.shape:
-        tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer or demo_model_path())
+    dtype = getattr(torch, args.dtype)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.shape:
+        tokenizer = AutoTokenizer.from_pretrained(args.tokenizer or demo_model_path())
         torch.manual_seed(0)
-        config = LlamaConfig(**SHAPES[arguments.shape])
-        with torch.device(arguments.device):
+        config = LlamaConfig(**SHAPES[args.shape])
+        with torch.device(args.device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     else:
-        path = arguments.pretrained or demo_model_path()
+        path = args.pretrained or demo_model_path()
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(arguments.device)
-    return Setup(_within_vocabulary(model.eval(), tokenizer, arguments), tokenizer, arguments)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(args.device)
+    setup = Setup(model.eval(), tokenizer, args)
+    check_vocabulary(setup)
+    return setup
 
 
-def _within_vocabulary(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> Any:
-    """Refuse a tokenizer with ids the model has no embedding for."""
-    size = model.get_input_embeddings().weight.shape[0]
-    used = max(max(tokenizer(request.text)["input_ids"]) for request in requests(arguments, 16))
-    if used >= size:
-        raise SystemExit(f"the tokenizer uses id {used}, the model has {size} embeddings; give another --tokenizer")
-    return model
+def check_vocabulary(setup: Setup) -> None:
+    """Refuse a tokenizer with ids that the model has no embedding for."""
+    size = setup.model.get_input_embeddings().weight.shape[0]
+    largest = max(max(setup.tokenizer(request.text)["input_ids"]) for request in load_requests(setup.args, 16))
+    if largest >= size:
+        raise SystemExit(f"the tokenizer uses id {largest}, the model has {size} embeddings; use another --tokenizer")
 
 
-def requests(arguments: argparse.Namespace, count: int) -> list[Any]:
-    """The first records of the benchmark's mini set or of a JSONL file, once more from the start when they run out."""
+def load_requests(args: argparse.Namespace, count: int) -> list[EditRequest]:
+    """The first records of the benchmark's mini set or of a JSONL file, repeated if there are too few."""
     from edit_hooks.lm.edit_sources import load_edits
 
-    records = load_edits(arguments.edits_from, {"data": "mini"}, None)
+    records = load_edits(args.edits_from, {"data": "mini"}, None)
     return [records[index % len(records)] for index in range(count)]
 
 
-def editor(setup: Setup, engine: str, num_templates: int, steps: int, layer: int | None = None) -> Any:
-    """R-ROME with the published template sets (sampled here) and early stopping off: both engines make all steps."""
+def make_editor(setup: Setup, engine: str, num_templates: int, steps: int, layer: int | None = None) -> Editor[Any]:
+    """R-ROME with as many sampled templates as the published sets, and without early stopping."""
     from edit_hooks import load_editor
 
     settings = {
         "context_templates": f"sampled_{num_templates}", "num_steps": steps, "early_stop_loss": 1e-9, "engine": engine,
     }  # fmt: skip
-    made = load_editor("r_rome", settings | ({"layers": [layer]} if layer is not None else {}))
-    made.resolve_config(setup.model, setup.tokenizer)
-    return made
+    editor = load_editor("r_rome", settings | ({"layers": [layer]} if layer is not None else {}))
+    editor.resolve_config(setup.model, setup.tokenizer)
+    return editor
 
 
-def timed(action: Callable[[], Any]) -> float:
+def time_seconds(action: Callable[[], object]) -> float:
+    """Run an action; returns its wall-clock seconds, GPU work included."""
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    began = time.perf_counter()
+    start = time.perf_counter()
     action()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def seconds_per_edit(setup: Setup, engine: str, num_templates: int, edits: int, steps: int, layer: Any = None) -> float:
-    """Seconds per edit."""
-    made = editor(setup, engine, num_templates, steps, layer)
-    asked = requests(setup.arguments, edits)
-    return timed(lambda: made.edit(setup.model, setup.tokenizer, asked)) / edits
+def seconds_per_edit(
+    setup: Setup, engine: str, num_templates: int, edits: int, steps: int, layer: int | None = None
+) -> float:
+    """Seconds per edit, of ``edits`` edits made together."""
+    editor = make_editor(setup, engine, num_templates, steps, layer)
+    requests = load_requests(setup.args, edits)
+    return time_seconds(lambda: editor.edit(setup.model, setup.tokenizer, requests)) / edits
 
 
 def operations_per_edit(setup: Setup, engine: str, num_templates: int, edits: int, steps: int) -> float:
-    """Floating-point operations per edit, in 1e9; every step costs the same, so two short runs tell the rest."""
+    """Floating-point operations per edit, in 1e9, extrapolated from two short runs: every step costs the same."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    asked = requests(setup.arguments, edits)
+    requests = load_requests(setup.args, edits)
 
-    def counted(steps: int) -> float:
-        made = editor(setup, engine, num_templates, steps)
+    def count(num_steps: int) -> float:
+        editor = make_editor(setup, engine, num_templates, num_steps)
         with FlopCounterMode(display=False) as counter:
-            made.edit(setup.model, setup.tokenizer, asked)
+            editor.edit(setup.model, setup.tokenizer, requests)
         return counter.get_total_flops() / edits / 1e9
 
-    first, second = counted(2), counted(3)
-    return first + (steps - 2) * (second - first)
+    two_steps, three_steps = count(2), count(3)
+    return two_steps + (steps - 2) * (three_steps - two_steps)
 
 
-def case_items(setup: Setup, request: Any) -> tuple[list[Any], list[Any]]:
+def case_items(setup: Setup, request: EditRequest) -> tuple[list[ScoreItem], list[GenerateItem]]:
     """Eight questions of a case: four scored continuations and four natural continuations of up to 50 tokens."""
     from edit_hooks.inference.items import GenerateItem, ScoreItem
     from edit_hooks.modeling.tokens import split_continuation
@@ -156,9 +178,12 @@ def case_items(setup: Setup, request: Any) -> tuple[list[Any], list[Any]]:
     subject, target = request.subject, " " + request.target_new.strip()
     prompts = [request.text, f"It is well known about {subject} that", f"A traveller once wrote of {subject}:",
                f"Question: what do you know of {subject}? Answer:"]  # fmt: skip
-    scored = [ScoreItem(*map(tuple, split_continuation(setup.tokenizer, prompt, target))) for prompt in prompts]
-    written = [GenerateItem(tokens(f"Please answer the question:\n\nQ: {p}?\nA:"), (".", "\n"), 50) for p in prompts]
-    return scored, written
+    score_items = []
+    for prompt in prompts:
+        context, continuation = split_continuation(setup.tokenizer, prompt, target)
+        score_items.append(ScoreItem(tuple(context), tuple(continuation)))
+    questions = [f"Please answer the question:\n\nQ: {prompt}?\nA:" for prompt in prompts]
+    return score_items, [GenerateItem(tokens(question), (".", "\n"), 50) for question in questions]
 
 
 def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float:
@@ -168,116 +193,142 @@ def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float
     from edit_hooks.inference.reference import generate_reference, score_reference
     from edit_hooks.inference.scoring import score
 
-    made = editor(setup, engine, 6, steps)
-    asked = requests(setup.arguments, edits)
-    items = [case_items(setup, request) for request in asked]
+    editor = make_editor(setup, engine, 6, steps)
+    requests = load_requests(setup.args, edits)
+    items = [case_items(setup, request) for request in requests]
 
     def run() -> None:
-        deltas = made.edit(setup.model, setup.tokenizer, asked)
-        to_score = [(item, delta) for delta, (scored, _) in zip(deltas, items, strict=True) for item in scored]
-        to_write = [(item, delta) for delta, (_, written) in zip(deltas, items, strict=True) for item in written]
+        deltas = editor.edit(setup.model, setup.tokenizer, requests)
+        score_jobs: list[tuple[ScoreItem, Delta | None]] = []
+        generate_jobs: list[tuple[GenerateItem, Delta | None]] = []
+        for delta, (score_items, generate_items) in zip(deltas, items, strict=True):
+            score_jobs += [(item, delta) for item in score_items]
+            generate_jobs += [(item, delta) for item in generate_items]
         if engine == "reference":
-            score_reference(setup.model, to_score, lambda count: None)
-            generate_reference(setup.model, setup.tokenizer, to_write, lambda count: None)
+            score_reference(setup.model, score_jobs, lambda count: None)
+            generate_reference(setup.model, setup.tokenizer, generate_jobs, lambda count: None)
         else:
-            score(setup.model, to_score, Limits(), lambda count: None)
-            generate(setup.model, setup.tokenizer, to_write, Limits(), lambda count: None)
+            score(setup.model, score_jobs, Limits(), lambda count: None)
+            generate(setup.model, setup.tokenizer, generate_jobs, Limits(), lambda count: None)
 
-    return timed(run) / edits
+    return time_seconds(run) / edits
 
 
-def measure(arguments: argparse.Namespace, name: str, job: dict[str, Any], connection: Any) -> None:
-    """One measurement in its own process: seconds (or operations), peak memory, size of the weights."""
+MEASURES: dict[str, Callable[..., float]] = {
+    "edit": seconds_per_edit,
+    "case": seconds_per_case,
+    "operations": operations_per_edit,
+}
+
+
+def measure(args: argparse.Namespace, name: str, job: Mapping[str, object], connection: Connection) -> None:
+    """Run one measurement and send it; the body of a process."""
     import torch
 
-    setup = load(arguments)
+    setup = load(args)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    measures = {"edit": seconds_per_edit, "case": seconds_per_case, "operations": operations_per_edit}
-    seconds = measures[name](setup, **job)
+    value = MEASURES[name](setup, **job)
     if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated()
+        peak_bytes = torch.cuda.max_memory_allocated()
     else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    connection.send((seconds, peak, setup.weight_bytes))
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    connection.send(Measurement(value, peak_bytes, setup.weight_bytes))
 
 
-def in_own_process(arguments: argparse.Namespace, name: str, **job: Any) -> tuple[float, float, int]:
+def measure_in_process(args: argparse.Namespace, name: str, **job: object) -> Measurement:
+    """Run one measurement in a process of its own."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=measure, args=(arguments, name, job, sender))
+    process = context.Process(target=measure, args=(args, name, job, sender))
     process.start()
     sender.close()
     try:
-        result = receiver.recv()
+        measurement = receiver.recv()
     except EOFError:
         raise SystemExit(f"the measurement {name} {job} failed; its error is above") from None
     process.join()
-    return result
+    return measurement
 
 
-def compare(arguments: argparse.Namespace, label: str, name: str, fast: dict, reference: dict) -> tuple[float, float]:
-    """Measure both engines and print a row; returns (ratio, fast peak over the weights)."""
-    slow_seconds, slow_peak, weights = in_own_process(arguments, name, engine="reference", **reference)
-    fast_seconds, fast_peak, _ = in_own_process(arguments, name, engine="fast", **fast)
-    ratio = slow_seconds / fast_seconds
+def compare(
+    args: argparse.Namespace, label: str, name: str, fast_job: Mapping[str, int], reference_job: Mapping[str, int]
+) -> tuple[float, float]:
+    """Measure both engines and print a row; returns the ratio of seconds, and the fast peak over the weights."""
+    slow = measure_in_process(args, name, engine="reference", **reference_job)
+    fast = measure_in_process(args, name, engine="fast", **fast_job)
+    ratio, fast_peak = slow.value / fast.value, fast.peak_bytes / fast.weight_bytes
+    slow_peak = slow.peak_bytes / slow.weight_bytes
     print(
-        f"| {label} | {slow_seconds:.2f} | {fast_seconds:.2f} | {ratio:.1f} | {slow_peak / weights:.2f} "
-        f"| {fast_peak / weights:.2f} |",
+        f"| {label} | {slow.value:.2f} | {fast.value:.2f} | {ratio:.1f} | {slow_peak:.2f} | {fast_peak:.2f} |",
         flush=True,
     )
-    return ratio, fast_peak / weights
+    return ratio, fast_peak
 
 
-def growth(arguments: argparse.Namespace, label: str, jobs: dict[Any, dict[str, Any]]) -> None:
-    """How the fast path's seconds per edit change with one thing."""
-    rows = [f"{key}: {in_own_process(arguments, 'edit', engine='fast', **job)[0]:.2f}" for key, job in jobs.items()]
-    print(f"Seconds per edit by {label}: " + ", ".join(rows), flush=True)
+def print_operations(args: argparse.Namespace, fast_job: Mapping[str, int], reference_job: Mapping[str, int]) -> None:
+    """Print a table of the operations per edit of both engines."""
+    print("\n| operations per edit | reference 1e9 | fast 1e9 | ratio |\n|---|---|---|---|")
+    for num_templates in TEMPLATES:
+        slow, fast = (
+            measure_in_process(args, "operations", engine=engine, num_templates=num_templates, **job).value
+            for engine, job in (("reference", reference_job), ("fast", fast_job))
+        )
+        print(f"| {num_templates} templates | {slow:.0f} | {fast:.0f} | {slow / fast:.1f} |", flush=True)
+
+
+def print_growth(args: argparse.Namespace) -> None:
+    """Print the fast path's seconds per edit by number of edits, edited layer and templates."""
+
+    def print_series(label: str, name: str, values: Sequence[int], **job: int) -> None:
+        cells = []
+        for value in values:
+            seconds = measure_in_process(args, "edit", engine="fast", steps=args.steps, **{**job, name: value}).value
+            cells.append(f"{value}: {seconds:.2f}")
+        print(f"Seconds per edit by {label}: " + ", ".join(cells), flush=True)
+
+    print_series("number of edits", "edits", (1, 4, 16, 32), num_templates=6)
+    print_series("edited layer", "layer", (2, 6, 10, 14), num_templates=6, edits=8)
+    print_series("templates", "num_templates", (6, 11, 21), edits=8)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pretrained", help="model folder or hub id; default: the demo model")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of a known shape instead")
+    parser.add_argument("--tokenizer", help="tokenizer for --shape; default: the demo model's")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): torch's choice")
+    parser.add_argument("--edits-from", default="bake", help="a benchmark (its mini set) or a JSONL file")
+    parser.add_argument("--edits", type=int, default=16, help="edits made together by the fast path")
+    parser.add_argument("--steps", type=int, default=20, help="steps of the value optimization")
+    parser.add_argument("--reference-edits", type=int, default=1, help="edits on which the reference path is timed")
+    parser.add_argument("--operations", action="store_true", help="also count operations per edit")
+    parser.add_argument("--growth", action="store_true", help="also measure growth with edits, depth and templates")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pretrained", help="model folder or hub id; the demo model when absent")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of a known shape instead")
-    parser.add_argument("--tokenizer", help="tokenizer for --shape; the demo model's when absent")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; torch's default when 0")
-    parser.add_argument("--edits-from", default="bake", help="a benchmark's name (its mini set) or a JSONL file")
-    parser.add_argument("--edits", type=int, default=16, help="edits made together by the fast path")
-    parser.add_argument("--steps", type=int, default=20, help="steps of the value optimization")
-    parser.add_argument("--reference-edits", type=int, default=1, help="edits the reference path is timed on")
-    parser.add_argument("--operations", action="store_true", help="also count operations per edit")
-    parser.add_argument("--growth", action="store_true", help="also measure growth with edits, depth and templates")
-    arguments = parser.parse_args()
-    fast = {"edits": arguments.edits, "steps": arguments.steps}
-    slow = {"edits": arguments.reference_edits, "steps": arguments.steps}
-    print(
-        f"{platform.processor() or platform.machine()}, {arguments.dtype}, {arguments.device}; {arguments.steps} steps"
-    )
+    args = parse_arguments()
+    fast_job = {"edits": args.edits, "steps": args.steps}
+    reference_job = {"edits": args.reference_edits, "steps": args.steps}
+    print(f"{platform.processor() or platform.machine()}, {args.dtype}, {args.device}; {args.steps} steps")
     print("| measurement | reference s | fast s | ratio | reference peak / weights | fast peak / weights |")
     print("|---|---|---|---|---|---|")
-    ratios = {}
-    for templates in (21, 11, 6):
-        job = {"num_templates": templates}
-        ratios[templates] = compare(arguments, f"edit, {templates} templates", "edit", fast | job, slow | job)
-    case_ratio, case_peak = compare(arguments, "case, 6 templates, 8 questions", "case", fast, slow)
-    if arguments.operations:
-        print("\n| operations per edit | reference 1e9 | fast 1e9 | ratio |\n|---|---|---|---|")
-        for templates in (21, 11, 6):
-            row = [
-                in_own_process(arguments, "operations", engine=engine, num_templates=templates, **job)[0]
-                for engine, job in (("reference", slow), ("fast", fast))
-            ]
-            print(f"| {templates} templates | {row[0]:.0f} | {row[1]:.0f} | {row[0] / row[1]:.1f} |", flush=True)
-    if arguments.growth:
-        base = {"num_templates": 6, "steps": arguments.steps}
-        growth(arguments, "number of edits", {n: base | {"edits": n} for n in (1, 4, 16, 32)})
-        depth = {layer: base | {"edits": 8, "layer": layer} for layer in (2, 6, 10, 14)}
-        growth(arguments, "edited layer", depth)
-        growth(arguments, "templates", {n: base | {"edits": 8, "num_templates": n} for n in (6, 11, 21)})
-    peak = max(case_peak, *(peak for _, peak in ratios.values()))
-    print(f"RATIO edit={ratios[21][0]:.1f} case={case_ratio:.1f} peak={peak:.2f}")
+    ratios, peaks = {}, []
+    for num in TEMPLATES:
+        jobs = (fast_job | {"num_templates": num}, reference_job | {"num_templates": num})
+        ratios[num], peak = compare(args, f"edit, {num} templates", "edit", *jobs)
+        peaks.append(peak)
+    case_ratio, peak = compare(args, "case, 6 templates, 8 questions", "case", fast_job, reference_job)
+    peaks.append(peak)
+    if args.operations:
+        print_operations(args, fast_job, reference_job)
+    if args.growth:
+        print_growth(args)
+    print(f"RATIO edit={ratios[21]:.1f} case={case_ratio:.1f} peak={max(peaks):.2f}")
 
 
 if __name__ == "__main__":

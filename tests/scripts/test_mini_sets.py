@@ -37,7 +37,7 @@ question = pytest.mark.parametrize("record", QAEDIT, ids=lambda r: f"{r['categor
 
 
 def occurs(words: str, text: str) -> bool:
-    """Whole words, whatever their case."""
+    """True if the words occur as whole words, in any case."""
     return re.search(rf"(?<!\w){re.escape(words.lower())}(?!\w)", text.lower()) is not None
 
 
@@ -217,6 +217,6 @@ def test_a_check_reports_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert list(differences(stored, near)) == []
     far = {"forward": {"nll_true": 1.1, "first_token": "a"}, "neighbors": [], "nll": None}
-    found = list(differences(stored, far))
-    where = [line.split(":")[0] for line in found]
-    assert where == ["provenance.forward.nll_true", "provenance.neighbors", "provenance.nll"]
+    lines = list(differences(stored, far))
+    fields = [line.split(":")[0] for line in lines]
+    assert fields == ["provenance.forward.nll_true", "provenance.neighbors", "provenance.nll"]

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from golden_data import GOLDEN_MODELS, golden_covariance, golden_json
+from hub_corpus import serve_corpus
 from tiny import SENTENCES, build_model, build_tokenizer
 
+from edit_hooks import EditingError
 from edit_hooks.locate import second_moments as module
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment
@@ -134,3 +136,34 @@ def test_power_iteration_agrees_with_the_eigenvalues(monkeypatch):
     approximate = module._condition(matrix)
     for name in ("largest_eigenvalue", "smallest_eigenvalue"):
         assert approximate[name] == pytest.approx(exact[name], rel=1e-3)
+
+
+def test_the_dtype_setting_is_the_precision_of_the_stored_matrix():
+    wide = collect(TEXTS, dtype="float64")[1].matrix_FF
+    narrow = collect(TEXTS)[1].matrix_FF
+    assert torch.equal(wide.float(), narrow) and not torch.equal(wide, narrow.double())
+
+
+# --- hub corpora -----------------------------------------------------------------------------------------------------
+
+
+def test_a_small_hub_corpus_is_read_completely(tmp_path, monkeypatch):
+    serve_corpus(tmp_path / "hub", monkeypatch)
+    moment = collect("owner/corpus", tmp_path / "stats", num_tokens=100_000, dtype="float64")[1]
+    plain = collect(TEXTS, dtype="float64")[1]
+    torch.testing.assert_close(moment.matrix_FF, plain.matrix_FF, rtol=1e-5, atol=1e-7)  # keys are float32
+    assert any("of the 100000 tokens asked for" in text for text in moment.report["warnings"])
+
+
+def test_hub_corpora_without_texts_or_with_lost_connections_are_explained(tmp_path, monkeypatch):
+    corpus = serve_corpus(tmp_path / "hub", monkeypatch)
+    corpus.shard.write_text(json.dumps({"body": "x"}) + "\n")
+    with pytest.raises(EditingError, match=r"no field 'text'"):
+        collect("owner/corpus", tmp_path / "stats")
+
+    def refuse(*_args, **_kwargs):
+        raise ConnectionError("the line broke")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    with pytest.raises(EditingError, match=r"cannot read the corpus 'owner/corpus'.*the line broke.*'self'"):
+        collect("owner/corpus", tmp_path / "stats")

@@ -1,35 +1,36 @@
-"""The verb ``lm-edit trace``."""
+"""``lm-edit trace``."""
 
 from __future__ import annotations
 
 import json
-import re
 
-from tiny import REQUESTS, save_tiny
+import pytest
+from command_line import printed_lines, split_cells, write_requests
 
-from edit_hooks import EditRequest
 from lm_edit.cli.main import main
 
-FACTS = [EditRequest(**{"case_id": f"c{number}", **request}) for number, request in enumerate(REQUESTS)]
+
+@pytest.fixture
+def command(tiny_path, tmp_path):
+    model = ["--pretrained", str(tiny_path("llama")), "--device", "cpu", "--store", str(tmp_path / "store")]
+    edits = str(write_requests(tmp_path / "facts.jsonl"))
+    return ["trace", *model, "--edits", edits, "--num-edits", "3", "--answer", "predicted", "--samples", "2"]
 
 
-def test_trace_prints_a_table_and_writes_json(tmp_path, capsys):
-    path = str(save_tiny(tmp_path, "llama"))
-    edits = tmp_path / "facts.jsonl"
-    edits.write_text("\n".join(json.dumps(request.to_dict()) for request in FACTS), encoding="utf-8")
+def test_trace_prints_a_table_and_writes_json(command, tmp_path, capsys):
     out = tmp_path / "trace.json"
-    model = ["--pretrained", path, "--device", "cpu", "--store", str(tmp_path / "store")]
-    chosen = ["--edits", str(edits), "--num-edits", "3", "--answer", "predicted", "--samples", "2", "--out", str(out)]
-    assert main(["trace", *model, *chosen]) == 0
-    lines = capsys.readouterr().out.strip().split("\n")
+    assert main([*command, "--out", str(out)]) == 0
+    lines = printed_lines(capsys)
     record = json.loads(out.read_text())
     assert record["num_facts"] == 3 and record["settings"]["samples"] == 2
-    rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
-    (row,) = [row for row in rows if row[0] == "1"]
+    (row,) = [cells for line in lines if (cells := split_cells(line))[0] == "1"]
     assert f"{record['effects']['mlp']['subject_last']['mean'][1]:+.4f}" in row
     if record["suggested"]:
         assert any(f"layers:{record['suggested']['one']}" in line for line in lines)
-    assert main(["trace", *model, "--edits", "bakee"]) == 2
+
+
+def test_unknown_benchmarks_and_plot_formats_are_explained(command, tmp_path, capsys):
+    assert main(["trace", "--edits", "bakee"]) == 2
     assert "Did you mean 'bake'" in capsys.readouterr().err
-    assert main(["trace", *model, *chosen, "--plot", str(tmp_path / "trace.txt")]) == 2
+    assert main([*command, "--plot", str(tmp_path / "trace.txt")]) == 2
     assert ".svg, .png" in capsys.readouterr().err

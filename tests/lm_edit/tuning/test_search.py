@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -11,7 +10,7 @@ from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES, build_model, build_to
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
 from edit_hooks.store.store import Store
-from lm_edit.tuning.search import FactScore, Trial, _rounds, candidates, tune
+from lm_edit.tuning.search import FactScore, Trial, _plan_rounds, tune
 from lm_eval_tasks.common.cases import Case, Question
 
 QUICK = {"layers": [EDIT_LAYER], "num_steps": 4, "context_templates": CONTEXT_TEMPLATES[:2]}
@@ -104,9 +103,9 @@ def test_the_score_is_the_harmonic_mean_of_what_there_is():
 
 
 def test_rounds_halve_candidates_and_double_facts():
-    assert _rounds(8, 16, True) == [(8, 0, 4), (4, 4, 8), (2, 8, 16)]
-    assert _rounds(8, 16, False) == [(8, 0, 16)] and _rounds(2, 16, True) == [(2, 0, 16)]
-    assert _rounds(5, 3, True) == [(5, 0, 2), (3, 2, 3)] and _rounds(4, 1, True) == [(4, 0, 1)]
+    assert _plan_rounds(8, 16, True) == [(8, 0, 4), (4, 4, 8), (2, 8, 16)]
+    assert _plan_rounds(8, 16, False) == [(8, 0, 16)] and _plan_rounds(2, 16, True) == [(2, 0, 16)]
+    assert _plan_rounds(5, 3, True) == [(5, 0, 2), (3, 2, 3)] and _plan_rounds(4, 1, True) == [(4, 0, 1)]
 
 
 def test_the_better_half_goes_on_and_the_best_comes_first(tiny, monkeypatch):
@@ -120,7 +119,7 @@ def test_the_better_half_goes_on_and_the_best_comes_first(tiny, monkeypatch):
         for case in cases:
             trial.facts[case.request.key] = FactScore(1.0, 1.0, 1 - lr / 10, 0.0)
 
-    monkeypatch.setattr("lm_edit.tuning.search._Search.run", run)
+    monkeypatch.setattr("lm_edit.tuning.search._TrialRunner.run", run)
     cases = [
         Case(EditRequest(prompt=f"{{}} {n}", subject="A", target_new="b"), [], CASES[0].neighbors) for n in range(8)
     ]
@@ -171,23 +170,3 @@ def test_efficacy_alone_is_refused(tiny):
     with pytest.raises(EditingError, match="needs the field 'subject'"):
         plain_case = Case(EditRequest(prompt="a b", target_new="c"), [], CASES[0].neighbors)
         tune(*tiny, "r_rome", [QUICK], [plain_case], quiet=True)
-
-
-def test_candidates_cover_depths_and_combinations(tiny):
-    model = build_model("llama", num_hidden_layers=12)
-    found = candidates("r_rome", model, {"lr": 0.4}, {"clamp_factor": [1.0, 4.0]})
-    base = load_editor("r_rome").default_config(model).layers
-    assert found[0] == {"lr": 0.4, "layers": base}
-    product = {(layer, lr, clamp) for layer in (1, 2, 3, 5, 7) for lr in (0.08, 0.4) for clamp in (1.0, 4.0)}
-    assert base == [3]
-    tried = {(*c["layers"], round(c["lr"], 6), c["clamp_factor"]) for c in found[1:]}
-    assert tried == product - {(3, 0.4, 4.0)}  # that one is the first
-    assert len({json.dumps(c, sort_keys=True) for c in found}) == len(found)
-    several = candidates("memit", model, {}, {"lr": [0.1]})
-    assert all(len(c["layers"]) == len(several[0]["layers"]) and c["layers"][0] >= 0 for c in several)
-    (_, other) = candidates("rect", model, {"base": "r_rome", "layers": [3]}, {"layers": [[3]], "lr": [0.123]})
-    assert other["base_settings"] == {"lr": 0.123}
-    with pytest.raises(EditingError, match=r"clamp_factorr.*Did you mean 'clamp_factor'"):
-        candidates("r_rome", model, {}, {"clamp_factorr": [1]})
-    with pytest.raises(EditingError, match="blocks 0 to 11"):
-        candidates("r_rome", model, {}, {"layers": [[12]]})

@@ -1,0 +1,92 @@
+"""``lm-edit trace``: causal tracing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lm_edit.cli.command import (
+    DATA_HELP,
+    Verb,
+    add_model_arguments,
+    data_settings,
+    load_model,
+    model_name,
+    open_store,
+    table,
+)
+
+if TYPE_CHECKING:
+    from edit_hooks.locate.causal_trace import Trace
+
+PRINTED_GROUPS = ("subject_last", "last")  # --out has all token groups
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--edits", required=True, help="facts: a benchmark, or a JSON(L) file of edit requests")
+    parser.add_argument("--data", help=DATA_HELP)
+    parser.add_argument("--num-edits", type=int, help="use the first facts only; default: all")
+    parser.add_argument(
+        "--answer",
+        default="known",
+        help="known (default): only facts that the model predicts correctly; true: all facts; "
+        "predicted: trace the model's prediction",
+    )
+    parser.add_argument("--samples", type=int, default=10, help="noise draws per fact (default 10)")
+    parser.add_argument("--noise", type=float, default=3.0, help="in standard deviations of the subjects (default 3)")
+    parser.add_argument(
+        "--window", type=int, help="blocks restored together; default: 10 of 48, scaled to the model's depth"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
+    parser.add_argument("--max-tokens", type=int, default=4096, help="tokens per forward pass (default 4096)")
+    parser.add_argument("--store", help="folder of the store of finished facts, or off")
+    parser.add_argument("--out", type=Path, help="write all effects to this JSON file")
+    parser.add_argument("--plot", type=Path, help="write a figure, .svg, .png or .pdf (needs matplotlib)")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from edit_hooks.lm.edit_sources import load_edits
+    from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
+    from edit_hooks.utils.files import write_atomically
+    from lm_edit.figures.causal_trace import check_plot, plot_trace
+
+    if args.plot:
+        check_plot(args.plot)
+    settings = TraceSettings(args.samples, args.noise, args.seed, args.window, args.answer, args.max_tokens)
+    requests = load_edits(args.edits, data_settings(args), args.num_edits)
+    lm = load_model(args)
+    trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=open_store(args.store))
+    _print_trace(trace)
+    if args.out:
+        write_atomically(args.out, json.dumps({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")
+        print(f"written to {args.out}")
+    if args.plot:
+        print(f"plot: {plot_trace(trace, args.plot)}")
+    return 0
+
+
+def _print_trace(trace: Trace) -> None:
+    columns = [(kind, group) for kind in trace.effects for group in PRINTED_GROUPS if group in trace.effects[kind]]
+    rows = [
+        [str(layer), *(f"{trace.effects[kind][group]['mean'][layer]:+.4f}" for kind, group in columns)]
+        for layer in range(trace.settings["layers"])
+    ]
+    print(
+        f"average indirect effect over {trace.num_facts} facts ({len(trace.skipped)} skipped); probability of the "
+        f"answer {trace.clean:.3f}, with noise on the subject {trace.corrupted:.3f}; MLP and attention restored in "
+        f"windows of {trace.settings['window']} blocks"
+    )
+    table(("layer", *(f"{kind} {group}" for kind, group in columns)), rows)
+    layers = trace.suggested()
+    if not layers:
+        print("no layer is suggested: restoring an MLP at the subject's last token has no positive effect")
+        return
+    print(f"one layer to edit: editor_args=layers:{layers['one']}; several: editor_args=layers:{layers['several']}")
+
+
+VERBS: dict[str, Verb] = {
+    "trace": Verb("causal tracing: layers and tokens that mediate a set of facts", _add_arguments, _run),
+}

@@ -1,0 +1,60 @@
+"""``lm-edit editors`` and ``lm-edit validate``."""
+
+from __future__ import annotations
+
+import json
+
+from command_line import printed_lines, write_requests
+from paths import RECORDS
+from tiny import REQUESTS
+
+from edit_hooks.base.registry import EDITORS
+from lm_edit.cli.main import main
+
+BAKE = RECORDS / "bake_qa.jsonl"
+
+
+def test_editors_are_listed_with_capabilities_and_settings(capsys):
+    assert main(["editors"]) == 0
+    lines = printed_lines(capsys)
+    assert [line.split()[0] for line in lines[1 : 1 + len(EDITORS)]] == list(EDITORS)
+    memit = next(line for line in lines if line.startswith("memit ")).split()
+    assert memit[1:3] == ["yes", "yes"]
+    assert main(["editors", "rome"]) == 0
+    settings = {line.split()[0]: line for line in printed_lines(capsys)[2:]}
+    assert "float" in settings["lr"] and "0.5" in settings["lr"] and settings["seed"].endswith("at random")
+
+
+def test_an_unknown_editor_gets_a_hint(capsys):
+    assert main(["editors", "rom"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Did you mean 'rome'" in captured.err and "Traceback" not in captured.err
+
+
+def test_validate_lists_every_bad_record(tmp_path, capsys):
+    edits = write_requests(tmp_path / "requests.jsonl")
+    assert main(["validate", str(edits)]) == 0
+    assert printed_lines(capsys)[-1] == f"{len(REQUESTS)} good, 0 bad, 0 repeated"
+    with edits.open("a", encoding="utf-8") as file:
+        for record in ({"prompt": "{} is", "target_new": "x"}, dict(REQUESTS[0]), {"prompt": "a", "target_new": ""}):
+            file.write(json.dumps(record) + "\n")
+    assert main(["validate", str(edits)]) == 1
+    lines = printed_lines(capsys)
+    assert sum(line.startswith("bad: ") for line in lines) == 2 and lines[-1] == "5 good, 2 bad, 1 repeated"
+    assert any("line 5" in line and "'subject' is missing" in line for line in lines)
+
+
+def test_validate_checks_a_benchmarks_own_file(tmp_path, capsys):
+    assert main(["validate", "bake", "--data", str(BAKE)]) == 0
+    assert printed_lines(capsys)[-1].startswith("4 good, 0 bad")
+    broken = tmp_path / "broken.jsonl"
+    rows = BAKE.read_text(encoding="utf-8").splitlines()
+    broken.write_text("\n".join([rows[0], rows[1].replace('"requested_rewrite"', '"rewrite"')]) + "\n")
+    assert main(["validate", "bake", "--data", str(broken)]) == 1
+    lines = printed_lines(capsys)
+    assert lines[-1].startswith("1 good, 1 bad") and any("requested_rewrite" in line for line in lines)
+
+
+def test_validate_explains_an_unknown_benchmark(capsys):
+    assert main(["validate", "bakee"]) == 2
+    assert "Did you mean 'bake'" in capsys.readouterr().err

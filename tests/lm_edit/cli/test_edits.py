@@ -1,0 +1,82 @@
+"""``lm-edit edit`` and ``lm-edit export``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import printed_lines, write_requests, write_settings
+from tiny import REQUESTS, save_tiny
+
+from edit_hooks import Delta
+from edit_hooks.lm.edit_sources import load_edits
+from edit_hooks.lm.model import EditedHFLM
+from lm_edit.cli.main import main
+
+
+@pytest.fixture
+def model(tiny_path):
+    return ["--pretrained", str(tiny_path("llama")), "--device", "cpu"]
+
+
+@pytest.fixture
+def edits(tmp_path):
+    return str(write_requests(tmp_path / "requests.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("editor", "options", "num_files", "num_requests"),
+    [
+        ("r_rome", [], len(REQUESTS), 1),
+        ("r_rome", ["--sequential", "--num-edits", "3"], 3, 1),
+        ("ft_m", ["--joint"], 1, 4),
+    ],
+)
+def test_edits_are_made_saved_and_exported(model, edits, tmp_path, capsys, editor, options, num_files, num_requests):
+    settings = str(write_settings(tmp_path / "fast.yaml")) if editor == "r_rome" else "num_steps:2;lr:0.01"
+    out = tmp_path / "edits"
+    command = ["edit", *model, "--editor", editor, "--editor-args", settings, "--edits", edits, *options]
+    command += ["--store", str(tmp_path / "store"), "--out", str(out)]
+    assert main(command) == 0
+    assert printed_lines(capsys)[-1] == f"{num_files} edits written to {out}, 0 failed"
+    paths = sorted(out.glob("*.safetensors"))
+    index = json.loads((out / "edits.json").read_text())
+    assert [entry["file"] for entry in index["edits"]] == [path.name for path in paths] and len(paths) == num_files
+    assert all(len(entry["requests"]) == num_requests for entry in index["edits"])
+    assert index["edits"][0]["requests"][0]["case_id"] == "c0" and index["editor"] == editor
+    assert main(command) == 2  # earlier edits are not overwritten
+    assert "not empty" in capsys.readouterr().err
+    file_format = "merged" if editor == "ft_m" else "peft"
+    exported = [str(path) for path in (paths if "--sequential" in options else paths[:1])]
+    assert main(["export", *exported, *model, "--format", file_format, "--out", str(tmp_path / "export")]) == 0
+    expected = "model.safetensors" if file_format == "merged" else "adapter_model.safetensors"
+    assert (tmp_path / "export" / expected).is_file()
+
+
+def test_an_edit_of_the_command_line_is_the_edit_of_an_evaluation(model, edits, tmp_path):
+    out, store = tmp_path / "edits", str(tmp_path / "store")
+    settings = str(write_settings(tmp_path / "fast.yaml"))
+    editor = ["--editor", "r_rome", "--editor-args", settings, "--store", store]
+    assert main(["edit", *model, *editor, "--edits", edits, "--out", str(out)]) == 0
+    lm = EditedHFLM(pretrained=model[1], device="cpu", editor_args=settings, store=store)
+    deltas = lm.session.edits([(request,) for request in load_edits(edits, {}, None)])
+    saved = [Delta.load(path).checksum() for path in sorted(out.glob("*.safetensors"))]
+    assert saved == [delta.checksum() for delta in deltas]
+
+
+def test_dense_edits_cannot_become_adapters_and_other_models_are_refused(model, edits, tmp_path, capsys):
+    out = tmp_path / "edits"
+    editor = ["--editor", "ft_m", "--editor-args", "num_steps:1", "--store", "off"]
+    assert main(["edit", *model, *editor, "--edits", edits, "--num-edits", "1", "--out", str(out)]) == 0
+    (path,) = out.glob("*.safetensors")
+    assert main(["export", str(path), *model, "--format", "peft", "--out", str(tmp_path / "a")]) == 2
+    assert "merged" in capsys.readouterr().err
+    other = ["--pretrained", str(save_tiny(tmp_path, "llama", seed=1)), "--device", "cpu"]
+    assert main(["export", str(path), *other, "--format", "merged", "--out", str(tmp_path / "b")]) == 2
+    assert "another model" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+
+
+def test_a_batch_size_without_a_stream_is_refused(capsys):
+    assert main(["edit", "--editor", "rome", "--edits", "x.jsonl", "--out", "y", "--edit-batch-size", "2"]) == 2
+    assert "--sequential" in capsys.readouterr().err

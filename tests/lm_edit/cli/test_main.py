@@ -1,0 +1,49 @@
+"""The command ``lm-edit``: its help, imports and exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from package_copy import run_python
+from paths import ROOT
+
+from lm_edit.cli.main import VERBS, main
+
+HEAVY_PACKAGES = {"torch", "transformers", "lm_eval", "numpy", "yaml", "safetensors"}
+
+
+def test_help_lists_every_verb_and_imports_no_heavy_package():
+    code = (
+        "import sys, lm_edit.cli.main as cli\n"
+        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print(sorted({HEAVY_PACKAGES!r} & set(sys.modules)))"
+    )
+    process = run_python("-c", code, path=ROOT)
+    *help_lines, imported = process.stdout.strip().split("\n")
+    assert imported == "[]", process.stdout + process.stderr
+    assert set(VERBS) <= {line.split()[0] for line in help_lines if line.strip()}
+
+
+@pytest.mark.parametrize("arguments", [["editors"], ["--help"]])
+def test_a_closed_pipe_ends_quietly(arguments):
+    """As with ``lm-edit editors | head -1``, once head is gone."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # argparse ignores write errors
+    command = [sys.executable, "-m", "lm_edit.cli.main", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert (process.wait(timeout=60), errors) == (1, "")
+
+
+def test_an_interrupt_ends_with_its_own_code(monkeypatch, capsys):
+    def interrupt(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(VERBS, "demo", VERBS["demo"]._replace(run=interrupt))
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

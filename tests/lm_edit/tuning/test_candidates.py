@@ -1,0 +1,51 @@
+"""Candidate settings of a search."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny import build_model
+
+from edit_hooks import EditingError, load_editor
+from lm_edit.tuning.candidates import make_candidates, sample_candidates
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model("llama", num_hidden_layers=12)
+
+
+def test_candidates_cover_depths_and_combinations(model):
+    candidates = make_candidates("r_rome", model, {"lr": 0.4}, {"clamp_factor": [1.0, 4.0]})
+    default_layers = load_editor("r_rome").default_config(model).layers
+    assert default_layers == [3] and candidates[0] == {"lr": 0.4, "layers": default_layers}
+    product = {(layer, lr, clamp) for layer in (1, 2, 3, 5, 7) for lr in (0.08, 0.4) for clamp in (1.0, 4.0)}
+    rest = {(*c["layers"], round(c["lr"], 6), c["clamp_factor"]) for c in candidates[1:]}
+    assert rest == product - {(3, 0.4, 4.0)}  # that one is the first
+    assert len({json.dumps(c, sort_keys=True) for c in candidates}) == len(candidates)
+
+
+def test_candidates_have_as_many_layers_as_the_shipped_configuration(model):
+    candidates = make_candidates("memit", model, {}, {"lr": [0.1]})
+    assert all(len(c["layers"]) == len(candidates[0]["layers"]) and c["layers"][0] >= 0 for c in candidates)
+
+
+def test_settings_of_the_base_editor_are_varied_in_base_settings(model):
+    (_, other) = make_candidates("rect", model, {"base": "r_rome", "layers": [3]}, {"layers": [[3]], "lr": [0.123]})
+    assert other["base_settings"] == {"lr": 0.123}
+
+
+def test_unknown_settings_and_layers_are_refused(model):
+    with pytest.raises(EditingError, match=r"clamp_factorr.*Did you mean 'clamp_factor'"):
+        make_candidates("r_rome", model, {}, {"clamp_factorr": [1]})
+    with pytest.raises(EditingError, match="blocks 0 to 11"):
+        make_candidates("r_rome", model, {}, {"layers": [[12]]})
+
+
+def test_a_sample_starts_with_the_first_candidate_and_depends_on_the_seed():
+    candidates = [{"lr": lr} for lr in range(20)]
+    sample = sample_candidates(candidates, 5, seed=0)
+    assert len(sample) == 5 and sample[0] == candidates[0] and all(c in candidates for c in sample)
+    assert sample == sample_candidates(candidates, 5, seed=0) != sample_candidates(candidates, 5, seed=1)
+    assert sample_candidates(candidates, None, seed=0) == sample_candidates(candidates, 20, seed=0) == candidates
