@@ -273,7 +273,8 @@ def save_tiny(
 ) -> Path:
     """Write model and tokenizer in Hugging Face format under `path` and return the folder, for `pretrained=`."""
     kind = tokenizer_kind or NATURAL_TOKENIZER[model_type]
-    folder = Path(path) / f"{model_type}-{kind}-{str(dtype).removeprefix('torch.')}"
+    variant = f"-{zlib.crc32(repr(sorted(overrides.items())).encode()):08x}" if overrides else ""
+    folder = Path(path) / f"{model_type}-{kind}-{str(dtype).removeprefix('torch.')}{variant}"
     build_model(model_type, tokenizer_kind=kind, dtype=dtype, **overrides).save_pretrained(folder)
     build_tokenizer(kind).save_pretrained(folder)
     return folder
