@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
+from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.utils.errors import EditingError
 
 GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
@@ -27,7 +27,7 @@ class Built(NamedTuple, Generic[ItemT]):
 class ItemBuilder:
     """Builds items with the tokenizer and the limits of an lm-eval model."""
 
-    def __init__(self, lm: HFLM) -> None:
+    def __init__(self, lm: LateLoadingHFLM) -> None:
         self._lm = lm
 
     def from_instance(self, request: Instance) -> Item:
@@ -47,7 +47,7 @@ class ItemBuilder:
             ids = [lm.prefix_token_id]
             target = lm.tok_encode(continuation, add_special_tokens=False)
         else:
-            ids, target = lm._encode_pair(context, continuation)
+            ids, target = lm.encode_pair(context, continuation)
         if not target:
             raise EditingError(f"continuation {continuation!r} has no token of its own after {context!r}.")
         room = lm.max_length + 1 - len(target)

@@ -44,10 +44,10 @@ class PromptEdits:
         self._chats[text] = ([dict(message) for message in messages], add_generation_prompt)
         return text
 
-    def ask(
+    def answer(
         self,
         jobs: Sequence[tuple[ItemT, Delta | None]],
-        ask: Callable[[Sequence[tuple[ItemT, Delta | None]]], Sequence[AnswerT]],
+        answer_jobs: Callable[[Sequence[tuple[ItemT, Delta | None]]], Sequence[AnswerT]],
     ) -> list[AnswerT]:
         """Ask items under edits, with the edits' contexts in the prompts; answers report the contexts."""
         without_contexts: dict[Delta, Delta | None] = {}  # one object per edit, so that its items share batches
@@ -62,7 +62,7 @@ class PromptEdits:
                 delta = without_contexts[delta]
             placed.append((item, delta))
             reports.append(report)
-        answers = ask(placed)
+        answers = answer_jobs(placed)
         return [
             answer if report is None else dataclasses.replace(answer, context=report)
             for answer, report in zip(answers, reports, strict=True)

@@ -31,7 +31,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
-class AnswerStore:
+class AnswerCache:
     """Answers of one unedited model.
 
     Args:
@@ -43,10 +43,10 @@ class AnswerStore:
         self._cache = SQLiteCache(root / FILE, TABLE)
         self.identity = dict(identity)
 
-    def ask(
-        self, items: Iterable[ItemT], ask: Callable[[Sequence[ItemT]], Sequence[ModelAnswer]]
+    def get(
+        self, items: Iterable[ItemT], compute: Callable[[Sequence[ItemT]], Sequence[ModelAnswer]]
     ) -> dict[ItemT, ModelAnswer]:
-        """Answers by item: stored ones, and new ones from ``ask``, which are then stored."""
+        """Answers by item: stored ones, and new ones from ``compute``, which are then stored."""
         distinct = list(dict.fromkeys(items))
         if not distinct:
             return {}
@@ -55,7 +55,7 @@ class AnswerStore:
         answers = {item: answer_from_json(json.loads(stored[key])) for item, key in keys.items() if key in stored}
         missing = [item for item in distinct if item not in answers]
         if missing:
-            fresh = dict(zip(missing, ask(missing), strict=True))
+            fresh = dict(zip(missing, compute(missing), strict=True))
             self._cache.write({keys[item]: json.dumps(answer_to_json(answer)) for item, answer in fresh.items()})
             answers |= fresh
         return answers

@@ -28,7 +28,7 @@ log = logging.getLogger("lm_eval.edited_hf")
 Content = TypeVar("Content")
 
 
-KEPT = (".safetensors", ".json", ".sqlite")
+STORED_SUFFIXES = (".safetensors", ".json", ".sqlite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Store:
     def _files(self) -> list[Path]:
         if not self.root.is_dir():
             return []
-        return [path for path in self.root.rglob("*") if path.suffix in KEPT and path.is_file()]
+        return [path for path in self.root.rglob("*") if path.suffix in STORED_SUFFIXES and path.is_file()]
 
     def _delta_path(self, key: str) -> Path:
         return self.root / "deltas" / key[:2] / f"{key}.safetensors"
@@ -147,7 +147,7 @@ class Store:
         return content
 
 
-def kept_beside(store: Store) -> dict[str, tuple[int, int]]:
+def sizes_outside_store(store: Store) -> dict[str, tuple[int, int]]:
     """Number of files and bytes of what else this project keeps in the user's cache: statistics, the demo model."""
     root = cache_root()
     totals = {}

@@ -19,7 +19,7 @@ def _cache_arguments(parser: argparse.ArgumentParser) -> None:
 def _cache(given: argparse.Namespace) -> int:
     if given.action == "prune" and given.max_size is None:
         raise EditingError("say how much may stay: lm-edit cache prune --max-size 5GB (0 removes everything).")
-    from edit_hooks.store.store import Store, kept_beside
+    from edit_hooks.store.store import Store, sizes_outside_store
     from edit_hooks.utils.files import parse_size
 
     store = Store(given.store)
@@ -29,7 +29,7 @@ def _cache(given: argparse.Namespace) -> int:
     print(f"store: {store.root}")
     sizes = store.size()
     total = (sum(count for count, _ in sizes.values()), sum(size for _, size in sizes.values()))
-    beside = {} if given.store else kept_beside(store)
+    beside = {} if given.store else sizes_outside_store(store)
     rows = [*sorted(sizes.items()), ("total", total), *((f"beside it: {name}", size) for name, size in beside.items())]
     table(("kind", "files", "size"), [(kind, str(count), f"{size / 1e6:.1f} MB") for kind, (count, size) in rows])
     return 0
