@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -117,7 +118,7 @@ def _number(value: Any, kind: type, name: str, hint: Any) -> Any:
             number = kind(value)
         except ValueError:
             number = None
-        if number is not None and (isinstance(value, str) or number == value):
+        if number is not None and not math.isnan(number) and (isinstance(value, str) or number == value):
             return number
     raise EditingError(f"editor setting {name!r} is {value!r}; accepted: {_spell(hint)}.")
 
@@ -133,6 +134,4 @@ def _jsonable(value: Any) -> Any:
         return {str(key): _jsonable(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_jsonable(entry) for entry in value]
-    if hasattr(value, "shape"):
-        return {"shape": list(value.shape), "dtype": str(value.dtype), "sum": float(value.double().sum())}
     return value

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,10 +22,10 @@ from edit_hooks.modeling.architectures import architecture_of, check_layers, num
 from edit_hooks.modeling.tokens import encode, join_target
 from edit_hooks.request import SLOT, EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.progress import Progress
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-Progress = Callable[[int], None]
 # In ``contract_settings``: replaced by a list of short texts on which the tiny models' tokenizers were trained.
 CONTRACT_TEXTS = "contract-texts"
 ConfigT = TypeVar("ConfigT", bound=EditorConfig)

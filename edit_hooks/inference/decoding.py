@@ -16,11 +16,12 @@ from edit_hooks.answers import GeneratedText, StopReason
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import run_in_batches
-from edit_hooks.inference.items import GenerateItem, Limits, Progress
+from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.vocab_loss import greedy_tokens
+from edit_hooks.utils.progress import Progress
 
 
 def generate(
@@ -111,9 +112,11 @@ class _GreedyLoop:
         """Add a token to an item; returns whether the item has now stopped."""
         item, tokens = self.items[index], self.new_tokens[index]
         tokens.append(token)
+        # The whole text, because one character may take several tokens and a stop string may cross them.
+        text = self._text(tokens) if item.stops else ""
         if token in self.end_tokens:
             self.stop[index] = "eos"
-        elif any(stop in self._text(tokens) for stop in item.stops):
+        elif any(stop in text for stop in item.stops):
             self.stop[index] = "stop_string"
         elif len(tokens) >= item.max_new_tokens:
             self.stop[index] = "length"

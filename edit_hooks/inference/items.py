@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from edit_hooks.answers import ScoredContinuation
-
-Progress = Callable[[int], None]
 
 
 @final

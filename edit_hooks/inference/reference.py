@@ -17,10 +17,11 @@ from edit_hooks.answers import GeneratedText, ScoredContinuation, StopReason
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.decoding import end_token_ids
-from edit_hooks.inference.items import GenerateItem, Progress, ScoreItem
+from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.utils.progress import Progress
 
 
 def score_reference(

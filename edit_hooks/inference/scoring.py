@@ -16,11 +16,12 @@ from edit_hooks.answers import ScoredContinuation
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import run_in_batches
-from edit_hooks.inference.items import Limits, Progress, ScoreItem
+from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.vocab_loss import log_likelihoods
+from edit_hooks.utils.progress import Progress
 
 
 def score(

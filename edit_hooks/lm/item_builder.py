@@ -71,6 +71,8 @@ class ItemBuilder:
     def greedy_item(self, context: str, stops: tuple[str, ...], max_new_tokens: int) -> Built[GenerateItem]:
         """A prompt; prompts that are too long lose their beginning, as in lm-eval."""
         lm = self._lm
+        if max_new_tokens < 1:
+            raise EditingError(f"max_gen_toks={max_new_tokens}; at least 1 is needed.")
         room = lm.max_length - max_new_tokens
         if room < 1:
             raise EditingError(f"max_gen_toks={max_new_tokens} leaves no room in {lm.max_length} positions.")

@@ -162,7 +162,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "model": self._model_fingerprint,
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "engine": self.options.engine,
-            "device": str(self.device),
+            "device": self.device.type,
             "attention": getattr(self.model.config, "_attn_implementation", None),
             "torch": torch.__version__,
             "code": code_fingerprint(*ANSWERING_MODULES),

@@ -152,8 +152,8 @@ class EditStream:
             return self.deltas[step]
         with self._one_at_a_time():
             delta = self._load_or_make(step, group, applied, history)
-        self.deltas.append(delta)
         self._watch(step, delta, applied)
+        self.deltas.append(delta)  # last: a step that was interrupted is made again by the next pass
         return delta
 
     def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:

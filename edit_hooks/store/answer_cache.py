@@ -1,8 +1,8 @@
-"""Answers of the unedited model in SQLite: asked once per model, reused by every later run.
+"""Cache of the unedited model's answers in SQLite, shared by all runs on one model.
 
-Comparisons with the unedited model need them, and they never change. A key covers everything that can alter an answer:
-weights, tokenizer, code, device, attention implementation, and the question with its decoding settings. Several
-processes may share one file.
+Comparisons with the unedited model need these answers, and no edit changes them. A key covers everything that can alter
+an answer: weights, tokenizer, code, device, attention implementation, and the question with its decoding settings.
+Several processes may share one file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import ModelAnswer, answer_from_json, answer_to_json
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
 
@@ -27,7 +28,16 @@ ItemT = TypeVar("ItemT", bound=Hashable)  # a dataclass: token ids and decoding 
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 (hex) of a fast tokenizer's rules."""
+    """SHA-256 (hex) of a tokenizer's rules.
+
+    Raises:
+        EditingError: for slow tokenizers, which have no serialized form.
+    """
+    if not tokenizer.is_fast:
+        raise EditingError(
+            f"answers of models with {type(tokenizer).__name__} cannot be stored; use the fast tokenizer of this model "
+            "(use_fast_tokenizer=True) or store=off."
+        )
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
@@ -36,7 +46,7 @@ class AnswerCache:
 
     Args:
         root: folder of the store.
-        identity: everything but the question that an answer depends on (JSON-able).
+        identity: everything that an answer depends on besides the question (JSON-able).
     """
 
     def __init__(self, root: Path, identity: Mapping[str, Any]) -> None:
@@ -46,7 +56,7 @@ class AnswerCache:
     def get(
         self, items: Iterable[ItemT], compute: Callable[[Sequence[ItemT]], Sequence[ModelAnswer]]
     ) -> dict[ItemT, ModelAnswer]:
-        """Answers by item: stored ones, and new ones from ``compute``, which are then stored."""
+        """Return the answers by item; ``compute`` answers the items that are not stored yet."""
         distinct = list(dict.fromkeys(items))
         if not distinct:
             return {}
