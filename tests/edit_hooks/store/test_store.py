@@ -17,7 +17,7 @@ def description(**inputs: object) -> Description:
 
 
 def delta(value: float) -> Delta:
-    return Delta(factors={"layer.weight": Factor(torch.full((2, 1), value), torch.ones(1, 3))})
+    return Delta(factors={"layer.weight": Factor(torch.full((2, 1), value), torch.ones(3, 1))})
 
 
 def test_results_are_stored_by_their_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
