@@ -1,4 +1,4 @@
-"""Lets the stock ``lm_eval`` find the model ``edited_hf`` and the tasks of this project.
+"""Start-up hook that registers the model ``edited_hf`` and the editing tasks with the stock ``lm_eval``.
 
 lm-eval 0.4.13 has no plugin discovery for models, and no released version has one for tasks. The one-line file
 ``lm_eval_editing_autoload.pth``, installed beside the packages, imports this module when an interpreter starts. It adds
@@ -7,16 +7,17 @@ one finder to ``sys.meta_path``, and nothing else happens until ``lm_eval`` itse
 - after ``lm_eval.models`` has run, ``edited_hf`` is added to the model registry by name; its code is imported on first
   use;
 - after ``lm_eval.tasks.manager`` has run, every ``TaskManager`` that includes the default tasks also scans the folder
-  ``lm_eval_tasks``: after the built-in tasks and before the user's ``include_path``, which therefore overrides ours.
+  ``lm_eval_tasks`` and the folders of the benchmarks that other packages register (:data:`BENCHMARKS`): after the
+  built-in tasks and before the user's ``include_path``, which therefore overrides ours.
 
 The order matters: in 0.4.13 the registry fills itself with the built-in models only while it is empty, so a name
 registered before ``lm_eval.models`` was imported makes ``hf`` and all the others "not found".
 
-``LM_EVAL_EDITING_AUTOLOAD=0`` switches all of it off. Where no ``.pth`` file is read (``pip install --target``,
+``LM_EVAL_EDITING_AUTOLOAD=0`` disables the hook. Where no ``.pth`` file is read (``pip install --target``,
 ``python -S``, a notebook kernel that was running during the install) ``import lm_eval_editing_autoload`` does the same.
 
-Every interpreter of the environment runs this file, so it imports only what start-up has loaded already, never raises,
-and reports what it could not do in one line on standard error.
+Every interpreter of the environment runs this file, so it imports only modules that start-up has loaded already, never
+raises, and reports a failure in one line on standard error.
 """
 
 import os
@@ -32,26 +33,28 @@ if TYPE_CHECKING:
 SWITCH = "LM_EVAL_EDITING_AUTOLOAD"
 MODEL_NAME = "edited_hf"
 MODEL_TARGET = "edit_hooks.lm:EditedHFLM"
+# Entry-point group of other packages' benchmarks; the YAML files of their tasks are beside the module that it names.
+BENCHMARKS = "lm_eval_editing.benchmarks"
 # Beside this file in a wheel and in a checkout alike; a search of sys.path could find a folder of the user's instead.
 TASKS_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lm_eval_tasks")
 
 
-def _report(what: str, error: BaseException) -> None:
+def _report(failure: str, error: BaseException) -> None:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
-    print(f"lm-eval-editing: {what}: {reason} ({SWITCH}=0 switches this off)", file=sys.stderr)
+    print(f"lm-eval-editing: {failure}: {reason} ({SWITCH}=0 switches this off)", file=sys.stderr)
 
 
 def _register_model(models: "ModuleType") -> None:
     """Add our model to the registry, after ``lm_eval.models`` has added the built-in ones."""
     from lm_eval.api.registry import model_registry
 
-    # Newer lm-eval may know the name from our entry point; the registry refuses a second, different target.
+    # Newer lm-eval may have the name from our entry point; the registry refuses a second, different target.
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
 
 
-def _add_task_folder(manager: "ModuleType") -> None:
-    """Make ``TaskManager`` scan our folder whenever it scans the default tasks."""
+def _add_task_folders(manager: "ModuleType") -> None:
+    """Make ``TaskManager`` scan the folders of editing tasks whenever it scans the default tasks."""
     import functools
     import inspect
 
@@ -67,34 +70,70 @@ def _add_task_folder(manager: "ModuleType") -> None:
     def init(self: "Any", *args: "Any", **kwargs: "Any") -> None:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        asked = bound.arguments["include_path"]
+        include_path = bound.arguments["include_path"]
         if bound.arguments["include_defaults"]:
-            bound.arguments["include_path"] = _with_our_folder(asked)
+            bound.arguments["include_path"] = _with_task_folders(include_path)
         original(*bound.args, **bound.kwargs)
         if hasattr(self, "include_path"):
-            self.include_path = asked  # what the caller gave, as without us
+            self.include_path = include_path  # unchanged for the caller
 
     init._lm_eval_editing = True  # type: ignore[attr-defined]
     task_manager.__init__ = init
 
 
-def _with_our_folder(include_path: "Any") -> "list[Any]":
-    """Our folder first: lm-eval lets later folders override earlier ones. Given by the user too, it is scanned once."""
+def _with_task_folders(include_path: "Any") -> "list[Any]":
+    """The include path with our folders first, since lm-eval lets later folders override earlier ones.
+
+    A folder that the user gives, too, is scanned once.
+    """
     if not include_path:
-        given = []
+        own = []
     elif isinstance(include_path, (list, tuple)):
-        given = list(include_path)
+        own = list(include_path)
     else:
-        given = [include_path]
-    ours = os.path.realpath(TASKS_DIR)
-    if any(os.path.realpath(path) == ours for path in given):
-        return given
-    return [TASKS_DIR, *given]
+        own = [include_path]
+    known = {os.path.realpath(path) for path in own}
+    # Other packages come before us, so that none of them replaces a task of a published benchmark.
+    return [folder for folder in (*_plugin_folders(), TASKS_DIR) if os.path.realpath(folder) not in known] + own
+
+
+def _plugin_folders() -> "list[str]":
+    """The task folders of the benchmarks that other packages register; a broken entry point is reported and skipped."""
+    from importlib.metadata import entry_points
+
+    folders = []
+    try:
+        for entry in entry_points(group=BENCHMARKS):
+            try:
+                folders.append(_folder_of(entry.module))
+            except Exception as error:
+                _report(f"could not find the tasks of benchmark {entry.name!r}", error)
+    except Exception as error:
+        _report("could not read the entry points of benchmarks", error)
+    return list(dict.fromkeys(folders))
+
+
+def _folder_of(module: str) -> str:
+    """The folder of a module inside a package, found without importing either of them."""
+    from importlib.util import find_spec
+
+    package, *parts = module.split(".")
+    spec = find_spec(package)
+    if spec is None:
+        raise ModuleNotFoundError(f"no module named {package!r}")
+    # A module outside a package is refused: its folder would be site-packages as a whole.
+    for location in spec.submodule_search_locations or ():
+        path = os.path.join(location, *parts)
+        if os.path.isdir(path):
+            return path
+        if os.path.isfile(f"{path}.py"):
+            return os.path.dirname(path)
+    raise ModuleNotFoundError(f"{module!r} is no module of a package")
 
 
 _ACTIONS: "dict[str, Callable[[ModuleType], None]]" = {
     "lm_eval.models": _register_model,
-    "lm_eval.tasks.manager": _add_task_folder,
+    "lm_eval.tasks.manager": _add_task_folders,
 }
 
 
@@ -117,7 +156,7 @@ class _AfterImport:
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        # The second test ends the recursion with another finder that asks all the others in turn, as this one does.
+        # The second test ends the recursion with another finder that calls all the others in turn, as this one does.
         if fullname not in _ACTIONS or fullname in self._searching:
             return None
         self._searching.add(fullname)
@@ -134,8 +173,8 @@ class _AfterImport:
 
     @staticmethod
     def _extend(spec: "ModuleSpec") -> None:
-        # Shadow one method of this loader object instead of wrapping the loader: everything else that tools ask a
-        # loader for (source, resources, pickling) stays as it is.
+        # Shadow one method of this loader object instead of wrapping the loader: everything else that tools read from a
+        # loader (source, resources, pickling) stays unchanged.
         loader: Any = spec.loader
         try:
             original = loader.exec_module
@@ -150,7 +189,7 @@ class _AfterImport:
 
 
 def install() -> None:
-    """Add the finder, once, and catch up with what has been imported already. Does nothing when switched off."""
+    """Add the finder once, and run the actions for modules that have been imported already; a no-op when disabled."""
     if os.environ.get(SWITCH, "1").strip().lower() in {"0", "false", "no", "off"}:
         return
     # Compared by name: after a reload of this module the class of the finder in sys.meta_path is another object.

@@ -1,16 +1,21 @@
-"""Edits with rewordings and unrelated texts, for training hyper-networks: from a file or from a benchmark's records."""
+"""Training data of MEND's hyper-network, from a file or a benchmark.
+
+It consists of edits with paraphrases and unrelated texts.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.training.mend_trainer import EditData, EditExample
-from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.training.edit_data import EditData, EditExample
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
-from lm_eval_tasks.common.dataset import Loaded, read_rows
+from lm_eval_tasks.common.benchmark import find_benchmark
+from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.dataset import Settings, read_rows
 from lm_eval_tasks.common.fields import Fields
 
 FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality")
@@ -18,7 +23,7 @@ FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality")
 
 def load_edit_data(
     source: str,
-    settings: Mapping[str, Any],
+    settings: Settings,
     *,
     validation: str | None = None,
     validation_share: float = 0.1,
@@ -26,16 +31,16 @@ def load_edit_data(
 ) -> EditData:
     """Training and validation edits.
 
-    Args:
-        source: a JSON(L) file or a benchmark (one of :data:`BENCHMARKS`). Lines hold ``prompt`` (maybe with ``{}`` and
-            ``subject``), ``target_new``, ``paraphrases`` (list of texts) and ``locality`` (list of ``prompt`` and
-            ``answer``), or are laid out as MEND's zsRE files (``src``, ``alt``, ``rephrase``, ``loc``, ``loc_ans``).
-        settings: of a benchmark: ``data``, ``data_revision``, ``pretrained``.
-        validation: a file of validation edits; without one, every so many-th edit of the source is held out.
-        validation_share: share of the edits held out.
-        num_edits: only the first so many.
+    A benchmark must not be evaluated on the edits trained on; the report, which goes to the manifest, identifies them.
 
-    A benchmark must not be evaluated on the edits trained on; the report (it goes to the manifest) says which they are.
+    Args:
+        source: a benchmark, or a JSON or JSONL file. Records of a file hold ``prompt`` (optionally with ``{}`` and
+            ``subject``), ``target_new``, ``paraphrases`` (list of texts) and ``locality`` (list of ``prompt`` and
+            ``answer``), or have the layout of MEND's zsRE files (``src``, ``alt``, ``rephrase``, ``loc``, ``loc_ans``).
+        settings: for benchmarks: ``data``, ``data_revision``, ``pretrained``.
+        validation: a file of validation edits; by default every n-th edit of the source is held out.
+        validation_share: share of the edits to hold out, between 0 and 1.
+        num_edits: use only the first edits of the source.
 
     Raises:
         EditingError: for unknown sources, malformed records and too few edits.
@@ -63,24 +68,29 @@ def load_edit_data(
     return EditData(examples, held_out, report)
 
 
-def _read(source: str, settings: Mapping[str, Any]) -> tuple[list[EditExample], dict[str, Any]]:
+def _read(source: str, settings: Settings) -> tuple[list[EditExample], dict[str, Any]]:
+    """The edits of a source and its description for the report."""
     path = Path(source).expanduser()
     if path.suffix in (".jsonl", ".json"):
         if not path.is_file():
             raise EditingError(f"training data {source} is not a file.")
         examples = [_parse(record, where) for where, record in read_rows(path)]
         return examples, {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    if source not in BENCHMARKS:
-        raise EditingError(
-            f"no training edits of {source!r}.{near_misses(source, BENCHMARKS)} Accepted: {', '.join(BENCHMARKS)}, or "
-            "a JSONL file."
-        )
-    loaded, convert = BENCHMARKS[source](settings)
-    return [convert(record) for record in loaded.records], {"benchmark": source, **loaded.source}
+    loaded = find_benchmark(source, "a JSON or JSONL file").load(settings)
+    return [_to_example(case) for case in loaded.records], {"benchmark": source, **loaded.source}
+
+
+def _to_example(case: Case) -> EditExample:
+    return EditExample(
+        prompt=case.request.text,
+        target=case.request.target_new,
+        paraphrases=tuple(question.prompt for question in case.paraphrases),
+        locality=tuple((question.prompt, question.wanted) for question in case.neighbors),
+    )
 
 
 def _parse(record: Any, where: str) -> EditExample:
-    """One line of a file, in either layout."""
+    """One record of a file, in either layout."""
     if not isinstance(record, Mapping):
         raise EditingError(f"{where}: an edit is {record!r}; a mapping is needed.")
     fields = Fields(record, where)
@@ -96,47 +106,10 @@ def _parse(record: Any, where: str) -> EditExample:
     prompt = fields.text("prompt")
     if "{}" in prompt:
         prompt = prompt.replace("{}", fields.text("subject"))
-    locality = [
-        Fields(item, f"{where}, locality") for item in (fields.objects("locality") if "locality" in record else ())
-    ]
+    locality = fields.objects("locality") if "locality" in record else []
     return EditExample(
         prompt=prompt,
         target=fields.text("target_new"),
-        paraphrases=tuple(text for text in (fields.texts("paraphrases") if "paraphrases" in record else ()) if text),
+        paraphrases=tuple(text for text in fields.texts("paraphrases") if text),
         locality=tuple((item.text("prompt"), item.text("answer")) for item in locality),
     )
-
-
-Benchmark = Callable[[Mapping[str, Any]], tuple[Loaded[Any], Callable[[Any], EditExample]]]
-
-
-def _bake(settings: Mapping[str, Any]) -> tuple[Loaded[Any], Callable[[Any], EditExample]]:
-    from lm_eval_tasks.bake.records import load_records
-
-    def convert(record: Any) -> EditExample:
-        request = record.request
-        return EditExample(
-            prompt=request.text,
-            target=request.target_new,
-            paraphrases=tuple(record.paraphrases),
-            locality=tuple((prompt, request.target_true) for prompt in record.neighbors),
-        )
-
-    return load_records(settings, "qa"), convert
-
-
-def _qaedit(settings: Mapping[str, Any]) -> tuple[Loaded[Any], Callable[[Any], EditExample]]:
-    from lm_eval_tasks.qaedit.records import load_records
-
-    def convert(record: Any) -> EditExample:
-        return EditExample(
-            prompt=record.request.text,
-            target=record.request.target_new,
-            paraphrases=(record.rephrase,),
-            locality=((record.locality_question, record.locality_answer),),
-        )
-
-    return load_records(settings), convert
-
-
-BENCHMARKS: dict[str, Benchmark] = {"bake": _bake, "qaedit": _qaedit}

@@ -1,8 +1,7 @@
-"""Checking records without running anything: how many are good, and what is wrong with the others."""
+"""Check of records without a model."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,19 +9,19 @@ from typing import Any
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
-from lm_eval_tasks.common.benchmarks import BENCHMARKS
-from lm_eval_tasks.common.dataset import read_rows
+from lm_eval_tasks.common.benchmark import all_benchmarks, find_benchmark
+from lm_eval_tasks.common.dataset import Settings, read_rows
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
-        source: where the records come from (JSON-able).
-        num_good: records that can be used.
-        problems: place of every other record -> reason.
-        repeated: pairs of places that hold the same edit; no error, but batch and sequential runs refuse them.
+        source: origin of the records (JSON-able).
+        num_good: valid records.
+        problems: location of every other record -> reason.
+        repeated: pairs of locations with the same edit; no error, but batch and sequential runs refuse them.
     """
 
     source: dict[str, Any]
@@ -31,38 +30,36 @@ class Validation:
     repeated: list[tuple[str, str]] = field(default_factory=list)
 
 
-def validate(what: str, settings: Mapping[str, Any]) -> Validation:
-    """Check all records of a benchmark (by name) or of a JSON or JSONL file of edit requests.
+def validate(target: str, settings: Settings) -> Validation:
+    """Check all records of a benchmark, or of a JSON or JSONL file of edit requests.
 
     Args:
-        settings: as the tasks' metadata, for benchmarks: ``data``, ``data_revision``.
+        settings: for benchmarks: ``data``, ``data_revision``.
 
     Raises:
         EditingError: for an unknown name, and for data that cannot be read at all.
     """
-    if what in BENCHMARKS:
-        return _of_benchmark(what, settings)
-    path = Path(what).expanduser()
+    if target in all_benchmarks():
+        return _validate_benchmark(target, settings)
+    path = Path(target).expanduser()
     if path.is_file():
-        return _of_file(path)
+        return _validate_file(path)
     if path.suffix in (".json", ".jsonl"):
         raise EditingError(f"there is no file {path}.")
     raise EditingError(
-        f"{what!r} is neither a benchmark nor a file.{near_misses(what, BENCHMARKS)} "
-        f"Benchmarks: {', '.join(BENCHMARKS)}; a benchmark's own file is checked with --data."
+        f"{target!r} is neither a benchmark nor a file.{near_misses(target, all_benchmarks())} "
+        f"Benchmarks: {', '.join(all_benchmarks())}; use --data to check a benchmark's own file."
     )
 
 
-def _of_benchmark(name: str, settings: Mapping[str, Any]) -> Validation:
-    folder, subset = BENCHMARKS[name]
-    benchmark = importlib.import_module(f"lm_eval_tasks.{folder}.utils")
-    loaded = benchmark.load_records({**settings, "bad_records": "skip"}, subset)
-    source = {key: value for key, value in loaded.source.items() if key != "skipped"}
-    requests = {f"case {record.request.case_id}": record.request for record in loaded.records}
-    return Validation(source, len(loaded.records), dict(loaded.source.get("skipped", {})), _repeated(requests))
+def _validate_benchmark(name: str, settings: Settings) -> Validation:
+    loaded = find_benchmark(name).load({**settings, "bad_records": "skip"})
+    problems = loaded.source.pop("skipped", {})
+    requests = {f"case {case.request.case_id}": case.request for case in loaded.records}
+    return Validation(loaded.source, len(loaded.records), problems, _find_repeated(requests))
 
 
-def _of_file(path: Path) -> Validation:
+def _validate_file(path: Path) -> Validation:
     requests: dict[str, EditRequest] = {}
     problems: dict[str, str] = {}
     for where, record in read_rows(path):
@@ -70,10 +67,10 @@ def _of_file(path: Path) -> Validation:
             requests[where] = EditRequest.from_dict(record, where=where)
         except EditingError as error:
             problems[where] = str(error).removeprefix(f"{where}: ")
-    return Validation({"file": str(path)}, len(requests), problems, _repeated(requests))
+    return Validation({"file": str(path)}, len(requests), problems, _find_repeated(requests))
 
 
-def _repeated(requests: Mapping[str, EditRequest]) -> list[tuple[str, str]]:
+def _find_repeated(requests: Mapping[str, EditRequest]) -> list[tuple[str, str]]:
     first: dict[str, str] = {}
     pairs = []
     for where, request in requests.items():

@@ -1,1 +1,1 @@
-"""Knowledge-editing benchmarks as lm-eval tasks; one folder per benchmark, see README.md."""
+"""Knowledge-editing benchmarks as lm-eval tasks, one folder each; see README.md."""

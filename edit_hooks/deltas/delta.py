@@ -1,10 +1,10 @@
-"""`Delta`: an edit as a value that can be applied, undone, saved, loaded and used per row of a batch."""
+"""`Delta`: an edit as a value that can be applied, reverted, saved, loaded and used for single rows of a batch."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,8 @@ class Factor(NamedTuple):
     """Low-rank update ``left @ right.T`` of a linear map R^f -> R^d.
 
     Attributes:
-        left: [d, r]; right: [f, r].
+        left: [d, r].
+        right: [f, r].
         transposed: the weight is stored as [f, d] (GPT-2's Conv1D).
     """
 
@@ -41,21 +42,21 @@ class Factor(NamedTuple):
 
 @dataclass(eq=False)
 class Delta:
-    """An edit as a value: new weights, hooks on modules, text before the prompt, or several of these.
+    """An edit as a value: weight updates, hooks on modules, text before the prompt, or several of these.
 
-    Compared and hashed by identity.
+    Compared and hashed by identity, so a delta can be a dictionary key.
 
     Attributes:
         factors: module name -> low-rank update of its weight.
         dense: parameter name -> dense update in the stored orientation.
-        masks: module name -> which entries of its factor's update are written (packed bits, stored orientation, row by
-            row); modules without a mask are written whole.
-        hooked: what acts through hooks while the model runs (a codebook, a side memory).
-        contexts: what is put before prompts, one per fact.
-        stream_state: tensors that later steps of a stream need from this one (saved with it, not part of the update).
-        diagnostics: what happened while the edit was made (JSON-able): losses, steps, norms, warnings.
-        meta: what the edit is (JSON-able): editor, configuration, request(s), base model fingerprint.
-        intermediates: tensors kept for inspection on request (keys, values); never saved.
+        masks: module name -> the entries of its factor's update that are written (packed bits, stored orientation, row
+            by row). The update of a module without a mask is written whole.
+        hook_edit: the part that acts through hooks while the model runs (a codebook, side memories, adapters).
+        contexts: text for prompts, one per fact.
+        stream_state: tensors that later steps of a stream need from this one. Saved, but not part of the update.
+        diagnostics: facts about how the edit was made (JSON-able): losses, steps, norms, warnings.
+        meta: identity of the edit (JSON-able): editor, configuration, requests, base model fingerprint.
+        intermediates: tensors for inspection (keys, values), on request. Never saved.
     """
 
     factors: dict[str, Factor] = field(default_factory=dict)
@@ -70,56 +71,38 @@ class Delta:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the edit is made of whole factors only."""
-        return not self.dense and not self.masks and self.weights_only
-
-    @property
-    def weights_only(self) -> bool:
-        """Whether the edit is all in the weights, so that a checkpoint can hold it."""
-        return self.hook_edit is None and not self.contexts
-
-    @property
-    def writes(self) -> list[str]:
-        """What the edit changes: ``weights``, ``hooks``, ``context``."""
-        parts = {"weights": self.parameter_names, "hooks": self.hook_edit, "context": self.contexts}
-        return [name for name, part in parts.items() if part]
+        """Whether the edit consists of factors without masks only."""
+        return not self.dense and not self.masks and self.runtime_part is None
 
     @property
     def acts_per_row(self) -> bool:
-        """Whether the edit can act on some rows of a batch only, nothing being written."""
+        """Whether the edit can apply to some rows of a batch and not to others, without writing any weight."""
         return not self.dense and not self.masks and (self.hook_edit is None or self.hook_edit.mixes_rows)
 
     @property
+    def writes(self) -> list[str]:
+        """The kinds of change: ``weights``, ``hooks``, ``context``."""
+        changes = {"weights": self.parameter_names, "hooks": self.hook_edit, "context": self.contexts}
+        return [kind for kind, content in changes.items() if content]
+
+    @property
     def runtime_part(self) -> Delta | None:
-        """What is left of the edit once its weights are written: hooks and contexts; ``None`` without either."""
-        return None if self.weights_only else Delta(hook_edit=self.hook_edit, contexts=self.contexts)
+        """The hooks and contexts, which a checkpoint cannot hold; ``None`` for an edit of weights only."""
+        if self.hook_edit is None and not self.contexts:
+            return None
+        return Delta(hook_edit=self.hook_edit, contexts=self.contexts)
 
     @property
     def without_contexts(self) -> Delta | None:
-        """The edit on prompts that hold its context already; ``None`` when nothing is left."""
+        """The rest of the edit, for prompts that already hold its contexts; ``None`` if nothing else is left."""
         if not self.contexts:
             return self
         rest = replace(self, contexts=())
         return rest if rest.parameter_names or rest.hook_edit else None
 
     @property
-    def num_bytes(self) -> int:
-        """Memory taken by the update's tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Parameter name -> dense update in the stored orientation, float32 or wider."""
-        updates = {f"{name}.weight": factor.update() for name, factor in self.factors.items()}
-        for name, packed in self.masks.items():
-            update = updates[f"{name}.weight"]
-            updates[f"{name}.weight"] = update * unpack_bits(packed, update)
-        for name, update in self.dense.items():  # a sum of edits may hold both kinds at one parameter
-            updates[name] = update + updates[name] if name in updates else update
-        return updates
-
-    @property
     def parameter_names(self) -> list[str]:
-        """Names of the parameters the delta changes."""
+        """Names of the changed parameters."""
         return list(dict.fromkeys([*self.dense, *(f"{name}.weight" for name in self.factors)]))
 
     @property
@@ -128,8 +111,119 @@ class Delta:
         return max((factor.left.shape[1] for factor in self.factors.values()), default=0)
 
     @property
+    def num_bytes(self) -> int:
+        """Size of the update's tensors in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameter name -> dense update in the stored orientation, float32 or wider."""
+        updates = dict(self.dense)
+        for name, factor in self.factors.items():
+            update = factor.update()
+            if name in self.masks:
+                update = update * unpack_bits(self.masks[name], update)
+            parameter = f"{name}.weight"
+            # In a sum, one step can be dense and another low-rank at the same weight.
+            updates[parameter] = updates[parameter] + update if parameter in updates else update
+        return updates
+
+    @classmethod
+    def summed(cls, deltas: Sequence[Delta]) -> Delta:
+        """One delta equal to all of them applied in this order.
+
+        Factors are concatenated (ranks add up), dense and masked updates are added, hook edits are combined by their
+        kind and contexts are concatenated.
+
+        Raises:
+            EditingError: for hook edits of several kinds or at several modules.
+        """
+        total = cls(
+            hook_edit=HookEdit.combine(delta.hook_edit for delta in deltas),
+            contexts=tuple(context for delta in deltas for context in delta.contexts),
+            diagnostics={"parts": [delta.diagnostics for delta in deltas]},
+            meta={"parts": [delta.meta for delta in deltas]},
+        )
+        for delta in deltas:
+            # A masked update has no low rank, so a delta with masks is added as a dense one.
+            dense, factors = (delta.weights(), {}) if delta.masks else (delta.dense, delta.factors)
+            for name, update in dense.items():
+                total.dense[name] = total.dense[name] + update if name in total.dense else update
+            for name, factor in factors.items():
+                if name in total.factors:
+                    so_far = total.factors[name]
+                    left, right = torch.cat([so_far.left, factor.left], 1), torch.cat([so_far.right, factor.right], 1)
+                    factor = Factor(left, right, factor.transposed)
+                total.factors[name] = factor
+        return total
+
+    def check_finite(self) -> None:
+        """Raise EditingError if the update holds NaN or infinity."""
+        for name, tensor in self._tensors.items():
+            if not torch.isfinite(tensor).all():
+                raise EditingError(f"the update of {name} is not finite; lower the learning rate or use float32.")
+
+    def checksum(self) -> str:
+        """SHA-256 (hex) over the tensors, hook settings and contexts: the identity of the edit's effect."""
+        tensors = {name: [list(t.shape), str(t.dtype), tensor_checksum(t)] for name, t in self._tensors.items()}
+        return key_of(tensors | self._settings)
+
+    # ------------------------------------------------------------------------------------------------- files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write tensors and metadata to one safetensors file, atomically."""
+        header = {
+            "format": FORMAT,
+            "meta": json.dumps(self.meta),
+            "diagnostics": json.dumps(self.diagnostics),
+            "transposed": json.dumps([name for name, factor in self.factors.items() if factor.transposed]),
+            **{name: json.dumps(value) for name, value in self._settings.items()},
+            "checksum": self.checksum(),
+        }
+        write_tensors(Path(path), self._tensors, header)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Delta:
+        """Read a file written by :meth:`save`. No code named by the file is imported.
+
+        Raises:
+            EditingError: the file is missing, damaged or of another kind.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except Exception as error:
+            raise EditingError(f"cannot read the edit in {path}: {error}") from error
+        if header.get("format") != FORMAT:
+            raise EditingError(f"{path} is not a saved edit (format {header.get('format')!r}, want {FORMAT!r}).")
+        try:
+            delta = cls._from_file(header, tensors)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EditingError(f"the edit in {path} is damaged: {error!r}") from error
+        if delta.checksum() != header.get("checksum"):
+            raise EditingError(f"the edit in {path} is damaged (checksum differs).")
+        return delta
+
+    @classmethod
+    def _from_file(cls, header: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> Delta:
+        delta = cls(meta=json.loads(header["meta"]), diagnostics=json.loads(header["diagnostics"]))
+        delta.contexts = tuple(map(ContextEdit.from_dict, json.loads(header.get("contexts", "[]"))))
+        hook_tensors: dict[str, torch.Tensor] = {}
+        by_prefix = {"dense": delta.dense, "mask": delta.masks, "carry": delta.stream_state, "hook": hook_tensors}
+        transposed = set(json.loads(header["transposed"]))
+        for key, tensor in tensors.items():
+            prefix, _, name = key.partition("/")
+            if prefix in by_prefix:
+                by_prefix[prefix][name] = tensor
+            elif prefix == "left":
+                delta.factors[name] = Factor(tensor, tensors[f"right/{name}"], name in transposed)
+        if "hooked" in header:
+            delta.hook_edit = HookEdit(tensors=hook_tensors, **json.loads(header["hooked"]))
+        return delta
+
+    @property
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors under the names they are saved with."""
+        """All saved tensors by their names in the file."""
         tensors = {f"dense/{name}": tensor for name, tensor in self.dense.items()}
         tensors |= {f"mask/{name}": tensor for name, tensor in self.masks.items()}
         tensors |= {f"carry/{name}": tensor for name, tensor in self.stream_state.items()}
@@ -141,97 +235,10 @@ class Delta:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What is not tensors: the hooks' kind and settings, and the contexts; empty for edits of weights."""
-        found: dict[str, Any] = {}
+        """The saved part of the effect that is not in tensors: hook kind and settings, and contexts."""
+        settings: dict[str, Any] = {}
         if self.hook_edit is not None:
-            found["hooked"] = {"kind": self.hook_edit.kind, "settings": self.hook_edit.settings}
+            settings["hooked"] = {"kind": self.hook_edit.kind, "settings": self.hook_edit.settings}
         if self.contexts:
-            found["contexts"] = [context.to_dict() for context in self.contexts]
-        return found
-
-    @classmethod
-    def summed(cls, deltas: Sequence[Delta]) -> Delta:
-        """One delta that does what all do, written in this order: factors side by side (ranks add up), dense and masked
-        updates added, codebooks and memories as the last step left them, contexts one after another.
-
-        Raises:
-            EditingError: for hooked edits of several kinds or at several modules.
-        """
-        total = cls(diagnostics={"parts": [delta.diagnostics for delta in deltas]})
-        total.hook_edit = HookEdit.composed([delta.hook_edit for delta in deltas if delta.hook_edit is not None])
-        total.contexts = tuple(context for delta in deltas for context in delta.contexts)
-        total.meta["parts"] = [delta.meta for delta in deltas]
-        for delta in deltas:
-            for name, update in (delta.weights() if delta.masks else delta.dense).items():
-                total.dense[name] = total.dense[name] + update if name in total.dense else update
-            for name, factor in ({} if delta.masks else delta.factors).items():
-                if name in total.factors:
-                    before = total.factors[name]
-                    left, right = torch.cat([before.left, factor.left], 1), torch.cat([before.right, factor.right], 1)
-                    factor = Factor(left, right, factor.transposed)
-                total.factors[name] = factor
-        return total
-
-    def check_finite(self) -> None:
-        """Raise EditingError when the update holds NaN or infinity."""
-        for name, tensor in self._tensors.items():
-            if not torch.isfinite(tensor).all():
-                raise EditingError(f"the update of {name} is not finite; lower the learning rate or use float32.")
-
-    def checksum(self) -> str:
-        """SHA-256 (hex) over the update's tensors; the identity of what is written into the model."""
-        tensors = {name: [list(t.shape), str(t.dtype), tensor_checksum(t)] for name, t in self._tensors.items()}
-        return key_of(tensors | self._settings)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write tensors and metadata to one safetensors file (temporary name first, then renamed)."""
-        path = Path(path)
-        header = {
-            "format": FORMAT,
-            "meta": json.dumps(self.meta),
-            "diagnostics": json.dumps(self.diagnostics),
-            "transposed": json.dumps([name for name, factor in self.factors.items() if factor.transposed]),
-            **{name: json.dumps(value) for name, value in self._settings.items()},
-            "checksum": self.checksum(),
-        }
-        write_tensors(path, self._tensors, header)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Delta:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            EditingError: when the file is missing, damaged or something else.
-        """
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                if header.get("format") != FORMAT:
-                    raise EditingError(
-                        f"{path} is not a saved edit (format {header.get('format')!r}, want {FORMAT!r})."
-                    )
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except EditingError:
-            raise
-        except Exception as error:
-            raise EditingError(f"cannot read the edit in {path}: {error}") from error
-        delta = cls(meta=json.loads(header["meta"]), diagnostics=json.loads(header["diagnostics"]))
-        delta.contexts = tuple(map(ContextEdit.from_dict, json.loads(header.get("contexts", "[]"))))
-        if "hooked" in header:
-            delta.hook_edit = HookEdit(**json.loads(header["hooked"]))
-        transposed = set(json.loads(header["transposed"]))
-        for name, tensor in tensors.items():
-            kind, _, target = name.partition("/")
-            if kind == "dense":
-                delta.dense[target] = tensor
-            elif kind == "mask":
-                delta.masks[target] = tensor
-            elif kind == "carry":
-                delta.stream_state[target] = tensor
-            elif kind == "hook" and delta.hook_edit is not None:
-                delta.hook_edit.tensors[target] = tensor
-            elif kind == "left":
-                delta.factors[target] = Factor(tensor, tensors[f"right/{target}"], target in transposed)
-        if delta.checksum() != header.get("checksum"):
-            raise EditingError(f"the edit in {path} is damaged (checksum differs).")
-        return delta
+            settings["contexts"] = [context.to_dict() for context in self.contexts]
+        return settings

@@ -1,12 +1,12 @@
-"""Edits as others can use them: a PEFT LoRA adapter, or the edited model as an ordinary checkpoint folder.
+"""Export of edits: as a PEFT LoRA adapter, or the edited model as a checkpoint folder.
 
-An adapter is exact: at every edited module ``lora_B @ lora_A`` is the update itself (scaling 1), in float32. It needs
-neither peft nor the model's weights to be written. Stock ``lm_eval --model hf`` with ``peft=<folder>`` and servers with
-LoRA support answer with the edited model. Two things to know: the harness shrinks the embedding to the length of the
-tokenizer when it loads an adapter, so on models with unused vocabulary rows log-likelihoods leave those rows out; and
-an adapter adds to the output of a module, where a merged checkpoint rounds the sum to the weight's dtype.
+An adapter is exact: at every edited module ``lora_B @ lora_A`` is the update (scaling 1), in float32. Writing it needs
+neither peft nor the model. Stock ``lm_eval --model hf`` with ``peft=<folder>`` and servers with LoRA support then run
+the edited model. Two differences remain: when the harness loads an adapter, it shrinks the embedding to the length of
+the tokenizer, so log-likelihoods of models with unused vocabulary rows exclude those rows; and an adapter adds to the
+output of a module, whereas a checkpoint rounds W + update to the weight's dtype.
 
-A checkpoint holds W + update, formed in float32 or wider and rounded once.
+A checkpoint holds W + update, formed in at least float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta, Factor
@@ -31,32 +31,28 @@ from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
-
-
-ORIGIN_NAME = "edit_origin.json"
-
-
-PREFIX = "base_model.model."
+ORIGIN_NAME = "edit_origin.json"  # metadata of the edit, beside peft's files
+PREFIX = "base_model.model."  # of peft's tensor names
 
 
 def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None) -> Path:
     """Write a low-rank edit as a PEFT LoRA adapter; peft itself is not needed.
 
     Args:
-        base_model: name or folder of the model the edit was made for, for the adapter's description.
+        base_model: name or folder of the edit's base model, for the adapter's description.
 
     Returns:
-        The folder, with ``adapter_config.json``, ``adapter_model.safetensors`` and where the edit comes from.
+        The folder, with ``adapter_config.json``, ``adapter_model.safetensors`` and ``edit_origin.json``.
 
     Raises:
-        EditingError: for edits that are no sum of low-rank updates, and for a null edit.
+        EditingError: the edit is not a sum of low-rank updates, changes no weight, or the folder is not empty.
     """
     _require_low_rank(delta)
-    factors = {name: _thin(factor) for name, factor in delta.factors.items()}
+    factors = {name: _with_minimal_rank(factor) for name, factor in delta.factors.items()}
     transposed = {factor.transposed for factor in factors.values()}
     if len(transposed) > 1:
         raise EditingError("the edit mixes weights of both orientations, which one adapter cannot; export it merged.")
-    # One rank for all modules (padded with zeros): not every reader knows rank_pattern.
+    # One rank for all modules (padded with zeros): not every reader supports rank_pattern.
     rank = max(factor.left.shape[1] for factor in factors.values())
     tensors = {}
     for name, factor in factors.items():
@@ -86,38 +82,40 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None)
     return Path(folder)
 
 
-def export_merged(model: nn.Module, tokenizer: PreTrainedTokenizerBase, delta: Delta, folder: str | Path) -> Path:
-    """Write the edited model as a checkpoint folder (safetensors, configuration, tokenizer); the model stays as it was.
+def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, delta: Delta, folder: str | Path) -> Path:
+    """Write the edited model as a checkpoint folder: safetensors, configuration, tokenizer.
+
+    The model is restored afterwards.
 
     Args:
-        delta: any edit of weights, low-rank or dense.
+        delta: an edit of weights, low-rank or dense.
 
     Raises:
-        EditingError: when the edit does not fit the model, or the model carries adapters.
+        EditingError: the edit does not fit the model, the model has adapters, or the folder is not empty.
     """
     if unwrapped(model) is not model:
-        raise EditingError("the model carries adapters; merge them into it before exporting an edit.")
+        raise EditingError("the model has adapters; merge them into it before exporting an edit.")
     _require_weights(delta)
     with _new_folder(folder) as work, AppliedDeltas(model) as applied:
         applied.add(delta)
         config = dict(vars(model.config))
         try:
-            model.save_pretrained(work)  # type: ignore[operator]
+            model.save_pretrained(work)
         finally:
-            vars(model.config).update(config)  # saving writes the class's name into the model's own configuration
+            vars(model.config).update(config)  # save_pretrained writes the class's name into the configuration
         tokenizer.save_pretrained(work)
         _write_json(work / ORIGIN_NAME, _origin(delta))
     return Path(folder)
 
 
 def read_peft(folder: str | Path, model: nn.Module) -> Delta:
-    """A LoRA adapter folder as an edit of ``model``, ours or another tool's.
+    """Read a LoRA adapter folder, written by :func:`export_peft` or another tool, as an edit of ``model``.
 
     Raises:
-        EditingError: for adapters that are more than low-rank updates of linear maps, and for damaged folders.
+        EditingError: for adapters that are not low-rank updates of linear maps only, and for damaged folders.
     """
     folder = Path(folder)
-    config = _adapter_config(folder / CONFIG_NAME)
+    config = _read_adapter_config(folder / CONFIG_NAME)
     try:
         with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -131,7 +129,7 @@ def read_peft(folder: str | Path, model: nn.Module) -> Delta:
             continue
         left = tensors.get(key.replace(".lora_A.", ".lora_B."))
         if kind != "A.weight" or left is None:
-            raise EditingError(f"{folder}: tensor {key!r} is no low-rank update of a linear map.")
+            raise EditingError(f"{folder}: tensor {key!r} is not part of a low-rank update of a linear map.")
         try:
             transposed = is_transposed(inner.get_submodule(name))
         except AttributeError:
@@ -141,27 +139,27 @@ def read_peft(folder: str | Path, model: nn.Module) -> Delta:
 
 
 def _require_weights(delta: Delta) -> None:
-    if not delta.parameter_names and delta.weights_only:
-        raise EditingError("this edit changes no weight, so there is nothing to export.")
-    if not delta.weights_only:
+    if delta.runtime_part is not None:
         raise EditingError(
             "this edit is not all in the weights: it needs hooks while the model runs, or text before the prompt, "
             "which neither a checkpoint nor an adapter can hold. Use it with edited_hf (load_edit=...)."
         )
+    if not delta.parameter_names:
+        raise EditingError("this edit changes no weight, so there is nothing to export.")
 
 
 def _require_low_rank(delta: Delta) -> None:
     _require_weights(delta)
     if not delta.is_low_rank:
         raise EditingError(
-            f"this edit changes {', '.join(sorted([*delta.dense, *delta.masks]))} by updates that are not low-rank, "
+            f"the updates of {', '.join(sorted([*delta.dense, *delta.masks]))} are not low-rank, "
             "which a LoRA adapter cannot hold. Export it as a checkpoint: lm-edit export --format merged, or "
             "export_merged(...)."
         )
 
 
-def _thin(factor: Factor) -> Factor:
-    """The same update with rank at most min(d, f): a long stream adds up to more columns than the weight has."""
+def _with_minimal_rank(factor: Factor) -> Factor:
+    """The same update with rank at most min(d, f); the summed ranks of a long stream exceed it."""
     (width_out, rank), width_in = factor.left.shape, factor.right.shape[0]
     if rank <= min(width_out, width_in):
         return factor
@@ -172,7 +170,7 @@ def _thin(factor: Factor) -> Factor:
 
 
 def _scaling(config: Mapping[str, Any], name: str) -> float:
-    """What peft multiplies ``lora_B @ lora_A`` with at one module."""
+    """The factor of ``lora_B @ lora_A`` that peft applies at one module."""
     rank, alpha = config["r"], config["lora_alpha"]
     for pattern, value in (config.get("rank_pattern") or {}).items():
         rank = value if name == pattern or name.endswith(f".{pattern}") else rank
@@ -181,19 +179,20 @@ def _scaling(config: Mapping[str, Any], name: str) -> float:
     return float(alpha) / (float(rank) ** 0.5 if config.get("use_rslora") else float(rank))
 
 
-def _adapter_config(path: Path) -> dict[str, Any]:
+def _read_adapter_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kind, _ = config["peft_type"], (config["r"], config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EditingError(f"{path} is not readable as an adapter's configuration: {error!r}") from None
-    more = [name for name in ("use_dora", "modules_to_save", "trainable_token_indices") if config.get(name)]
+    extras = [name for name in ("use_dora", "modules_to_save", "trainable_token_indices") if config.get(name)]
     if config.get("bias", "none") != "none":
-        more.append("bias")
-    if kind != "LORA" or more:
+        extras.append("bias")
+    if kind != "LORA" or extras:
+        description = f"{kind} with {', '.join(extras)}" if extras else kind
         raise EditingError(
-            f"{path.parent}: only plain LoRA adapters are edits of weights; this one is {kind} "
-            f"{'with ' + ', '.join(more) if more else ''}. Load it with peft={path.parent} instead."
+            f"{path.parent}: only plain LoRA adapters are edits of weights; this one is {description}. Load it with "
+            f"peft={path.parent} instead."
         )
     return config
 
@@ -207,7 +206,7 @@ def _origin(delta: Delta) -> dict[str, Any]:
 
 
 def _read_origin(path: Path) -> dict[str, Any]:
-    """What the edit is, as exported; empty for adapters of other tools."""
+    """The exported edit's metadata; empty for adapters of other tools."""
     if not path.is_file():
         return {}
     try:
@@ -218,7 +217,7 @@ def _read_origin(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _new_folder(folder: str | Path) -> Iterator[Path]:
-    """A temporary sibling that becomes ``folder`` when the block ends well; an existing folder is not written to."""
+    """A temporary sibling that is renamed to ``folder`` if the block succeeds and removed otherwise."""
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise EditingError(f"{folder} exists and is not empty; name a new folder.")

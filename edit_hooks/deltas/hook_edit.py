@@ -1,40 +1,49 @@
-"""Edits that act through hooks while the model runs: codebooks and side memories.
+"""Edits that act through forward hooks: codebooks, side memories, adapter databases.
 
-A :class:`HookEdit` is data: named tensors, JSON-able settings and a *kind*, looked up in :data:`HOOK_KINDS`. The kind's
-class puts hooks on the modules it names and takes them off again. What a hook must know about the running pass and
-cannot see at its module (where each row's prompt ends, which columns are real tokens, prefill or decoding step) is
-handed to it as a :class:`ForwardContext`, by whoever runs the model.
+A :class:`HookEdit` is data: named tensors, JSON-able settings and a *kind*. The kind's :class:`HookKind` subclass
+places hooks on the modules and removes them. Facts about the running pass that a hook cannot see at its module (where
+each row's prompt ends, which columns are real tokens, prefill or decoding step) come as a :class:`ForwardContext` from
+the code that runs the model.
+
+Kinds are looked up by name: the built-in ones in :data:`HOOK_KINDS`, those of other packages among the entry points of
+the group :data:`ENTRY_POINTS`. A saved edit contains the name only, so loading one never imports code that the file
+chooses.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import importlib
-from collections.abc import Iterator, Sequence
+import copy
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.modeling.architectures import map_shape, unwrapped
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.plugins import import_object, registered
 
-# kind -> ``module:class``. A new way of acting through hooks is one row here and one subclass of HookKind.
+# kind -> ``module:class``. A built-in kind is one row here and one subclass of HookKind.
 HOOK_KINDS: dict[str, str] = {
     "codebook": "edit_hooks.memory.codebook:CodebookHooks",
     "side_memory": "edit_hooks.memory.side_memory:SideMemoryHooks",
     "adapter_database": "edit_hooks.memory.adapter_database:AdapterDatabaseHooks",
 }
+ENTRY_POINTS = "lm_eval_editing.hook_kinds"
 
 
 @dataclass(eq=False)
 class HookEdit:
-    """The part of an edit that acts through hooks.
+    """The part of an edit that acts through hooks. Compared and hashed by identity.
 
     Attributes:
-        kind: key of :data:`HOOK_KINDS`.
+        kind: name of the kind.
         tensors: name -> tensor, on any device, saved with the edit.
         settings: JSON-able, saved with the edit; ``module`` names the hooked module.
     """
@@ -45,113 +54,88 @@ class HookEdit:
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether rows under different edits of this kind may share a batch."""
+        """Whether rows under different edits of this kind can share a batch."""
         return kind_class(self.kind).mixes_rows
 
     def check(self, model: nn.Module) -> None:
-        """Raise EditingError when this does not fit the model."""
+        """Raise EditingError if the edit does not fit the model."""
         kind_class(self.kind).check(unwrapped(model), self)
 
     @staticmethod
-    def composed(parts: Sequence[HookEdit]) -> HookEdit | None:
-        """Parts written one after another as one; each holds what its step added or replaced.
+    def combine(steps: Iterable[HookEdit | None]) -> HookEdit | None:
+        """The steps of a stream, in order, as one edit; ``None`` if no step has hooks.
+
+        Each step holds what it added or replaced.
 
         Raises:
-            EditingError: for parts of several kinds or at several modules.
+            EditingError: for steps of several kinds or at several modules.
         """
-        if not parts:
+        edits = [edit for edit in steps if edit is not None]
+        if not edits:
             return None
-        places = {(part.kind, part.settings["module"]) for part in parts}
-        if len(places) > 1:
+        targets = {(edit.kind, edit.settings["module"]) for edit in edits}
+        if len(targets) > 1:
             raise EditingError(
-                f"edits of {', '.join(f'{kind} at {module}' for kind, module in sorted(places))} cannot be put "
+                f"edits of {', '.join(f'{kind} at {module}' for kind, module in sorted(targets))} cannot be put "
                 "together; use one memory editor, at one layer, at a time."
             )
-        return parts[0] if len(parts) == 1 else kind_class(parts[0].kind).compose(parts)
-
-
-@dataclass(frozen=True)
-class ForwardContext:
-    """What one forward pass holds, row by row.
-
-    Attributes:
-        attended_RT: bool, which columns of this pass are real tokens.
-        prompt_end_R: column of the prompt's last token; of no meaning in decoding.
-        prefill: the rows' prompts (and, in teacher forcing, their continuations); else one new token per row.
-    """
-
-    attended_RT: torch.Tensor
-    prompt_end_R: torch.Tensor
-    prefill: bool
-
-    @property
-    def prompt_RT(self) -> torch.Tensor:
-        """Which columns are prompt tokens."""
-        columns_T = torch.arange(self.attended_RT.shape[1], device=self.attended_RT.device)
-        return self.attended_RT & (columns_T <= self.prompt_end_R[:, None])
-
-    def to(self, device: torch.device) -> ForwardContext:
-        """The same on another device: a model split by a device map runs its modules where they are."""
-        return ForwardContext(self.attended_RT.to(device), self.prompt_end_R.to(device), self.prefill)
-
-    @classmethod
-    def of_prompts(cls, mask_RT: torch.Tensor, prompt_length_R: torch.Tensor | None) -> ForwardContext:
-        """A prefill pass from its attention mask, padded on either side.
-
-        Args:
-            prompt_length_R: prompt tokens of each row; ``None``: all tokens are prompt.
-        """
-        attended_RT = mask_RT.bool()
-        start_R = attended_RT.long().argmax(1)
-        length_R = attended_RT.sum(1) if prompt_length_R is None else prompt_length_R.to(mask_RT.device)
-        if len(length_R) not in (1, len(mask_RT)):
-            raise EditingError(f"{len(length_R)} prompt lengths are given for a batch of {len(mask_RT)} rows.")
-        if (length_R > attended_RT.sum(1)).any() or (length_R < 1).any():
-            raise EditingError("prompt lengths are longer than the rows' attended tokens, or zero; is a mask missing?")
-        return cls(attended_RT, (start_R + length_R - 1).expand(len(mask_RT)), prefill=True)
-
-    @classmethod
-    def of_step(cls, num_rows: int, device: torch.device) -> ForwardContext:
-        """One decoding step."""
-        ones = torch.ones(num_rows, 1, dtype=torch.bool, device=device)
-        return cls(ones, torch.zeros(num_rows, dtype=torch.long, device=device), prefill=False)
+        return edits[0] if len(edits) == 1 else kind_class(edits[0].kind).combine(edits)
 
 
 class HookKind(abc.ABC):
-    """Hooked edits of one kind, ready to act on a model.
+    """Hook edits of one kind, bound to a model and to the rows of a batch.
 
     Args:
         model: the unwrapped model.
         edits: the distinct edits.
-        edit_of_row: [rows] index into ``edits``, -1 for rows without one; ``None``: every row has ``edits[0]``.
+        edit_of_row: [R] index into ``edits``, -1 for rows without an edit; ``None``: every row has ``edits[0]``.
+
+    Attributes:
+        mixes_rows: whether rows under different edits of this kind can share a batch.
+        row_state: names of the attributes that hold one entry per row ([R, ...], or ``None`` before prefill);
+            :meth:`select` indexes them.
     """
 
     mixes_rows: ClassVar[bool] = False
+    row_state: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         self.model, self.edits, self.edit_of_row = model, edits, edit_of_row
-        self.running: ForwardContext | None = None
+        self._forward_context: ForwardContext | None = None
 
     @classmethod
     @abc.abstractmethod
-    def compose(cls, parts: Sequence[HookEdit]) -> HookEdit:
-        """Parts of this kind and module, written one after another, as one."""
+    def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
+        """Steps of this kind at one module, in order, as one edit."""
 
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
-        """Raise EditingError when the edit does not fit the model; subclasses compare shapes too."""
+        """Raise EditingError if the edit does not fit the model; subclasses compare shapes too."""
         target_module(model, hook_edit)
+
+    @property
+    def forward_context(self) -> ForwardContext:
+        """The running pass, set by the code that runs the model."""
+        if self._forward_context is None:
+            raise EditingError("hook edit used outside RowEdits.prefill()/step() or attached().")
+        return self._forward_context
+
+    @forward_context.setter
+    def forward_context(self, context: ForwardContext) -> None:
+        self._forward_context = context
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Hooks on the modules inside the scope."""
-        handles: list[Any] = []
+        """Scope in which the modules have their hooks."""
+        handles: list[RemovableHandle] = []
         try:
-            for number, edit in enumerate(self.edits):
+            for index, edit in enumerate(self.edits):
                 module = target_module(self.model, edit)
 
-                def hook(_module: nn.Module, args: Any, output: torch.Tensor, number: int = number) -> torch.Tensor:
-                    return self.transform_output(number, args[0], output)
+                def hook(
+                    _module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor, index: int = index
+                ) -> torch.Tensor:
+                    return self.transform_output(index, args[0], output)
 
                 handles.append(module.register_forward_hook(hook))
             yield
@@ -159,42 +143,59 @@ class HookKind(abc.ABC):
             for handle in handles:
                 handle.remove()
 
-    def rows(self, number: int, num_rows: int, device: torch.device) -> torch.Tensor:
-        """Indices of the rows under edit ``number``."""
+    def rows_of_edit(self, index: int, num_rows: int, device: torch.device) -> torch.Tensor:
+        """Indices of the rows under edit ``index``."""
         if self.edit_of_row is None:
             return torch.arange(num_rows, device=device)
-        return (self.edit_of_row == number).nonzero()[:, 0].to(device)
-
-    @property
-    def now(self) -> ForwardContext:
-        """The running pass."""
-        if self.running is None:
-            raise EditingError("a hooked edit acts in a forward pass nobody has described; run the model in its scope.")
-        return self.running
+        return (self.edit_of_row == index).nonzero()[:, 0].to(device)
 
     @abc.abstractmethod
-    def transform_output(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
-        """Output of the module of edit ``number`` for rows under it, the given output for all others."""
+    def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
+        """New output of the module of edit ``index``; rows that are not under it keep their output."""
 
-    @abc.abstractmethod
     def select(self, rows: torch.Tensor) -> HookKind:
-        """The same for some rows of the batch, with what was decided for them at prefill."""
+        """The same edits for some rows of the batch, with the rows' state from prefill."""
+        selected = copy.copy(self)
+        selected._forward_context = None
+        for name in ("edit_of_row", *self.row_state):
+            state = getattr(self, name)
+            if state is not None:
+                setattr(selected, name, state[rows.to(state.device)])
+        return selected
 
 
 def kind_class(kind: str) -> type[HookKind]:
-    """The class behind a kind.
+    """The class of a kind.
 
     Raises:
-        EditingError: for an unknown kind.
+        EditingError: for a kind that is neither built in nor registered by an installed package.
     """
-    if kind not in HOOK_KINDS:
-        raise EditingError(f"this edit is of the unknown kind {kind!r}; known: {', '.join(sorted(HOOK_KINDS))}.")
-    module, _, attribute = HOOK_KINDS[kind].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    path = HOOK_KINDS.get(kind) or _registered_kinds().get(kind)
+    if path is None:
+        known = sorted({*HOOK_KINDS, *_registered_kinds()})
+        raise EditingError(
+            f"this edit is of the unknown kind {kind!r}; known: {', '.join(known)}. If it was made with another "
+            "package, install that."
+        )
+    target = import_object(path, "hook kind")
+    if not (isinstance(target, type) and issubclass(target, HookKind)):
+        raise EditingError(f"hook kind {kind!r}: {path} is not a subclass of edit_hooks.deltas.hook_edit.HookKind.")
+    return target
+
+
+@functools.cache
+def _registered_kinds() -> dict[str, str]:
+    """Kind -> ``module:class`` of installed packages; the names of built-in kinds are refused."""
+    entries = registered(ENTRY_POINTS)
+    for kind in sorted(entries.keys() & HOOK_KINDS.keys()):
+        raise EditingError(
+            f"{entries[kind].value} registers the hook kind {kind!r}, which is built in; uninstall its package."
+        )
+    return {kind: entry.value for kind, entry in entries.items()}
 
 
 def target_module(model: nn.Module, hook_edit: HookEdit) -> nn.Module:
-    """The module an edit acts on."""
+    """The hooked module of an edit."""
     name = hook_edit.settings["module"]
     try:
         return model.get_submodule(name)
@@ -203,7 +204,7 @@ def target_module(model: nn.Module, hook_edit: HookEdit) -> nn.Module:
 
 
 def check_width(module: nn.Module, name: str, width_out: int, width_in: int) -> None:
-    """Raise EditingError when a linear map is not R^width_in -> R^width_out."""
+    """Raise EditingError if a linear map is not R^width_in -> R^width_out."""
     if map_shape(module) != (width_out, width_in):
         raise EditingError(
             f"the edit of {name} maps {width_in} -> {width_out}, the model's module "
@@ -215,14 +216,14 @@ def check_width(module: nn.Module, name: str, width_out: int, width_in: int) -> 
 def attached(
     model: nn.Module, hook_edit: HookEdit | None, prompt_lengths: Sequence[int] | torch.Tensor | None = None
 ) -> Iterator[None]:
-    """One hooked edit on a model that somebody else runs (its own ``generate``, a plain forward).
+    """Scope in which a hook edit acts on forward passes run by other code (``generate``, a plain call).
 
-    Passes are recognized by their key-value cache: an empty or absent one means prefill. Rows may be padded on either
-    side.
+    The kind of a pass is read from its key-value cache: an empty or absent cache means prefill. Rows can be padded on
+    either side.
 
     Args:
-        prompt_lengths: prompt tokens of each row (one number serves all rows). ``None``: everything that is fed at
-            prefill is prompt, which is wrong for teacher forcing and for decoding without a cache.
+        prompt_lengths: prompt tokens of each row, or one number for all. ``None``: all tokens fed at prefill are
+            prompt, which is wrong for teacher forcing and for decoding without a cache.
     """
     if hook_edit is None:
         yield
@@ -230,28 +231,28 @@ def attached(
     inner = unwrapped(model)
     hook_edit.check(inner)
     lengths = None if prompt_lengths is None else torch.as_tensor(prompt_lengths)
-    acting = kind_class(hook_edit.kind)(inner, [hook_edit])
+    kind = kind_class(hook_edit.kind)(inner, [hook_edit])
 
-    def describe(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        acting.running = _described(args, kwargs, lengths)
+    def set_context(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kind.forward_context = _context_of_call(args, kwargs, lengths)
 
-    handle = getattr(inner, str(inner.base_model_prefix)).register_forward_pre_hook(describe, with_kwargs=True)
+    handle = getattr(inner, str(inner.base_model_prefix)).register_forward_pre_hook(set_context, with_kwargs=True)
     try:
-        with acting.attached():
+        with kind.attached():
             yield
     finally:
         handle.remove()
 
 
-def _described(args: tuple[Any, ...], kwargs: dict[str, Any], lengths: torch.Tensor | None) -> ForwardContext:
-    """The pass behind a call of the decoder."""
+def _context_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], lengths: torch.Tensor | None) -> ForwardContext:
+    """The forward context of a call of the decoder, from its arguments."""
     ids = args[0] if args else kwargs.get("input_ids")
-    fed = ids if ids is not None else kwargs["inputs_embeds"]
+    inputs = ids if ids is not None else kwargs["inputs_embeds"]
     cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
     if cache is not None and cache.get_seq_length() > 0:
-        return ForwardContext.of_step(fed.shape[0], fed.device)
+        return ForwardContext.for_step(inputs.shape[0], inputs.device)
     if mask is None:
-        mask = torch.ones(fed.shape[:2], dtype=torch.long, device=fed.device)
+        mask = torch.ones(inputs.shape[:2], dtype=torch.long, device=inputs.device)
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
-        raise EditingError("hooked edits need a two-dimensional attention mask to find the end of each prompt.")
-    return ForwardContext.of_prompts(mask[:, -fed.shape[1] :], lengths)
+        raise EditingError("hook edits need a two-dimensional attention mask to find the end of each prompt.")
+    return ForwardContext.for_prefill(mask[:, -inputs.shape[1] :], lengths)

@@ -13,9 +13,15 @@ from edit_hooks.modeling.tensors import at_least_float32, weight_norm
 
 @torch.no_grad()
 def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
-    """||update|| / ||W||, the root mean square over the edited matrices; 0 without any. Nothing dense is formed."""
+    """Root mean square of ||update|| / ||W|| over the edited matrices; 0 without any.
+
+    Norms of low-rank updates come from their Gram matrices; the dense update is not formed.
+    """
     norms = {name.removesuffix(".weight"): float(update.norm()) for name, update in delta.dense.items()}
     for name, factor in delta.factors.items():
+        if (parameter := f"{name}.weight") in delta.dense:
+            norms[name] = float((delta.dense[parameter] + factor.update()).norm())
+            continue
         gram = (factor.left.T @ factor.left) * (factor.right.T @ factor.right)
         norms[name] = max(float(gram.sum()), 0.0) ** 0.5
     squared = [(norm / weight_norm(model.get_submodule(name))) ** 2 for name, norm in norms.items()]
@@ -23,7 +29,7 @@ def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
 
 
 def largest_norm_ratio(model: nn.Module, delta: Delta) -> float:
-    """Largest ||update|| / ||W|| over the edited parameters; forms the dense update that is written, masks included."""
+    """Largest ||update|| / ||W|| over the edited parameters; forms the dense updates, masks included."""
     parameters = dict(unwrapped(model).named_parameters())
     return max(
         float(update.norm()) / float(at_least_float32(parameters[parameter_name(name, parameters)].detach()).norm())

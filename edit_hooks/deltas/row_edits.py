@@ -1,8 +1,9 @@
-"""Every row of a batch under its own edit: low-rank updates as adapters, hooked edits by their kind."""
+"""Every row of a batch under its own edit: low-rank updates as adapters, hook edits by their kind."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,19 +11,23 @@ from torch import nn
 
 from edit_hooks.deltas.apply import require_no_context
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit, HookKind, kind_class
+from edit_hooks.deltas.forward_context import ForwardContext
+from edit_hooks.deltas.hook_edit import HookEdit, HookKind, kind_class
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.modeling.architectures import unwrapped
 
 
 class RowEdits:
-    """The edits of a batch's rows, applied pass by pass; between passes the model is untouched.
+    """The edits of a batch's rows, applied in the scope of each pass; between passes the model is unmodified.
 
-    What is decided for a row at prefill (a codebook entry, a memory) is kept for its decoding steps.
+    A row's choice at prefill (a codebook entry, a memory) holds for its decoding steps.
 
     Args:
-        deltas: one per row, ``None`` for rows without an edit. Rows under a hooked edit that cannot be mixed must all
-            be under the same one.
+        deltas: one per row, ``None`` for rows without an edit. If a hook edit's kind does not mix rows, all rows with
+            an edit of that kind must have the same one.
+
+    Raises:
+        EditingError: for contexts, dense or masked edits, and hook edits of another model.
     """
 
     def __init__(self, model: nn.Module, deltas: Sequence[Delta | None]) -> None:
@@ -30,32 +35,12 @@ class RowEdits:
         for delta in deltas:
             if delta is not None:
                 require_no_context(delta)
-        self._adapters = PerRowAdapters(inner, list(deltas))
+        self._adapters = PerRowAdapters(inner, deltas)
         self._num_rows = len(deltas)
         self._device = next(inner.parameters()).device
-        self._kinds = [self._kind(inner, kind, deltas) for kind in _kinds(deltas)]
-
-    @staticmethod
-    def _kind(model: nn.Module, kind: str, deltas: Sequence[Delta | None]) -> HookKind:
-        hook_edit = [delta.hook_edit if delta is not None else None for delta in deltas]
-        own = [part if part is not None and part.kind == kind else None for part in hook_edit]
-        distinct: dict[int, HookEdit] = {id(part): part for part in own if part is not None}
-        numbers = {identity: number for number, identity in enumerate(distinct)}
-        edit_of_row = torch.tensor([numbers.get(id(part), -1) for part in own])
-        for part in distinct.values():
-            part.check(model)
-        if not kind_class(kind).mixes_rows:
-            assert len(distinct) == 1, f"rows of {len(distinct)} edits of kind {kind} in one batch"
-        return kind_class(kind)(model, list(distinct.values()), edit_of_row)
-
-    @contextlib.contextmanager
-    def _running(self, now: ForwardContext) -> Iterator[None]:
-        with contextlib.ExitStack() as scope:
-            scope.enter_context(self._adapters)
-            for kind in self._kinds:
-                kind.running = now
-                scope.enter_context(kind.attached())
-            yield
+        hook_edits = [delta.hook_edit if delta is not None else None for delta in deltas]
+        kinds = sorted({hook_edit.kind for hook_edit in hook_edits if hook_edit is not None})
+        self._kinds = [_bind_kind(inner, kind, hook_edits) for kind in kinds]
 
     def prefill(self, mask_RT: torch.Tensor, prompt_length_R: torch.Tensor) -> contextlib.AbstractContextManager[None]:
         """Scope of the pass over the prompts (and, in teacher forcing, their continuations).
@@ -64,20 +49,41 @@ class RowEdits:
             mask_RT: attention mask of this pass.
             prompt_length_R: number of prompt tokens of each row.
         """
-        return self._running(ForwardContext.of_prompts(mask_RT, prompt_length_R))
+        return self._scope(ForwardContext.for_prefill(mask_RT, prompt_length_R))
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         """Scope of a pass over one new token per row."""
-        return self._running(ForwardContext.of_step(self._num_rows, self._device))
+        return self._scope(ForwardContext.for_step(self._num_rows, self._device))
 
     def select(self, rows: torch.Tensor) -> RowEdits:
-        """The edits of some rows of the batch, in the given order."""
-        chosen = object.__new__(RowEdits)
-        chosen._adapters = self._adapters.select(rows)
-        chosen._kinds = [kind.select(rows) for kind in self._kinds]
-        chosen._num_rows, chosen._device = len(rows), self._device
-        return chosen
+        """The edits of some rows of the batch, in the order of ``rows``."""
+        selected = copy.copy(self)
+        selected._adapters = self._adapters.select(rows)
+        selected._kinds = [kind.select(rows) for kind in self._kinds]
+        selected._num_rows = len(rows)
+        return selected
+
+    @contextlib.contextmanager
+    def _scope(self, context: ForwardContext) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._adapters)
+            for kind in self._kinds:
+                kind.forward_context = context
+                stack.enter_context(kind.attached())
+            yield
 
 
-def _kinds(deltas: Sequence[Delta | None]) -> list[str]:
-    return sorted({delta.hook_edit.kind for delta in deltas if delta is not None and delta.hook_edit is not None})
+def _bind_kind(model: nn.Module, kind: str, hook_edits: Sequence[HookEdit | None]) -> HookKind:
+    """The hook edits of one kind among those of all rows, bound to the rows."""
+    index_of_edit: dict[HookEdit, int] = {}
+    edit_of_row = []
+    for hook_edit in hook_edits:
+        if hook_edit is None or hook_edit.kind != kind:
+            edit_of_row.append(-1)
+        else:
+            edit_of_row.append(index_of_edit.setdefault(hook_edit, len(index_of_edit)))
+    for hook_edit in index_of_edit:
+        hook_edit.check(model)
+    cls = kind_class(kind)
+    assert cls.mixes_rows or len(index_of_edit) == 1, f"rows of {len(index_of_edit)} edits of kind {kind} in one batch"
+    return cls(model, list(index_of_edit), torch.tensor(edit_of_row))

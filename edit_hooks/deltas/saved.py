@@ -1,7 +1,7 @@
-"""Saved edits: made once, kept in a folder, and used by later runs (``load_edit=``) and exports.
+"""Folders of saved edits, for later runs (``load_edit=``) and exports.
 
-A saved edit knows the fingerprint of the model it was made for and the requests it writes. It is refused on any other
-model, and so are steps of a stream that do not begin at the unedited model or do not follow one another.
+A saved edit contains its requests and the fingerprint of its base model, and is refused on any other model. Steps of a
+stream are refused if they do not start at the unedited model or do not follow one another.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from edit_hooks.utils.errors import EditingError
 
 log = logging.getLogger(__name__)
 
-
 INDEX_NAME = "edits.json"
 
 
 def load_edit(path: str | Path, model: nn.Module, fingerprint: str) -> Delta:
-    """A saved edit for ``model``: a delta file, a folder with exactly one, or a LoRA adapter folder.
+    """Load an edit of ``model`` from a delta file, a folder with exactly one, or a LoRA adapter folder.
 
     Args:
-        fingerprint: of the model's weights, as :func:`edit_hooks.modeling.fingerprint.model_fingerprint` gives it.
+        fingerprint: :func:`edit_hooks.modeling.fingerprint.model_fingerprint` of the model.
 
     Raises:
-        EditingError: for anything else, and for edits of another base model.
+        EditingError: for other paths, damaged files and edits of another base model.
     """
     path = Path(path).expanduser()
     is_adapter = (path / CONFIG_NAME).is_file()
@@ -44,61 +43,63 @@ def load_edit(path: str | Path, model: nn.Module, fingerprint: str) -> Delta:
 
 
 def read_deltas(paths: Sequence[str | Path], fingerprint: str) -> list[Delta]:
-    """Delta files in order, to be summed.
+    """Load delta files in order, to be summed.
 
     Raises:
-        EditingError: for files that are no saved edits, edits of another model, and steps of a stream out of order.
+        EditingError: for files that are not saved edits, edits of another model, and steps of a stream out of order.
     """
     deltas = []
     for path in paths:
         delta = Delta.load(_delta_file(Path(path).expanduser()))
-        check_base(delta, fingerprint, str(path), alone=False)
+        _check_fingerprint(delta, fingerprint, str(path))
         deltas.append(delta)
-    _check_chain([part for delta in deltas for part in _parts(delta.meta)], "the edits given")
+    _check_chain([edit for delta in deltas for edit in _summand_metadata(delta.meta)], "these edits")
     return deltas
 
 
-def check_base(delta: Delta, fingerprint: str, source: str, alone: bool = True) -> None:
-    """Refuse an edit that was made for other weights; one that does not say for which is taken with a warning.
+def check_base(delta: Delta, fingerprint: str, source: str) -> None:
+    """Refuse an edit that was made for other weights; an edit without a fingerprint is accepted with a warning.
 
     Args:
-        alone: the edit is used by itself, so steps of a stream in it must begin at the unedited model.
+        fingerprint: :func:`edit_hooks.modeling.fingerprint.model_fingerprint` of the model.
+        source: path or name of the edit, for messages.
+
+    Raises:
+        EditingError: for edits of another model, and steps of a stream that do not start at the unedited model.
     """
-    parts = list(_parts(delta.meta))
-    bases = {_base_of(part) for part in parts}
-    for base in bases - {None, fingerprint}:
-        raise EditingError(
-            f"{source} was made for another model: fingerprint {str(base)[:16]}..., this model has "
-            f"{fingerprint[:16]}.... Load the model it was made for, in the same dtype."
-        )
-    if None in bases:
-        log.warning("%s does not say which model it was made for; only its shapes are checked.", source)
-    if alone:
-        _check_chain(parts, source)
+    _check_fingerprint(delta, fingerprint, source)
+    _check_chain(list(_summand_metadata(delta.meta)), source)
 
 
 def requests_of(delta: Delta) -> dict[str, EditRequest] | None:
-    """The requests a saved edit writes, by key; ``None`` when it does not say."""
-    records = [part.get("requests") for part in _parts(delta.meta)]
+    """The requests of a saved edit by key; ``None`` if the file does not contain them."""
+    records = [edit.get("requests") for edit in _summand_metadata(delta.meta)]
     if any(record is None for record in records):
         return None
-    requests = [EditRequest.from_dict(record) for part in records for record in part or ()]
+    requests = [EditRequest.from_dict(request) for record in records for request in record or ()]
     return {request.key: request for request in requests}
 
 
 def editor_of(delta: Delta) -> str | None:
-    """Name of the editor that made a saved edit, if it says."""
-    names = {part.get("editor") for part in _parts(delta.meta)}
+    """Name of the editor of a saved edit; ``None`` if the file does not contain it."""
+    names = {edit.get("editor") for edit in _summand_metadata(delta.meta)}
     return " + ".join(sorted(filter(None, names))) or None
 
 
 def save_edits(
     folder: str | Path, edits: Sequence[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any]
 ) -> list[Path]:
-    """Write one delta file per group of requests, and an index of them.
+    """Write one delta file per group of requests, and an index.
 
     Args:
-        metadata: of every edit: ``model`` (fingerprint), ``editor``, ``config``, ...
+        folder: a new or empty folder.
+        metadata: entries of every edit: ``model`` (fingerprint), ``editor``, ``config``, ...
+
+    Returns:
+        The delta files, in order.
+
+    Raises:
+        EditingError: the folder is not empty.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
@@ -119,7 +120,7 @@ def save_edits(
 
 
 def _delta_file(path: Path) -> Path:
-    """The delta file meant by a path."""
+    """The delta file at ``path`` or in the folder ``path``."""
     if not path.is_dir():
         return path
     files = sorted(path.glob("*.safetensors"))
@@ -133,31 +134,40 @@ def _delta_file(path: Path) -> Path:
     return files[0]
 
 
-def _parts(meta: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The metadata of every edit in a sum."""
+def _summand_metadata(meta: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Metadata of the edits in a sum, in order; summands inherit the entries of the sum."""
     if "parts" not in meta:
         yield meta
         return
     inherited = {name: value for name, value in meta.items() if name != "parts"}
-    for part in meta["parts"]:
-        for inner in _parts(part):
-            yield {**inherited, **inner}
+    for summand in meta["parts"]:
+        for edit in _summand_metadata(summand):
+            yield {**inherited, **edit}
 
 
-def _base_of(meta: Mapping[str, Any]) -> str | None:
-    return meta.get("model") or (meta.get("description") or {}).get("model")
+def _check_fingerprint(delta: Delta, fingerprint: str, source: str) -> None:
+    bases = {
+        edit.get("model") or (edit.get("description") or {}).get("model") for edit in _summand_metadata(delta.meta)
+    }
+    for base in bases - {None, fingerprint}:
+        raise EditingError(
+            f"{source} was made for another model: fingerprint {str(base)[:16]}..., this model has "
+            f"{fingerprint[:16]}.... Load the model it was made for, in the same dtype."
+        )
+    if None in bases:
+        log.warning("%s does not name the model it was made for; only its shapes are checked.", source)
 
 
-def _check_chain(parts: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Steps of a stream must begin at the unedited model and each begin where the one before ended."""
-    state: Any = UNEDITED_STATE
-    for number, part in enumerate(parts):
-        before = (part.get("description") or {}).get("state_before") or part.get("state_before")
-        if before is None:
+def _check_chain(edits: Sequence[Mapping[str, Any]], source: str) -> None:
+    """Refuse steps of a stream unless the first starts at the unedited model and each other where the last ended."""
+    state: object = UNEDITED_STATE
+    for number, edit in enumerate(edits):
+        state_before = (edit.get("description") or {}).get("state_before") or edit.get("state_before")
+        if state_before is None:
             continue
-        if before != state:
+        if state_before != state:
             raise EditingError(
-                f"{source}: edit {number} is a step of a stream that was written on other weights than those before "
-                "it leave. Give all steps of the stream from the first one, in order."
+                f"{source}: edit {number} is a step of a stream, and its weights before the step are not those that "
+                "the edits before it leave. Give all steps of the stream from the first one, in order."
             )
-        state = part.get("state_after")
+        state = edit.get("state_after")

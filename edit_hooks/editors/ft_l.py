@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import config_field
 from edit_hooks.editors.ft_m import FineTuningEditor, FTConfig
-from edit_hooks.gradient.labeled_rows import Example, Objective
+from edit_hooks.gradient.labeled_rows import LabeledRow, Objective
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -56,11 +56,11 @@ class FTL(FineTuningEditor[FTLConfig]):
     config_folders = ("ft_l",)
     contract_settings: ClassVar[Mapping[str, Any]] = {"layers": [1], "num_steps": 8, "lr": 5e-3}
 
-    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTLConfig) -> Example:
+    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTLConfig) -> LabeledRow:
         if config.targets == "in_context":
             return super().example(tokenizer, request, config)
         prompt = encode(tokenizer, request.text).ids
         if not prompt:
             raise EditingError(f"prompt {request.text!r} has no token; nothing could predict the target.")
         target = tokenizer(f" {request.target_new}", verbose=False)["input_ids"]
-        return Example(prompt, [(len(prompt) - 1, token) for token in target])
+        return LabeledRow(prompt, [(len(prompt) - 1, token) for token in target])

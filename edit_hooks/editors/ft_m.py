@@ -23,14 +23,14 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.gradient.labeled_rows import (
-    Example,
+    LabeledRow,
     LabeledRows,
     Objective,
-    keep_below,
+    batch_rows,
+    cache_lower_blocks,
     label_nll,
     mean_over_rows,
-    padded_for,
-    target_example,
+    target_row,
 )
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of
 from edit_hooks.modeling.hooks import forward_replaced, frozen
@@ -119,14 +119,14 @@ class FineTuningEditor(Editor[FTConfigT]):
 
     def _chunk(self, job: EditJob[FTConfigT], requests: list[EditRequest]) -> LabeledRows:
         examples = [self.example(job.tokenizer, request, job.config) for request in requests]
-        chunk = padded_for(job.model, examples)
+        chunk = batch_rows(job.model, examples)
         if job.config.engine == "fast":
-            keep_below(job.model, chunk, min(job.config.edited_layers))
+            cache_lower_blocks(job.model, chunk, min(job.config.edited_layers))
         return chunk
 
-    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfigT) -> Example:
+    def example(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfigT) -> LabeledRow:
         """Hook: the row a request is trained on."""
-        return target_example(tokenizer, request.text, request.target_new, config.objective, config.append_eos)
+        return target_row(tokenizer, request.text, request.target_new, config.objective, config.append_eos)
 
 
 class FTM(FineTuningEditor[FTConfig]):

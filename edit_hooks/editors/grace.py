@@ -23,9 +23,10 @@ from torch import nn
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit
-from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
-from edit_hooks.memory.codebook import Query, Replacement, distances, place
+from edit_hooks.deltas.forward_context import ForwardContext
+from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
+from edit_hooks.memory.codebook import Query, Replacement, distances, replaced_positions
 from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output
 from edit_hooks.modeling.tensors import at_least_float32
@@ -125,13 +126,11 @@ class GRACE(Editor[GRACEConfig]):
         model, tokenizer = job.model, job.tokenizer
         (layer,) = job.config.edited_layers
         name = architecture_of(model).linear_name(job.config.module, layer)
-        examples = [
-            target_example(tokenizer, r.text, r.target_new, append_eos=job.config.append_eos) for r in job.requests
-        ]
-        rows = padded_for(model, examples)
+        examples = [target_row(tokenizer, r.text, r.target_new, append_eos=job.config.append_eos) for r in job.requests]
+        rows = batch_rows(model, examples)
         with frozen(model):
             if job.config.engine == "fast":
-                keep_below(model, rows, layer)
+                cache_lower_blocks(model, rows, layer)
             now = _prompts(rows)
             query_RF, output_RD = _at_prompt_end(model, name, rows, now)
             book = entries_of(job.history, name)
@@ -161,7 +160,7 @@ class GRACE(Editor[GRACEConfig]):
 
 def entries_of(history: list[Delta], module: str) -> list[Entry]:
     """The codebook after the steps of a stream."""
-    book = HookEdit.composed([delta.hook_edit for delta in history if delta.hook_edit is not None])
+    book = HookEdit.combine(delta.hook_edit for delta in history)
     if book is None:
         return []
     if book.kind != "codebook" or book.settings["module"] != module:
@@ -206,10 +205,10 @@ def _train(
     """Trained values [r, d] and the loss of every row at every step; rows do not see one another."""
     values_RD = start_RD.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([values_RD], lr=config.lr)
-    place_RT1 = place(config.replacement, now)[:, :, None]
+    is_replaced_RT1 = replaced_positions(config.replacement, now)[:, :, None]
 
     def substitute(output_RTD: torch.Tensor) -> torch.Tensor:
-        return torch.where(place_RT1.to(output_RTD.device), values_RD[:, None].to(output_RTD), output_RTD)
+        return torch.where(is_replaced_RT1.to(output_RTD.device), values_RD[:, None].to(output_RTD), output_RTD)
 
     losses = []
     for _ in range(config.num_steps):

@@ -29,8 +29,8 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.in_context.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_of
-from edit_hooks.in_context.embeddings import MINILM, nearest, require
+from edit_hooks.in_context.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_text
+from edit_hooks.in_context.embeddings import MINILM, most_similar, require_embedder
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -62,7 +62,7 @@ class ICEConfig(EditorConfig):
             raise EditingError(
                 f"editor setting 'min_similarity' is {self.min_similarity}; a cosine (-1 to 1) or null is needed."
             )
-        require(self.embedder)
+        require_embedder(self.embedder)
 
 
 @dataclass(kw_only=True)
@@ -187,13 +187,15 @@ def _nearest_records(request: EditRequest, pool: Pool, config: IKEConfig) -> tup
             f"({pool.incomplete} lack a paraphrase, a neighbor or its answer)."
         )
     draw = random.Random(f"{config.seed} {request.key}")
-    chosen = nearest(config.embedder, query_of(request), [record.copy() for record in pool.records], count)
+    chosen = most_similar(
+        config.embedder, query_text(request), [record.copy_demonstration() for record in pool.records], count
+    )
     kinds = [kind for kind, size in zip(KINDS, _shares(count, config.ratio), strict=True) for _ in range(size)]
     draw.shuffle(kinds)
     blocks = [_block(pool.records[index], kind, draw) for index, kind in zip(chosen, kinds, strict=True)]
     blocks.reverse()
     if config.include_fact:
-        blocks.append(PoolRecord(request, (), ()).copy())
+        blocks.append(PoolRecord(request, (), ()).copy_demonstration())
     counts = {kind: kinds.count(kind) for kind in KINDS}
     return blocks, {"demonstrations": len(blocks), **counts, "records": chosen[::-1]}
 
@@ -210,10 +212,10 @@ def _shares(count: int, ratio: list[int]) -> list[int]:
 
 def _block(record: PoolRecord, kind: str, draw: random.Random) -> str:
     if kind == "copy":
-        return record.copy()
+        return record.copy_demonstration()
     if kind == "update":
-        return record.block(draw.choice(record.paraphrases), record.edit.target_new)
-    return record.block(*draw.choice(record.neighbors))
+        return record.demonstration(draw.choice(record.paraphrases), record.edit.target_new)
+    return record.demonstration(*draw.choice(record.neighbors))
 
 
 def _nearest_sentences(request: EditRequest, pool: Pool, config: IKEConfig) -> tuple[list[str], dict[str, Any]]:
@@ -221,13 +223,13 @@ def _nearest_sentences(request: EditRequest, pool: Pool, config: IKEConfig) -> t
     kinds, sentences = [], []
     for record in pool.records:
         for kind, text in (
-            ("copy", record.copy()),
-            ("update", record.block(record.paraphrases[0], record.edit.target_new)),
-            ("retain", record.block(*record.neighbors[0])),
+            ("copy", record.copy_demonstration()),
+            ("update", record.demonstration(record.paraphrases[0], record.edit.target_new)),
+            ("retain", record.demonstration(*record.neighbors[0])),
         ):
             kinds.append(kind)
             sentences.append(text)
-    chosen = nearest(config.embedder, query_of(request), sentences, config.num_demonstrations or 0)
+    chosen = most_similar(config.embedder, query_text(request), sentences, config.num_demonstrations or 0)
     counts = {kind: sum(kinds[index] == kind for index in chosen) for kind in KINDS}
     report = {"demonstrations": len(chosen), **counts, "records": [index // 3 for index in chosen]}
     return [sentences[index] for index in chosen], report

@@ -50,7 +50,7 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
-from edit_hooks.gradient.labeled_rows import label_nll, mean_over_rows, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import batch_rows, label_nll, mean_over_rows, target_row
 from edit_hooks.modeling.architectures import (
     architecture_of,
     head_of,
@@ -205,7 +205,7 @@ class KN(Editor[KNConfig]):
     @torch.no_grad()
     def _losses(model: Any, tokenizer: PreTrainedTokenizerBase, request: EditRequest, delta: Delta) -> dict[str, Any]:
         """Loss of the new answer before and after; nothing is optimized, so there is one step."""
-        rows = padded_for(model, [target_example(tokenizer, request.text, request.target_new)])
+        rows = batch_rows(model, [target_row(tokenizer, request.text, request.target_new)])
         before = float(mean_over_rows(label_nll(model, rows), rows))
         with edited(model, delta):
             after = float(mean_over_rows(label_nll(model, rows), rows))

@@ -31,7 +31,7 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
-from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
 from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, num_layers, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
@@ -141,13 +141,13 @@ class LoRA(Editor[LoRAConfig]):
         before: dict[str, Adapter] | None,
     ) -> Delta:
         model, config = job.model, job.config
-        examples = [target_example(job.tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
+        examples = [target_row(job.tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
         chunks = [
-            padded_for(model, examples[start : start + config.batch_size])
+            batch_rows(model, examples[start : start + config.batch_size])
             for start in range(0, len(examples), config.batch_size)
         ]
         for chunk in chunks if config.engine == "fast" else ():
-            keep_below(model, chunk, min(config.edited_layers))
+            cache_lower_blocks(model, chunk, min(config.edited_layers))
         transposed = is_transposed(model.get_submodule(names[0]))
         written = {name: adapter.factor(config, transposed) for name, adapter in (before or {}).items()}
         with _own_random_numbers(model, config.seed), _injected(model, names, config, len(chunks)) as layers:

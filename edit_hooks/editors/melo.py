@@ -31,7 +31,7 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
 from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point, outputs_at
 from edit_hooks.memory.codebook import distances
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, weight_of
@@ -137,27 +137,27 @@ class MELO(Editor[MELOConfig]):
             n for layer in config.edited_layers for role in config.modules for n in arch.module_names(role, layer)
         ]
         before = self._before(job.history, query_name, targets)
-        examples = [target_example(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
-        rows = padded_for(model, examples)
+        examples = [target_row(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
+        rows = batch_rows(model, examples)
         with frozen(model):
             end_R = torch.tensor([example.labels[0][0] for example in examples], device=rows.ids_RT.device)
             query_RQ = outputs_at(model, query_name, lambda: label_nll(model, rows), end_R)
             if config.engine == "fast":
-                keep_below(model, rows, min(config.edited_layers))
+                cache_lower_blocks(model, rows, min(config.edited_layers))
             adapters, losses_SR = _train(model, rows, targets, job.requests, config)
         deltas = []
         for index, example in enumerate(examples):
-            database = Database.of(before)
-            block = database.next_block
+            database = Database.from_hook_edit(before)
+            adapter_id = database.next_id
             label = [token for _, token in example.labels]
-            point = Point(query_RQ[index].cpu(), block)
+            point = Point(query_RQ[index].cpu(), adapter_id)
             database.clusters, reason = add_point(database.clusters, point, label, config)
-            database.blocks[block] = [Adapter(*(part[index] for part in adapter)) for adapter in adapters]
-            database.next_block += 1
+            database.adapters[adapter_id] = [Adapter(*(part[index] for part in adapter)) for adapter in adapters]
+            database.next_id += 1
             losses = [float(loss_R[index]) for loss_R in losses_SR]
             deltas.append(
                 Delta(
-                    hook_edit=database.hook_edit({"module": query_name, "targets": targets}, {block}),
+                    hook_edit=database.to_hook_edit({"module": query_name, "targets": targets}, {adapter_id}),
                     diagnostics={
                         "final_loss": losses[-1],
                         "initial_nll": losses[0],
@@ -176,7 +176,7 @@ class MELO(Editor[MELOConfig]):
     @staticmethod
     def _before(history: list[Delta], query_name: str, targets: list[str]) -> HookEdit | None:
         """The database after the steps of a stream."""
-        found = HookEdit.composed([delta.hook_edit for delta in history if delta.hook_edit is not None])
+        found = HookEdit.combine(delta.hook_edit for delta in history)
         if found is None:
             return None
         there = (found.kind, found.settings["module"], found.settings.get("targets"))
@@ -206,7 +206,7 @@ def _train(
 
     def adds(adapter: Adapter) -> Any:
         def hook(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-            return (at_least_float32(output) + config.scale * adapter.added(args[0])).to(output.dtype)
+            return (at_least_float32(output) + config.scale * adapter.output(args[0])).to(output.dtype)
 
         return hook
 
@@ -227,7 +227,7 @@ def _train(
         loss_R.sum().backward()
         optimizer.step()
         schedule.step()
-    scaled = [Adapter(leaf.up_RF.detach(), config.scale * leaf.down_DR.detach()) for leaf in leaves]
+    scaled = [Adapter(leaf.up_KF.detach(), config.scale * leaf.down_DK.detach()) for leaf in leaves]
     return scaled, losses
 
 

@@ -31,18 +31,15 @@ from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
 from edit_hooks.deltas.row_adapters import PerRowAdapters
-from edit_hooks.gradient.hypernetwork import (
-    HyperNetwork,
-    NetworkSettings,
-    Sign,
-    Tokens,
+from edit_hooks.gradient.artifact import (
     artifact_digest,
     edit_digest,
     load_network,
     read_manifest,
-    trained_on,
+    read_training_digests,
 )
-from edit_hooks.gradient.labeled_rows import LabeledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings, Sign, TokenFactors
+from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
 from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, unwrapped
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.hooks import frozen, hooks
@@ -156,7 +153,7 @@ class MEND(Editor[MENDConfig]):
         if config.artifact is None or config.artifact == IDENTITY:
             return []
         if config.artifact_digest not in self._seen:
-            self._seen[config.artifact_digest] = trained_on(config.artifact)
+            self._seen[config.artifact_digest] = read_training_digests(config.artifact)
         seen = self._seen[config.artifact_digest]
         return [TRAINED_ON_IT] if any(edit_digest(r.text, r.target_new) in seen for r in requests) else []
 
@@ -190,11 +187,11 @@ class MEND(Editor[MENDConfig]):
     def _rows(
         model: nn.Module, tokenizer: PreTrainedTokenizerBase, requests: list[EditRequest], config: MENDConfig
     ) -> LabeledRows:
-        rows = padded_for(
-            model, [target_example(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
+        rows = batch_rows(
+            model, [target_row(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
         )
         if config.engine == "fast" and config.layers:
-            keep_below(model, rows, min(config.layers))
+            cache_lower_blocks(model, rows, min(config.layers))
         return rows
 
     def _network(self, model: Any, config: MENDConfig) -> HyperNetwork:
@@ -220,7 +217,7 @@ def edited_shapes(model: Any, config: MENDConfig) -> dict[str, tuple[int, int]]:
 
 def token_factors(
     model: nn.Module, rows: LabeledRows, divisor: torch.Tensor | int, names: Sequence[str]
-) -> tuple[dict[str, Tokens], torch.Tensor]:
+) -> tuple[dict[str, TokenFactors], torch.Tensor]:
     """Inputs and output gradients of modules from one backward of ``sum(nll / divisor)``; also the nll [l].
 
     Returns:
@@ -242,7 +239,7 @@ def token_factors(
         nll_L = label_nll(model, rows)
         gradients = torch.autograd.grad((nll_L / divisor).sum(), [probes[name] for name in names])
     found = {
-        name: Tokens(at_least_float32(inputs[name]), at_least_float32(gradient))
+        name: TokenFactors(at_least_float32(inputs[name]), at_least_float32(gradient))
         for name, gradient in zip(names, gradients, strict=True)
     }
     return found, nll_L.detach()
@@ -256,7 +253,7 @@ def _independent(model: Any, network: HyperNetwork, rows: LabeledRows) -> list[D
     for row in range(len(rows.ids_RT)):
         kept = rows.mask_RT[row].bool()
         tokens = {
-            name: Tokens(x[row][kept.to(x.device)], d[row][kept.to(d.device)]) for name, (x, d) in factors.items()
+            name: TokenFactors(x[row][kept.to(x.device)], d[row][kept.to(d.device)]) for name, (x, d) in factors.items()
         }
         deltas.append(_delta(model, network, tokens))
     with torch.no_grad():
@@ -278,7 +275,7 @@ def _joint(model: Any, network: HyperNetwork, chunks: list[LabeledRows], config:
     """One delta for all rows: one gradient, gathered chunk by chunk."""
     names = list(network.shapes)
     num_labels = sum(len(rows.token_L) for rows in chunks)
-    gathered: dict[str, list[Tokens]] = {name: [] for name in names}
+    gathered: dict[str, list[TokenFactors]] = {name: [] for name in names}
     before = 0.0
     for rows in chunks:
         divisor = rows.counts_L() if config.joint_loss == "sum" else num_labels
@@ -286,8 +283,8 @@ def _joint(model: Any, network: HyperNetwork, chunks: list[LabeledRows], config:
         before += float(nll_L.sum()) / num_labels
         kept = rows.mask_RT.bool()
         for name, (x, gradient) in factors.items():
-            gathered[name].append(Tokens(x[kept.to(x.device)], gradient[kept.to(gradient.device)]))
-    tokens = {name: Tokens(*map(torch.cat, zip(*parts, strict=True))) for name, parts in gathered.items()}
+            gathered[name].append(TokenFactors(x[kept.to(x.device)], gradient[kept.to(gradient.device)]))
+    tokens = {name: TokenFactors(*map(torch.cat, zip(*parts, strict=True))) for name, parts in gathered.items()}
     delta = _delta(model, network, tokens)
     with torch.no_grad(), edited(model, delta):
         after = sum(float(label_nll(model, rows).sum()) for rows in chunks) / num_labels
@@ -296,10 +293,10 @@ def _joint(model: Any, network: HyperNetwork, chunks: list[LabeledRows], config:
 
 
 @torch.no_grad()
-def _delta(model: Any, network: HyperNetwork, tokens: dict[str, Tokens]) -> Delta:
+def _delta(model: Any, network: HyperNetwork, tokens: dict[str, TokenFactors]) -> Delta:
     """The hyper-network's update, as factors where they are smaller than the matrix."""
     home = network.step_sizes.device
-    updates = network({name: Tokens(x.to(home), delta.to(home)) for name, (x, delta) in tokens.items()})
+    updates = network({name: TokenFactors(x.to(home), delta.to(home)) for name, (x, delta) in tokens.items()})
     delta = Delta()
     for name, (left, right) in updates.items():
         factor = Factor(left, right, is_transposed(model.get_submodule(name)))

@@ -48,7 +48,7 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.row_adapters import PerRowAdapters
-from edit_hooks.gradient.labeled_rows import Example, LabeledRows, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import LabeledRow, LabeledRows, batch_rows, label_nll, target_row
 from edit_hooks.locate.solve import ridge_keys
 from edit_hooks.modeling.architectures import (
     architecture_of,
@@ -233,7 +233,7 @@ class UltraEdit(Editor[UltraEditConfig]):
     def compute(self, job: EditJob[UltraEditConfig]) -> list[Delta]:
         model, config = job.model, job.config
         names = config.module_names(model)
-        examples = [target_example(job.tokenizer, request.text, request.target_new) for request in job.requests]
+        examples = [target_row(job.tokenizer, request.text, request.target_new) for request in job.requests]
         features, before = _capture(model, examples, names, config)
         statistics = _carried(job.history) if job.history else self._start[model]
         groups = [list(range(len(examples)))] if job.joint else [[index] for index in range(len(examples))]
@@ -248,7 +248,7 @@ class UltraEdit(Editor[UltraEditConfig]):
 
     @staticmethod
     def _diagnose(
-        model: Any, examples: list[Example], groups: list[list[int]], deltas: list[Delta], before: list[float]
+        model: Any, examples: list[LabeledRow], groups: list[list[int]], deltas: list[Delta], before: list[float]
     ) -> None:
         """Losses before and after, and how much was written."""
         for group, delta in zip(groups, deltas, strict=True):
@@ -274,25 +274,25 @@ class UltraEdit(Editor[UltraEditConfig]):
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _text_example(tokenizer: PreTrainedTokenizerBase, text: str) -> Example | None:
+def _text_example(tokenizer: PreTrainedTokenizerBase, text: str) -> LabeledRow | None:
     """A text of which every token should be predicted from those before it; ``None`` for less than two tokens."""
     ids = encode(tokenizer, text).ids
-    return Example(ids[:-1], list(enumerate(ids[1:]))) if len(ids) > 1 else None
+    return LabeledRow(ids[:-1], list(enumerate(ids[1:]))) if len(ids) > 1 else None
 
 
-def _positions(example: Example, config: UltraEditConfig) -> list[int]:
+def _positions(example: LabeledRow, config: UltraEditConfig) -> list[int]:
     """The positions of a row whose features are used."""
     return list(range(len(example.ids))) if config.tokens == "all" else [column for column, _ in example.labels]
 
 
-def _rows(model: Any, examples: Sequence[Example]) -> LabeledRows:
+def _rows(model: Any, examples: Sequence[LabeledRow]) -> LabeledRows:
     """Padded rows in which padding sees the text before it (nothing sees padding): a token that sees nothing, as in a
     sliding window full of padding, would make gradients NaN."""
-    rows = padded_for(model, examples)
+    rows = batch_rows(model, examples)
     return dataclasses.replace(rows, mask_RT=torch.ones_like(rows.mask_RT))
 
 
-def _chunks(examples: Sequence[Example]) -> list[list[int]]:
+def _chunks(examples: Sequence[LabeledRow]) -> list[list[int]]:
     """Indices of examples run together, similar lengths side by side."""
     lengths = [len(example.ids) for example in examples]
     shortest_first = sorted(range(len(examples)), key=lambda index: lengths[index])
@@ -300,7 +300,7 @@ def _chunks(examples: Sequence[Example]) -> list[list[int]]:
 
 
 def _capture(
-    model: Any, examples: Sequence[Example], names: Sequence[str], config: UltraEditConfig
+    model: Any, examples: Sequence[LabeledRow], names: Sequence[str], config: UltraEditConfig
 ) -> tuple[list[dict[str, Features]], list[float]]:
     """Per example its features by map, under the summed loss, and its mean loss."""
     features: list[dict[str, Features]] = [{} for _ in examples]
@@ -343,7 +343,7 @@ def _capture(
 
 
 @torch.no_grad()
-def _losses(model: Any, examples: Sequence[Example], delta: Delta) -> list[float]:
+def _losses(model: Any, examples: Sequence[LabeledRow], delta: Delta) -> list[float]:
     """Mean loss of each example under an edit."""
     means = [0.0] * len(examples)
     with frozen(model):
@@ -390,7 +390,7 @@ def _calibrated(model: Any, tokenizer: PreTrainedTokenizerBase, config: UltraEdi
 
 
 def _scaled(
-    seen: Sequence[dict[str, Features]], examples: Sequence[Example], config: UltraEditConfig
+    seen: Sequence[dict[str, Features]], examples: Sequence[LabeledRow], config: UltraEditConfig
 ) -> list[dict[str, Features]]:
     """Gradients of the loss the configuration asks for: the sum, or the mean over a micro-batch's labels."""
     if config.gradients == "sum":

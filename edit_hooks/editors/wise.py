@@ -30,10 +30,25 @@ from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.gradient.labeled_rows import Example, LabeledRows, keep_below, label_nll, padded_for, target_example
+from edit_hooks.gradient.labeled_rows import (
+    LabeledRow,
+    LabeledRows,
+    batch_rows,
+    cache_lower_blocks,
+    label_nll,
+    target_row,
+)
 from edit_hooks.locate.context_templates import check_templates, sample_templates
-from edit_hooks.memory.merging import MERGES, merged
-from edit_hooks.memory.side_memory import Decide, Distance, Memories, Memory, moved, row_distance, shifted
+from edit_hooks.memory.merging import MERGES, merge_changes
+from edit_hooks.memory.side_memory import (
+    Decide,
+    Distance,
+    Memory,
+    MemoryBank,
+    activation_shift,
+    output_with_delta,
+    row_distance,
+)
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
@@ -162,7 +177,7 @@ class WISE(Editor[WISEConfig]):
         model = job.model
         (layer,) = job.config.edited_layers
         name = architecture_of(model).linear_name(job.config.module, layer)
-        before = HookEdit.composed([delta.hook_edit for delta in job.history if delta.hook_edit is not None])
+        before = HookEdit.combine(delta.hook_edit for delta in job.history)
         if before is not None and (before.kind, before.settings["module"]) != ("side_memory", name):
             raise EditingError(
                 f"the edits so far are a {before.kind} at {before.settings['module']}, not side memories of {name}."
@@ -170,8 +185,8 @@ class WISE(Editor[WISEConfig]):
         deltas = []
         with frozen(model):
             for request in job.requests:
-                memories = Memories.of(before, weight_of(model.get_submodule(name)).detach())
-                deltas.append(self._edit(model, job.tokenizer, request, memories, name, job.config))
+                bank = MemoryBank.from_hook_edit(before, weight_of(model.get_submodule(name)).detach())
+                deltas.append(self._edit(model, job.tokenizer, request, bank, name, job.config))
                 job.progress(1)
         return deltas
 
@@ -180,27 +195,27 @@ class WISE(Editor[WISEConfig]):
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         request: EditRequest,
-        memories: Memories,
+        bank: MemoryBank,
         name: str,
         config: WISEConfig,
     ) -> Delta:
         module = model.get_submodule(name)
-        memory = memories.current or _fresh(weight_of(module), memories, config)
-        rows = padded_for(model, examples_of(tokenizer, request, config))
+        memory = bank.current or _fresh(weight_of(module), bank, config)
+        rows = batch_rows(model, examples_of(tokenizer, request, config))
         (layer,) = config.edited_layers
         if config.engine == "fast":
-            keep_below(model, rows, layer)
+            cache_lower_blocks(model, rows, layer)
         trained = train(model, name, rows, rows.mask_RT.bool(), memory.change, memory.mask, config)
         memory.change = trained.change
-        memory.threshold = min(memory.threshold, trained.distance_in) if memories.current else trained.distance_in
-        memories.current, memories.num_edits = memory, memories.num_edits + 1
-        memories.next_number = max(memories.next_number, memory.number + 1)
+        memory.threshold = min(memory.threshold, trained.distance_in) if bank.current else trained.distance_in
+        bank.current, bank.num_edits = memory, bank.num_edits + 1
+        bank.next_number = max(bank.next_number, memory.number + 1)
         changed, report = {memory.number}, {}
-        if memories.num_edits % config.save_every == 0:
-            memories.stored.append(memory)
-            memories.current = None
-            if memories.num_edits % config.merge_every == 0:
-                changed.add(_merge(memories, config))
+        if bank.num_edits % config.save_every == 0:
+            bank.stored.append(memory)
+            bank.current = None
+            if bank.num_edits % config.merge_every == 0:
+                changed.add(_merge(bank, config))
                 report["merged"] = True
         settings = {
             "module": name,
@@ -212,7 +227,7 @@ class WISE(Editor[WISEConfig]):
         }
         weight_norm = float(at_least_float32(weight_of(module).detach()).norm())
         return Delta(
-            hook_edit=memories.hook_edit(settings, changed),
+            hook_edit=bank.to_hook_edit(settings, changed),
             diagnostics={
                 "final_loss": trained.losses[-1]["loss"],
                 "initial_nll": trained.losses[0]["nll"],
@@ -222,7 +237,7 @@ class WISE(Editor[WISEConfig]):
                 "distance_in": trained.distance_in,
                 "distance_out": trained.distance_out,
                 "threshold": memory.threshold,
-                "memories": len(memories.all),
+                "memories": len(bank.memories),
                 "update_norm_ratio": float(memory.change.norm()) / weight_norm,
                 "losses": trained.losses,
                 **report,
@@ -230,17 +245,15 @@ class WISE(Editor[WISEConfig]):
         )
 
 
-def examples_of(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> list[Example]:
+def examples_of(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> list[LabeledRow]:
     """The edit in every context template, and last an unrelated text without labels (chosen by the request)."""
     examples = []
     for template in config.context_templates:
         before, after = split_template(template)
         text = before + request.text + after
-        examples.append(
-            target_example(tokenizer, _in_chat(tokenizer, text) if config.chat else text, request.target_new)
-        )
+        examples.append(target_row(tokenizer, _in_chat(tokenizer, text) if config.chat else text, request.target_new))
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
-    return [*examples, Example(encode(tokenizer, unrelated).ids, [])]
+    return [*examples, LabeledRow(encode(tokenizer, unrelated).ids, [])]
 
 
 def _in_chat(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
@@ -261,16 +274,16 @@ def activation_of(model: nn.Module, config: WISEConfig) -> str | None:
     return next(str(value) for value in found if value)
 
 
-def _fresh(weight: torch.Tensor, memories: Memories, config: WISEConfig) -> Memory:
+def _fresh(weight: torch.Tensor, bank: MemoryBank, config: WISEConfig) -> Memory:
     """A memory equal to the original, with the mask of its turn."""
     if config.mask is not None:
         mask = torch.as_tensor(config.mask).bool().view(weight.shape)
     else:
-        turn = memories.num_edits // config.save_every
+        turn = bank.num_edits // config.save_every
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + turn)
         mask = torch.rand(weight.shape, generator=generator) < config.mask_ratio
     zero = torch.zeros(weight.shape, dtype=at_least_float32(weight.detach()[:0]).dtype, device=weight.device)
-    return Memory(memories.next_number, zero, mask.to(weight.device), 0.0)
+    return Memory(bank.next_number, zero, mask.to(weight.device), 0.0)
 
 
 class Trained(NamedTuple):
@@ -307,8 +320,8 @@ def train(
     kept: dict[str, torch.Tensor] = {}
 
     def beside(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        other = shifted(args[0], output, change, transposed)
-        kept["moved_RT"] = moved(output, other, activation)
+        other = output_with_delta(args[0], output, change, transposed)
+        kept["shift_RT"] = activation_shift(output, other, activation)
         return other.to(output.dtype)
 
     losses: list[dict[str, float]] = []
@@ -321,7 +334,7 @@ def train(
             handle.remove()
         extra = 1 if config.target_mean == "released" else 0
         nll = (nll_L / (rows.counts_L().to(nll_L.device) + extra)).sum() / (len(rows.ids_RT) - 1)
-        distance_R = row_distance(kept["moved_RT"], counted_RT.to(kept["moved_RT"].device))
+        distance_R = row_distance(kept["shift_RT"], counted_RT.to(kept["shift_RT"].device))
         inside_R, outside_R = distance_R[:-1], distance_R[-1:]
         margin = (
             _mean_positive(outside_R - inside_R + config.gamma)
@@ -351,7 +364,7 @@ def _mean_positive(values: torch.Tensor) -> torch.Tensor:
     return (values * positive).sum() / positive.sum().clamp(min=1)
 
 
-def _merge(memories: Memories, config: WISEConfig) -> int:
+def _merge(bank: MemoryBank, config: WISEConfig) -> int:
     """Merge stored memories into one and say its number.
 
     With ``retrieve`` the last group, with equal weights; older groups stay as they are. Without, all of them: the first
@@ -359,15 +372,15 @@ def _merge(memories: Memories, config: WISEConfig) -> int:
     """
     group = config.merge_every // config.save_every
     if config.retrieve:
-        parts, memories.stored = memories.stored[-group:], memories.stored[:-group]
+        parts, bank.stored = bank.stored[-group:], bank.stored[:-group]
         weights = [1.0 / len(parts)] * len(parts)
     else:
-        parts, memories.stored = memories.stored, []
-        first = memories.num_edits == config.merge_every
+        parts, bank.stored = bank.stored, []
+        first = bank.num_edits == config.merge_every
         new = len(parts) if first else len(parts) - 1
         weights = [1.0 / new] * new if first else [KEPT_SHARE, *[(1 - KEPT_SHARE) / new] * new]
-    change = merged(config.merge, [part.change for part in parts], weights, config.merge_density)
+    change = merge_changes(config.merge, [part.change for part in parts], weights, config.merge_density)
     threshold = min(part.threshold for part in parts)
-    memories.stored.append(Memory(memories.next_number, change, change != 0, threshold))
-    memories.next_number += 1
-    return memories.stored[-1].number
+    bank.stored.append(Memory(bank.next_number, change, change != 0, threshold))
+    bank.next_number += 1
+    return bank.stored[-1].number

@@ -1,8 +1,10 @@
-"""Supervised rows: prompts with target tokens as labels, and the logits at exactly those positions.
+"""Prompts with target tokens as labels, and the logits that predict those labels.
 
-What the gradient editors train on. Rows are right-padded, which is exact under causal attention, and positions come
-from one encoding of the whole text, so neither the padding side nor a BOS can shift a label. Blocks below the first
-trained one do not change: their output can be kept (:func:`keep_below`) and is then not computed again.
+Training data of the gradient editors. Rows are padded on the right, which is exact under causal attention. Label
+positions come from one encoding of the whole text, so neither a padding side nor a BOS token can shift them. The blocks
+below the first trained one do not change: their output can be cached (:func:`cache_lower_blocks`).
+
+Shapes: R rows, T tokens, D hidden size, L labels of all rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device
-from edit_hooks.modeling.hooks import forward_replaced, hidden_of, hooks, on_input, select_positions
+from edit_hooks.modeling.hooks import (
+    CachedOutput,
+    hooks,
+    on_input,
+    outputs_replaced,
+    record_output,
+    select_positions,
+    stop_after,
+)
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import split_continuation
@@ -26,8 +36,13 @@ from edit_hooks.utils.errors import EditingError
 Objective = Literal["target_tokens", "last_token"]
 
 
-class Example(NamedTuple):
-    """One row before padding: token ids fed, and (position, token) pairs: the logits there should predict it."""
+class LabeledRow(NamedTuple):
+    """One row before padding.
+
+    Attributes:
+        ids: token ids of the input.
+        labels: (position, token) pairs; the logits at the position should predict the token.
+    """
 
     ids: list[int]
     labels: list[tuple[int, int]]
@@ -35,10 +50,13 @@ class Example(NamedTuple):
 
 @dataclass
 class LabeledRows:
-    """Padded rows [r, t] and their labels, one entry per label in ``row``, ``column`` and ``token``.
+    """A batch of rows and their labels; label l is token ``token_L[l]`` at row ``row_L[l]``, column ``column_L[l]``.
 
     Attributes:
-        below: hidden states [r, t, d] entering block ``first_block``, when they were kept.
+        ids_RT, mask_RT: token ids, padded on the right, and their attention mask.
+        row_L, column_L, token_L: the labels.
+        first_block: the first block that still has to run.
+        lower_output: cached output [R, T, D] of the block below ``first_block``; ``None`` without a cache.
     """
 
     ids_RT: torch.Tensor
@@ -46,90 +64,81 @@ class LabeledRows:
     row_L: torch.Tensor
     column_L: torch.Tensor
     token_L: torch.Tensor
-    below_RTD: torch.Tensor | None = None
     first_block: int = 0
-    tuple_output: bool = False
+    lower_output: CachedOutput | None = None
 
     def counts_L(self) -> torch.Tensor:
-        """For every label the number of labels of its row."""
+        """For every label, the number of labels of its row."""
         return torch.bincount(self.row_L, minlength=len(self.ids_RT))[self.row_L]
 
 
-def target_example(
+def target_row(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     target: str,
     objective: Objective = "target_tokens",
     append_eos: bool = False,
-) -> Example:
+) -> LabeledRow:
     """The row of ``prompt + " " + target``.
 
     Args:
-        objective: ``target_tokens``: each target token is predicted from those before it; ``last_token``: only the
-            prompt is fed, and its last position should predict every target token.
+        objective: ``target_tokens``: the tokens before a target token predict it; ``last_token``: the prompt alone is
+            fed, and its last position predicts every target token.
         append_eos: the end-of-text token is one more target token.
 
     Raises:
-        EditingError: for prompts without a token, targets without a token of their own, and a missing end token.
+        EditingError: the prompt is empty, the target adds no token, or the tokenizer has no end-of-text token.
     """
-    context, wanted = split_continuation(tokenizer, prompt, f" {target}")
+    context, labels = split_continuation(tokenizer, prompt, f" {target}")
     if not context:
         raise EditingError(f"prompt {prompt!r} has no token before the target; nothing could predict it.")
-    if not wanted:
+    if not labels:
         raise EditingError(f"target {target!r} has no token of its own after {prompt!r}.")
     if append_eos:
         if tokenizer.eos_token_id is None:
             raise EditingError("append_eos=true, but the tokenizer has no end-of-text token.")
-        wanted = [*wanted, tokenizer.eos_token_id]
+        labels = [*labels, tokenizer.eos_token_id]
     last = len(context) - 1
     if objective == "last_token":
-        return Example(context, [(last, token) for token in wanted])
-    return Example([*context, *wanted[:-1]], [(last + i, token) for i, token in enumerate(wanted)])
+        return LabeledRow(context, [(last, token) for token in labels])
+    return LabeledRow([*context, *labels[:-1]], [(last + i, token) for i, token in enumerate(labels)])
 
 
-def padded(examples: Sequence[Example], device: torch.device) -> LabeledRows:
-    """Rows of different length in one batch, padded on the right."""
-    ids_RT, mask_RT = right_padded([example.ids for example in examples], device)
-    labels = [(row, column, token) for row, example in enumerate(examples) for column, token in example.labels]
-    row, column, token = (torch.tensor(part, device=device) for part in zip(*labels, strict=True))
-    return LabeledRows(ids_RT, mask_RT, row, column, token)
-
-
-def padded_for(model: Any, examples: Sequence[Example]) -> LabeledRows:
-    """:func:`padded` on the device where the model takes its token ids."""
-    return padded(examples, input_device(model))
+def batch_rows(model: Any, rows: Sequence[LabeledRow]) -> LabeledRows:
+    """Rows of any lengths as one batch, on the device where the model takes its token ids."""
+    device = input_device(model)
+    ids_RT, mask_RT = right_padded([row.ids for row in rows], device)
+    labels = [(index, column, token) for index, row in enumerate(rows) for column, token in row.labels]
+    row_L, column_L, token_L = (torch.tensor(values, device=device) for values in zip(*labels, strict=True))
+    return LabeledRows(ids_RT, mask_RT, row_L, column_L, token_L)
 
 
 @torch.no_grad()
-def keep_below(model: Any, rows: LabeledRows, first_block: int) -> None:
-    """Run the blocks below ``first_block`` once and keep what enters it; nothing to do for the first block."""
+def cache_lower_blocks(model: Any, rows: LabeledRows, first_block: int) -> None:
+    """Run the blocks below ``first_block`` once and cache their output in ``rows``; a no-op for the first block."""
     if first_block == 0:
         return
     block = model.get_submodule(architecture_of(model).block_name(first_block - 1))
-
-    def keep(_module: nn.Module, _args: Any, output: Any) -> None:
-        rows.below_RTD, rows.tuple_output = hidden_of(output), not isinstance(output, torch.Tensor)
-
-    with hooks(lambda: block.register_forward_hook(keep)):
-        decoder = getattr(model, str(model.base_model_prefix))
-        decoder(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False)
-    rows.first_block = first_block
+    outputs: dict[int, CachedOutput] = {}
+    with hooks(record_output(outputs, first_block, block)), stop_after(block):
+        model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False)
+    rows.first_block, rows.lower_output = first_block, outputs[first_block]
 
 
 def label_logits(model: Any, rows: LabeledRows) -> torch.Tensor:
-    """Logits [l, v] that predict the labels, at least float32; only these positions go through the vocabulary."""
+    """Logits [L, V] that predict the labels, at least float32; the LM head runs at these positions only."""
     with contextlib.ExitStack() as scope:
-        if rows.below_RTD is not None:
-            kept = (rows.below_RTD, None) if rows.tuple_output else rows.below_RTD
-            for number in range(rows.first_block):
-                block = model.get_submodule(architecture_of(model).block_name(number))
-                scope.enter_context(forward_replaced(block, lambda *_args, **_kwargs: kept))
+        if rows.lower_output is not None:
+            # Every skipped block returns the cached output of the last of them; its input is ignored.
+            arch = architecture_of(model)
+            skipped = [model.get_submodule(arch.block_name(index)) for index in range(rows.first_block)]
+            scope.enter_context(outputs_replaced(skipped, rows.lower_output.as_output()))
         scope.enter_context(hooks(on_input(head_of(model), select_positions(rows.row_L, rows.column_L))))
         return at_least_float32(model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False).logits[0])
 
 
 def label_nll(model: Any, rows: LabeledRows) -> torch.Tensor:
-    """Negative log-probability [l] of every label, in nats, where the rows are (a device map may end elsewhere)."""
+    """Negative log-likelihood [L] of every label in nats, on the device of the rows (not that of the LM head)."""
     logits_LV = label_logits(model, rows)
     nll_L = nn.functional.cross_entropy(logits_LV, rows.token_L.to(logits_LV.device), reduction="none")
     return nll_L.to(rows.token_L.device)

@@ -1,10 +1,10 @@
-"""``icl=true``: an in-context prompt on top of any other editor.
+"""``icl=true``: an editor combined with an in-context prompt.
 
-After "Evaluating the Reversal Curse in Model Editing", section 6.2. Weights, codebook or memory belong to the other
-editor and do not depend on the context. Its controls are the context without an editor (``editor=ike``) and either half
-of it (``icl=fact``, ``icl=demonstrations``). When reading results, note that a codebook is looked up at the last token
-of the whole prompt, which after a context is not the token of the edit, so ``grace`` with a context answers like
-``ike``; a side memory is routed by the whole prompt too.
+"Evaluating the Reversal Curse in Model Editing", section 6.2. The other editor's weights, codebook or memories do not
+depend on the context. Controls are the context alone (``editor=ike``) and either half of it (``icl=fact``,
+``icl=demonstrations``). A codebook is looked up at the last token of the whole prompt, whose activation after a context
+differs from the edit's, so ``grace`` with a context answers like ``ike``. Side memories are routed by the whole prompt
+too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from edit_hooks.utils.progress import Progress
 
 @dataclass(kw_only=True)
 class CombinedConfig(EditorConfig):
-    """The full settings of both editors."""
+    """Settings of both editors."""
 
     base_settings: dict[str, Any] = config_field("settings of the editor", default_factory=dict)
-    context_settings: dict[str, Any] = config_field("settings of the editor of the context", default_factory=dict)
+    context_settings: dict[str, Any] = config_field("settings of the context's editor", default_factory=dict)
 
 
 class EditorWithContext(Editor[CombinedConfig]):
-    """An editor and the context of another one; capabilities are those of the first."""
+    """An editor with the contexts of another one; capabilities are those of the first."""
 
     config_class = CombinedConfig
 
@@ -48,13 +48,13 @@ class EditorWithContext(Editor[CombinedConfig]):
         return (*self.base.source_modules, *self.context.source_modules)
 
     def default_config(self, model: nn.Module) -> CombinedConfig:
-        return _combine(self.base.default_config(model), self.context.default_config(model))
+        return _combine_configs(self.base.default_config(model), self.context.default_config(model))
 
     def resolve_config(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
     ) -> CombinedConfig:
         base, context = (stored["base_settings"], stored["context_settings"]) if stored else (None, None)
-        return _combine(
+        return _combine_configs(
             self.base.resolve_config(model, tokenizer, base), self.context.resolve_config(model, tokenizer, context)
         )
 
@@ -68,7 +68,7 @@ class EditorWithContext(Editor[CombinedConfig]):
         history: Sequence[Delta] = (),
         progress: Progress | None = None,
     ) -> list[Delta]:
-        # Contexts first: they are cheap, and they check the pool of demonstrations.
+        # Contexts first: they are cheap and fail fast on an unusable pool of demonstrations.
         contexts = self.context.edit(model, tokenizer, requests, joint=joint)
         deltas = self.base.edit(model, tokenizer, requests, joint=joint, history=history, progress=progress)
         for delta, context in zip(deltas, contexts, strict=True):
@@ -78,10 +78,10 @@ class EditorWithContext(Editor[CombinedConfig]):
         return deltas
 
     def compute(self, job: EditJob[CombinedConfig]) -> list[Delta]:
-        raise AssertionError("edit() calls both editors")
+        raise AssertionError("edit() calls both editors instead")
 
 
-def _combine(base: EditorConfig, context: EditorConfig) -> CombinedConfig:
+def _combine_configs(base: EditorConfig, context: EditorConfig) -> CombinedConfig:
     return CombinedConfig(
         layers=base.layers, seed=base.seed, base_settings=base.to_dict(), context_settings=context.to_dict()
     )

@@ -1,8 +1,8 @@
-"""The pool of in-context editing: facts with questions about them, from which demonstrations are chosen.
+"""Pools of demonstrations for in-context editing: facts with questions about them.
 
-A record has an edit, questions that mean the same (*update*: answered by the edit) and questions about other facts
-(*retain*: answered as before). Files in the CounterFact or BAKE schema are read as they are; the built-in pool is made
-of invented people and places, so that no benchmark can contain it.
+A record has an edit, paraphrases of its prompt (*update*: the answer is the new one) and questions about other facts
+(*retain*: the answer is unchanged). Files in the CounterFact and BAKE schemas are supported. The built-in pool consists
+of invented people and places, so no benchmark can contain it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from edit_hooks.deltas.context_edit import block, fact_line
+from edit_hooks.deltas.context_edit import QUESTION, fact_line, format_demonstration
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -24,40 +23,40 @@ BUILTIN = "builtin"
 
 @dataclass(frozen=True)
 class PoolRecord:
-    """One fact and what can be asked about it.
+    """One fact and questions about it.
 
     Attributes:
         edit: the fact.
-        paraphrases: questions answered by ``edit.target_new``.
-        neighbors: (question, answer) about other facts.
+        paraphrases: questions whose answer is ``edit.target_new``.
+        neighbors: (question, answer) pairs about other facts.
     """
 
     edit: EditRequest
     paraphrases: tuple[str, ...]
     neighbors: tuple[tuple[str, str], ...]
 
-    @property
-    def query(self) -> str:
-        """What a request is compared by: the fact and its question, without the answer."""
-        return query_of(self.edit)
+    def demonstration(self, question: str, answer: str) -> str:
+        """The demonstration that answers a question given this fact."""
+        return format_demonstration(self.edit.text, self.edit.target_new, question, answer)
 
-    def block(self, question: str, answer: str) -> str:
-        """A demonstration that answers a question after this fact."""
-        return block(self.edit.text, self.edit.target_new, question, answer)
-
-    def copy(self) -> str:
-        """The demonstration that asks the edit prompt itself; also what records are found by."""
-        return self.block(self.edit.text, self.edit.target_new)
+    def copy_demonstration(self) -> str:
+        """The demonstration whose question is the edit prompt itself; similarity to a request is measured with it."""
+        return self.demonstration(self.edit.text, self.edit.target_new)
 
 
-def query_of(request: EditRequest) -> str:
-    """A request as the text that is compared with demonstrations."""
-    return f"{fact_line(request.text, request.target_new)}Prompt: {request.text}"
+def query_text(request: EditRequest) -> str:
+    """The text of a request that is compared with demonstrations: the fact and its question, without the answer."""
+    return f"{fact_line(request.text, request.target_new)}{QUESTION}{request.text}"
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Usable records of a source, and how many could not be used."""
+    """The usable records of a source.
+
+    Attributes:
+        incomplete: number of records without a paraphrase or a neighbor with its answer, which are left out.
+        digest: checksum of the source.
+    """
 
     records: tuple[PoolRecord, ...]
     incomplete: int
@@ -65,7 +64,7 @@ class Pool:
 
     @functools.cached_property
     def prompts(self) -> frozenset[str]:
-        """Every sentence asked in the pool, lower case."""
+        """All questions of the pool, lower case."""
         return frozenset(
             text.lower()
             for record in self.records
@@ -74,21 +73,19 @@ class Pool:
 
     @functools.cached_property
     def edits(self) -> frozenset[str]:
-        """Every edit prompt of the pool, lower case."""
+        """All edit prompts of the pool, lower case."""
         return frozenset(record.edit.text.lower() for record in self.records)
 
 
 @functools.cache
 def load_pool(source: str, start: int = 0) -> Pool:
-    """Records of the built-in pool or of a JSON or JSONL file, from number ``start`` on.
-
-    Records without a paraphrase or without a neighbor with its answer are left out and counted.
+    """The built-in pool, or the records of a JSON or JSONL file from number ``start`` on.
 
     Raises:
-        EditingError: for files that cannot be read, records of another schema, and pools that are empty.
+        EditingError: the file cannot be read, has another schema or holds no usable record.
     """
     if source == BUILTIN:
-        return Pool(tuple(_builtin()), 0, BUILTIN)
+        return Pool(tuple(_builtin_records()), 0, BUILTIN)
     path = Path(source).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
@@ -98,20 +95,23 @@ def load_pool(source: str, start: int = 0) -> Pool:
             f"CounterFact or BAKE schema, or {BUILTIN!r}."
         ) from None
     try:
-        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(r) for r in text.split("\n") if r]
+        is_array = text.lstrip().startswith("[")
+        rows = json.loads(text) if is_array else [json.loads(line) for line in text.split("\n") if line]
     except json.JSONDecodeError as error:
         raise EditingError(f"pool={source}: not valid JSON ({error.msg}, line {error.lineno}).") from None
-    found = [_record(row, f"pool={source}, record {number}") for number, row in enumerate(rows) if number >= start]
-    usable = tuple(record for record in found if record.paraphrases and record.neighbors)
+    records = [
+        _parse_record(row, f"pool={source}, record {number}") for number, row in enumerate(rows) if number >= start
+    ]
+    usable = tuple(record for record in records if record.paraphrases and record.neighbors)
     if not usable:
         raise EditingError(f"pool={source}: no usable record from number {start} on (of {len(rows)}).")
-    return Pool(usable, len(found) - len(usable), hashlib.sha256(text.encode()).hexdigest())
+    return Pool(usable, len(records) - len(usable), hashlib.sha256(text.encode()).hexdigest())
 
 
-def _record(row: Any, where: str) -> PoolRecord:
+def _parse_record(row: object, where: str) -> PoolRecord:
     if not isinstance(row, Mapping) or not isinstance(row.get("requested_rewrite"), Mapping):
         raise EditingError(
-            f"{where}: the field 'requested_rewrite' is missing; the CounterFact or BAKE schema is read."
+            f"{where}: the field 'requested_rewrite' is missing; give records in the CounterFact or BAKE schema."
         )
     rewrite = dict(row["requested_rewrite"])
     targets = {name: (rewrite.get(name) or {}).get("str") for name in ("target_new", "target_true")}
@@ -125,7 +125,7 @@ def _record(row: Any, where: str) -> PoolRecord:
     )
 
 
-# (edit prompt, paraphrases, subjects, objects): our own inventions. "{}" is the subject.
+# (edit prompt, paraphrases, subjects, objects), all invented here. "{}" is the subject.
 _RELATIONS: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = (
     (
         "The mother tongue of {} is",
@@ -166,8 +166,8 @@ _RELATIONS: Sequence[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...
 )
 
 
-def _builtin() -> list[PoolRecord]:
-    """Every subject of every relation once: the new object is the next one's, neighbors keep their own."""
+def _builtin_records() -> list[PoolRecord]:
+    """One record per subject; its new object is that of the next subject, and neighbors keep their own."""
     records = []
     for prompt, paraphrases, subjects, objects in _RELATIONS:
         for number, subject in enumerate(subjects):

@@ -1,8 +1,10 @@
-"""Sentence embeddings, by name: to find demonstrations and facts that are like a question.
+"""Sentence embeddings by name, for finding the demonstrations and facts most similar to a question.
 
-``words`` needs nothing: hashed words and character trigrams. ``minilm`` is all-MiniLM-L6-v2, which the IKE release
-uses, from an installed package, so that nothing is downloaded later (extra ``ike``). Any other name is a
-sentence-transformers model, a hub id or a folder (same extra).
+``words`` needs no package: hashed words and character trigrams. ``minilm`` is all-MiniLM-L6-v2, which the IKE release
+uses, from an installed package (extra ``ike``), without the network. Any other name is a sentence-transformers model, a
+hub id or a folder (same extra).
+
+Shapes: N texts, E embedding width.
 """
 
 from __future__ import annotations
@@ -19,66 +21,97 @@ from edit_hooks.utils.errors import EditingError
 
 Embed = Callable[[Sequence[str]], torch.Tensor]
 
-
 MINILM = "minilm"
+WORD_WIDTH = 4096  # embedding width of ``words``
+CHUNK = 256  # texts embedded in one call
 
 
-WIDTH = 4096
+class Embedder:
+    """Unit vectors of texts; each text is embedded once.
+
+    Args:
+        embed: a function from texts to unit rows [N, E].
+    """
+
+    def __init__(self, embed: Embed) -> None:
+        self._embed = embed
+        self._vectors: dict[str, torch.Tensor] = {}
+
+    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+        """Unit rows [N, E] on the CPU, with a progress bar if many texts are new."""
+        missing = list(dict.fromkeys(text for text in texts if text not in self._vectors))
+        with tqdm(total=len(missing), desc="Embedding sentences", unit="text", disable=len(missing) <= CHUNK) as bar:
+            for start in range(0, len(missing), CHUNK):
+                chunk = missing[start : start + CHUNK]
+                self._vectors.update(zip(chunk, self._embed(chunk).float().cpu(), strict=True))
+                bar.update(len(chunk))
+        return torch.stack([self._vectors[text] for text in texts])
 
 
-CHUNK = 256
+def most_similar(
+    name: str, query: str, texts: Sequence[str], count: int, min_similarity: float | None = None
+) -> list[int]:
+    """Indices of the ``count`` texts most similar to ``query``, the most similar first; ties go to the earlier text.
+
+    Args:
+        name: of the embedder.
+        min_similarity: texts with a smaller cosine are excluded.
+    """
+    embedder = load_embedder(name)
+    scores_N = embedder(texts) @ embedder([query])[0]
+    indices: list[int] = scores_N.argsort(descending=True, stable=True)[:count].tolist()
+    if min_similarity is None:
+        return indices
+    return [index for index in indices if scores_N[index] >= min_similarity]
 
 
-def word_vectors(texts: Sequence[str]) -> torch.Tensor:
-    """Unit rows [n, WIDTH]: square roots of the counts of hashed words and character trigrams."""
-    rows = torch.zeros(len(texts), WIDTH)
+def embed_words(texts: Sequence[str]) -> torch.Tensor:
+    """Unit rows [N, WORD_WIDTH]: square roots of the counts of hashed words and character trigrams."""
+    rows = torch.zeros(len(texts), WORD_WIDTH)
     for row, text in zip(rows, texts, strict=True):
         words = text.lower().split()
-        pieces = words + [f" {word} "[i : i + 3] for word in words for i in range(len(word))]
-        for piece in pieces:
-            row[zlib.crc32(piece.encode()) % WIDTH] += 1
-    return _unit_rows(rows.sqrt())
-
-
-def _unit_rows(rows: torch.Tensor) -> torch.Tensor:
+        trigrams = [f" {word} "[i : i + 3] for word in words for i in range(len(word))]
+        for feature in words + trigrams:
+            row[zlib.crc32(feature.encode()) % WORD_WIDTH] += 1
+    rows = rows.sqrt()
     return rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
 
-# name -> how to make it. Tests and other packages may add rows.
-EMBEDDERS: dict[str, Callable[[], Embed]] = {"words": lambda: word_vectors, MINILM: load_minilm}
+# Name -> factory of the embedding function. Tests and other packages can add rows.
+EMBEDDERS: dict[str, Callable[[], Embed]] = {"words": lambda: embed_words, MINILM: load_minilm}
 
-
-# name -> raises an EditingError when something is not installed; quick, nothing is read.
+# Name -> check that raises an EditingError if the embedder is not installed, without reading it.
 REQUIREMENTS: dict[str, Callable[[], object]] = {MINILM: require_minilm}
 
 
-def require(name: str) -> None:
-    """Raise an EditingError when a named embedder is not installed."""
-    REQUIREMENTS.get(name, lambda: None)()
+def require_embedder(name: str) -> None:
+    """Raise EditingError if a built-in embedder is not installed; reads no model."""
+    if name in REQUIREMENTS:
+        REQUIREMENTS[name]()
 
 
-@functools.cache
-def _made(make: Callable[[], Embed]) -> Embed:
-    return make()
-
-
-def embedder(name: str) -> Embed:
-    """Texts to unit rows [n, k].
+def load_embedder(name: str) -> Embedder:
+    """The embedder of this name, loaded once per process.
 
     Raises:
-        EditingError: when a package is missing or damaged, or sentence-transformers has no such model.
+        EditingError: a package is missing or damaged, or sentence-transformers has no such model.
     """
-    return _made(EMBEDDERS[name]) if name in EMBEDDERS else _sentence_transformer(name)
+    return _built_in(EMBEDDERS[name]) if name in EMBEDDERS else _sentence_transformer(name)
 
 
 @functools.cache
-def _sentence_transformer(name: str) -> Embed:
+def _built_in(factory: Callable[[], Embed]) -> Embedder:
+    return Embedder(factory())
+
+
+@functools.cache
+def _sentence_transformer(name: str) -> Embedder:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
         raise EditingError(
             f"embedder {name!r} needs sentence-transformers: pip install 'lm-eval-editing[ike]'; or use "
-            "embedder=words, which needs nothing and is not what the papers use."
+            "embedder=words, which needs no package (the papers do not use it)."
         ) from None
     try:
         model = SentenceTransformer(name, device="cpu")
@@ -91,31 +124,4 @@ def _sentence_transformer(name: str) -> Embed:
     def embed(texts: Sequence[str]) -> torch.Tensor:
         return torch.as_tensor(model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False))
 
-    return embed
-
-
-_known: dict[str, dict[str, torch.Tensor]] = {}
-
-
-def embedded(name: str, texts: Sequence[str], label: str = "Embedding sentences") -> torch.Tensor:
-    """Unit rows of texts, each text embedded once per process; with progress when there are many new ones."""
-    embed = embedder(name)
-    known = _known.setdefault(name if name not in EMBEDDERS else f"{name} {id(EMBEDDERS[name])}", {})
-    missing = list(dict.fromkeys(text for text in texts if text not in known))
-    with tqdm(total=len(missing), desc=label, unit="text", disable=len(missing) <= CHUNK) as bar:
-        for start in range(0, len(missing), CHUNK):
-            part = missing[start : start + CHUNK]
-            known.update(zip(part, embed(part).float().cpu(), strict=True))
-            bar.update(len(part))
-    return torch.stack([known[text] for text in texts])
-
-
-def nearest(name: str, query: str, texts: Sequence[str], count: int, least: float | None = None) -> list[int]:
-    """Indices of the ``count`` texts most like ``query``, the most alike first; ties go to the earlier text.
-
-    Args:
-        least: texts with a smaller cosine are left out.
-    """
-    scores = embedded(name, texts) @ embedded(name, [query])[0]
-    found = scores.argsort(descending=True, stable=True)[:count].tolist()
-    return found if least is None else [index for index in found if scores[index] >= least]
+    return Embedder(embed)

@@ -1,21 +1,24 @@
-"""TODO: say what is here."""
+"""Selection of the facts stated before a question."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt
-from edit_hooks.in_context.embeddings import nearest
+from edit_hooks.in_context.embeddings import most_similar
 
 
 def select_facts(contexts: Sequence[ContextEdit], question: str) -> ContextPrompt | None:
-    """Which of several facts are told before a question: the ``num_facts`` most like it, the most alike last.
+    """The ``num_facts`` facts most similar to a question, the most similar last.
 
-    ``None`` when none is like enough: the question is then asked as it is.
+    The settings (``num_facts``, ``embedder``, ``min_similarity``) are those of the first fact.
+
+    Returns:
+        ``None`` if no fact is similar enough; the prompt is then left unchanged.
     """
-    count, name, least = contexts[0].num_facts, contexts[0].embedder, contexts[0].min_similarity
-    if len(contexts) <= count and least is None:
+    settings = contexts[0]
+    if len(contexts) <= settings.num_facts and settings.min_similarity is None:
         return ContextPrompt(tuple(contexts))
     facts = [f"{context.prompt} {context.target_new}" for context in contexts]
-    found = nearest(name, question, facts, count, least)
-    return ContextPrompt(tuple(contexts[index] for index in reversed(found))) if found else None
+    indices = most_similar(settings.embedder, question, facts, settings.num_facts, settings.min_similarity)
+    return ContextPrompt(tuple(contexts[index] for index in reversed(indices))) if indices else None

@@ -1,21 +1,34 @@
-"""TODO: say what is here."""
+"""Edits of batch and sequential runs.
+
+``edits=`` names a benchmark, or a JSON or JSONL file of edit requests.
+
+Benchmarks belong to a package above this one, which registers a function ``(name, settings) -> edit requests`` as the
+entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.plugins import import_object, registered
+
+ENTRY_POINTS = "lm_eval_editing.edit_sources"
 
 
 def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) -> list[EditRequest]:
-    """The first ``num_edits`` edits of a benchmark (by the name of its task folder) or of a JSONL file.
+    """The first ``num_edits`` edits of a benchmark or of a file; all by default.
+
+    Args:
+        source: name of the benchmark, or path of the file.
+        settings: for benchmarks: ``data``, ``data_revision``, ``bad_records``, ``pretrained``.
 
     Raises:
-        EditingError: for an unknown source, malformed lines, too few edits, and edits that occur twice.
+        EditingError: for an unknown source, malformed lines, too few edits, and duplicate edits.
     """
     path = Path(source).expanduser()
     requests = _from_file(path) if path.suffix in (".jsonl", ".json") else _from_benchmark(source, settings)
@@ -58,7 +71,12 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _from_benchmark(name: str, settings: Mapping[str, Any]) -> list[EditRequest]:
-    """A benchmark's edits, from the folder of its tasks."""
-    from lm_eval_tasks.common.benchmarks import load_edit_requests  # the tasks know their records, we do not
-
-    return load_edit_requests(name, settings)
+    """The edits of a benchmark, from the registered function."""
+    entry = registered(ENTRY_POINTS).get("benchmarks")
+    if entry is None:
+        raise EditingError(
+            f"edits={name}: no package with benchmarks is registered. Install lm-eval-editing (in a clone: "
+            "pip install -e ., again after an update), or give a JSON or JSONL file of edit requests."
+        )
+    load: Callable[[str, Mapping[str, Any]], list[EditRequest]] = import_object(entry.value, "edit source")
+    return load(name, settings)

@@ -82,7 +82,7 @@ class PromptEdits:
         if context is None:
             return item, ContextReport()
         for shown in range(len(context.demonstrations), -1, -1):
-            built = self._rebuild(item, self.before_question(context.before(shown), prompt))
+            built = self._rebuild(item, self.before_question(context.text(shown), prompt))
             if not built.cut:
                 break
         return built.item, ContextReport(

@@ -1,45 +1,48 @@
-"""A codebook on one linear map: where a prompt's activation is near a key, the map's output is replaced by a value.
+"""A codebook on one linear map: if a prompt's activation is near a key, a stored value replaces the map's output.
 
-The entries are those of GRACE (``editors/grace.py``): keys are inputs of the module at the last prompt token, values
-replace its output, each key has a radius. A row's entry is looked up once, at prefill, at its own last prompt token;
-decoding steps keep it. That gives the text of uncached decoding at the speed of cached one. With ``query: every_step``
-each new token is looked up on its own, as the released code does when a cache is used.
+The entries are those of GRACE (``editors/grace.py``). Keys are inputs of the module at the last prompt token, values
+replace its output, and each key has a radius. A row is looked up once, at prefill, by its own last prompt token, and
+the entry holds for its decoding steps; cached decoding then writes the same text as uncached decoding. With ``query:
+every_step`` each new token is looked up too, as the released code does with a cache.
+
+Shapes: R rows, T tokens of the pass, Q queries, N entries, F and D input and output width of the map.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
-from edit_hooks.deltas.hook_edit import ForwardContext, HookEdit, HookKind, check_width, target_module
+from edit_hooks.deltas.forward_context import ForwardContext
+from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
 from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import at_least_float32
 
 Replacement = Literal["replace_last", "replace_prompt", "replace_all"]
-
-
 Query = Literal["prefill", "every_step"]
 
+NO_ENTRY = -1
 
-def place(replacement: Replacement, now: ForwardContext) -> torch.Tensor:
-    """bool [R, T]: which columns of a prefill pass a value replaces.
 
-    ``replace_last``: the last prompt token; ``replace_prompt``: the prompt tokens before it (it is left out, as in the
-    release); ``replace_all``: every token, those after the prompt too.
+def replaced_positions(replacement: Replacement, context: ForwardContext) -> torch.Tensor:
+    """bool [R, T]: the columns of a prefill pass whose output a value replaces.
+
+    ``replace_last``: the last prompt token; ``replace_prompt``: the prompt tokens before the last one (which is
+    excluded, as in the release); ``replace_all``: every token, continuations included.
     """
-    columns_T = torch.arange(now.attended_RT.shape[1], device=now.attended_RT.device)
+    columns_T = torch.arange(context.attended_RT.shape[1], device=context.attended_RT.device)
     if replacement == "replace_all":
-        return now.attended_RT
+        return context.attended_RT
     if replacement == "replace_prompt":
-        return now.attended_RT & (columns_T < now.prompt_end_R[:, None])
-    return columns_T == now.prompt_end_R[:, None]
+        return context.attended_RT & (columns_T < context.prompt_end_R[:, None])
+    return columns_T == context.prompt_end_R[:, None]
 
 
 def distances(query_QF: torch.Tensor, keys_NF: torch.Tensor) -> torch.Tensor:
-    """Euclidean distances [q, n] in at least float32, by differences: exact for equal vectors."""
+    """Euclidean distances [Q, N] in at least float32, from differences: exactly zero for equal vectors."""
     return torch.cdist(
         at_least_float32(query_QF), at_least_float32(keys_NF), compute_mode="donot_use_mm_for_euclid_dist"
     )
@@ -48,20 +51,21 @@ def distances(query_QF: torch.Tensor, keys_NF: torch.Tensor) -> torch.Tensor:
 class CodebookHooks(HookKind):
     """Rows under one or several codebooks.
 
-    Tensors: ``keys`` [n, f], ``values`` [n, d], ``radii`` [n], and ``index`` [n], the entries' numbers in the codebook
+    Tensors: ``keys`` [N, F], ``values`` [N, D], ``radii`` [N], and ``index`` [N], the entries' numbers in the codebook
     (a step of a stream holds only the entries it added or changed). Settings: ``module``, ``replacement``, ``query``,
     and the ``labels`` of the entries (token ids of their targets), which editing needs.
     """
 
     mixes_rows: ClassVar[bool] = True
+    row_state: ClassVar[tuple[str, ...]] = ("_entry_R",)
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
-        self._books = []
+        self._codebooks = []
         for edit in edits:
             device = weight_of(target_module(model, edit)).device
-            self._books.append({name: tensor.to(device) for name, tensor in edit.tensors.items()})
-        self._entry_R: torch.Tensor | None = None  # looked up at prefill; -1: none
+            self._codebooks.append({name: tensor.to(device) for name, tensor in edit.tensors.items()})
+        self._entry_R: torch.Tensor | None = None  # entry of each row, looked up at prefill
 
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
@@ -70,66 +74,69 @@ class CodebookHooks(HookKind):
         check_width(module, hook_edit.settings["module"], tensors["values"].shape[1], tensors["keys"].shape[1])
 
     @classmethod
-    def compose(cls, parts: Sequence[HookEdit]) -> HookEdit:
-        entries: dict[int, tuple[Any, ...]] = {}
-        for part in parts:
-            columns = (part.tensors["keys"], part.tensors["values"], part.tensors["radii"], part.settings["labels"])
-            entries.update(zip(part.tensors["index"].tolist(), zip(*columns, strict=True), strict=True))
+    def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
+        """The codebook after the last step: each entry as the last step that changed it left it."""
+        entries: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]] = {}
+        for step in steps:
+            tensors = step.tensors
+            columns = (tensors["keys"], tensors["values"], tensors["radii"], step.settings["labels"])
+            entries.update(zip(tensors["index"].tolist(), zip(*columns, strict=True), strict=True))
         numbers = sorted(entries)
         keys, values, radii, labels = zip(*(entries[number] for number in numbers), strict=True)
-        tensors = {"keys": torch.stack(keys), "values": torch.stack(values), "radii": torch.stack(radii)}
-        index = torch.tensor(numbers)
-        return HookEdit(parts[0].kind, {**tensors, "index": index}, {**parts[-1].settings, "labels": list(labels)})
+        tensors = {
+            "keys": torch.stack(keys),
+            "values": torch.stack(values),
+            "radii": torch.stack(radii),
+            "index": torch.tensor(numbers),
+        }
+        return HookEdit(steps[0].kind, tensors, {**steps[-1].settings, "labels": list(labels)})
 
-    def transform_output(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
-        now, settings = self.now.to(x_RTF.device), self.edits[number].settings
-        rows = self.rows(number, len(x_RTF), x_RTF.device)
-        if self._entry_R is None or (now.prefill and len(self._entry_R) != len(x_RTF)):
-            self._entry_R = torch.full((len(x_RTF),), -1, device=x_RTF.device)
+    def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
+        entry_RT = self._entries(index, x_RTF)
+        is_hit_RT = entry_RT != NO_ENTRY
+        if not is_hit_RT.any():
+            return output_RTD
+        replaced_RTD = output_RTD.clone()
+        values_ND = self._codebooks[index]["values"]
+        replaced_RTD[is_hit_RT] = values_ND[entry_RT[is_hit_RT]].to(output_RTD.dtype)
+        return replaced_RTD
+
+    def _entries(self, index: int, x_RTF: torch.Tensor) -> torch.Tensor:
+        """Entry [R, T] whose value replaces the output of each token, :data:`NO_ENTRY` for none."""
+        context, settings = self.forward_context.to(x_RTF.device), self.edits[index].settings
+        rows = self.rows_of_edit(index, len(x_RTF), x_RTF.device)
+        if self._entry_R is None or (context.prefill and len(self._entry_R) != len(x_RTF)):
+            self._entry_R = torch.full((len(x_RTF),), NO_ENTRY, device=x_RTF.device)
         every_step = settings["query"] == "every_step"
-        entry_RT = torch.full(x_RTF.shape[:2], -1, device=x_RTF.device)
-        if now.prefill:
-            found_R = self._look_up(number, x_RTF[rows, now.prompt_end_R[rows]])
-            self._entry_R[rows] = found_R
-            entry_RT[rows] = torch.where(place(settings["replacement"], now)[rows], found_R[:, None], -1)
+        entry_RT = torch.full(x_RTF.shape[:2], NO_ENTRY, device=x_RTF.device)
+        if context.prefill:
+            entry_R = self._look_up(index, x_RTF[rows, context.prompt_end_R[rows]])
+            self._entry_R[rows] = entry_R
+            is_replaced_RT = replaced_positions(settings["replacement"], context)[rows]
+            entry_RT[rows] = torch.where(is_replaced_RT, entry_R[:, None], NO_ENTRY)
             if every_step:
-                self._look_up_continuation(number, rows, x_RTF, entry_RT)
+                self._look_up_continuation(index, rows, x_RTF, entry_RT)
         elif settings["replacement"] == "replace_all" and not every_step:
             entry_RT[rows, 0] = self._entry_R[rows]
         elif settings["replacement"] != "replace_prompt" and every_step:
-            entry_RT[rows, 0] = self._look_up(number, x_RTF[rows, 0])
-        hit_RT = entry_RT >= 0
-        if not hit_RT.any():
-            return output_RTD
-        replaced = output_RTD.clone()
-        replaced[hit_RT] = self._books[number]["values"][entry_RT[hit_RT]].to(output_RTD.dtype)
-        return replaced
+            entry_RT[rows, 0] = self._look_up(index, x_RTF[rows, 0])
+        return entry_RT
 
-    def _look_up(self, number: int, query_QF: torch.Tensor) -> torch.Tensor:
-        """Entry [q] within whose radius each query is, -1 for none; the nearest key counts."""
-        book = self._books[number]
-        nearest_Q = distances(query_QF, book["keys"]).min(1)
-        hit_Q = nearest_Q.values <= book["radii"][nearest_Q.indices]
-        return torch.where(hit_Q, nearest_Q.indices, -1)
+    def _look_up(self, index: int, query_QF: torch.Tensor) -> torch.Tensor:
+        """Entry [Q] of the nearest key if the query lies within its radius, else :data:`NO_ENTRY`."""
+        codebook = self._codebooks[index]
+        nearest_Q = distances(query_QF, codebook["keys"]).min(1)
+        is_hit_Q = nearest_Q.values <= codebook["radii"][nearest_Q.indices]
+        return torch.where(is_hit_Q, nearest_Q.indices, NO_ENTRY)
 
     def _look_up_continuation(
-        self, number: int, rows: torch.Tensor, x_RTF: torch.Tensor, entry_RT: torch.Tensor
+        self, index: int, rows: torch.Tensor, x_RTF: torch.Tensor, entry_RT: torch.Tensor
     ) -> None:
-        """Teacher forcing with a look-up at every step: each token after the prompt on its own, as in decoding."""
-        now = self.now.to(x_RTF.device)
-        after_RT = torch.zeros_like(now.attended_RT)
-        after_RT[rows] = (now.attended_RT & ~now.prompt_RT)[rows]
-        if not after_RT.any():
+        """Teacher forcing with ``query: every_step``: look up each token after the prompt, as decoding would."""
+        context = self.forward_context.to(x_RTF.device)
+        is_after_RT = torch.zeros_like(context.attended_RT)
+        is_after_RT[rows] = (context.attended_RT & ~context.prompt_RT)[rows]
+        if not is_after_RT.any():
             return
-        replaces = self.edits[number].settings["replacement"] != "replace_prompt"
-        entry_RT[after_RT] = self._look_up(number, x_RTF[after_RT]) if replaces else -1
-
-    def select(self, rows: torch.Tensor) -> CodebookHooks:
-        chosen = object.__new__(CodebookHooks)
-        chosen.__dict__.update(self.__dict__)
-        chosen.running = None
-        if self.edit_of_row is not None:
-            chosen.edit_of_row = self.edit_of_row[rows.to(self.edit_of_row.device)]
-        if self._entry_R is not None:
-            chosen._entry_R = self._entry_R[rows.to(self._entry_R.device)]
-        return chosen
+        replaces = self.edits[index].settings["replacement"] != "replace_prompt"
+        entry_RT[is_after_RT] = self._look_up(index, x_RTF[is_after_RT]) if replaces else NO_ENTRY

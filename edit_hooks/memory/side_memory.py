@@ -1,12 +1,14 @@
-"""Side memories of one linear map: other weights that a row uses when its prompt moves their output far enough.
+"""Side memories of one linear map: alternative weights for rows whose prompt shifts the map's output far enough.
 
-The memories are those of WISE (``editors/wise.py``). How far a memory W' moves a token is || a(W'x) - a(Wx) ||, a the
-model's activation function; a row's distance is the mean over its tokens (the largest token above ``max_over`` tokens).
-A memory is used where the distance reaches its threshold times ``act_ratio``. Each row decides for itself, once, from
-its prompt, and keeps that while decoding; with ``decide: every_call`` each forward pass decides from the tokens it
-feeds, as the released code does.
+The memories are those of WISE (``editors/wise.py``). A memory W' shifts a token by || a(W' x) - a(W x) ||, a the
+model's activation function. A row's distance is the mean shift of its tokens (the largest one above ``max_over``
+tokens). A memory can be used if the distance reaches its threshold times ``act_ratio``. The choice is made per row,
+once, from the prompt, and holds while decoding; with ``decide: every_call`` each forward pass chooses from the tokens
+it is fed, as the released code does.
 
-What a memory stores is W' - W on the entries of its mask, and the mask as bits.
+A memory is stored as W' - W on the entries of its mask, and the mask as bits.
+
+Shapes: R rows, T tokens of the pass, F and D input and output width of the map.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from edit_hooks.modeling.tensors import at_least_float32, pack_bits, unpack_bits
 from edit_hooks.utils.errors import EditingError
 
 Decide = Literal["prompt", "every_call"]
-
-
 Distance = Literal["activation", "plain"]
+
+NO_MEMORY = -1
 
 
 @dataclass
@@ -35,10 +37,10 @@ class Memory:
     """One side memory.
 
     Attributes:
-        number: its name among the memories of an edit.
+        number: its number among the memories of a stream.
         change: W' - W, in the stored orientation, at least float32.
-        mask: bool, the entries that may differ.
-        threshold: smallest mean distance of an edit in it.
+        mask: bool, the entries that may differ from W.
+        threshold: smallest distance of an edit in it.
     """
 
     number: int
@@ -48,14 +50,14 @@ class Memory:
 
 
 @dataclass
-class Memories:
-    """What a stream of edits has written so far.
+class MemoryBank:
+    """The side memories after some edits of a stream.
 
     Attributes:
-        current: the memory that edits go to; ``None`` at the beginning and after it was stored.
+        current: the memory that receives edits; ``None`` at the start and after it was stored.
         stored: full memories, in order.
-        num_edits: edits so far.
-        next_number: name of the next memory.
+        num_edits: number of edits so far.
+        next_number: number of the next memory.
     """
 
     current: Memory | None
@@ -63,85 +65,88 @@ class Memories:
     num_edits: int = 0
     next_number: int = 0
 
-    def hook_edit(self, settings: dict[str, Any], changed: set[int]) -> HookEdit:
-        """As part of a delta: the memories whose numbers are in ``changed``, and the order and thresholds of all."""
+    @property
+    def memories(self) -> list[Memory]:
+        """All memories in routing order: the current one first."""
+        return [*([] if self.current is None else [self.current]), *self.stored]
+
+    def to_hook_edit(self, settings: dict[str, Any], changed: set[int]) -> HookEdit:
+        """A step of a stream: the memories whose numbers are in ``changed``, order and thresholds of all."""
         tensors = {}
-        for memory in self.all:
+        for memory in self.memories:
             if memory.number in changed:
                 tensors[f"{memory.number}/values"] = memory.change[memory.mask].cpu()
                 tensors[f"{memory.number}/mask"] = pack_bits(memory.mask)
-        told = {
+        state = {
             "stored": [[memory.number, memory.threshold] for memory in self.stored],
             "current": None if self.current is None else [self.current.number, self.current.threshold],
             "num_edits": self.num_edits,
             "next_number": self.next_number,
         }
-        return HookEdit("side_memory", tensors, {**settings, **told})
+        return HookEdit("side_memory", tensors, {**settings, **state})
 
     @classmethod
-    def of(cls, hook_edit: HookEdit | None, weight: torch.Tensor) -> Memories:
-        """Read back what :meth:`hook_edit` gave, on the device of ``weight``."""
+    def from_hook_edit(cls, hook_edit: HookEdit | None, weight: torch.Tensor) -> MemoryBank:
+        """The memories of a hook edit, on the device of the map's ``weight``; empty for ``None``."""
         if hook_edit is None:
             return cls(None, [])
         settings = hook_edit.settings
 
-        def memory(number: int, threshold: float) -> Memory:
+        def read_memory(number: int, threshold: float) -> Memory:
             mask = unpack_bits(hook_edit.tensors[f"{number}/mask"], weight)
             change = torch.zeros(weight.shape, dtype=at_least_float32(weight.new_empty(0)).dtype, device=weight.device)
             change[mask] = hook_edit.tensors[f"{number}/values"].to(change)
             return Memory(number, change, mask, threshold)
 
-        current = None if settings["current"] is None else memory(*settings["current"])
-        stored = [memory(*entry) for entry in settings["stored"]]
+        current = None if settings["current"] is None else read_memory(*settings["current"])
+        stored = [read_memory(*entry) for entry in settings["stored"]]
         return cls(current, stored, settings["num_edits"], settings["next_number"])
 
-    @property
-    def all(self) -> list[Memory]:
-        """The current memory first, as routing looks at them."""
-        return [*([] if self.current is None else [self.current]), *self.stored]
 
-
-def moved(output: torch.Tensor, other: torch.Tensor, activation: str | None) -> torch.Tensor:
-    """|| a(other) - a(output) ||_2 of every token, [r, t], at least float32; ``activation=None``: a is the identity."""
-    first, second = at_least_float32(output), at_least_float32(other)
+def activation_shift(output_RTD: torch.Tensor, other_RTD: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """|| a(other) - a(output) ||_2 of every token, [R, T], at least float32; ``activation=None``: a is the identity."""
+    output_RTD, other_RTD = at_least_float32(output_RTD), at_least_float32(other_RTD)
     if activation is not None:
         act = ACT2FN[activation]
-        first, second = act(first), act(second)
-    return (second - first).norm(dim=-1)
+        output_RTD, other_RTD = act(output_RTD), act(other_RTD)
+    return (other_RTD - output_RTD).norm(dim=-1)
 
 
-def row_distance(moved_RT: torch.Tensor, counted_RT: torch.Tensor, max_over: int | None = None) -> torch.Tensor:
-    """Mean over the counted tokens of each row, [r]; above ``max_over`` of them the largest."""
+def row_distance(shift_RT: torch.Tensor, counted_RT: torch.Tensor, max_over: int | None = None) -> torch.Tensor:
+    """Mean shift [R] of each row's counted tokens; the largest one for rows with more than ``max_over`` of them."""
     count_R = counted_RT.sum(1)
-    mean_R = (moved_RT * counted_RT).sum(1) / count_R
+    mean_R = (shift_RT * counted_RT).sum(1) / count_R
     if max_over is None:
         return mean_R
-    largest_R = moved_RT.masked_fill(~counted_RT, 0.0).max(1).values
+    largest_R = shift_RT.masked_fill(~counted_RT, 0.0).max(1).values
     return torch.where(count_R > max_over, largest_R, mean_R)
 
 
-def shifted(x: torch.Tensor, output: torch.Tensor, change: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """Output of the map with W + change instead of W, at least float32; the bias stays as it is."""
-    return at_least_float32(output) + at_least_float32(x) @ (change if transposed else change.T)
+def output_with_delta(
+    x_RTF: torch.Tensor, output_RTD: torch.Tensor, change: torch.Tensor, transposed: bool
+) -> torch.Tensor:
+    """Output of the map with W + change, from its output with W, at least float32; the bias is unchanged."""
+    return at_least_float32(output_RTD) + at_least_float32(x_RTF) @ (change if transposed else change.T)
 
 
 class SideMemoryHooks(HookKind):
     """Rows under one set of side memories.
 
-    Settings: ``module``, ``act_ratio``, ``activation`` (or null), ``decide``, ``max_over``, and what
-    :meth:`Memories.hook_edit` adds.
+    Settings: ``module``, ``shape`` (of the weight), ``act_ratio``, ``activation`` (or null), ``decide``, ``max_over``,
+    and those that :meth:`MemoryBank.to_hook_edit` adds.
     """
 
-    mixes_rows: ClassVar[bool] = False  # the memories are as large as the weight
+    mixes_rows: ClassVar[bool] = False  # a memory is as large as the weight
+    row_state: ClassVar[tuple[str, ...]] = ("_choice_R",)
 
     def __init__(self, model: nn.Module, edits: Sequence[HookEdit], edit_of_row: torch.Tensor | None = None) -> None:
         super().__init__(model, edits, edit_of_row)
         (edit,) = edits
         module = target_module(model, edit)
-        self._memories = Memories.of(edit, weight_of(module).detach()).all
+        self._memories = MemoryBank.from_hook_edit(edit, weight_of(module).detach()).memories
         self._has_current = edit.settings["current"] is not None
         self._transposed = is_transposed(module)
-        self._choice_R: torch.Tensor | None = None  # decided at prefill; -1: the model's own weight
+        self._choice_R: torch.Tensor | None = None  # index of each row's memory, chosen at prefill
 
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
@@ -153,60 +158,54 @@ class SideMemoryHooks(HookKind):
             )
 
     @classmethod
-    def compose(cls, parts: Sequence[HookEdit]) -> HookEdit:
-        settings = parts[-1].settings
+    def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
+        """The memories that exist after the last step, each as the last step that changed it left it."""
+        settings = steps[-1].settings
         numbers = [entry[0] for entry in [settings["current"], *settings["stored"]] if entry is not None]
-        tensors = {}
-        for part in parts:
-            tensors.update(part.tensors)
-        kept = {f"{number}/{what}" for number in numbers for what in ("values", "mask")}
-        return HookEdit(parts[0].kind, {name: tensor for name, tensor in tensors.items() if name in kept}, settings)
+        tensors = {name: tensor for step in steps for name, tensor in step.tensors.items()}
+        names = {f"{number}/{part}" for number in numbers for part in ("values", "mask")}
+        return HookEdit(steps[0].kind, {name: tensor for name, tensor in tensors.items() if name in names}, settings)
 
-    def transform_output(self, number: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
-        settings, now = self.edits[number].settings, self.now.to(x_RTF.device)
-        if now.prefill or settings["decide"] == "every_call":
-            counted_RT = now.prompt_RT if settings["decide"] == "prompt" else now.attended_RT
+    def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
+        settings, context = self.edits[index].settings, self.forward_context.to(x_RTF.device)
+        if context.prefill or settings["decide"] == "every_call":
+            counted_RT = context.prompt_RT if settings["decide"] == "prompt" else context.attended_RT
             self._choice_R = self._choose(x_RTF, output_RTD, counted_RT, settings)
             if self.edit_of_row is not None:
-                own_R = (self.edit_of_row == number).to(self._choice_R.device)
-                self._choice_R = torch.where(own_R, self._choice_R, -1)
+                is_edited_R = (self.edit_of_row == index).to(self._choice_R.device)
+                self._choice_R = torch.where(is_edited_R, self._choice_R, NO_MEMORY)
         choice_R = self._choice_R
-        if choice_R is None or not (choice_R >= 0).any():
+        if choice_R is None or not (choice_R != NO_MEMORY).any():
             return output_RTD
-        result = output_RTD.clone()
-        for index in choice_R.unique().tolist():
-            if index >= 0:
-                rows = choice_R == index
-                other = shifted(x_RTF[rows], output_RTD[rows], self._memories[index].change, self._transposed)
-                result[rows] = other.to(output_RTD.dtype)
-        return result
+        result_RTD = output_RTD.clone()
+        for choice in choice_R.unique().tolist():
+            if choice != NO_MEMORY:
+                rows = choice_R == choice
+                change = self._memories[choice].change
+                other_RTD = output_with_delta(x_RTF[rows], output_RTD[rows], change, self._transposed)
+                result_RTD[rows] = other_RTD.to(output_RTD.dtype)
+        return result_RTD
 
     def _choose(
         self, x_RTF: torch.Tensor, output_RTD: torch.Tensor, counted_RT: torch.Tensor, settings: dict[str, Any]
     ) -> torch.Tensor:
-        """Which memory each row uses, [r]: the current one where it reaches its threshold, else or beyond that the
-        stored one that moves the row most, if it moves it more than the current one."""
-        choice_R = torch.full((len(x_RTF),), -1, device=x_RTF.device)
+        """Index [R] of each row's memory, :data:`NO_MEMORY` for the model's own weight.
+
+        The current memory is chosen if it reaches its threshold. The stored memory with the largest distance is chosen
+        instead if it reaches its own threshold and that distance exceeds the current memory's.
+        """
+        choice_R = torch.full((len(x_RTF),), NO_MEMORY, device=x_RTF.device)
         best_R = torch.zeros(len(x_RTF), device=x_RTF.device, dtype=at_least_float32(x_RTF).dtype)
         for index, memory in enumerate(self._memories):
-            other = shifted(x_RTF, output_RTD, memory.change, self._transposed)
-            moved_RT = moved(output_RTD, other, settings["activation"])
-            distance_R = row_distance(moved_RT, counted_RT, settings["max_over"])
+            other_RTD = output_with_delta(x_RTF, output_RTD, memory.change, self._transposed)
+            shift_RT = activation_shift(output_RTD, other_RTD, settings["activation"])
+            distance_R = row_distance(shift_RT, counted_RT, settings["max_over"])
             reaches_R = distance_R >= memory.threshold * settings["act_ratio"]
             if index == 0 and self._has_current:
                 choice_R = torch.where(reaches_R, index, choice_R)
-                best_R = distance_R  # also where it was rejected, as in the release
+                best_R = distance_R  # also for rows that rejected it, as in the release
             else:
-                takes_R = reaches_R & (distance_R > best_R)
-                choice_R, best_R = torch.where(takes_R, index, choice_R), torch.where(takes_R, distance_R, best_R)
+                is_better_R = reaches_R & (distance_R > best_R)
+                choice_R = torch.where(is_better_R, index, choice_R)
+                best_R = torch.where(is_better_R, distance_R, best_R)
         return choice_R
-
-    def select(self, rows: torch.Tensor) -> SideMemoryHooks:
-        chosen = object.__new__(SideMemoryHooks)
-        chosen.__dict__.update(self.__dict__)
-        chosen.running = None
-        if self.edit_of_row is not None:
-            chosen.edit_of_row = self.edit_of_row[rows.to(self.edit_of_row.device)]
-        if self._choice_R is not None:
-            chosen._choice_R = self._choice_R[rows.to(self._choice_R.device)]
-        return chosen

@@ -1,7 +1,7 @@
 """Module names of each model family, by ``config.model_type``.
 
 Module templates are relative to the causal language model and take the block index. A new family is one row here and
-one tiny config in the tests.
+one tiny model in :mod:`edit_hooks.contract.tiny_models`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from transformers.pytorch_utils import Conv1D
 from edit_hooks.utils.errors import EditingError, near_misses
 
 Role = Literal["rewrite", "mlp_in", "query_value", "attention_out"]
-
-
 ROLES: tuple[str, ...] = get_args(Role)
 
 

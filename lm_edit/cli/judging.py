@@ -47,10 +47,10 @@ def _run_judge(args: argparse.Namespace) -> int:
     from judges.model.factory import chosen_judge, make_judge
     from judges.model.judge import ModelJudge
     from judges.settings import HOW_TO
-    from lm_edit.results.rejudge import judge_saved, rows_of, scores_of, written
-    from lm_edit.results.samples import read_saved
+    from lm_edit.results.rejudge import judge_answers, score_answers, table_rows, verdict_rows
+    from lm_edit.results.samples import read_saved_answers
 
-    saved = read_saved(args.samples, locality=args.locality)
+    saved = read_saved_answers(args.samples, locality=args.locality)
     name = args.judge or chosen_judge({})
     if name is None:
         raise EditingError(f"no judge is configured. Use --judge em, contains, ..., or a model as in {HOW_TO}.")
@@ -59,17 +59,18 @@ def _run_judge(args: argparse.Namespace) -> int:
     if args.dry_run:
         _print_plans(judges, saved)
         return 0
-    judged = [judge_saved(judge, saved) for judge in judges]
+    judged = [judge_answers(judge, saved) for judge in judges]
     columns = {report.judge: verdicts for verdicts, report in judged}
-    scores = {score: scores_of(score, saved) for score in args.score}
+    scores = {score: score_answers(score, saved) for score in args.score}
     header = ("task", "answers", "n", *[f"{column} ({part})" for column in columns for part in ("share", "scored")])
-    table((*header, "em", *scores), rows_of(saved, columns, scores))
+    table((*header, "em", *scores), table_rows(saved, columns, scores))
     for _, report in judged:
         print(report)
     if args.compare:
         _print_agreement(saved, *(verdicts for verdicts, _ in judged))
     if args.out:
-        Path(args.out).write_text("".join(json.dumps(row) + "\n" for row in written(saved, columns)), encoding="utf-8")
+        lines = [json.dumps(row) + "\n" for row in verdict_rows(saved, columns)]
+        Path(args.out).write_text("".join(lines), encoding="utf-8")
         print(f"verdicts written to {args.out}")
     for judge, (_, report) in zip(judges, judged, strict=True):
         report.require(judge.settings.min_coverage if isinstance(judge, ModelJudge) else 1.0)
@@ -79,7 +80,7 @@ def _run_judge(args: argparse.Namespace) -> int:
 def _print_plans(judges: Sequence[Judge], saved: Sequence[SavedAnswer]) -> None:
     from judges.model.judge import ModelJudge
 
-    items = [answer.item for answer in saved if answer.failed is None]
+    items = [answer.item for answer in saved if answer.failure is None]
     for judge in judges:
         print(f"judge {judge.name}: {judge.plan(items) if isinstance(judge, ModelJudge) else 'no model calls'}")
 

@@ -21,7 +21,8 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     from edit_hooks.lm.model import EditedHFLM
-    from edit_hooks.training.mend_trainer import Trainer, training_config
+    from edit_hooks.training.mend_config import training_config
+    from edit_hooks.training.mend_trainer import Trainer
     from edit_hooks.utils.options import parse_editor_args
     from lm_edit.mend_data import load_edit_data
 

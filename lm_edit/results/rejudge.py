@@ -1,116 +1,137 @@
-"""Judging saved answers: the work behind ``lm-edit judge``."""
+"""Verdicts and scores for saved answers, and the tables of ``lm-edit judge``."""
 
 from __future__ import annotations
 
-
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.errors import near_misses
-from judges.base import CORRECT
-from judges.base import Judge
-from judges.base import Judged
-from judges.base import Verdict
-from judges.base import count_reasons
-from judges.match import any_exact_match
-from judges.match import match_ratio
-from judges.similarity import SIMILARITIES
-from judges.similarity import similarity
-from lm_eval_tasks.common.aggregation import mean_scored
+from typing import Any, TypeAlias
+
+from edit_hooks.utils.errors import EditingError, near_misses
+from judges.base import CORRECT, Judge, Judged, Verdict, count_reasons
+from judges.match import any_exact_match, match_ratio
+from judges.similarity import SIMILARITIES, similarity
 from lm_edit.results.samples import SavedAnswer
+from lm_eval_tasks.common.aggregation import mean_scored
 
-Values = Sequence["float | None"]
+Values: TypeAlias = Sequence[float | None]
+
+MATCH_RATIO = "match_ratio"
 
 
-def judge_saved(judge: Judge, saved: Sequence[SavedAnswer]) -> Judged:
-    """A verdict for every saved answer; those with nothing to judge are unscored with their reason."""
-    found = judge.judge([one.item for one in saved if one.failed is None])
-    queue = iter(found.verdicts)
+def judge_answers(judge: Judge, answers: Sequence[SavedAnswer]) -> Judged:
+    """A verdict for every saved answer; those without a text are unscored."""
+    judged = judge.judge([answer.item for answer in answers if answer.failure is None])
+    queue = iter(judged.verdicts)
     verdicts = [
-        next(queue) if one.failed is None else Verdict(unscored_reason=one.failed, judge=judge.name) for one in saved
+        next(queue) if answer.failure is None else Verdict(unscored_reason=answer.failure, judge=judge.name)
+        for answer in answers
     ]
-    # Coverage is about the judge: answers that never came are counted in the table, not held against it.
-    return Judged(verdicts, replace(found.report, reasons=count_reasons(verdicts)))
+    # Coverage measures the judge: missing answers appear in the table and do not lower it.
+    return Judged(verdicts, replace(judged.report, reasons=count_reasons(verdicts)))
 
 
-def rows_of(
-    saved: Sequence[SavedAnswer], columns: Mapping[str, Sequence[Verdict]], scores: Mapping[str, Values]
-) -> Iterator[list[str]]:
-    """A row per task, stage and subset: number of answers, share correct and scored per judge, exact match, scores.
+def score_answers(name: str, answers: Sequence[SavedAnswer]) -> list[float | None]:
+    """A graded score of every answer against its gold answer, or ``None``.
 
-    Where a task saved the unedited model's answers for it, a second row is about the cases it got wrong (the published
-    subset): by each judge's own verdict, for exact match and scores by exact match.
-    """
-    em = [None if one.failed else float(any_exact_match(one.item.answer, _golds(one))) for one in saved]
-    judged = {name: [_value(verdict) for verdict in verdicts] for name, verdicts in columns.items()}
-    groups = list(dict.fromkeys((one.task, one.stage) for one in saved if not one.helper))
-    for task, stage in groups:
-        own = [n for n, one in enumerate(saved) if (one.task, one.stage) == (task, stage) and not one.helper]
-        helpers = {one.case: n for n, one in enumerate(saved) if one.task == task and one.helper}
-        name = task + (f"@{stage}" if stage else "")
-        yield [name, "all", str(len(own)), *_cells(own, judged, em, scores, None)]
-        if helpers:
-            before = {n: helpers[saved[n].case] for n in own if saved[n].case in helpers}
-            yield [name, "initially wrong", str(len(own)), *_cells(own, judged, em, scores, before)]
-
-
-def _cells(
-    own: Sequence[int], judged: Mapping[str, Values], em: Values, scores: Mapping[str, Values], before: Any
-) -> list[str]:
-    def kept(values: Values, known: Values) -> list[float | None]:
-        chosen = own if before is None else [n for n in own if n in before and known[before[n]] == 0.0]
-        return [values[n] for n in chosen]
-
-    cells = []
-    for values in judged.values():
-        part = kept(values, values)
-        cells += [_shown(mean_scored(part)), f"{sum(value is not None for value in part)}/{len(part)}"]
-    return cells + [_shown(mean_scored(kept(values, em))) for values in (em, *scores.values())]
-
-
-def scores_of(name: str, saved: Sequence[SavedAnswer]) -> list[float | None]:
-    """A graded score of every answer in comparison with its gold answer; ``None`` where there is no answer.
+    Args:
+        name: ``match_ratio`` or a key of :data:`judges.similarity.SIMILARITIES`.
 
     Raises:
         EditingError: for an unknown score, or a missing package.
     """
-    if name != "match_ratio" and name not in SIMILARITIES:
-        known = ["match_ratio", *SIMILARITIES]
+    known = [MATCH_RATIO, *SIMILARITIES]
+    if name not in known:
         raise EditingError(f"score {name!r} is unknown.{near_misses(name, known)} Accepted: {', '.join(known)}.")
-    there = [one.item for one in saved if one.failed is None]
-    if name == "match_ratio":
-        found = [match_ratio(item.answer, item.gold) for item in there]
+    items = [answer.item for answer in answers if answer.failure is None]
+    if name == MATCH_RATIO:
+        scores = [match_ratio(item.answer, item.gold) for item in items]
     else:
-        found = similarity(name, [item.answer for item in there], [item.gold for item in there])
-    queue = iter(found)
-    return [next(queue) if one.failed is None else None for one in saved]
+        scores = similarity(name, [item.answer for item in items], [item.gold for item in items])
+    queue = iter(scores)
+    return [next(queue) if answer.failure is None else None for answer in answers]
 
 
-def written(saved: Sequence[SavedAnswer], columns: Mapping[str, Sequence[Verdict]]) -> Iterator[dict[str, Any]]:
+def table_rows(
+    answers: Sequence[SavedAnswer], verdicts: Mapping[str, Sequence[Verdict]], scores: Mapping[str, Values]
+) -> Iterator[list[str]]:
+    """Rows of the table: one per task, stage and subset.
+
+    Where a task saved helper answers of the unedited model, a second row covers the cases that it got wrong (the
+    published subset): by each judge's own verdict, and for exact match and scores by exact match.
+
+    Args:
+        verdicts: judge -> verdicts in the order of ``answers``.
+        scores: name -> scores in the order of ``answers``.
+
+    Yields:
+        Task, subset, number of answers; per judge the share correct and the number scored; exact match; the scores.
+    """
+    exact = [None if answer.failure else float(_matches_exactly(answer)) for answer in answers]
+    judged = {name: [_value(verdict) for verdict in column] for name, column in verdicts.items()}
+    for task, stage in dict.fromkeys((answer.task, answer.stage) for answer in answers if not answer.is_helper):
+        helpers = {a.case: index for index, a in enumerate(answers) if a.task == task and a.is_helper}
+        own = [
+            index for index, a in enumerate(answers) if (a.task, a.stage) == (task, stage) and not a.is_helper
+        ]
+        name = task + (f"@{stage}" if stage else "")
+        yield [name, "all", str(len(own)), *_cells(own, judged, exact, scores, None)]
+        if helpers:
+            helper_of = {index: helpers[answers[index].case] for index in own if answers[index].case in helpers}
+            yield [name, "initially wrong", str(len(own)), *_cells(own, judged, exact, scores, helper_of)]
+
+
+def _cells(
+    own: Sequence[int],
+    judged: Mapping[str, Values],
+    exact: Values,
+    scores: Mapping[str, Values],
+    helper_of: Mapping[int, int] | None,
+) -> list[str]:
+    """The numeric cells of one row.
+
+    Args:
+        own: indices of the row's answers.
+        helper_of: index of an answer -> index of its helper answer, to keep only initially wrong cases.
+    """
+
+    def select(values: Values, known: Values) -> list[float | None]:
+        if helper_of is None:
+            return [values[index] for index in own]
+        return [values[index] for index in own if index in helper_of and known[helper_of[index]] == 0.0]
+
+    cells = []
+    for values in judged.values():
+        subset = select(values, values)
+        cells += [_format(mean_scored(subset)), f"{sum(value is not None for value in subset)}/{len(subset)}"]
+    return cells + [_format(mean_scored(select(values, exact))) for values in (exact, *scores.values())]
+
+
+def verdict_rows(
+    answers: Sequence[SavedAnswer], verdicts: Mapping[str, Sequence[Verdict]]
+) -> Iterator[dict[str, Any]]:
     """One JSON-able row per answer with the verdicts of all judges."""
-    for place, one in enumerate(saved):
-        verdicts = {
+    for index, answer in enumerate(answers):
+        by_judge = {
             name: {
-                "verdict": column[place].label,
-                "reason": column[place].unscored_reason,
-                "reply": column[place].raw_reply,
-                "prompt_hash": column[place].prompt_hash,
+                "verdict": column[index].label,
+                "reason": column[index].unscored_reason,
+                "reply": column[index].raw_reply,
+                "prompt_hash": column[index].prompt_hash,
             }
-            for name, column in columns.items()
+            for name, column in verdicts.items()
         }
-        item = {"question": one.item.question, "gold": one.item.gold, "answer": one.item.answer}
-        yield {"task": one.task, "case": one.case, "stage": one.stage, "helper": one.helper, **item, "judges": verdicts}
+        item = {"question": answer.item.question, "gold": answer.item.gold, "answer": answer.item.answer}
+        place = {"task": answer.task, "case": answer.case, "stage": answer.stage, "helper": answer.is_helper}
+        yield {**place, **item, "judges": by_judge}
 
 
-def _golds(one: SavedAnswer) -> tuple[str, ...]:
-    return (one.item.gold, *one.item.aliases)
+def _matches_exactly(answer: SavedAnswer) -> bool:
+    return any_exact_match(answer.item.answer, (answer.item.gold, *answer.item.aliases))
 
 
 def _value(verdict: Verdict) -> float | None:
     return None if verdict.label is None else float(verdict.label == CORRECT)
 
 
-def _shown(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"

@@ -1,1 +1,1 @@
-"""What every benchmark folder shares: reading records, asking probes, scoring answers, aggregating cases."""
+"""Records, cases, probes, scoring, aggregation and task class of all benchmarks."""

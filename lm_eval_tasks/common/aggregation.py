@@ -1,8 +1,8 @@
-"""From per-case values to one number per benchmark.
+"""Aggregation of per-case values to one number per metric.
 
-``None`` is a value that could not be scored. It stays out of every mean and is counted beside it, so that
+``None`` is an unscored value. It is left out of every mean and counted in a column of its own, so that
 cases in = scored + unscored (+ excluded by a published filter). All sums are exact (``math.fsum``), so no result
-depends on the order in which documents, or ranks, hand in their values.
+depends on the order of documents or ranks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ NOT_AVAILABLE = "N/A"  # lm-eval prints this literal; its table cannot format a 
 
 
 def mean_scored(values: Sequence[float | None]) -> float | None:
-    """Mean of the scored values; ``None`` when nothing was scored."""
+    """Mean of the scored values; ``None`` if there are none."""
     scored = [value for value in values if value is not None]
     return math.fsum(scored) / len(scored) if scored else None
 
 
 def stderr_scored(values: Sequence[float | None]) -> float | str:
-    """Standard error of :func:`mean_scored` (sample standard deviation / sqrt(n)); "N/A" below two scored values."""
+    """Standard error of :func:`mean_scored`: sample standard deviation / sqrt(n).
+
+    It is "N/A" below two scored values.
+    """
     scored = [value for value in values if value is not None]
     if len(scored) < 2:
         return NOT_AVAILABLE
@@ -39,16 +42,22 @@ def total(values: Sequence[int]) -> int:
 
 
 def reason_counts(values: Sequence[Mapping[str, str]]) -> str:
-    """Per-case mappings metric -> reason to a JSON text reason -> number of cases, most frequent first.
+    """Count the cases of each reason, most frequent first.
 
-    A text, not a mapping: lm-eval's result loggers accept numbers and strings only.
+    Args:
+        values: per case a mapping metric -> reason.
+
+    Returns:
+        A JSON text reason -> number of cases; not a mapping, since lm-eval's result loggers accept numbers and strings.
     """
     counts = Counter(reason for reasons in values for reason in sorted(set(reasons.values())))
     return json.dumps(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))), ensure_ascii=False)
 
 
 def harmonic_of_means(values: Sequence[Sequence[Sequence[float | None]] | None]) -> float | None:
-    """Edit score S over cases: harmonic mean of factors, each the mean of its components' means over cases.
+    """Edit score S over cases: the harmonic mean of its factors.
+
+    A factor is the mean of its components' means over cases.
 
     Args:
         values: per case a list of factors, each a list of component values, such as
@@ -71,15 +80,17 @@ def harmonic_of_means(values: Sequence[Sequence[Sequence[float | None]] | None])
     return harmonic_mean(factors) / 100
 
 
-# Diagnostics whose mean over the edits says how an editor did; seconds are shared out over the edits of a step.
+# Diagnostics that are averaged over the edits.
 EDIT_MEANS = ("final_loss", "steps", "update_norm_ratio")
 
 
 def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
-    """Diagnostics of the cases' edits to a JSON text: edits made and failed, and means over those that were made.
+    """Summarize the diagnostics of the cases' edits.
 
-    ``seconds_per_edit`` divides the time of a joint step by its edits. Numbers have three significant digits; editors
-    without some diagnostic leave it out. "{}" where nothing was edited.
+    Returns:
+        A JSON text with the numbers of edits made and failed, and means over the edits made, to three significant
+        digits. ``seconds_per_edit`` divides the time of a joint step by its edits. Diagnostics that the editor does not
+        report are absent; "{}" without any edit.
     """
     edits = [value for value in values if value is not None]
     made = [edit for edit in edits if "error" not in edit]
@@ -96,21 +107,26 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
 
 
 def judge_summary(values: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    """Verdicts of the cases to a JSON text: who judged under which prompt, and counts of each label and of none.
+    """Summarize the verdicts of the cases.
 
-    Helper questions are counted too; answers at earlier stages of a stream are not. "{}" where nothing was judged.
+    Returns:
+        A JSON text with judge, prompt hash, and the number of verdicts per label and of unscored ones. It includes
+        helper questions and excludes the earlier stages of a stream; "{}" without any verdict.
     """
     verdicts = [verdict for case in values for verdict in case]
     if not verdicts:
         return "{}"
     first = verdicts[0]
     labels = Counter(verdict["verdict"] or "unscored" for verdict in verdicts)
-    hashed = (first["prompt_hash"] or "")[:12]
-    return json.dumps({"judge": first["judge"], "prompt_hash": hashed, **dict(sorted(labels.items()))})
+    prompt_hash = (first["prompt_hash"] or "")[:12]
+    return json.dumps({"judge": first["judge"], "prompt_hash": prompt_hash, **dict(sorted(labels.items()))})
 
 
 def _seconds_per_edit(edit: Mapping[str, Any]) -> float | None:
-    """Time of the step that made an edit, over the step's edits (in a stream: the mean size of the steps so far)."""
+    """Time of the step that made an edit, divided by the step's edits.
+
+    In a stream, the divisor is the mean size of the steps so far.
+    """
     seconds = edit.get("seconds")
     if not isinstance(seconds, (int, float)):
         return None
@@ -119,22 +135,22 @@ def _seconds_per_edit(edit: Mapping[str, Any]) -> float | None:
     return seconds / (edit.get("num_requests") or len(edit.get("parts") or ()) or 1)
 
 
-MAX_STEPS_SHOWN = 10
+MAX_STEPS_SHOWN = 10  # in the printed retention matrix
 
 
 def retention_matrix(values: Sequence[Mapping[str, Any] | None], cell: Callable[[Sequence[Any]], Any]) -> str:
-    """Re-evaluation of earlier steps (Figure 5 of WILD) to a JSON text.
+    """Scores of all earlier steps' cases after every step (figure 5 of WILD).
 
     Args:
-        values: per case ``{"step": j, "values": [v_j, v_j+1, ...]}``: its values after its own and every later step.
-        cell: the metric's own aggregation; R[k][j] is that of the cases of step j after step k.
+        values: per case ``{"step": j, "values": [v_j, v_j+1, ...]}``, its values after its own and every later step.
+        cell: the metric's own aggregation; R[k][j] aggregates the cases of step j after step k.
 
     Returns:
-        ``{"num_steps", "diagonal_mean", "last_row_mean", "first_column", "matrix"}``: the mean of R[k][k] (new edits),
-        that of the last row (all edits at the end), R[k][0] (the first step's edits over time), and the rows of the
-        lower triangle. Means are over steps. Values have four decimals; ``null`` where no case was scored. Of more than
-        :data:`MAX_STEPS_SHOWN` steps that many are shown, evenly spaced, and listed as ``steps_shown``: the harness
-        prints this text. Means are over all steps, and the samples hold every value. "{}" without a scored case.
+        A JSON text ``{"num_steps", "diagonal_mean", "last_row_mean", "first_column", "matrix"}``: the mean of R[k][k]
+        (new edits), that of the last row (all edits at the end), R[k][0] (the first step's edits over time), and the
+        rows of the lower triangle. Means are over steps. Values have four decimals, and ``null`` means that no case was
+        scored. The harness prints this text, so at most :data:`MAX_STEPS_SHOWN` steps are shown, evenly spaced and
+        listed as ``steps_shown``; the means cover all steps. "{}" without a scored case.
     """
     cells: dict[tuple[int, int], list[Any]] = {}
     for case in (value for value in values if value is not None):
@@ -142,8 +158,8 @@ def retention_matrix(values: Sequence[Mapping[str, Any] | None], cell: Callable[
             cells.setdefault((case["step"] + later, case["step"]), []).append(value)
     if not cells:
         return "{}"
-    found = {place: cell(column) for place, column in cells.items()}
-    num_steps = 1 + max(row for row, _ in found)
+    matrix = {(row, column): cell(scores) for (row, column), scores in cells.items()}
+    num_steps = 1 + max(row for row, _ in matrix)
     last = num_steps - 1
     shown = list(range(num_steps))
     if num_steps > MAX_STEPS_SHOWN:
@@ -151,11 +167,11 @@ def retention_matrix(values: Sequence[Mapping[str, Any] | None], cell: Callable[
     return json.dumps(
         {
             "num_steps": num_steps,
-            "diagonal_mean": _rounded(mean_scored([found.get((step, step)) for step in range(num_steps)])),
-            "last_row_mean": _rounded(mean_scored([found.get((last, step)) for step in range(num_steps)])),
+            "diagonal_mean": _rounded(mean_scored([matrix.get((step, step)) for step in range(num_steps)])),
+            "last_row_mean": _rounded(mean_scored([matrix.get((last, step)) for step in range(num_steps)])),
             **({"steps_shown": shown} if len(shown) < num_steps else {}),
-            "first_column": [_rounded(found.get((row, 0))) for row in shown],
-            "matrix": [[_rounded(found.get((row, column))) for column in shown if column <= row] for row in shown],
+            "first_column": [_rounded(matrix.get((row, 0))) for row in shown],
+            "matrix": [[_rounded(matrix.get((row, column))) for column in shown if column <= row] for row in shown],
         },
         separators=(",", ":"),
     )

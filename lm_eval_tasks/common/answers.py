@@ -1,7 +1,7 @@
-"""Answers of any lm-eval model class in the typed form of :mod:`edit_hooks.answers`.
+"""Answers of any lm-eval model class as the types of :mod:`edit_hooks.answers`.
 
-lm-eval's own model classes answer ``(log-likelihood, is_greedy)`` or a text. Fields that such an answer lacks are
-``None``; a metric that needs them stays unscored, with :data:`NEEDS_EDITED_HF` as the reason.
+The model classes of lm-eval return ``(log-likelihood, is_greedy)`` or a text. Fields that such an answer lacks are
+``None``; a metric that needs them is unscored, with :data:`NEEDS_EDITED_HF` as the reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, Scored
 from judges.base import Verdict
 
 NEEDS_EDITED_HF = (
-    "this model class does not report {what}; run with --model edited_hf "
+    "this model class does not report {missing}; run with --model edited_hf "
     "(--model_args mode=none,... for an unedited model)"
 )
 
@@ -21,12 +21,15 @@ Answer: TypeAlias = ScoredContinuation | GeneratedText | FailedAnswer | Verdict
 
 
 def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
-    """One response of a model as a typed answer.
+    """Convert one response of a model to a typed answer.
 
     Args:
-        raw: an answer of `edited_hf` (of which the final one is read), a typed answer, a stock ``(logprob, is_greedy)``
-            pair (or a list of two, as caches store it), or a stock text.
-        stops: stop strings of the task, applied to generated texts.
+        raw: an answer of `edited_hf` (its final answer is used), a typed answer, a stock ``(logprob, is_greedy)`` pair
+            (or a list of two, as caches store it), or a stock text.
+        stops: stop strings of the task, which cut generated texts.
+
+    Returns:
+        The answer; a `FailedAnswer` for any other type.
     """
     if isinstance(raw, EditedAnswer):
         raw = raw.final
@@ -39,3 +42,10 @@ def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
     if isinstance(raw, Sequence) and len(raw) == 2:
         return ScoredContinuation(logprob=float(raw[0]), is_greedy=bool(raw[1]))
     return FailedAnswer(f"unreadable answer of type {type(raw).__name__}")
+
+
+def unedited_answer(answer: Answer) -> Answer:
+    """The unedited model's generation; answers without one are unchanged."""
+    if not isinstance(answer, GeneratedText):
+        return answer
+    return answer.unedited or FailedAnswer(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))

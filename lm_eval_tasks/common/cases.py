@@ -1,16 +1,19 @@
-"""TODO: say what is here."""
+"""One record of a benchmark: an edit and the questions about it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from edit_hooks.request import EditRequest
 
+EFFICACY, PARAPHRASE, NEIGHBORHOOD = "efficacy", "paraphrase", "neighborhood"
+KINDS = (EFFICACY, PARAPHRASE, NEIGHBORHOOD)
+
 
 class Question(NamedTuple):
-    """A prompt, the answer it should get, and the one that should lose against it where there is one."""
+    """A prompt, its wanted answer, and the competing answer where there is one."""
 
     prompt: str
     wanted: str
@@ -19,8 +22,26 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """An edit, rewordings of its prompt (wanted: the new answer), and other facts (wanted: their own answer)."""
+    """An edit and its standard questions; subclasses add further ones.
+
+    Attributes:
+        request: the edit.
+        paraphrases: rewordings of the edit prompt; the edit's new answer is wanted.
+        neighbors: prompts of other facts; their own answer is wanted.
+        extras: JSON-able fields of the record that the task documents keep.
+    """
 
     request: EditRequest
-    paraphrases: Sequence[Question]
-    neighbors: Sequence[Question]
+    paraphrases: Sequence[Question] = ()
+    neighbors: Sequence[Question] = ()
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def questions(self, kind: str) -> Sequence[Question]:
+        """The questions of one of :data:`KINDS`; for efficacy that is the edit prompt."""
+        request = self.request
+        by_kind: dict[str, Sequence[Question]] = {
+            EFFICACY: [Question(request.text, request.target_new, request.target_true)],
+            PARAPHRASE: self.paraphrases,
+            NEIGHBORHOOD: self.neighbors,
+        }
+        return by_kind[kind]

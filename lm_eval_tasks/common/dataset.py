@@ -1,4 +1,7 @@
-"""Where records come from: the embedded sample, the Hugging Face hub, or a path; all of them checked before use."""
+"""Records from the embedded sample, the Hugging Face hub or a local path.
+
+All records are checked before the first is used.
+"""
 
 from __future__ import annotations
 
@@ -8,162 +11,147 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.options import choice
+from lm_eval_tasks.common.fields import Fields
 
 logger = logging.getLogger("lm_eval.editing_tasks")
 
+RecordT = TypeVar("RecordT")
 
-T = TypeVar("T")
-
+# A task's metadata, into which lm-eval merges --model_args and --metadata.
+Settings: TypeAlias = Mapping[str, Any]
 
 MINI, HUB = "mini", "hub"
-
-
-WAYS_OUT = (
-    "Ways out: data=mini for the embedded sample, data=/path/to/file-or-folder for a copy you have, "
+DATA_HINT = (
+    "Use data=mini for the embedded sample, data=/path/to/file-or-folder for a copy you have, "
     "or a network connection (or a filled Hugging Face cache) for data=hub."
 )
-
-
-MAX_LISTED = 5
+MAX_LISTED = 5  # problems that one error message lists
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where one benchmark's records live.
+    """Where the records of one benchmark are.
 
-    Args:
-        name: name of the benchmark, for messages.
+    Attributes:
+        title: name of the data set, for messages.
         hub_id: dataset repository on the Hugging Face hub.
-        files: accepted file names, the published one first (it is the one fetched from the hub). A folder given as
-            ``data=`` is searched for them.
-        mini: the embedded sample.
+        files: accepted file names. The first is the published one, which is downloaded from the hub; a folder given as
+            ``data=`` is searched for all of them.
+        mini: the embedded sample, if there is one.
     """
 
-    name: str
+    title: str
     hub_id: str
     files: Sequence[str]
-    mini: Path
+    mini: Path | None = None
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[T]):
-    """Checked records, and where they came from (JSON-able; goes to the results)."""
+class Loaded(Generic[RecordT]):
+    """Checked records, and their origin for the results (JSON-able)."""
 
-    records: list[T]
+    records: list[RecordT]
     source: dict[str, Any]
 
 
-def load(source: Source, settings: Mapping[str, Any], parse: Callable[[Mapping[str, Any], int, str], T]) -> Loaded[T]:
-    """Read and check every record of a benchmark before anything is returned.
+def load_records(source: Source, settings: Settings, parse: Callable[[Fields, int], RecordT]) -> Loaded[RecordT]:
+    """Read and check every record of a benchmark.
 
     Args:
-        source: the benchmark's files.
-        settings: a task's metadata. Read: ``data`` (mini, hub or a path; default mini without ``pretrained``, else
-            hub), ``data_revision`` (hub revision; ``revision`` is the model's), ``bad_records`` (error or skip).
-        parse: (record, row, where) -> typed record; raises EditingError for a record that violates the schema.
+        source: the files of the benchmark.
+        settings: a task's metadata. Read here: ``data`` (mini, hub or a path; see :func:`choose_data`),
+            ``data_revision`` (hub revision of the data; ``revision`` is the model's), ``bad_records`` (error or skip).
+        parse: (fields of a record, row number from 0) -> record; raises EditingError if the record violates the schema.
 
     Raises:
-        EditingError: unreachable data (with the ways out), malformed JSON (file and line), bad records (file, record
-            number, field, remedy; the first few of them).
+        EditingError: for unreachable data (with the remedies), malformed JSON (with file and line) and bad records
+            (with file, record number, field and remedy of the first few).
     """
-    data = _meant_for(source, which_data(settings), settings)
-    path, described = _locate(source, data, settings)
+    path, origin = _locate(source, choose_data(settings), settings)
     rows = read_rows(path)
     records, skipped = _parse_all(rows, path, parse, choice(settings, "bad_records", ("error", "skip"), "error"))
-    described |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "records": len(records)}
+    origin |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "records": len(records)}
     if skipped:
         logger.warning("%s: %d of %d records skipped, see data_source in the results", path, len(skipped), len(rows))
-        described["skipped"] = skipped
-    return Loaded(records, described)
+        origin["skipped"] = skipped
+    return Loaded(records, origin)
 
 
-def which_data(settings: Mapping[str, Any]) -> str:
-    """``data`` of the settings; without one, the sample in a demo (no ``pretrained``), else the published data."""
+def choose_data(settings: Settings) -> str:
+    """The setting ``data``.
+
+    The default is the sample without ``pretrained`` (a demo), else the published data.
+    """
     data = settings.get("data")
     if data is None:
         return HUB if settings.get("pretrained") else MINI
     if not isinstance(data, (str, Path)) or not str(data):
-        raise EditingError(f"data={data!r} is not a place to read from. {WAYS_OUT}")
+        raise EditingError(f"data={data!r} is not a place to read from. {DATA_HINT}")
     return str(data)
 
 
-def _meant_for(source: Source, data: str, settings: Mapping[str, Any]) -> str:
-    """``data`` for this benchmark: a file that carries another benchmark's published name is not meant for it.
-
-    With tasks of two benchmarks, ``data=QAEdit.json`` gives QAEdit its file; the other one has its default data, and
-    says so in the log and in the results.
-    """
-    path = Path(data).expanduser()
-    if data in (MINI, HUB) or path.name in source.files or not path.is_file():
-        return data
-    from lm_eval_tasks.common.benchmarks import benchmark_files  # reads the benchmarks' records, which read us
-
-    owner = benchmark_files().get(path.name)
-    if owner is None or owner == source.name:
-        return data
-    default = which_data({key: value for key, value in settings.items() if key != "data"})
-    logger.warning("data=%s is %s's file; %s takes its default, data=%s.", path, owner, source.name, default)
-    return default
-
-
-def _locate(source: Source, data: str, settings: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[str, Any]]:
+    """The file to read and the start of its description."""
     if data == MINI:
-        if not source.mini.is_file():
+        if source.mini is None:
             raise EditingError(
-                f"{source.name} has no embedded sample ({source.mini.name} is missing). "
-                f"Take data=hub or data=/path, with a file like {source.files[0]} of {source.hub_id}."
+                f"{source.title} has no embedded sample. Use data=hub or data=/path, with a file like "
+                f"{source.files[0]} of {source.hub_id}."
             )
         return source.mini, {"data": MINI, "file": source.mini.name}
     if data == HUB:
-        return _fetch(source, settings.get("data_revision") or "main")
+        return _download(source, settings.get("data_revision") or "main")
     path = _search(source, Path(data).expanduser())
     return path, {"data": data, "file": path.name}
 
 
-def _fetch(source: Source, revision: str) -> tuple[Path, dict[str, Any]]:
-    """Download one data file (no dataset script, no remote code); HF_HUB_OFFLINE and the cache are respected."""
+def _download(source: Source, revision: str) -> tuple[Path, dict[str, Any]]:
+    """Download one data file, or find it in the cache.
+
+    No dataset script and no remote code runs. HF_HUB_OFFLINE is respected.
+    """
     from huggingface_hub import hf_hub_download
 
     try:
-        found = hf_hub_download(source.hub_id, source.files[0], repo_type="dataset", revision=revision)
+        path = Path(hf_hub_download(source.hub_id, source.files[0], repo_type="dataset", revision=revision))
     except Exception as error:  # the hub client raises errors of several libraries, httpx and OSError among them
         raise EditingError(
             f"{source.files[0]} of the Hugging Face dataset {source.hub_id} (revision {revision}) cannot be reached: "
             f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}. "
-            f"{WAYS_OUT}"
+            f"{DATA_HINT}"
         ) from error
-    path = Path(found)
-    # The cache keeps files under snapshots/<commit>/: the commit a branch name resolved to.
+    # The cache keeps files under snapshots/<commit>/, with the commit to which a branch name resolved.
     commit = path.parent.name if path.parent.parent.name == "snapshots" else None
     return path, {"data": HUB, "hub_id": source.hub_id, "revision": revision, "commit": commit, "file": path.name}
 
 
 def _search(source: Source, place: Path) -> Path:
-    """A file as given, or the first accepted file name found in a folder or its sub-folders."""
+    """The file itself, or the first accepted file name in a folder or its subfolders."""
     if place.is_file():
         return place
     if not place.is_dir():
-        words = near_misses(str(place), (MINI, HUB))
-        raise EditingError(f"data={place} is neither mini, hub, a file nor a folder.{words} {WAYS_OUT}")
+        hint = near_misses(str(place), (MINI, HUB))
+        raise EditingError(f"data={place} is neither mini, hub, a file nor a folder.{hint} {DATA_HINT}")
     for name in source.files:
-        if found := sorted(place.rglob(name)):
-            return found[0]
+        if matches := sorted(place.rglob(name)):
+            return matches[0]
     raise EditingError(
-        f"no file of {source.name} in folder {place}; looked for {', '.join(source.files)}. "
-        f"Put one there, or give the file itself. {WAYS_OUT}"
+        f"no file of {source.title} in folder {place}; looked for {', '.join(source.files)}. "
+        f"Put one there, or give the file itself. {DATA_HINT}"
     )
 
 
 def read_rows(path: Path) -> list[tuple[str, Any]]:
-    """The records of a JSON list or JSONL file as (where, record), ``where`` naming file and record (and line).
+    """The records of a JSON list or JSONL file, each after its location.
+
+    A location names file, record number and line.
 
     Raises:
-        EditingError: naming file and line, for text that is not JSON or not UTF-8, a JSON file that is not a list,
-            and a file without records.
+        EditingError: with file and line, for text that is not JSON or not UTF-8 and for a file without records.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -203,16 +191,19 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _parse_all(
-    rows: Sequence[tuple[str, Any]], path: Path, parse: Callable[[Mapping[str, Any], int, str], T], bad_records: str
-) -> tuple[list[T], dict[str, str]]:
-    """Parse every row before judging the file; returns the records and, with ``skip``, the reasons of the others."""
-    records: list[T] = []
+    rows: Sequence[tuple[str, Any]], path: Path, parse: Callable[[Fields, int], RecordT], bad_records: str
+) -> tuple[list[RecordT], dict[str, str]]:
+    """Parse all rows.
+
+    Returns the records, and location -> reason of the bad rows, which ``bad_records=skip`` leaves out.
+    """
+    records: list[RecordT] = []
     problems: dict[str, str] = {}
     for row, (where, record) in enumerate(rows):
         try:
             if not isinstance(record, Mapping):
                 raise EditingError(f"{where}: the record is a {type(record).__name__}; an object is needed.")
-            records.append(parse(record, row, where))
+            records.append(parse(Fields(record, where), row))
         except EditingError as error:
             problems[where] = str(error)
     if problems and (bad_records == "error" or not records):

@@ -1,13 +1,15 @@
-"""From answers to the score of one case. What cannot be scored raises `Unscored` with the reason.
+"""Score of one case from its answers.
 
-A task's scorer (``process_results`` in its YAML) returns, for each of its metrics, a function without arguments that
-computes the value from these measures; :func:`evaluate` turns value, reason or exclusion into a `Score`.
+A value that cannot be computed raises `Unscored` with the reason.
+
+A task's scorer (``process_results`` in its YAML) returns one *measure* per metric: a function without arguments that
+computes the value. :func:`evaluate` turns its value, reason or exclusion into a `Score`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,23 +18,30 @@ from judges.base import CORRECT, Verdict
 from judges.match import alias_match, exact_match
 from lm_eval_tasks.common import scoring
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
+from lm_eval_tasks.common.probes import ProbeAnswers
 
 Measure: TypeAlias = Callable[[], Any]
 
 
 class Unscored(Exception):
-    """The value cannot be known; the message is the reason. Not an error of the program and not a zero."""
+    """The value is unknown, for the reason in the message.
+
+    This is neither a program error nor a zero.
+    """
 
 
 class Excluded(Exception):
-    """The benchmark's own published filter leaves this case out of this metric."""
+    """The benchmark's published filter excludes this case from this metric."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A value, or the reason why there is none; ``excluded`` when a published filter is that reason.
+    """The value of a metric for one case.
 
-    A value with several components may have both: the reason then says why some of them are missing.
+    Attributes:
+        value: the value; ``None`` if unscored or excluded.
+        reason: why the value, or some component of it, is missing.
+        excluded: a published filter excludes the case.
     """
 
     value: Any = None
@@ -41,7 +50,10 @@ class Score:
 
 
 def evaluate(measure: Measure) -> Score:
-    """Run a measure and record what came of it; a value that is not a finite number is unscored."""
+    """Run a measure.
+
+    A float that is not finite is unscored; a `Score` is returned unchanged.
+    """
     try:
         value = measure()
     except Unscored as unscored:
@@ -53,113 +65,152 @@ def evaluate(measure: Measure) -> Score:
     return value if isinstance(value, Score) else Score(value=value)
 
 
-def case_mean(values: Iterable[float], what: str) -> float:
-    """Mean over the probes of a case; one unscored probe leaves the whole case unscored, as published (BAKE)."""
+def case_mean(values: Iterable[float], noun: str) -> float:
+    """Mean over the probes of a case.
+
+    One unscored probe leaves the whole case unscored, as published (BAKE).
+
+    Args:
+        noun: the missing questions, for the reason if there are none, as in ``paraphrase prompts``.
+    """
     numbers = list(values)
     if not numbers:
-        raise Unscored(f"the record has no {what}")
+        raise Unscored(f"the record has no {noun}")
     return math.fsum(numbers) / len(numbers)
 
 
-def likelihood(answer: Answer | None, *, unedited: bool = False) -> ScoredContinuation:
-    """The answer as a likelihood with a finite value, of the edited or the unedited model."""
+def mean_over(probes: Sequence[ProbeAnswers], noun: str, measure: Callable[[ProbeAnswers], float]) -> Measure:
+    """Case-first macro average: the mean of a measure over the probes of one case."""
+    return lambda: case_mean((measure(answered) for answered in probes), noun)
+
+
+def exclude_if(measure: Measure, is_excluded: Callable[[], float]) -> Measure:
+    """A measure under a published filter.
+
+    An unscored value stays unscored, whether the filter excludes it or not.
+    """
+
+    def filtered() -> Any:
+        value = measure()
+        if is_excluded():
+            raise Excluded
+        return value
+
+    return filtered
+
+
+def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> ScoredContinuation:
+    """The log-likelihood answer of the edited or the unedited model.
+
+    Raises Unscored if it is absent or not finite.
+    """
     if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
     if not isinstance(answer, ScoredContinuation):
-        raise Unscored(f"a likelihood was asked for, the answer is a {type(answer).__name__}")
+        raise Unscored(f"the metric needs a likelihood, but the answer is a {type(answer).__name__}")
     if unedited:
         if answer.unedited is None:
-            raise Unscored(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
+            raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
         answer = answer.unedited
     if not math.isfinite(answer.logprob):
         raise Unscored(f"log-probability is {answer.logprob}")
     return answer
 
 
-def generation(answer: Answer | None, *, unedited: bool = False) -> GeneratedText:
-    """The answer as a generation, of the edited or the unedited model."""
+def generated_text(answer: Answer | None, *, unedited: bool = False) -> GeneratedText:
+    """The generation of the edited or the unedited model; Unscored if absent."""
     if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
     if not isinstance(answer, GeneratedText):
-        raise Unscored(f"a generation was asked for, the answer is a {type(answer).__name__}")
+        raise Unscored(f"the metric needs a generation, but the answer is a {type(answer).__name__}")
     if not unedited:
         return answer
     if answer.unedited is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="the unedited model's answers"))
+        raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
     return answer.unedited
 
 
 def nll(answer: Answer, *, unedited: bool = False) -> float:
-    """Mean negative log-likelihood per target token."""
-    found = likelihood(answer, unedited=unedited)
-    if found.num_tokens is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="token counts"))
-    return scoring.mean_nll(found.logprob, found.num_tokens)
+    """Mean negative log-likelihood per target token, in nats."""
+    scored = scored_continuation(answer, unedited=unedited)
+    if scored.num_tokens is None:
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token counts"))
+    return scoring.mean_nll(scored.logprob, scored.num_tokens)
 
 
 def prob(wanted: Answer, other: Answer, *, unedited: bool = False) -> float:
-    """PROB: is the wanted target strictly more likely per token than the other one?"""
+    """PROB: 1 if the wanted target is strictly more likely per token."""
     return scoring.prefers(nll(wanted, unedited=unedited), nll(other, unedited=unedited))
 
 
 def prob_magnitude(wanted: Answer, other: Answer) -> float:
-    """By how much: difference of the two per-token probabilities."""
+    """Difference of the per-token probabilities of the two targets."""
     return scoring.magnitude(nll(wanted), nll(other))
 
 
-def argmax(answer: Answer) -> float:
-    """TF-EXACT: every teacher-forced argmax is the target's token."""
-    return float(likelihood(answer).is_greedy)
+def tf_exact(answer: Answer) -> float:
+    """TF-EXACT: 1 if every teacher-forced argmax is the target's token."""
+    return float(scored_continuation(answer).is_greedy)
 
 
-def match(answer: Answer) -> float:
+def tf_match(answer: Answer) -> float:
     """TF-MATCH: share of target tokens that are the teacher-forced argmax."""
-    found = likelihood(answer)
-    if found.token_argmax is None or found.token_ids is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="token ids"))
-    return scoring.share_equal(found.token_argmax, found.token_ids)
+    scored = scored_continuation(answer)
+    if scored.token_argmax is None or scored.token_ids is None:
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
+    return scoring.share_equal(scored.token_argmax, scored.token_ids)
 
 
 def agree_tf(answer: Answer) -> float:
-    """AGREE-TF: share of positions along the gold answer at which edited and unedited argmax agree."""
-    before, after = likelihood(answer, unedited=True).token_argmax, likelihood(answer).token_argmax
+    """AGREE-TF: share of gold positions with the unedited model's argmax."""
+    before = scored_continuation(answer, unedited=True).token_argmax
+    after = scored_continuation(answer).token_argmax
     if before is None or after is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="token ids"))
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
     if len(before) != len(after):
         raise Unscored(f"edited and unedited model saw {len(after)} and {len(before)} target tokens")
     return scoring.share_equal(after, before)
 
 
 def agree_gen(answer: Answer | None) -> float:
-    """AGREE-GEN: edited and unedited model generate the same token ids, all of them."""
-    before, after = generation(answer, unedited=True).token_ids, generation(answer).token_ids
+    """AGREE-GEN: 1 if edited and unedited model generate the same token ids."""
+    before, after = generated_text(answer, unedited=True).token_ids, generated_text(answer).token_ids
     if before is None or after is None:
-        raise Unscored(NEEDS_EDITED_HF.format(what="token ids"))
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
     return scoring.all_equal(after, before)
 
 
 def both_empty(answer: Answer | None) -> float:
-    """1 if neither model wrote anything before the stop rule: such pairs agree, and say little about locality."""
-    texts = generation(answer, unedited=True).text, generation(answer).text
+    """1 if neither model writes anything before the stop rule.
+
+    Such pairs agree without showing locality.
+    """
+    texts = generated_text(answer, unedited=True).text, generated_text(answer).text
     return float(not any(text.strip() for text in texts))
 
 
 def generated_match(answer: Answer | None, gold: str, *, unedited: bool = False) -> float:
-    """EM: the generation up to its natural stop equals the gold answer after normalization."""
-    return float(exact_match(generation(answer, unedited=unedited).text, gold))
+    """EM: 1 if the generation equals the gold answer after normalization.
+
+    The generation ends at its natural stop.
+    """
+    return float(exact_match(generated_text(answer, unedited=unedited).text, gold))
 
 
 def generated_contains(answer: Answer | None, gold: str) -> float:
-    """The generation up to its natural stop contains the gold answer as whole words, after normalization."""
-    return float(alias_match(generation(answer).text, [gold]))
+    """1 if the generation contains the gold answer as whole words.
+
+    Both are normalized, and the generation ends at its natural stop.
+    """
+    return float(alias_match(generated_text(answer).text, [gold]))
 
 
-def verdict(answer: Answer | None) -> float:
-    """A judge's verdict: 1 correct, 0 incorrect."""
+def judged_correct(answer: Answer | None) -> float:
+    """1 if a judge calls the answer correct."""
     if isinstance(answer, FailedAnswer):
         raise Unscored(answer.reason)
     if not isinstance(answer, Verdict):
-        raise Unscored(f"a verdict was asked for, the answer is a {type(answer).__name__}")
+        raise Unscored(f"the metric needs a verdict, but the answer is a {type(answer).__name__}")
     if answer.label is None:
         raise Unscored(f"judge: {answer.unscored_reason}")
     return float(answer.label == CORRECT)

@@ -1,30 +1,31 @@
-"""Cases and probes: what a document holds, and a case's answers sorted back to its probes."""
+"""Probes, documents made of them, and the answers to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
-from edit_hooks.request import EditRequest
+from edit_hooks.answers import FailedAnswer
 from lm_eval_tasks.common.answers import Answer
+from lm_eval_tasks.common.cases import Case
 
 PLACEHOLDER = "placeholder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """One question asked of the edited model.
+    """One question for the edited model.
 
-    Args:
-        kind: what it probes (efficacy, paraphrase, neighborhood, reverse_qa, ...).
-        prompt: the text shown to the model, with instruction or wrapper, without outer white space.
-        targets: continuations whose likelihood is asked, the wanted one first; each is joined by one space.
-        generate: also let the model write on its own.
+    Attributes:
+        kind: what the probe measures (efficacy, paraphrase, neighborhood, reverse_qa, ...).
+        prompt: text shown to the model, including an instruction or wrapper, without outer white space.
+        targets: continuations to score, the wanted one first; each is joined by one space.
+        generate: also let the model write freely.
         gold: the answer that a generation is compared with.
-        question: the bare question, for judges; the prompt if not given.
-        only_unedited: a helper of which only the unedited model's answer matters; a judge is shown that one, and cases
-            where it is correct are excluded from judged metrics marked ``filtered``.
+        question: the bare question, for judges; the prompt by default.
+        only_unedited: a helper of which only the unedited model's answer counts. A judge sees that answer, and judged
+            metrics marked ``filtered`` exclude the case if it is correct.
     """
 
     kind: str
@@ -36,27 +37,19 @@ class Probe:
     only_unedited: bool = False
 
 
-def case_doc(
-    request: EditRequest,
-    probes: Sequence[Probe],
-    *,
-    ask_unedited: bool,
-    generate: bool,
-    extras: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The document of one case: JSON-able, and the same in every run.
+def case_doc(case: Case, probes: Sequence[Probe], *, ask_unedited: bool, generate: bool) -> dict[str, Any]:
+    """The JSON-able document of a case: its edit, its probes and its extras.
 
-    A case without a probe of the task's kind still needs one request, because lm-eval cannot represent a document
-    without requests. It gets a placeholder, the edit prompt itself, that no metric reads: the case stays visible as
-    unscored.
+    lm-eval cannot represent a document without requests. A case without probes therefore gets a placeholder, the edit
+    prompt, which no metric reads, so that the case stays visible as unscored.
 
     Args:
-        request: the edit under which all probes of the case are answered.
+        case: the edit under which all probes are answered.
         probes: the questions; may be empty.
-        ask_unedited: whether the metrics need the unedited model's answers too.
-        generate: whether the task's probes are generated (a placeholder then is, too).
-        extras: further JSON-able fields to keep with the case.
+        ask_unedited: whether the metrics also need the answers of the unedited model.
+        generate: whether a placeholder is also generated, as the task's own probes are.
     """
+    request = case.request
     if not probes:
         probes = [Probe(kind=PLACEHOLDER, prompt=request.text, targets=[request.target_new], generate=generate)]
     return {
@@ -67,56 +60,75 @@ def case_doc(
             {**asdict(probe), "targets": list(probe.targets), "question": probe.question or probe.prompt}
             for probe in probes
         ],
-        **(extras or {}),
+        **case.extras,
     }
+
+
+class ProbeRequest(NamedTuple):
+    """One lm-eval request of a case.
+
+    Attributes:
+        number: index of the probe in its document.
+        probe: the probe.
+        target: the continuation to score; ``None`` for a generation.
+    """
+
+    number: int
+    probe: Probe
+    target: str | None
+
+
+def case_requests(doc: Mapping[str, Any]) -> Iterator[ProbeRequest]:
+    """The requests of a document in their fixed order.
+
+    Those of a probe are its targets, then its generation.
+    """
+    for number, record in enumerate(doc["probes"]):
+        probe = Probe(**record)
+        for target in probe.targets:
+            yield ProbeRequest(number, probe, target)
+        if probe.generate:
+            yield ProbeRequest(number, probe, None)
 
 
 @dataclass(frozen=True)
 class ProbeAnswers:
-    """The answers to one probe: one per target, and the generation if one was asked for."""
+    """The answers to one probe: one per target, and the generation if any."""
 
-    probe: Mapping[str, Any]
-    targets: Sequence[Answer] = field(default_factory=list)
+    probe: Probe
+    targets: Sequence[Answer] = ()
     generation: Answer | None = None
 
     @property
     def wanted(self) -> Answer:
-        """ScoredContinuation of the target the edit (or, for locality, its absence) should favor."""
+        """The answer for the wanted target."""
         return self.targets[0]
 
     @property
     def other(self) -> Answer:
-        """ScoredContinuation of the competing target."""
-        return self.targets[1]
+        """The answer for the competing target; a `FailedAnswer` if the question has none."""
+        return self.targets[1] if len(self.targets) > 1 else FailedAnswer("the question has no competing answer")
 
 
 class CaseAnswers:
-    """A case's answers in the order of its probes.
+    """The answers of a case by probe.
 
     Args:
         doc: the document made by :func:`case_doc`.
-        answers: typed answers in the order in which :meth:`asked` lists the requests.
+        answers: typed answers in the order of :func:`case_requests`.
     """
 
     def __init__(self, doc: Mapping[str, Any], answers: Sequence[Answer]) -> None:
         self.doc = doc
         self.probes: list[ProbeAnswers] = []
         queue = iter(answers)
-        for probe in doc["probes"]:
-            targets = [next(queue) for _ in probe["targets"]]
-            self.probes.append(ProbeAnswers(probe, targets, next(queue) if probe["generate"] else None))
+        for record in doc["probes"]:
+            probe = Probe(**record)
+            targets = [next(queue) for _ in probe.targets]
+            self.probes.append(ProbeAnswers(probe, targets, next(queue) if probe.generate else None))
         if (rest := len(list(queue))) > 0:
             raise AssertionError(f"{rest} answers more than requests in case {doc['case_id']}")
 
-    def of(self, kind: str) -> list[ProbeAnswers]:
-        """The answered probes of one kind, in order."""
-        return [answered for answered in self.probes if answered.probe["kind"] == kind]
-
-    @staticmethod
-    def asked(doc: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any], str | None]]:
-        """Every request of a case in order: (probe number, probe, target), target ``None`` for a generation."""
-        for number, probe in enumerate(doc["probes"]):
-            for target in probe["targets"]:
-                yield number, probe, target
-            if probe["generate"]:
-                yield number, probe, None
+    def of_kind(self, kind: str) -> list[ProbeAnswers]:
+        """The answered probes of one kind, in document order."""
+        return [answered for answered in self.probes if answered.probe.kind == kind]

@@ -1,6 +1,6 @@
-"""Scoring primitives: numbers and texts in, one number out. No model, no clock, no files.
+"""Scoring primitives: pure functions of numbers and texts.
 
-Worked examples of every function, edge cases included, are in ``tests/cases/scoring.json``.
+Worked examples of every function, including edge cases, are in ``tests/cases/scoring.json``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from judges.match import normalize
 def mean_nll(logprob: float, num_tokens: int) -> float:
     """NLL: mean negative log-likelihood per target **token**.
 
-    lm-eval's ``acc_norm`` divides by characters and ``acc_bytes`` by bytes; neither is what the editing papers use.
+    lm-eval's ``acc_norm`` divides by characters and ``acc_bytes`` by bytes; the editing papers use neither.
     """
     if num_tokens < 1:
         raise ValueError(f"a target needs at least one token, got {num_tokens}")
@@ -22,7 +22,10 @@ def mean_nll(logprob: float, num_tokens: int) -> float:
 
 
 def prefers(nll_wanted: float, nll_other: float) -> float:
-    """PROB: 1 if the wanted target is strictly more likely per token; a tie is a failure in both directions."""
+    """PROB: 1 if the wanted target is strictly more likely per token.
+
+    A tie fails in both directions.
+    """
     return float(nll_wanted < nll_other)
 
 
@@ -34,8 +37,8 @@ def magnitude(nll_wanted: float, nll_other: float) -> float:
 def share_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
     """Share of positions with equal tokens.
 
-    TF-MATCH when ``left`` is the teacher-forced argmax and ``right`` the target; AGREE-TF when both are argmaxes along
-    the same target, of the edited and the unedited model.
+    TF-MATCH if ``left`` is the teacher-forced argmax and ``right`` the target; AGREE-TF if both are argmaxes along the
+    same target, of the edited and the unedited model.
     """
     if not left or len(left) != len(right):
         raise ValueError(f"two non-empty sequences of one length are needed, got lengths {len(left)} and {len(right)}")
@@ -43,9 +46,9 @@ def share_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
 
 
 def all_equal(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
-    """1 if both sequences are the same in every position and in length.
+    """AGREE-GEN on the token ids of two generations: 1 if they are equal.
 
-    TF-EXACT on (argmax, target), AGREE-GEN on the token ids of two whole generations. Two empty generations agree.
+    Two empty ones agree.
     """
     return float(list(left) == list(right))
 
@@ -56,7 +59,7 @@ def first_word(text: str) -> str:
 
 
 def harmonic_mean(values: Sequence[float]) -> float:
-    """Harmonic mean of non-negative numbers; 0 as soon as one of them is 0."""
+    """Harmonic mean of non-negative numbers; 0 if one of them is 0."""
     if not values or min(values) < 0:
         raise ValueError(f"one or more non-negative values are needed, got {list(values)}")
     return 0.0 if min(values) == 0 else len(values) / math.fsum(1 / value for value in values)

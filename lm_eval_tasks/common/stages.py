@@ -1,10 +1,10 @@
-"""Stages of a stream of edits (``mode=sequential``) at which a case's questions are answered.
+"""Stages of a stream of edits (``mode=sequential``) at which a case is scored.
 
 An answer of `edited_hf` holds the answer on the final model and those right after the case's own edit (``immediate``),
-at checkpoints, and after every later step (``retention``). Each is another answer to the same question, so all of them
-run through the same filters and the same scorer.
+at checkpoints, and after every later step (``retention``). All of them answer the same question, so all run through the
+same filters and the same scorer.
 
-The stages that a task reports follow from its settings alone, so every document and every rank has the same columns.
+The stages that a task reports depend on its settings alone, so every document and every rank has the same columns.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnsw
 from edit_hooks.utils.options import parse_checkpoints, switch
 from judges.base import Verdict
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
+from lm_eval_tasks.common.harness import filter_classes
 
 NOT_IN_STREAM = "not among this run's edits"
 
-
 IMMEDIATE, RETENTION = "immediate", "retention"
-
 
 # "immediate", a checkpoint's number of edits as a text, or the number of a step (counted from 0)
 Stage: TypeAlias = str | int
@@ -33,13 +32,13 @@ Stage: TypeAlias = str | int
 
 @dataclass(frozen=True, kw_only=True)
 class StreamStages:
-    """The scores that a task reports besides the final one.
+    """The stages that a task reports besides the final one.
 
     Attributes:
-        immediate: the score right after each case's own edit.
-        checkpoints: numbers of edits; at each the score over the cases edited so far.
-        retention: the matrix of all earlier steps' cases, asked again after every step.
-        batch_size: edits in one step.
+        immediate: report the score right after each case's own edit.
+        checkpoints: numbers of edits; at each, report the score over the cases edited so far.
+        retention: report the matrix of all earlier steps' cases, scored again after every step.
+        batch_size: edits per step.
         score_outside: also score cases that are not among the run's edits, on the final weights.
     """
 
@@ -51,7 +50,7 @@ class StreamStages:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> StreamStages:
-        """From a task's settings; raises EditingError for values that cannot be read."""
+        """The stages of a task's settings; raises EditingError for invalid values."""
         score_outside = switch(settings, "score_unedited_cases", False)
         if settings.get("mode") != "sequential":
             return cls(score_outside=score_outside)
@@ -65,14 +64,16 @@ class StreamStages:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The stages that have a column of their own, as it is named after the ``@``."""
+        """The stages with a column of their own, under the name that follows the ``@``."""
         return (*((IMMEDIATE,) if self.immediate else ()), *map(str, self.checkpoints))
 
     def applies_to(self, stage: str, position: StreamPosition | None) -> bool:
-        """Whether a case is scored at a stage: not before its edit, and never if it is not in the stream.
+        """Whether a case is scored at a stage.
 
-        A checkpoint is taken at the first step that reaches it: it includes every step before which fewer edits were
-        made.
+        It is never scored before its edit, and never if it is not in the stream.
+
+        A checkpoint is taken at the first step that reaches it. It therefore includes every step before which fewer
+        edits were made.
         """
         if position is None:
             return True
@@ -83,14 +84,14 @@ class StreamStages:
 
 @dataclass(frozen=True, kw_only=True)
 class FilteredAnswer:
-    """A request's answer after one filter pipeline.
+    """The answer to one request after one filter pipeline.
 
     Attributes:
-        final: the answer; in a stream that on the final model.
+        final: the answer; in a stream, that of the final model.
         stages: the answers at other stages of a stream.
         position: the case's position in the stream; ``None`` outside streams and from other model classes.
         edit: report on the case's edit; ``None`` without an edit.
-        judged: a judge decides in this pipeline, also where there was nothing to judge.
+        judged: a judge decides in this pipeline, even if this request had nothing to judge.
     """
 
     final: Answer
@@ -104,7 +105,10 @@ class FilteredAnswer:
 
     @classmethod
     def of(cls, answer: Any) -> FilteredAnswer:
-        """The answer itself if it is one, else a filter's output without stages."""
+        """Wrap the output of a filter, unless it is wrapped.
+
+        Filters that run outside :func:`filter_all_stages` return bare answers.
+        """
         return answer if isinstance(answer, cls) else cls(final=answer, judged=isinstance(answer, Verdict))
 
     def at(self, stage: Stage | None) -> Answer:
@@ -114,19 +118,22 @@ class FilteredAnswer:
         if stage in self.stages:
             return self.stages[stage]
         if self.position is None:
-            return FailedAnswer(NEEDS_EDITED_HF.format(what="answers at stages of a stream"))
+            return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"))
         if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.position.num_edits:
             return FailedAnswer(f"the stream ended after {self.position.num_edits} edits, before checkpoint {stage}")
         return FailedAnswer(f"the model did not report its answers at stage {stage!r} of the stream")
 
 
 def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble], stages: StreamStages) -> None:
-    """Run every filter pipeline over the answers of all stages; leaves a `FilteredAnswer` in each ``filtered_resps``.
+    """Run every filter pipeline over the answers of all stages.
+
+    The ``filtered_resps`` of each instance get a `FilteredAnswer` per pipeline.
 
     Only the first response of an instance counts; padding on several ranks may append copies of it.
     """
     by_stage = [_answers_by_stage(instance.resps[0], stages) for instance in instances]
     for pipeline in pipelines:
+        # One copy of the instance per stage, so that a filter sees all answers at once and a judge batches them.
         copies = [
             replace(instance, resps=[answer], filtered_resps={})
             for instance, answers in zip(instances, by_stage, strict=True)
@@ -152,17 +159,20 @@ def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterE
 def is_judge(pipeline: FilterEnsemble) -> bool:
     """Whether a filter class of the pipeline declares ``judges = True``.
 
-    A pipeline without that is a judge's when one of its outputs is a verdict.
+    Without that declaration, a pipeline counts as a judge's as soon as one of its outputs is a verdict.
     """
-    return any(getattr(getattr(step, "func", step), "judges", False) for step in pipeline.filters)
+    return any(getattr(filter_class, "judges", False) for filter_class in filter_classes(pipeline))
 
 
 def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None, Any]:
-    """A response's final answer and those at the reported stages, each with the one answer of the unedited model."""
+    """The final answer and those at the reported stages.
+
+    Each has the unedited model's answer attached.
+    """
     if not isinstance(response, EditedAnswer) or response.position is None:
         return {None: response}
     if response.position.not_in_stream and not stages.score_outside:
-        return {None: FailedAnswer(NOT_IN_STREAM)}  # nothing is judged that will not be scored
+        return {None: FailedAnswer(NOT_IN_STREAM)}  # no judge call for an answer that is not scored
     answers: dict[Stage, ModelAnswer] = {}
     if stages.immediate and response.immediate is not None:
         answers[IMMEDIATE] = response.immediate
@@ -174,6 +184,6 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
             answers[step] = answer
     unedited = None if isinstance(response.final, FailedAnswer) else response.final.unedited
     return {None: response.final} | {
-        stage: replace(answer, unedited=unedited)  # type: ignore[arg-type]  # of the same kind as the answer
+        stage: replace(answer, unedited=unedited)  # type: ignore[arg-type]  # of the same type as the answer
         for stage, answer in answers.items()
     }

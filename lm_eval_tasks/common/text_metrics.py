@@ -1,6 +1,8 @@
-"""Free text as a whole: n-gram entropy (fluency) and TF-IDF consistency, as in the evaluation of ROME and MEMIT.
+"""Metrics of whole texts, from the evaluation of ROME and MEMIT.
 
-Tokens are words by :func:`words`; pass a tokenizer (nltk's ``word_tokenize``) for the published numbers.
+They are n-gram entropy (fluency) and TF-IDF consistency.
+
+The default tokens are those of :func:`words`; the published numbers need nltk's ``word_tokenize``.
 """
 
 from __future__ import annotations
@@ -9,13 +11,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
-Tokenizer = Callable[[str], Sequence[str]]
-
+Tokenizer: TypeAlias = Callable[[str], Sequence[str]]
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-
-
 WEIGHTS = {2: 2 / 3, 3: 4 / 3}
 
 
@@ -25,39 +25,45 @@ def words(text: str) -> list[str]:
 
 
 def entropy(tokens: Sequence[str], n: int) -> float:
-    """Entropy in bits of the distribution of n-grams; 0 for a text shorter than n."""
+    """Entropy of the distribution of n-grams, in bits; 0 for a text shorter than n."""
     counts = Counter(zip(*(tokens[start:] for start in range(n)), strict=False))
     total = sum(counts.values())
     return -math.fsum(count / total * math.log2(count / total) for count in counts.values()) if total else 0.0
 
 
 def n_gram_entropy(text: str, tokenize: Tokenizer = words) -> float:
-    """GE, fluency: mean of ``2/3 H_2`` and ``4/3 H_3``, in bits (about 6 for plain English, 0 for one repeated word).
+    """GE, fluency: mean of ``2/3 H_2`` and ``4/3 H_3``, in bits.
 
-    The released code divides the weighted sum by two; the papers print it without, but their numbers need it.
+    Plain English has about 6, one repeated word 0.
+
+    The released code divides the weighted sum by two. The papers print the formula without the division, but their
+    numbers agree with it.
     """
     tokens = tokenize(text)
     return math.fsum(weight * entropy(tokens, n) for n, weight in WEIGHTS.items()) / len(WEIGHTS)
 
 
 def inverse_document_frequencies(documents: Sequence[str], tokenize: Tokenizer = words) -> dict[str, float]:
-    """Smoothed IDF of lower-cased tokens, ``ln((1 + N) / (1 + df)) + 1`` (scikit-learn's default)."""
-    found = Counter(token for document in documents for token in {token.lower() for token in tokenize(document)})
-    return {token: math.log((1 + len(documents)) / (1 + count)) + 1 for token, count in found.items()}
+    """Smoothed IDF of lower-cased tokens: ``ln((1 + N) / (1 + df)) + 1``.
+
+    This is scikit-learn's default.
+    """
+    counts = Counter(token for document in documents for token in {token.lower() for token in tokenize(document)})
+    return {token: math.log((1 + len(documents)) / (1 + count)) + 1 for token, count in counts.items()}
 
 
 def tfidf_consistency(
     text: str, reference: str, weights: Mapping[str, float], tokenize: Tokenizer = words
 ) -> float | None:
-    """RS, consistency: cosine of the TF-IDF vectors of a text and its references, in 0..1.
+    """RS, consistency: cosine of TF-IDF vectors of text and references, in 0..1.
 
     Args:
         text: all generations of a case, joined by spaces.
         reference: all reference texts, joined by spaces.
-        weights: token -> IDF; other tokens do not count, as with a fixed vocabulary.
+        weights: token -> IDF; other tokens are ignored, as with a fixed vocabulary.
 
     Returns:
-        The cosine; ``None`` when one of the texts has no known token, which is not the same as being unlike.
+        The cosine; ``None`` if one of the texts has no known token, which differs from being dissimilar.
     """
     first, second = (_vector(one, weights, tokenize) for one in (text, reference))
     if not first or not second:

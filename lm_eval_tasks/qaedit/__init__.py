@@ -1,1 +1,1 @@
-"""QAEdit: edits of questions the model answers wrongly, synthetic and WILD evaluation. See README.md."""
+"""QAEdit: edits of questions that models answer wrongly. See README.md."""

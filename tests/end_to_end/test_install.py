@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from distributions import write_metadata
 from paths import ROOT
 
 pytestmark = pytest.mark.xdist_group("install")  # one worker builds the wheel, once
@@ -145,7 +146,11 @@ def test_entry_points_resolve(from_wheel: Environment) -> None:
         points = distribution("lm-eval-editing").entry_points
         print(json.dumps({f"{point.group} {point.name}": point.load().__name__ for point in points}))
     """
-    assert from_wheel.ask(code) == {"console_scripts lm-edit": "main", "lm_eval.models edited_hf": "EditedHFLM"}
+    assert from_wheel.ask(code) == {
+        "console_scripts lm-edit": "main",
+        "lm_eval.models edited_hf": "EditedHFLM",
+        "lm_eval_editing.edit_sources benchmarks": "load_edit_requests",
+    }
 
 
 # --- stock lm_eval ---------------------------------------------------------------------------------------------------
@@ -396,6 +401,27 @@ def test_other_hooks_on_the_same_modules_get_along(hook_only: Environment, tmp_p
     done = hook_only.run(code, PYTHONPATH=fake_lm_eval(tmp_path))
     assert done.stderr == ""
     assert "edited_hf" in dict(json.loads(done.stdout)[0])
+
+
+PLUGINS = {"good": "a_package.sub.benchmark:BENCHMARKS", "folder": "a_package.whole:B", "top": "a_package:B"}
+BROKEN_PLUGINS = {"absent": "no_such_package.x:B", "no_package": "a_module:B", "no_module": "a_package.none:B"}
+
+
+def test_task_folders_of_other_packages_are_scanned_without_importing_them(
+    hook_only: Environment, tmp_path: Path
+) -> None:
+    for name in ("a_package/__init__.py", "a_package/sub/benchmark.py", "a_package/whole/__init__.py", "a_module.py"):
+        path = tmp_path / "plugins" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("raise RuntimeError('imported')")
+    write_metadata(tmp_path / "plugins", "some_benchmarks", {"lm_eval_editing.benchmarks": PLUGINS | BROKEN_PLUGINS})
+    path = os.pathsep.join([fake_lm_eval(tmp_path), str(tmp_path / "plugins")])
+    done = hook_only.run(LOOK_AT_FAKE, PYTHONPATH=path)
+    package = tmp_path / "plugins" / "a_package"
+    folders = [str(package / "sub"), str(package / "whole"), str(package), str(hook_only.site / "lm_eval_tasks")]
+    assert json.loads(done.stdout)[1] == folders
+    reported = sorted(re.findall("tasks of benchmark '(\\w+)'", done.stderr))
+    assert reported == sorted(BROKEN_PLUGINS) and len(done.stderr.splitlines()) == len(reported)
 
 
 # --- leaving ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Running evaluations, reading what ``--output_path --log_samples`` wrote, comparing runs number by number."""
+"""Run evaluations, read the files of ``--output_path --log_samples``, and compare runs number by number."""
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -16,9 +16,9 @@ from lm_eval.utils import simple_parse_args_string
 import lm_eval_editing_autoload  # noqa: F401  # makes the model known
 import lm_eval_tasks
 
-# The only things that may differ between two runs of the same thing on one machine.
+# The only values that may differ between two equal runs on one machine.
 TIMES = {"seconds", "seconds_per_edit"}
-# Answers as text, rounded for reading; the answers themselves are in `resps`.
+# Answers as text, rounded for people; `resps` has the exact answers.
 RENDERED = {"filtered_resps"}
 
 
@@ -46,8 +46,18 @@ def evaluate_here(folder: Path, model_args: str, tasks: list[str], data: Path, *
         tracker.save_results_samples(task_name=task, samples=samples[task])
 
 
+def save_samples(results: dict[str, Any], folder: Path, task: str) -> str:
+    """Write a task's samples as `lm_eval --log_samples --output_path` does; returns the file's path."""
+    tracker = EvaluationTracker(output_path=str(folder))
+    tracker.general_config_tracker.model_name_sanitized = "scripted"
+    tracker.date_id = "2026-11-21T10-00-00.123456"
+    tracker.save_results_samples(task_name=task, samples=results["samples"][task])
+    (path,) = folder.rglob("samples_*.jsonl")
+    return str(path)
+
+
 def read_results(folder: Path) -> dict[str, Any]:
-    """``results`` and ``samples`` by task, with every answer as the structure it was."""
+    """``results`` and ``samples`` by task, with every answer as a structure."""
     (aggregated,) = folder.glob("*/results_*.json")
     results = json.loads(aggregated.read_text(encoding="utf-8"))
     samples = {}
@@ -63,27 +73,24 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def readable(value: Any) -> Any:
-    """Structures that the harness wrote as text (answers, summaries) as structures; times and renderings left out."""
+    """The value with JSON texts (answers, summaries) parsed, without times and rendered answers."""
     if isinstance(value, dict):
         return {key: readable(entry) for key, entry in value.items() if key not in TIMES | RENDERED}
     if isinstance(value, (list, tuple)):
         return [readable(entry) for entry in value]
     if isinstance(value, str) and value[:1] in ("{", "[") and value[-1:] in ("}", "]"):
-        for parse in (ast.literal_eval, json.loads):
-            try:
-                return readable(parse(value))
-            except (ValueError, SyntaxError):
-                continue
+        with contextlib.suppress(ValueError):
+            return readable(json.loads(value))
     return value
 
 
 def differences(left: Any, right: Any, tolerance: float = 0.0, where: str = "") -> list[str]:
-    """Every place where two structures differ; numbers by more than ``tolerance`` (relative or absolute)."""
+    """The places at which two structures differ; numbers by more than ``tolerance`` (relative or absolute)."""
     if isinstance(left, dict) and isinstance(right, dict):
-        found = [f"{where}: keys {sorted(left.keys() ^ right.keys())}"] if list(left) != list(right) else []
+        places = [f"{where}: keys {sorted(left.keys() ^ right.keys())}"] if list(left) != list(right) else []
         for key in left.keys() & right.keys():
-            found += differences(left[key], right[key], tolerance, f"{where}/{key}")
-        return found
+            places += differences(left[key], right[key], tolerance, f"{where}/{key}")
+        return places
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         pairs = enumerate(zip(left, right, strict=True))
         return [text for i, (one, two) in pairs for text in differences(one, two, tolerance, f"{where}/{i}")]

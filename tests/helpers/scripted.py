@@ -1,4 +1,4 @@
-"""Language models that answer from a script: no weights, no tokenizer, every number chosen by the test."""
+"""Language models that answer from a script: no weights, no tokenizer, every number set by the test."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Texts = Callable[[str, bool], str]
 
 
 def default_likelihood(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:
-    """Every word one token; log-probability and argmax are a fixed function of the texts."""
+    """Every word is a token; log-probability and argmax are a fixed function of the texts."""
     num_tokens = len(continuation.split())
     drawn = sum(map(ord, context + continuation)) % 7
     return -0.5 * num_tokens - drawn / 4, [index if drawn < 4 else index + 1 for index in range(num_tokens)]
 
 
 def default_text(context: str, unedited: bool) -> str:
-    """A sentence and the start of another one."""
+    """A sentence and the start of another."""
     return " Port Elna. Then"
 
 
 class ScriptedLM(LM):
-    """Answers as `edited_hf` does.
+    """Answers like `edited_hf`.
 
     Args:
         likelihoods, texts: the script.
-        errors: case id -> reason, for cases whose edit "fails".
+        errors: case id -> reason, for cases whose edit fails.
     """
 
     tokenizer_name = "scripted"
@@ -66,7 +66,7 @@ class ScriptedLM(LM):
         return [self._answer(request, self._generation) for request in requests]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[Any]:
-        raise AssertionError("no editing task asks for this")
+        raise AssertionError("no editing task has such requests")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         text = "".join(f"<{message['role']}>{message['content']}</{message['role']}>" for message in chat_history)
@@ -95,7 +95,7 @@ class ScriptedLM(LM):
 
 
 class StockLM(ScriptedLM):
-    """Answers as lm-eval's own models do: pairs, and texts cut at the stop strings."""
+    """Answers like lm-eval's own models: pairs, and texts cut at the stop strings."""
 
     def _answer(self, request: Instance, answer: Callable[[tuple, bool], ModelAnswer]) -> Any:
         self.seen.append(request)
@@ -106,16 +106,18 @@ class StockLM(ScriptedLM):
 
 
 class StreamLM(ScriptedLM):
-    """Answers as `edited_hf` does with ``mode=sequential``: the first target and the gold answer, or neither.
+    """Answers like `edited_hf` with ``mode=sequential``.
+
+    A right answer prefers the first target and generates the gold answer; a wrong one does neither.
 
     Args:
         holds: case id -> one mark per step: "." before the case's edit, "1" or "0" after a step that leaves it right or
-            wrong. Cases that are not listed are not among the stream's edits; "?" marks an edit that was not made. The
-            unedited model and cases outside are wrong, unless listed in ``known``.
-        checkpoints: number of edits -> step after which it is taken.
+            wrong; "?" marks an edit that was not made. Other cases are not among the stream's edits. The unedited model
+            and cases outside the stream are wrong, unless listed in ``known``.
+        checkpoints: number of edits -> step that reaches it.
         retention: also answer after every step.
-        known: case ids that the model answers rightly without any edit.
-        num_edits: edits in the final weights; by default all that were made.
+        known: case ids that the unedited model answers correctly.
+        num_edits: edits in the final weights; by default all edits made.
     """
 
     def __init__(
@@ -133,12 +135,12 @@ class StreamLM(ScriptedLM):
     def _answer(self, request: Instance, answer: Callable[[tuple, bool], ModelAnswer]) -> Any:
         self.seen.append(request)
         case = request.doc["case_id"]
-        unedited = self._ask(request, case in self.known) if request.doc["ask_unedited"] else None
+        unedited = self._answer_by_mark(request, case in self.known) if request.doc["ask_unedited"] else None
         marks = self.holds.get(case)
         if marks is None:
             position = StreamPosition(edited=False, step=None, num_edits=self.num_edits)
             return EditedAnswer(
-                final=replace(self._ask(request, case in self.known), unedited=unedited), position=position
+                final=replace(self._answer_by_mark(request, case in self.known), unedited=unedited), position=position
             )
         own = marks.count(".")
         position = StreamPosition(edited="?" not in marks, step=own, num_edits=self.num_edits)
@@ -146,7 +148,7 @@ class StreamLM(ScriptedLM):
             reason = "the guard stopped the stream"
             report = EditReport(editor=None, error=reason)
             return EditedAnswer(final=FailedAnswer(f"edit failed: {reason}"), edit=report, position=position)
-        after = {step: self._ask(request, marks[step] == "1") for step in range(own, len(marks))}
+        after = {step: self._answer_by_mark(request, marks[step] == "1") for step in range(own, len(marks))}
         diagnostics = {"step": own, "num_edits": own + 1, "seconds": 0.5, "final_loss": 0.25}
         checkpoints = self.checkpoints.items()
         return EditedAnswer(
@@ -158,7 +160,7 @@ class StreamLM(ScriptedLM):
             after_step=after if self.retention else {},
         )
 
-    def _ask(self, request: Instance, right: bool) -> ModelAnswer:
+    def _answer_by_mark(self, request: Instance, right: bool) -> ModelAnswer:
         if request.request_type == "generate_until":
             return generated(f" {request.doc['asked']['gold']}." if right else " something else.", "stop_string")
         target = request.args[1].strip()
@@ -187,7 +189,7 @@ def generated(text: str, stop: StopReason) -> GeneratedText:
 
 
 class Exchange:
-    """What the ranks of a simulated distributed run share."""
+    """Exchange of values between the ranks of a simulated distributed run."""
 
     def __init__(self, world_size: int) -> None:
         self.barrier = threading.Barrier(world_size, timeout=60)
@@ -197,13 +199,13 @@ class Exchange:
         """Every rank's value, in rank order, on every rank."""
         self.slots[rank] = value
         self.barrier.wait()
-        everyone = list(self.slots)
+        values = list(self.slots)
         self.barrier.wait()
-        return everyone
+        return values
 
 
 class Ranked:
-    """One rank of a distributed run, in a thread; goes before a scripted model among the bases."""
+    """Mix-in that makes a scripted model one rank of a distributed run in threads; the first base class."""
 
     def __init__(self, rank: int, exchange: Exchange, **script: Any) -> None:
         super().__init__(**script)
@@ -220,15 +222,15 @@ class Ranked:
         return torch.stack(self.exchange.gather(self.rank, tensor))
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        everyone = self.exchange.gather(self.rank, obj)
-        return everyone if self.rank == dst else None
+        values = self.exchange.gather(self.rank, obj)
+        return values if self.rank == dst else None
 
     def barrier(self) -> None:
         self.exchange.barrier.wait()
 
 
 class RankedLM(Ranked, ScriptedLM):
-    """A rank that answers as `edited_hf` does."""
+    """A rank that answers like `edited_hf`."""
 
 
 class RankedStreamLM(Ranked, StreamLM):

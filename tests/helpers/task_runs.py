@@ -1,8 +1,9 @@
-"""Running the tasks on the invented records: what the tests of the task folders share."""
+"""Run tasks on the invented records with scripted models."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import lm_eval
@@ -11,18 +12,32 @@ from lm_eval.tasks import TaskManager
 from paths import RECORDS, ROOT
 from scripted import Exchange, ScriptedLM
 
+from lm_eval_tasks.common.benchmark import Benchmark, all_benchmarks
+
 FOLDER = ROOT / "lm_eval_tasks"
 TASKS = sorted(path.stem for path in FOLDER.glob("*/[!_]*.yaml"))
-DATA = {"bake_j": "bake_judge.json", "bake": "bake_qa.jsonl", "qaedit": "qaedit.jsonl"}
+
+
+def benchmark_of(task: str) -> Benchmark[Any]:
+    """The benchmark of a task or group: the one with the longest name that the task's name starts with."""
+    known = all_benchmarks()
+    return known[max((name for name in known if task.startswith(name)), key=len)]
+
+
+def record_file(benchmark: Benchmark[Any]) -> Path:
+    """The invented records of a benchmark: the file in tests/records with one of its file names, in any case."""
+    names = {name.lower() for name in benchmark.source.files}
+    (path,) = [path for path in RECORDS.iterdir() if path.name.lower() in names]
+    return path
 
 
 def data_of(task: str) -> str:
     """The invented records of a task's benchmark."""
-    return str(RECORDS / next(name for prefix, name in DATA.items() if task.startswith(prefix)))
+    return str(record_file(benchmark_of(task)))
 
 
 def manager(task: str, **settings: Any) -> TaskManager:
-    """A task manager as `lm_eval --include_path` makes one, without lm-eval's own thousands of tasks."""
+    """A task manager for our folder, without lm-eval's own thousands of tasks."""
     return TaskManager(include_path=FOLDER, include_defaults=False, metadata={"data": data_of(task)} | settings)
 
 
@@ -34,16 +49,16 @@ def run(task: str, lm: Any = None, settings: dict[str, Any] | None = None, **opt
 
 
 def run_on_two_ranks(task: str, lm_class: Any, settings: dict[str, Any] | None = None, **script: Any) -> dict[str, Any]:
-    """`evaluate` on two ranks at once, each in a thread; the first one's results."""
+    """`evaluate` on two ranks, each in a thread; returns the results of the first."""
     exchange = Exchange(2)
-    found: list[Any] = [None, None]
+    results: list[Any] = [None, None]
 
     def rank(number: int) -> None:
         loaded = manager(task, **(settings or {})).load([task])
         for built in loaded["tasks"].values():
             built.set_fewshot_seed(0)
         try:
-            found[number] = evaluate(lm_class(number, exchange, **script), loaded)
+            results[number] = evaluate(lm_class(number, exchange, **script), loaded)
         except BaseException:
             exchange.barrier.abort()
             raise
@@ -53,8 +68,8 @@ def run_on_two_ranks(task: str, lm_class: Any, settings: dict[str, Any] | None =
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
-    assert found[0] is not None and found[1] is None
-    return found[0]
+    assert results[0] is not None and results[1] is None
+    return results[0]
 
 
 def build(task: str, **settings: Any) -> Any:
@@ -63,13 +78,13 @@ def build(task: str, **settings: Any) -> Any:
 
 
 def metrics_of(results: dict[str, Any], task: str, pipeline: str = "none") -> dict[str, Any]:
-    """A task's results of one filter pipeline, without its name."""
+    """A task's results of one filter pipeline, under names without the pipeline."""
     suffix = f",{pipeline}"
     return {key.removesuffix(suffix): value for key, value in results["results"][task].items() if key.endswith(suffix)}
 
 
 def from_nlls(table: dict[tuple[str, str], tuple[float, float]]) -> Any:
-    """Likelihoods from (prompt, target) -> (edited NLL, unedited NLL); every word is a token; 2.0 where not listed."""
+    """Likelihoods from (prompt, target) -> (edited NLL, unedited NLL), 2.0 by default; every word is a token."""
 
     def likelihoods(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:
         assert continuation.startswith(" ") and not context.endswith(" ")

@@ -53,7 +53,7 @@ def test_sequences_give_the_codebook_of_the_release(model_name, case_name, engin
         with edited(model, *history, prompt_lengths=[len(prompt)]):
             ours = float(token_nll(model, prompt, target).mean())
         assert ours == pytest.approx(nll[0], abs=2e-3)
-    book = HookEdit.composed([delta.hook_edit for delta in history])
+    book = HookEdit.combine([delta.hook_edit for delta in history])
     assert book is not None and book.settings["module"] == settings["inner_params"][0].replace("[", ".").replace(
         "]", ""
     ).removesuffix(".weight")

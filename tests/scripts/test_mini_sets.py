@@ -14,8 +14,10 @@ from paths import ROOT
 
 from edit_hooks.assets import demo_model as demo
 from judges.match import exact_match, normalize
-from lm_eval_tasks.bake.records import parse_qa
-from lm_eval_tasks.qaedit.records import CONTEXTS, parse
+from lm_eval_tasks.bake.benchmark import parse_qa
+from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.protocols.wild import CONTEXTS
+from lm_eval_tasks.qaedit.benchmark import parse
 
 SCRIPTS = ROOT / "scripts"
 
@@ -97,7 +99,7 @@ def test_neighbor_table_does_not_give_answers_away() -> None:
 
 @case
 def test_bake_record(record: dict[str, Any]) -> None:
-    parsed = parse_qa(record, record["case_id"], "mini.jsonl")  # the reader of the published file takes it
+    parsed = parse_qa(Fields(record, "mini.jsonl"), record["case_id"])  # the reader of the published file takes it
     request, facts = parsed.request, FACTS[record["relation"]]
     true, new, subject = request.target_true, request.target_new, request.subject
     assert subject is not None and true is not None and record["requested_rewrite"]["prompt"].count("{}") == 1
@@ -157,7 +159,7 @@ def test_qaedit_edits_do_not_collide() -> None:
 
 @question
 def test_qaedit_record(record: dict[str, Any]) -> None:
-    request = parse(record, record["id"], "mini.jsonl").request
+    request = parse(Fields(record, "mini.jsonl"), record["id"]).request
     assert not clean(record)
     target, subject = request.target_new, request.subject
     assert subject is not None and 1 <= len(target.split()) <= 4 and len(normalize(target)) > 0

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 from edit_hooks import EditingError, load_editor
 from edit_hooks.assets import minilm
 from edit_hooks.editors.ike import ICEConfig, IKEConfig
-from edit_hooks.in_context.embeddings import EMBEDDERS, nearest
+from edit_hooks.in_context.embeddings import EMBEDDERS, most_similar
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "lake", "lies", "in", "peru", "she", "plays", "harp", "a"]
 TEXTS = ["the lake lies in peru", "she plays a harp", "harp", "", "peru " * 400]
@@ -119,7 +119,7 @@ def test_the_published_model_tells_alike_from_unlike() -> None:
     for (one, other), value in reference.items():
         assert float(alike[one, other]) == pytest.approx(value, abs=1e-3)
     texts = ["Where is the river?", "The queen rules the land.", "Which instrument does she play?"]
-    assert nearest("minilm", "Mina Okabe is a famous violinist", texts, 1) == [2]
+    assert most_similar("minilm", "Mina Okabe is a famous violinist", texts, 1) == [2]
 
 
 @needs_package

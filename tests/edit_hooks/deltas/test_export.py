@@ -1,4 +1,6 @@
-"""Edits as LoRA adapters, checkpoints and saved files give the answers they give in place."""
+"""Edits as LoRA adapters and checkpoints, against edits in place."""
+
+from __future__ import annotations
 
 import copy
 import json
@@ -6,61 +8,19 @@ import math
 
 import pytest
 import torch
-from lm_eval.api.instance import Instance
+from exported import TOLERANCE, build, harness_answers, save
 from lm_eval.models.huggingface import HFLM
+from random_deltas import codebook, random_delta
 from safetensors.torch import load_file
 from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
+from tiny import ALL_MODEL_TYPES, EDIT_LAYER
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from edit_hooks import Delta, EditingError, EditRequest, Factor, edited
+from edit_hooks import Delta, EditingError, edited
+from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.export import export_merged, export_peft, read_peft
-from edit_hooks.deltas.saved import load_edit, read_deltas, save_edits
-from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, map_shape
+from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.fingerprint import model_fingerprint
-
-PROMPTS = [("The capital of Ostravia is", " Velm"), ("He speaks", " English"), ("The trumpet player moved", " from")]
-# float32: the adapter adds (x A) B where the edit in place multiplies with W + BA; only the order of sums differs.
-TOLERANCE = {"rel_tol": 1e-4, "abs_tol": 1e-4}
-
-
-def random_delta(model, layers=(EDIT_LAYER,), ranks=(2,), seed=0, scale=0.3):
-    generator = torch.Generator().manual_seed(seed)
-    architecture = architecture_of(model)
-    delta = Delta(meta={"editor": "test"})
-    for layer, rank in zip(layers, ranks, strict=True):
-        name = architecture.rewrite_name(layer)
-        module = model.get_submodule(name)
-        width_out, width_in = map_shape(module)
-        left, right = (torch.randn(width, rank, generator=generator) * scale for width in (width_out, width_in))
-        delta.factors[name] = Factor(left, right, is_transposed(module))
-    return delta
-
-
-def build(model_type, **options):
-    """A tiny model whose vocabulary is the tokenizer's: the harness resizes embeddings when it loads an adapter."""
-    tokenizer = build_tokenizer(NATURAL_TOKENIZER[model_type])
-    return build_model(model_type, vocab_size=len(tokenizer), **options), tokenizer
-
-
-def save(model, tokenizer, folder):
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def harness_answers(lm):
-    scored = lm.loglikelihood([instance(prompt, target) for prompt, target in PROMPTS], disable_tqdm=True)
-    settings = {"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False}
-    written = lm.generate_until(
-        [instance(prompt, dict(settings), "generate_until") for prompt, _ in PROMPTS], disable_tqdm=True
-    )
-    return scored, written
-
-
-def instance(context, argument, kind="loglikelihood", doc=None):
-    return Instance(request_type=kind, doc=doc or {}, arguments=(context, argument), idx=0, metadata=("test", 0, 1))
 
 
 def assert_same_answers(first, second):
@@ -109,8 +69,8 @@ def test_a_stream_with_more_edits_than_the_weight_has_dimensions(model_type, tmp
         torch.testing.assert_close(back.weights()[name], update, rtol=0, atol=1e-5)
 
 
-def test_adapters_of_other_tools_are_read(tmp_path):
-    """Against peft itself: an adapter with its own scaling, ranks and alphas per module."""
+def test_adapters_of_peft_load(tmp_path):
+    """An adapter with a scaling, ranks and alphas per module, against peft."""
     peft = pytest.importorskip("peft")
     model, _ = build("llama")
     names = [architecture_of(model).rewrite_name(layer) for layer in (0, 2)]
@@ -143,7 +103,20 @@ def test_adapters_that_are_more_than_low_rank_updates_are_refused(changes, messa
         read_peft(folder, model)
 
 
-def test_what_no_adapter_can_hold_is_refused_and_leaves_nothing(tmp_path):
+def test_edits_with_hooks_or_contexts_are_refused(tmp_path):
+    model, tokenizer = build("llama")
+    before = snapshot(model)
+    context = Delta(contexts=(ContextEdit("Port Elna is the capital of", "Dravonia"),))
+    for delta in (context, Delta(hook_edit=codebook(model))):
+        with pytest.raises(EditingError, match="not all in the weights"):
+            export_peft(delta, tmp_path / "adapter")
+        with pytest.raises(EditingError, match="not all in the weights"):
+            export_merged(model, tokenizer, delta, tmp_path / "merged")
+    assert_same_state(before, snapshot(model))
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_edits_are_refused_and_leave_no_files(tmp_path):
     model, _ = build("llama")
     name = architecture_of(model).rewrite_name(EDIT_LAYER)
     dense = Delta(dense={f"{name}.weight": torch.ones_like(model.get_submodule(name).weight)})
@@ -175,108 +148,3 @@ def test_a_merged_checkpoint_is_the_edited_model(model_type, dtype, tmp_path):
     if model.config.tie_word_embeddings:
         assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     assert AutoTokenizer.from_pretrained(folder)("The harbour")["input_ids"] == tokenizer("The harbour")["input_ids"]
-
-
-# -- saved edits -----------------------------------------------------------------------------------------------------
-
-REQUEST = EditRequest(prompt="{} is the capital of", subject="Ostravia", target_new="Velm")
-
-
-def edited_lm(path, **options):
-    return EditedHFLM(pretrained=path, store="off", device="cpu", **options)
-
-
-def asked(lm, subject="Ostravia"):
-    request = EditRequest(prompt="{} is the capital of", subject=subject, target_new="Velm")
-    doc = {"edit_requests": [request.to_dict()], "ask_unedited": True}
-    return lm.loglikelihood([instance("The capital of Ostravia is", " Velm", doc=doc)])[0]
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """A tiny model's folder, one edit of it as delta file and as adapter, and the model."""
-    model, tokenizer = build("llama")
-    path = save(model, tokenizer, tmp_path / "base")
-    stamp = {"model": model_fingerprint(AutoModelForCausalLM.from_pretrained(path)), "editor": "test"}
-    delta = random_delta(model)
-    (file,) = save_edits(tmp_path / "edits", [((REQUEST,), delta)], stamp)
-    return path, file, export_peft(delta, tmp_path / "adapter"), model, delta
-
-
-@pytest.mark.parametrize("form", ["file", "folder", "adapter"])
-def test_every_question_is_asked_with_the_loaded_edit(saved, form):
-    path, file, adapter, model, delta = saved
-    source = {"file": file, "folder": file.parent, "adapter": adapter}[form]
-    lm = edited_lm(path, load_edit=str(source))
-    before = snapshot(lm.model, lm.tokenizer)
-    answer = asked(lm)
-    (ordinary,) = lm.loglikelihood([instance("The capital of Ostravia is", " Velm")])
-    assert_same_state(before, snapshot(lm.model, lm.tokenizer))
-    with edited(model, delta):
-        (expected, _), *_ = harness_answers(HFLM(pretrained=model, tokenizer=lm.tokenizer))[0]
-    assert math.isclose(answer.final.logprob, expected, **TOLERANCE) and math.isclose(
-        ordinary[0], expected, **TOLERANCE
-    )
-    (plain, _), *_ = harness_answers(HFLM(pretrained=model, tokenizer=lm.tokenizer))[0]
-    assert math.isclose(answer.final.unedited.logprob, plain, **TOLERANCE) and abs(plain - expected) > 1e-2
-    assert answer.edit.editor == "test" and answer.position.edited
-    other = asked(lm, "Nowhere")
-    assert other.final.logprob == answer.final.logprob and other.edit is None and not other.position.edited
-    stamp = lm.get_model_info()["edited_hf"]
-    assert stamp["mode"] == "loaded" and stamp["editor"] == "test"
-    assert stamp["loaded_edit"]["checksum"] and stamp["load_edit"] == str(source)
-
-
-def test_a_loaded_edit_is_refused_on_another_model(saved, tmp_path):
-    other, tokenizer = build("llama", seed=1)
-    path = save(other, tokenizer, tmp_path / "other")
-    for source in saved[1:3]:
-        with pytest.raises(EditingError, match="another model"):
-            asked(edited_lm(path, load_edit=str(source)))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mode": "loaded"}, "needs load_edit="),
-        ({"mode": "single", "load_edit": "x"}, "no meaning in mode=single"),
-        ({"load_edit": "x", "editor_args": {"lr": 0.1}}, "editor_args has no meaning"),
-    ],
-)
-def test_options_that_contradict_a_loaded_edit(saved, options, message):
-    with pytest.raises(EditingError, match=message):
-        edited_lm(saved[0], **options)
-
-
-def test_files_that_are_no_edits_are_named(saved, tmp_path):
-    path, file, _, model, _ = saved
-    with pytest.raises(EditingError, match="cannot read"):
-        load_edit(tmp_path / "missing.safetensors", model, "")
-    with pytest.raises(EditingError, match="pretrained="):
-        load_edit(path, model, "")
-    with pytest.raises(EditingError, match="damaged"):
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 1
-        (tmp_path / "bad.safetensors").write_bytes(content)
-        load_edit(tmp_path / "bad.safetensors", model, "")
-
-
-def test_steps_of_a_stream_belong_together(saved, tmp_path):
-    """Steps are taken from the first one, in order, and add up to the stream."""
-    model = saved[3]
-    steps = [random_delta(model, seed=seed) for seed in range(3)]
-    states = ["unedited", "a", "b", "c"]
-    for number, step in enumerate(steps):
-        step.meta |= {"description": {"state_before": states[number]}, "state_after": states[number + 1]}
-    requests = [(EditRequest(prompt=f"Number {number} is", target_new="Velm"),) for number in range(3)]
-    files = save_edits(tmp_path / "stream", list(zip(requests, steps, strict=True)), {"model": "m"})
-    total = Delta.summed(read_deltas(files, "m"))
-    for name, update in total.weights().items():
-        torch.testing.assert_close(update, sum(step.weights()[name] for step in steps))
-    back = read_peft(export_peft(total, tmp_path / "whole"), model)
-    assert [part["state_after"] for part in back.meta["parts"]] == ["a", "b", "c"]
-    for wrong in ([files[1]], [files[1], files[0]], [files[0], files[2]]):
-        with pytest.raises(EditingError, match="step of a stream"):
-            read_deltas(wrong, "m")
-    with pytest.raises(EditingError, match="3 saved edits"):
-        load_edit(tmp_path / "stream", model, "m")

@@ -7,11 +7,9 @@ import torch
 from hook_edits import generate_item, loaded, nll, score_item, stream_of, texts
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.deltas.hook_edit import ForwardContext
 from edit_hooks.editors.grace import Entry, GRACEConfig, change_of
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score
-from edit_hooks.memory.codebook import place
 from edit_hooks.modeling.tokens import split_continuation
 
 CONFIG = {"layers": [1], "num_steps": 40, "lr": 1.0, "value_init": "warm"}
@@ -76,14 +74,6 @@ def test_the_nearest_key_decides():
     book = [entry(0.0, 0.0, label=1), entry(1.2, 0.0, label=2), entry(5.0, 0.0, label=1)]
     assert change(book, 1.0, 0.0, label=2).reason == "expanded"
     assert sorted(change(book, 1.0, 0.0, label=1).entries) == [1, 3]
-
-
-def test_where_values_go():
-    now = ForwardContext.of_prompts(torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]), torch.tensor([3, 2]))
-    found = {policy: place(policy, now).int().tolist() for policy in ("replace_last", "replace_prompt", "replace_all")}
-    assert found["replace_last"] == [[0, 0, 0, 1, 0], [0, 1, 0, 0, 0]]
-    assert found["replace_prompt"] == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
-    assert found["replace_all"] == [[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]
 
 
 # -- on models -------------------------------------------------------------------------------------------------------
@@ -214,6 +204,8 @@ def test_a_codebook_is_not_edited_on_with_another_module():
         load_editor("grace", {**CONFIG, "module": "mlp_in"}).edit(model, tokenizer, [REQUEST], history=[first])
     with pytest.raises(EditingError, match="positive number"):
         load_editor("grace", {"radius": 0})
+    with pytest.raises(EditingError, match="one layer"):
+        load_editor("grace", {"layers": [0, 1]})
 
 
 def test_generation_stops_and_rows_leave_while_others_keep_their_values():

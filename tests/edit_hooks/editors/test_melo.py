@@ -18,7 +18,7 @@ CONFIG = MELOConfig(radius=1.0)
 
 
 def cluster(*points: float, label: int = 0, radius: float = 1.0) -> Cluster:
-    """On a line; block numbers count from 0."""
+    """On a line; adapter ids count from 0."""
     entries = [Point(torch.tensor([place, 0.0]), number) for number, place in enumerate(points)]
     return Cluster(torch.tensor([sum(points) / len(points), 0.0]), radius, [label], entries)
 
@@ -63,7 +63,7 @@ def test_the_same_prompt_with_another_target_is_overwritten():
     found, reason = add([cluster(2.0, radius=1.3), cluster(9.0, label=4)], 2.0, label=5)
     assert reason == "overwritten" and sorted(part.label[0] for part in found) == [4, 5]
     (new,) = [part for part in found if part.label == [5]]
-    assert places(new) == [2.0] and new.points[0].block == 9 and new.radius == 1.3
+    assert places(new) == [2.0] and new.points[0].adapter_id == 9 and new.radius == 1.3
 
 
 def test_targets_are_compared_token_by_token():
@@ -121,10 +121,10 @@ def test_adapters_are_those_of_a_plain_loop(model_type):
         handle.remove()
     assert [entry["loss"] for entry in delta.diagnostics["losses"]] == pytest.approx(losses, rel=1e-8)
     assert losses[-1] < losses[0]
-    (block,) = Database.of(delta.hook_edit).blocks.values()
-    for n, adapter in enumerate(block):
+    (adapters,) = Database.from_hook_edit(delta.hook_edit).adapters.values()
+    for n, adapter in enumerate(adapters):
         product = scale * leaves[2 * n + 1] @ leaves[2 * n]
-        found = adapter.down_DR @ adapter.up_RF
+        found = adapter.down_DK @ adapter.up_KF
         assert (found - product.detach()).norm() < 1e-8 * product.detach().norm()
 
 
@@ -148,23 +148,23 @@ def test_the_nearest_point_of_a_cluster_gives_the_adapter():
     steps = stream_of("melo", model, tokenizer, [first, second], radius=1e3)
     assert [step.diagnostics["entry"] for step in steps] == ["first", "joined"]
     whole = Delta.summed(steps)
-    database = Database.of(whole.hook_edit)
-    assert len(database.clusters) == 1 and sorted(database.blocks) == [0, 1]
-    for request, block in ((first, 0), (second, 1)):
-        alone = Database([database.clusters[0]], {block: database.blocks[block]}, 2)
-        alone.clusters[0].points = [Point(point.query_Q, block) for point in database.clusters[0].points]
+    database = Database.from_hook_edit(whole.hook_edit)
+    assert len(database.clusters) == 1 and sorted(database.adapters) == [0, 1]
+    for request, adapter_id in ((first, 0), (second, 1)):
+        alone = Database([database.clusters[0]], {adapter_id: database.adapters[adapter_id]}, 2)
+        alone.clusters[0].points = [Point(point.query_Q, adapter_id) for point in database.clusters[0].points]
         settings = {name: whole.hook_edit.settings[name] for name in ("module", "targets")}
-        lone = Delta(hook_edit=alone.hook_edit(settings, {block}))
+        lone = Delta(hook_edit=alone.to_hook_edit(settings, {adapter_id}))
         together, apart = (nll(model, tokenizer, request, delta) for delta in (whole, lone))
         assert together == pytest.approx(apart, abs=1e-5)
         assert together < nll(model, tokenizer, request, None)
 
 
 def test_an_adapter_for_all_rows_and_one_per_row_add_the_same():
-    up_RF, down_DR, x = torch.randn(2, 5), torch.randn(4, 2), torch.randn(3, 6, 5)
-    shared = Adapter(up_RF, down_DR).added(x)
-    each = Adapter(up_RF.expand(3, 2, 5), down_DR.expand(3, 4, 2)).added(x)
-    assert torch.allclose(shared, x @ (down_DR @ up_RF).T, atol=1e-5) and torch.allclose(each, shared, atol=1e-5)
+    up_KF, down_DK, x = torch.randn(2, 5), torch.randn(4, 2), torch.randn(3, 6, 5)
+    shared = Adapter(up_KF, down_DK).output(x)
+    each = Adapter(up_KF.expand(3, 2, 5), down_DK.expand(3, 4, 2)).output(x)
+    assert torch.allclose(shared, x @ (down_DK @ up_KF).T, atol=1e-5) and torch.allclose(each, shared, atol=1e-5)
 
 
 def test_bad_settings_are_named():

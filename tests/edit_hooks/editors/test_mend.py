@@ -1,4 +1,4 @@
-"""MEND: gradient factors against autograd, the hyper-network at its start, statistics, sign, batches."""
+"""MEND: gradient factors against autograd, sign, batches, streams."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from tiny import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, NUM_LAYERS, REQ
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
 from edit_hooks.editors.mend import MENDConfig, edited_shapes
-from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings, Tokens, load_network, save_network
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tokens import split_continuation
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 LAYERS = list(range(NUM_LAYERS))
 RATE = 2.0**-7  # exact in float32
-SHAPES = {"a": (3, 5), "b": (5, 3), "c": (3, 5)}
 
 
 def identity(**changes):
@@ -36,15 +34,6 @@ def plain_gradients(model, names, loss):
         for weight in weights:
             weight.requires_grad_(True)
         return dict(zip(names, torch.autograd.grad(loss(), weights), strict=True))
-
-
-def random_tokens(num=7, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = SHAPES.items()
-    return {
-        name: Tokens(*(torch.randn(num, width, generator=generator, dtype=dtype) for width in (f, d)))
-        for name, (d, f) in shapes
-    }
 
 
 @pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
@@ -116,82 +105,6 @@ def test_a_stream_is_undone_bit_for_bit(tiny_model, tiny_tokenizer):
     (alone,) = editor.edit(model, tokenizer, EDIT_REQUESTS[1:2])
     assert alone.checksum() != second.checksum()
     assert_same_state(before, snapshot(model, tokenizer))
-
-
-# ------------------------------------------------------------------------------------------------ the network
-
-
-def test_an_untrained_network_returns_its_normalized_input():
-    network = HyperNetwork(SHAPES, NetworkSettings(rank=4)).double()
-    tokens = random_tokens()
-    network.observe(tokens)
-    updates = network(tokens)
-    # a and c share a network and its statistics; b has its own.
-    for name, partners in (("a", "ac"), ("b", "b"), ("c", "ac")):
-        seen = torch.cat([torch.cat(tokens[partner], 1) for partner in partners])
-        normal = (torch.cat(tokens[name], 1) - seen.mean(0)) / (seen.std(0) + 1e-7)
-        width = SHAPES[name][1]
-        torch.testing.assert_close(updates[name].right.T, normal[:, :width], atol=1e-8, rtol=1e-8)
-        torch.testing.assert_close(updates[name].left.T, -1e-4 * normal[:, width:], atol=1e-8, rtol=1e-8)
-    plain = HyperNetwork(SHAPES, NetworkSettings(rank=4, normalize=False)).double()
-    for name, (left, right) in plain(tokens).items():
-        assert torch.equal(right.T, tokens[name].x)
-        torch.testing.assert_close(left.T, -1e-4 * tokens[name].delta, atol=1e-12, rtol=1e-6)
-
-
-def test_training_can_leave_the_identity():
-    """The derivative of the clamp at zero is one; with a relu all of these would be zero for ever."""
-    network = HyperNetwork(SHAPES, NetworkSettings(rank=4, normalize=False)).double()
-    sum((left.sum() + right.sum()) for left, right in network(random_tokens()).values()).backward()
-    for name, parameter in network.named_parameters():
-        if name.endswith(("U", "bias", "shift")) or name == "step_sizes":
-            assert float(parameter.grad.abs().max()) > 0, name
-
-
-def test_gradients_of_the_network_are_right():
-    """Against finite differences, away from the kink of the clamp."""
-    network = HyperNetwork({"a": (2, 3), "b": (2, 3)}, NetworkSettings(rank=2, normalize=False, step_size=0.3)).double()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.5)
-    tokens = {name: Tokens(torch.randn(4, 3).double() + 2, torch.randn(4, 2).double() + 2) for name in "ab"}
-    parameters = list(network.parameters())
-
-    def outputs(*values):
-        named = dict(zip((name for name, _ in network.named_parameters()), values, strict=True))
-        updates = torch.func.functional_call(network, named, (tokens,))
-        return tuple(left @ right.T for left, right in updates.values())
-
-    assert torch.autograd.gradcheck(outputs, tuple(parameters))
-
-
-def test_statistics_do_not_depend_on_how_tokens_arrive_and_survive_the_disk(tmp_path):
-    whole, parts = (HyperNetwork(SHAPES, NetworkSettings(rank=4)).double() for _ in range(2))
-    tokens = random_tokens(num=9)
-    whole.observe(tokens)
-    for rows in (slice(0, 1), slice(1, 6), slice(6, 9)):
-        parts.observe({name: Tokens(x[rows], delta[rows]) for name, (x, delta) in tokens.items()})
-    empty = {name: Tokens(torch.zeros_like(x), delta) for name, (x, delta) in tokens.items()}
-    parts.observe(empty)  # tokens without input or gradient are not counted
-    for (name, ours), theirs in zip(parts.state_dict().items(), whole.state_dict().values(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-8, msg=name)
-    save_network(parts, {"model": "x"}, tmp_path)
-    again, manifest = load_network(tmp_path)
-    assert manifest["model"] == "x" and again.settings == parts.settings and again.shapes == SHAPES
-    for name, tensor in again.double().state_dict().items():
-        torch.testing.assert_close(tensor, parts.state_dict()[name], atol=1e-6, rtol=1e-6)
-    with pytest.raises(EditingError, match="no two tokens"):
-        HyperNetwork(SHAPES, NetworkSettings(rank=4)).double()(tokens)
-
-
-def test_matrices_of_one_shape_share_a_network_and_keep_their_own_mode():
-    network = HyperNetwork(SHAPES, NetworkSettings(rank=4))
-    assert network.modes == {"a": 0, "b": 0, "c": 1} and len(network.networks) == 2
-    # Two blocks each: U and V, the bias, and a scale and a shift per mode.
-    width, rank = 8, 4
-    expected = sum(2 * (2 * width * rank + width + 2 * num_modes * width) for num_modes in (2, 1))
-    assert sum(p.numel() for p in network.networks.parameters()) == expected
 
 
 def test_a_network_is_needed_and_named(tiny_model, tiny_tokenizer, tmp_path):

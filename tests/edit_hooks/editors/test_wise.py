@@ -14,8 +14,7 @@ from edit_hooks.editors.wise import WISEConfig, _mean_positive, examples_of
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
 from edit_hooks.locate.context_templates import sample_templates
-from edit_hooks.memory.merging import linear, ties
-from edit_hooks.memory.side_memory import Memories, Memory, moved, row_distance
+from edit_hooks.memory.side_memory import Memory, MemoryBank
 
 FAR = "Water freezes at zero degrees and boils at"
 CONFIG = SETTINGS["wise"]
@@ -34,9 +33,9 @@ def weight_of(model, delta: Delta) -> torch.Tensor:
 
 def forced(model, delta: Delta, memory: Memory | None, stored: list[Memory] = ()) -> Delta:
     """A delta with given memories and otherwise the settings of another one."""
-    memories = Memories(memory, list(stored), 1, 9)
-    numbers = {memory.number for memory in memories.all}
-    return Delta(hook_edit=memories.hook_edit(delta.hook_edit.settings, numbers))
+    bank = MemoryBank(memory, list(stored), 1, 9)
+    numbers = {memory.number for memory in bank.memories}
+    return Delta(hook_edit=bank.to_hook_edit(delta.hook_edit.settings, numbers))
 
 
 # -- what an edit changes --------------------------------------------------------------------------------------------
@@ -46,7 +45,7 @@ def forced(model, delta: Delta, memory: Memory | None, stored: list[Memory] = ()
 def test_entries_outside_the_mask_stay_and_those_inside_stay_in_the_ball(model_type):
     model, _ = loaded(model_type)
     delta = single(model_type, norm_constraint=0.01, num_steps=4)
-    memory = Memories.of(delta.hook_edit, weight_of(model, delta)).current
+    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
     assert torch.count_nonzero(memory.change[~memory.mask]) == 0
     assert 0 < float(memory.change.abs().max()) <= 0.01
     assert 0.4 < float(memory.mask.float().mean()) < 0.6  # mask_ratio 0.5
@@ -55,7 +54,7 @@ def test_entries_outside_the_mask_stay_and_those_inside_stay_in_the_ball(model_t
 def test_weight_decay_shrinks_trained_entries_only():
     model, _ = loaded("llama")
     decayed, plain = single("llama", weight_decay=0.1, num_steps=1), single("llama", weight_decay=0.0, num_steps=1)
-    first, second = (Memories.of(d.hook_edit, weight_of(model, d)).current for d in (decayed, plain))
+    first, second = (MemoryBank.from_hook_edit(d.hook_edit, weight_of(model, d)).current for d in (decayed, plain))
     expected = -0.3 * 0.1 * weight_of(model, plain) * first.mask  # lr 0.3
     torch.testing.assert_close(first.change - second.change, expected, atol=1e-5, rtol=1e-4)
     assert torch.count_nonzero(first.change[~first.mask]) == 0
@@ -78,7 +77,7 @@ def test_a_given_mask_is_used(tmp_path):
     mask = torch.zeros_like(weight_of(model, single("llama")), dtype=torch.bool)
     mask[:3] = True
     (delta,) = load_editor("wise", {**CONFIG, "mask": mask}).edit(model, tokenizer, EDIT_REQUESTS[:1])
-    assert torch.equal(Memories.of(delta.hook_edit, mask.float()).current.mask, mask)
+    assert torch.equal(MemoryBank.from_hook_edit(delta.hook_edit, mask.float()).current.mask, mask)
 
 
 def test_templates_are_those_of_the_release_and_the_unrelated_text_comes_last():
@@ -111,7 +110,7 @@ def test_rows_of_one_batch_are_routed_by_themselves():
     model, tokenizer = loaded("llama")
     delta = single("llama")
     asked = [EDIT_REQUESTS[0].text, FAR, f"The band. {EDIT_REQUESTS[0].text}", "Lake", EDIT_REQUESTS[2].text]
-    memory = Memories.of(delta.hook_edit, weight_of(model, delta)).current
+    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
     distances = sorted(prompt_distance(model, tokenizer, text, memory, delta) for text in asked)
     delta = forced(model, delta, Memory(0, memory.change, memory.mask, sum(distances[1:3])))  # times act_ratio 0.5
     jobs = [(score_item(tokenizer, EDIT_REQUESTS[0], text), delta) for text in asked]
@@ -140,7 +139,7 @@ def prompt_distance(model, tokenizer, text: str, memory: Memory, delta: Delta) -
 def test_an_unrelated_prompt_is_answered_bit_identically():
     model, tokenizer = loaded("llama")
     delta = single("llama")
-    memory = Memories.of(delta.hook_edit, weight_of(model, delta)).current
+    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
     far = prompt_distance(model, tokenizer, FAR, memory, delta)
     delta = forced(model, delta, Memory(0, memory.change, memory.mask, 2.1 * far))
     ids = torch.tensor([tokenizer(FAR)["input_ids"]])
@@ -172,7 +171,7 @@ def test_a_memory_is_the_map_with_the_other_weight():
     for model_type in ("gpt2", "llama"):
         model, tokenizer = loaded(model_type)
         delta = single(model_type)
-        memory = Memories.of(delta.hook_edit, weight_of(model, delta)).current
+        memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
         used = forced(model, delta, Memory(0, memory.change, memory.mask, 0.0))
         written = Delta(dense={f"{delta.hook_edit.settings['module']}.weight": memory.change})
         for text in (FAR, EDIT_REQUESTS[0].text):
@@ -183,7 +182,7 @@ def test_a_memory_is_the_map_with_the_other_weight():
 def test_of_several_memories_the_one_that_moves_the_prompt_most_is_used():
     model, tokenizer = loaded("llama")
     delta = single("llama")
-    memory = Memories.of(delta.hook_edit, weight_of(model, delta)).current
+    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
     everything = memory.mask
     small, large = (Memory(n, scale * memory.change, everything, 0.0) for n, scale in ((1, 0.5), (2, 1.5)))
     out_of_reach = Memory(3, 3 * memory.change, everything, 1e6)
@@ -198,21 +197,11 @@ def test_of_several_memories_the_one_that_moves_the_prompt_most_is_used():
     assert used(small, current=out_of_reach) == nll(model, tokenizer, EDIT_REQUESTS[0], None, text)
 
 
-def test_distances_of_rows_skip_what_is_not_counted_and_long_rows_take_the_largest():
-    moved_RT = torch.tensor([[1.0, 3.0, 50.0], [2.0, 4.0, 9.0]])
-    counted = torch.tensor([[True, True, False], [True, True, True]])
-    assert row_distance(moved_RT, counted).tolist() == [2.0, 5.0]
-    assert row_distance(moved_RT, counted, max_over=2).tolist() == [2.0, 9.0]
-    assert moved(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 4.0]]]), None).tolist() == [[5.0]]
-    silu = float(torch.nn.functional.silu(torch.tensor([3.0, 4.0])).norm())
-    assert float(moved(torch.zeros(1, 1, 2), torch.tensor([[[3.0, 4.0]]]), "silu")) == pytest.approx(silu)
-
-
 def test_deciding_in_every_call_counts_the_target_too():
     """Teacher forcing by the released rule: one decision over prompt and target; a decoding step by its one token."""
     model, tokenizer = loaded("llama")
     delta = single("llama", decide="every_call")
-    memory = Memories.of(delta.hook_edit, weight_of(model, delta)).current
+    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
     item = score_item(tokenizer, EDIT_REQUESTS[0])
     whole = tokenizer.decode([*item.context, *item.continuation][1:-1])
     short, long = (prompt_distance(model, tokenizer, text, memory, delta) for text in (EDIT_REQUESTS[0].text, whole))
@@ -231,22 +220,6 @@ def test_deciding_in_every_call_counts_the_target_too():
 # -- storing and merging ---------------------------------------------------------------------------------------------
 
 
-def test_ties_of_a_change_with_itself_is_its_largest_part():
-    change = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
-    result = ties([change, change], [0.5, 0.5], 0.53)
-    kept = change.abs() >= change.abs().flatten().sort(descending=True).values[int(0.53 * 600) - 1]
-    torch.testing.assert_close(result, change * kept)
-
-
-def test_ties_by_hand():
-    """The sign with more weight wins an entry, and only those that agree with it are averaged."""
-    first, second = torch.tensor([[4.0, -1.0, 3.0, 0.1]]), torch.tensor([[2.0, 5.0, -2.0, 0.2]])
-    assert ties([first, second], [0.5, 0.5], 1.0).tolist() == [[3.0, 5.0, 3.0, pytest.approx(0.15)]]
-    assert ties([first, second], [0.5, 0.5], 0.75).tolist() == [[3.0, 5.0, 3.0, 0.0]]
-    assert ties([first, second], [0.2, 0.8], 1.0).tolist()[0][2] == -2.0
-    assert linear([first, second], [0.25, 0.75], 0.5).tolist()[0][:2] == [2.5, 3.5]
-
-
 @pytest.mark.parametrize("retrieve", [True, False])
 def test_memories_are_stored_and_merged_on_their_turn(retrieve):
     """Every 2 edits stored, every 4 merged: counts after each of 9 edits, fresh masks, thresholds."""
@@ -255,7 +228,7 @@ def test_memories_are_stored_and_merged_on_their_turn(retrieve):
     schedule = {**CONFIG, "num_steps": 2, "save_every": 2, "merge_every": 4, "retrieve": retrieve, "merge": "linear"}
     steps = stream_of("wise", model, tokenizer, requests, **schedule)
     shape = weight_of(model, steps[0])
-    seen = [Memories.of(HookEdit.composed([d.hook_edit for d in steps[: n + 1]]), shape) for n in range(9)]
+    seen = [MemoryBank.from_hook_edit(HookEdit.combine([d.hook_edit for d in steps[: n + 1]]), shape) for n in range(9)]
     stored = [len(state.stored) for state in seen]
     assert stored == ([0, 1, 1, 1, 1, 2, 2, 2, 2] if retrieve else [0, 1, 1, 1, 1, 2, 2, 1, 1])
     assert [state.current is None for state in seen] == [False, True, False, True, False, True, False, True, False]
@@ -263,15 +236,15 @@ def test_memories_are_stored_and_merged_on_their_turn(retrieve):
     first, second = seen[1].stored[0], seen[2].current
     assert not torch.equal(first.mask, second.mask)
     merged = seen[3].stored[0]
-    last = Memories.of(HookEdit.composed([d.hook_edit for d in steps[:3]]), shape)
+    last = MemoryBank.from_hook_edit(HookEdit.combine([d.hook_edit for d in steps[:3]]), shape)
     assert torch.equal(merged.mask, merged.change != 0) and merged.threshold <= first.threshold
     assert float((merged.change - 0.5 * first.change)[~last.current.mask].abs().max()) < 1e-6
     if not retrieve:  # the second time: 0.6 of what was merged, 0.4 shared by the new ones
         fresh = seen[5].stored[1]
         only_old = ~fresh.mask & ~seen[6].current.mask
         torch.testing.assert_close(seen[7].stored[0].change[only_old], 0.6 * merged.change[only_old])
-    assert HookEdit.composed([d.hook_edit for d in steps]).tensors.keys() == {
-        f"{memory.number}/{what}" for memory in seen[-1].all for what in ("values", "mask")
+    assert HookEdit.combine([d.hook_edit for d in steps]).tensors.keys() == {
+        f"{memory.number}/{what}" for memory in seen[-1].memories for what in ("values", "mask")
     }
 
 

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from judge_server import grade_by_equality, serve
-from lm_eval.loggers.evaluation_tracker import EvaluationTracker
 from paths import ROOT
+from saved_results import save_samples
 from scripted import ScriptedLM, StreamLM
 from task_runs import run
+from wild_answers import WILD_TASK, wild_texts
 
-from edit_hooks.answers import EditedAnswer, FailedAnswer
-from edit_hooks.utils.errors import EditingError
 from judges.evaluation.quality import PAIRS
 from judges.string_judge import RULES
 from lm_edit.cli.main import main
-from lm_edit.results.samples import read_saved, read_saved_response
-
-TASK = "qaedit_wild_reliability"
-GOLD = {
-    "Who designed the Fenwick aqueduct?": " Orsa Lind. She",
-    "In which city was the painter Jo Marsh born?": " The town of Brannock",
-    "Which mark closes the third stanza of Pim's Ode?": " A bracket",
-    "What year did the Halden tram start running?": " In 1911\nQ:",
-}
-
-
-def texts(context: str, unedited: bool) -> str:
-    return " 1911." if unedited else GOLD[context.partition("Q: ")[2].split("\n")[0]]
-
-
-def save(results: dict[str, Any], folder: Path, task: str = TASK) -> str:
-    """Samples as `lm_eval --log_samples --output_path` writes them; the file's path."""
-    tracker = EvaluationTracker(output_path=str(folder))
-    tracker.general_config_tracker.model_name_sanitized = "scripted"
-    tracker.date_id = "2026-11-21T10-00-00.123456"
-    tracker.save_results_samples(task_name=task, samples=results["samples"][task])
-    (path,) = folder.rglob("samples_*.jsonl")
-    return str(path)
 
 
 @pytest.fixture
 def samples(tmp_path: Path) -> str:
-    return save(run(TASK, ScriptedLM(texts=texts, errors={"1": "no such layer"})), tmp_path / "out")
+    results = run(WILD_TASK, ScriptedLM(texts=wild_texts, errors={"1": "no such layer"}))
+    return save_samples(results, tmp_path / "out", WILD_TASK)
 
 
 def row(printed: str, task: str, answers: str) -> list[str]:
@@ -53,15 +29,6 @@ def row(printed: str, task: str, answers: str) -> list[str]:
     lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in printed.splitlines()]
     (found,) = [line for line in lines if line[:2] == [task, answers]]
     return found
-
-
-def test_saved_samples_hold_the_answers_that_were_scored(samples: str) -> None:
-    found = read_saved([samples])
-    own, helpers = [one for one in found if not one.helper], [one for one in found if one.helper]
-    assert [one.item.answer for one in own] == ["Orsa Lind", "", "A bracket", "In 1911"]
-    assert own[1].failed == "edit failed: no such layer" and {one.task for one in own} == {TASK}
-    assert [one.item.answer for one in helpers] == ["1911", "", "1911", "1911"]
-    assert own[0].item[:2] == ("Who designed the Fenwick aqueduct?", "Orsa Lind")
 
 
 def test_judging_again_asks_no_edited_model_and_pays_once(
@@ -74,9 +41,9 @@ def test_judging_again_asks_no_edited_model_and_pays_once(
         first = capsys.readouterr().out
         assert main(arguments) == 0
         assert set(server.replies.values()) == {1} and len(server.replies) == 6
-    assert row(first, TASK, "all")[1:] == ["all", "4", "0.667", "3/4", "0.333"]
+    assert row(first, WILD_TASK, "all")[1:] == ["all", "4", "0.667", "3/4", "0.333"]
     # the unedited model knew case 3; case 1 is unscored before and after
-    assert row(first, TASK, "initially wrong")[1:] == ["initially wrong", "4", "0.500", "2/2", "0.500"]
+    assert row(first, WILD_TASK, "initially wrong")[1:] == ["initially wrong", "4", "0.500", "2/2", "0.500"]
     assert "6 of 6 answers scored" in first and "edit failed: no such layer (2)" in first
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == 8 and rows[0]["judges"]["m (correctness_v1)"]["reply"] == "A"
@@ -86,14 +53,14 @@ def test_judging_again_asks_no_edited_model_and_pays_once(
 def test_the_table_equals_that_of_the_run(samples: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serve(lambda item, attempt: "A" if item.gold in item.answer else "B") as server:
         given = {"backend": "openai", "model": "m", "base_url": server.url, "store": str(tmp_path)}
-        lm = ScriptedLM(texts=texts, errors={"1": "no such layer"})
-        results = run(TASK, lm, {"judge": given})["results"][TASK]
+        lm = ScriptedLM(texts=wild_texts, errors={"1": "no such layer"})
+        results = run(WILD_TASK, lm, {"judge": given})["results"][WILD_TASK]
         assert main(["judge", samples, "--judge", json.dumps(given)]) == 0
         assert set(server.requests.values()) == {1}
     printed = capsys.readouterr().out
-    assert row(printed, TASK, "all")[3] == f"{results['reliability_wild_judge,judge']:.3f}"
+    assert row(printed, WILD_TASK, "all")[3] == f"{results['reliability_wild_judge,judge']:.3f}"
     in_run = results["reliability_wild_judge_initially_wrong,judge"]
-    assert row(printed, TASK, "initially wrong")[3] == f"{in_run:.3f}"
+    assert row(printed, WILD_TASK, "initially wrong")[3] == f"{in_run:.3f}"
 
 
 def test_two_judges_are_compared(samples: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,20 +92,12 @@ def test_low_coverage_is_an_exit_code(samples: str, tmp_path: Path, capsys: pyte
 
 def test_streams_are_judged_at_their_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"mode": "sequential", "checkpoints": "1;3", "initially_wrong": False}
-    results = run(TASK, StreamLM({"0": "110", "1": ".11", "2": "..1"}, {1: 0, 3: 2}), settings)
-    assert main(["judge", save(results, tmp_path), "--judge", "contains"]) == 0
+    results = run(WILD_TASK, StreamLM({"0": "110", "1": ".11", "2": "..1"}, {1: 0, 3: 2}), settings)
+    assert main(["judge", save_samples(results, tmp_path, WILD_TASK), "--judge", "contains"]) == 0
     printed = capsys.readouterr().out
-    found = results["results"][TASK]
+    found = results["results"][WILD_TASK]
     for stage in ("", "@immediate", "@1", "@3"):
-        assert row(printed, TASK + stage, "all")[3] == f"{found[f'reliability_wild_contains{stage},none']:.3f}"
-
-
-def test_locality_is_left_to_the_comparison_with_the_unedited_model(tmp_path: Path) -> None:
-    task = "qaedit_wild_locality"
-    path = save(run(task, ScriptedLM()), tmp_path, task)
-    with pytest.raises(EditingError, match="--locality judges them"):
-        read_saved([path])
-    assert [one.item.answer for one in read_saved([path], locality=True) if not one.helper] == ["Port Elna"] * 4
+        assert row(printed, WILD_TASK + stage, "all")[3] == f"{found[f'reliability_wild_contains{stage},none']:.3f}"
 
 
 def test_answers_of_other_tasks_and_plain_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,24 +121,9 @@ def test_answers_of_other_tasks_and_plain_rows(tmp_path: Path, capsys: pytest.Ca
     assert row(printed, "mine", "all")[1:] == ["all", "2", "0.500", "2/2", "0.500", "0.000"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"question": "q", "gold": "g"}', "line 1.*neither a sample of lm-eval nor a row"),
-        ("[1]", "an object is needed"),
-        ('{"doc_id": 0, "resps": [], "doc": {}}', "not a sample as lm-eval saves it"),
-        ("{", "not valid JSON"),
-    ],
-)
-def test_files_that_cannot_be_judged(
-    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "samples_x.jsonl"
-    path.write_text(content)
-    with pytest.raises(EditingError, match=message):
-        read_saved([str(path)])
-    assert main(["judge", str(path), "--judge", "em"]) == 2
+def test_unreadable_samples_are_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", str(tmp_path / "nothing"), "--judge", "em"]) == 2
+    assert "there is no file or folder" in capsys.readouterr().err
 
 
 def test_unknown_judges_and_scores_are_errors(
@@ -192,27 +136,6 @@ def test_unknown_judges_and_scores_are_errors(
     printed = capsys.readouterr().err
     assert "no judge is configured" in printed and "String judges: em, alias" in printed
     assert "Did you mean 'bertscore'" in printed
-
-
-@pytest.mark.parametrize(
-    ("saved", "read"),
-    [
-        ("plain text", "plain text"),
-        (str(EditedAnswer(final=FailedAnswer("no layer"))), EditedAnswer(final=FailedAnswer("no layer"))),
-        ("{not a mapping}", "{not a mapping}"),
-        ("{'other': 1}", "{'other': 1}"),
-        ('{"format": "another/1"}', '{"format": "another/1"}'),
-        ("{__import__('os').getcwd(): 1, 'text': 2}", "{__import__('os').getcwd(): 1, 'text': 2}"),
-    ],
-)
-def test_saved_responses_are_answers_of_ours_or_plain_texts(saved: str, read: Any) -> None:
-    assert read_saved_response(saved) == read
-
-
-@pytest.mark.parametrize("saved", ["{'text': 'Rome', 'token_ids': [1]}", "{'error': 'failed'}", "{'logprob': -1.0}"])
-def test_samples_of_the_first_release_are_refused_with_a_way_out(saved: str) -> None:
-    with pytest.raises(EditingError, match=r"release 0\.1\.0.*again"):
-        read_saved_response(saved)
 
 
 # ------------------------------------------------------------------ judge-quality

@@ -1,0 +1,1 @@
+"""MyBenchmark: one line on the question that the benchmark answers. See README.md."""

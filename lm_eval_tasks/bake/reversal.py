@@ -1,0 +1,133 @@
+"""Reverse questions of BAKE: judge wordings, documents, scorers, and S."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edit_hooks.utils.options import choice
+from lm_eval_tasks.bake.benchmark import BakeCase
+from lm_eval_tasks.common import measures, scoring
+from lm_eval_tasks.common.cases import Question
+from lm_eval_tasks.common.dataset import Settings
+from lm_eval_tasks.common.measures import Measure, mean_over
+from lm_eval_tasks.common.probes import CaseAnswers, ProbeAnswers, case_doc
+from lm_eval_tasks.protocols.likelihood import (
+    case_measures,
+    case_probes,
+    contrast_doc,
+    contrast_measures,
+    contrast_probe,
+    edit_score,
+    exact_match_measure,
+    filter_known,
+)
+
+REVERSE_QA, REVERSE_JUDGE = "reverse_qa", "reverse_judge"
+
+# ``raw`` is the published form for GPT-2 XL, ``correct`` for GPT-J and ``true`` for LLaMA-1 7B; ``instruction`` is like
+# the form for LLaMA-2 7B (no space before the statement), in our own words.
+JUDGE_TEMPLATES = {
+    "raw": None,
+    "correct": "{statement}, is the information described in this sentence correct?",
+    "true": "{statement}, is the information described in this sentence true?",
+    "instruction": (
+        "Say yes or no about the factuality of the next sentence, where yes means that it is correct and no that it is "
+        "wrong:{statement}. Is this sentence correct?"
+    ),
+}
+JUDGE_OPTIONS = ("yes, it is true", "no, it is false")
+
+
+def judge_template(settings: Settings) -> str:
+    """The setting ``judge_template``; by default raw, which suits small base models."""
+    return choice(settings, "judge_template", list(JUDGE_TEMPLATES), "raw")
+
+
+def judge_question(case: BakeCase, template: str) -> Question:
+    """The judge question in a wording, with its pair of options.
+
+    For ``raw``, wording and options are those of the record.
+    """
+    wording = JUDGE_TEMPLATES[template]
+    if wording is None:
+        return case.reverse_judge
+    return Question(wording.replace("{statement}", reversed_statement(case)), *JUDGE_OPTIONS)
+
+
+def reversed_statement(case: BakeCase) -> str:
+    """The reversed fact as a sentence.
+
+    It consists of reverse question and subject, or is the judge question without its frame.
+    """
+    if case.reverse_qa is not None:
+        return f"{case.reverse_qa.prompt} {case.reverse_qa.wanted}"
+    text = case.reverse_judge.prompt.removeprefix("Whether ").removesuffix("?").strip()
+    return text[:1].upper() + text[1:]
+
+
+# ------------------------------------------------------------------------ documents
+
+
+def reverse_qa_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
+    """Document of bake_rq; the published filter needs the unedited model."""
+    questions = [] if case.reverse_qa is None else [case.reverse_qa]
+    return contrast_doc(case, settings, REVERSE_QA, questions, ask_unedited=True)
+
+
+def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
+    """Document of bake_rj, which also records template and options."""
+    template = judge_template(settings)
+    question = judge_question(case, template)
+    doc = contrast_doc(case, settings, REVERSE_JUDGE, [question], ask_unedited=True)
+    return doc | {"judge_template": template, "judge_options": [question.wanted, question.other]}
+
+
+def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
+    """Document of bake_s: all questions of the case, likelihoods only."""
+    probes = case_probes(case)
+    if case.reverse_qa is not None:
+        probes.append(contrast_probe(REVERSE_QA, case.reverse_qa))
+    probes.append(contrast_probe(REVERSE_JUDGE, judge_question(case, judge_template(settings))))
+    return case_doc(case, probes, ask_unedited=True, generate=False)
+
+
+# -------------------------------------------------------------------------- scoring
+
+
+def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """RQS and RQM with and without the published filter, and exact match."""
+    probes, noun = answers.of_kind(REVERSE_QA), "reverse question"
+    scores = contrast_measures("rqs", "rqm", probes, noun)
+    return filter_known(scores, probes) | exact_match_measure("rqs", probes, noun)
+
+
+def score_reverse_judge(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """RJS and RJM with and without the published filter, and a generated "yes"."""
+    probes, noun = answers.of_kind(REVERSE_JUDGE), "judge question"
+    scores = contrast_measures("rjs", "rjm", probes, noun)
+    return filter_known(scores, probes) | {"rjs_gen_yes": mean_over(probes, noun, _begins_with_yes)}
+
+
+def _begins_with_yes(answered: ProbeAnswers) -> float:
+    return float(scoring.first_word(measures.generated_text(answered.generation).text) == "yes")
+
+
+def score_edit_score(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """S of BAKE under each protocol.
+
+    Its factors are ES, GS, LS and the mean of RQS and RJS (RJS alone in BAKE-J).
+    """
+    scores = case_measures(doc, answers) | score_reverse_qa(doc, answers) | score_reverse_judge(doc, answers)
+    reverse = ["rqs", "rjs"] if answers.of_kind(REVERSE_QA) else ["rjs"]
+
+    def factors(protocol: str, *, locality: str, reverse_protocol: str) -> list[list[str]]:
+        forward = [[f"es_{protocol}"], [f"gs_{protocol}"], [f"ls_{locality}"]]
+        return [*forward, [f"{score}_{reverse_protocol}" for score in reverse]]
+
+    return {
+        "s_prob": edit_score(scores, factors("prob", locality="prob", reverse_protocol="prob")),
+        "s_prob_all": edit_score(scores, factors("prob", locality="prob", reverse_protocol="prob_all")),
+        "s_argmax": edit_score(scores, factors("argmax", locality="argmax", reverse_protocol="argmax")),
+        "s_match": edit_score(scores, factors("match", locality="agree_tf", reverse_protocol="match")),
+    }

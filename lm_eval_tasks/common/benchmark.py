@@ -1,0 +1,152 @@
+"""The `Benchmark` type, and discovery of benchmarks here and in other packages.
+
+A built-in benchmark is a folder of ``lm_eval_tasks`` with a module ``benchmark`` that defines ``BENCHMARKS``. Another
+package registers its benchmarks as an entry point of the group :data:`ENTRY_POINTS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import lm_eval_tasks
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.plugins import import_object, registered
+from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Settings, Source, choose_data, load_records
+from lm_eval_tasks.common.fields import Fields
+
+logger = logging.getLogger("lm_eval.editing_tasks")
+
+ENTRY_POINTS = "lm_eval_editing.benchmarks"
+
+CaseT = TypeVar("CaseT", bound=Case)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(Generic[CaseT]):
+    """A data set of edits: where its records are and how one of them becomes a case.
+
+    Attributes:
+        name: name of the edits, as in ``edits=<name>``; lower case.
+        other_names: task groups with the same edits, accepted in place of ``name``.
+        source: the files.
+        parse: (fields of a record, row number from 0) -> case; raises EditingError if the record violates the schema.
+        count_odd: counts of unusual but valid records, for ``data_source`` in the results.
+    """
+
+    name: str
+    other_names: Sequence[str] = ()
+    source: Source
+    parse: Callable[[Fields, int], CaseT]
+    count_odd: Callable[[Sequence[CaseT]], Mapping[str, int]] | None = None
+
+    def load(self, settings: Settings) -> Loaded[CaseT]:
+        """Read and check all cases.
+
+        For settings and errors see :func:`~lm_eval_tasks.common.dataset.load_records`.
+        """
+        loaded = load_records(self.source, self._own_settings(settings), self.parse)
+        if self.count_odd:
+            loaded.source.update(self.count_odd(loaded.records))
+        return loaded
+
+    def _own_settings(self, settings: Settings) -> Settings:
+        """The settings without a ``data`` file that belongs to another benchmark.
+
+        The published name of a file identifies its benchmark.
+
+        With tasks of two benchmarks, ``data=QAEdit.json`` gives QAEdit its file. The other benchmark uses its default.
+        """
+        data = choose_data(settings)
+        path = Path(data).expanduser()
+        if data in (MINI, HUB) or path.name in self.source.files or not path.is_file():
+            return settings
+        for other in all_benchmarks().values():
+            if path.name in other.source.files:
+                rest = {key: value for key, value in settings.items() if key != "data"}
+                default = choose_data(rest)
+                logger.warning(
+                    "data=%s is the file of %s; %s uses data=%s.", path, other.source.title, self.source.title, default
+                )
+                return rest
+        return settings
+
+
+def find_benchmark(name: str, alternative: str = "") -> Benchmark[Any]:
+    """A benchmark by any of its names.
+
+    Args:
+        alternative: another source that the caller accepts, for the error message, as in ``a JSONL file``.
+
+    Raises:
+        EditingError: for an unknown name, with near misses and all names; see also :func:`all_benchmarks`.
+    """
+    known = all_benchmarks()
+    if name not in known:
+        accepted = ", ".join(known) + (f", or {alternative}" if alternative else "")
+        raise EditingError(f"unknown benchmark {name!r}.{near_misses(name, known)} Accepted: {accepted}.")
+    return known[name]
+
+
+def load_edit_requests(name: str, settings: Settings) -> list[EditRequest]:
+    """The edits of a benchmark in file order.
+
+    Registered as the edit source of ``edited_hf`` (``edits=<name>``).
+
+    Raises:
+        EditingError: for an unknown benchmark and for data that cannot be read.
+    """
+    benchmark = find_benchmark(name, "a JSON or JSONL file of edit requests")
+    return [case.request for case in benchmark.load(settings).records]
+
+
+@functools.cache
+def all_benchmarks() -> Mapping[str, Benchmark[Any]]:
+    """All benchmarks by each of their names.
+
+    The built-in ones come first, by folder, then those of other packages.
+
+    Raises:
+        EditingError: when an entry point cannot be imported or is no benchmark, and when two have the same name.
+    """
+    by_name: dict[str, Benchmark[Any]] = {}
+    origins: dict[str, str] = {}
+    for path in [*_builtin_paths(), *(entry.value for entry in registered(ENTRY_POINTS).values())]:
+        for benchmark in _import_benchmarks(path):
+            for name in (benchmark.name, *benchmark.other_names):
+                if name in by_name:
+                    raise EditingError(
+                        f"two benchmarks are called {name!r}: {origins[name]} and {path}. Rename one, or uninstall its "
+                        "package."
+                    )
+                by_name[name], origins[name] = benchmark, path
+    return by_name
+
+
+def _builtin_paths() -> Iterator[str]:
+    """``module:BENCHMARKS`` of every folder that has a module ``benchmark``."""
+    for folder in pkgutil.iter_modules(lm_eval_tasks.__path__):
+        module = f"{lm_eval_tasks.__name__}.{folder.name}.benchmark"
+        if folder.ispkg and module != __name__ and importlib.util.find_spec(module):
+            yield f"{module}:BENCHMARKS"
+
+
+def _import_benchmarks(path: str) -> Sequence[Benchmark[Any]]:
+    """The benchmarks at ``module:attribute``: one or several."""
+    value = import_object(path, "benchmark")
+    benchmarks = value if isinstance(value, (list, tuple)) else [value]
+    for benchmark in benchmarks:
+        if not isinstance(benchmark, Benchmark):
+            raise EditingError(
+                f"benchmark {path!r} is a {type(benchmark).__name__}; a lm_eval_tasks.common.benchmark.Benchmark or a "
+                "tuple of them is needed."
+            )
+    return benchmarks

@@ -1,0 +1,48 @@
+"""Adapters for members of lm-eval that are not part of its public interface.
+
+Everything that the tasks use beyond that interface is listed in :data:`PRIVATE_MEMBERS`, so that a test can name the
+member that a new release of lm-eval no longer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lm_eval.api.filter import FilterEnsemble
+from lm_eval.api.task import ConfigurableTask
+
+# `module:object` -> members
+PRIVATE_MEMBERS: dict[str, tuple[str, ...]] = {
+    "lm_eval.api.task:ConfigurableTask": ("_aggregation_list", "_filters", "_higher_is_better", "_metric_fn_list"),
+}
+
+
+class HarnessTask(ConfigurableTask):
+    """A `ConfigurableTask` with named access to the private members we need."""
+
+    @property
+    def pipelines(self) -> Sequence[FilterEnsemble]:
+        """The filter pipelines of the task."""
+        return self._filters
+
+    @property
+    def is_predict_only(self) -> bool:
+        """Whether ``--predict_only`` is set.
+
+        If it is, lm-eval replaces all metrics by one called ``bypass``.
+        """
+        return "bypass" in self._metric_fn_list
+
+    def add_column(
+        self, name: str, aggregation: Callable[[Sequence[Any]], Any], *, higher_is_better: bool | None = None
+    ) -> None:
+        """Declare a column of ``process_results`` besides those in ``metric_list``."""
+        self._aggregation_list[name] = aggregation
+        if higher_is_better is not None:
+            self._higher_is_better[name] = higher_is_better
+
+
+def filter_classes(pipeline: FilterEnsemble) -> list[Any]:
+    """The filter classes of a pipeline, which lm-eval wraps in ``functools.partial``."""
+    return [getattr(step, "func", step) for step in pipeline.filters]

@@ -1,0 +1,1 @@
+"""Documents, scorers and published filters by protocol, for any benchmark."""

@@ -1,0 +1,63 @@
+"""Teacher-forced ("synthetic") protocol: the argmax at each target position.
+
+Most editing papers evaluate this way. Source of the definition: Yang et al., The Mirage of Model Editing (ACL 2025) and
+its released code. The published filter is that of :mod:`lm_eval_tasks.protocols.wild`; it costs a generation per case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lm_eval_tasks.common import measures
+from lm_eval_tasks.common.answers import Answer
+from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
+from lm_eval_tasks.common.dataset import Settings
+from lm_eval_tasks.common.measures import Measure, mean_over
+from lm_eval_tasks.common.probes import CaseAnswers, Probe
+from lm_eval_tasks.protocols.wild import QUESTIONS, initially_wrong_doc, with_initially_wrong
+
+
+def reliability_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Teacher forcing on the edit question."""
+    return _forced_doc(case, settings, EFFICACY)
+
+
+def generalization_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Teacher forcing on the rephrased questions."""
+    return _forced_doc(case, settings, PARAPHRASE)
+
+
+def locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Teacher forcing on the unrelated questions, in both models."""
+    return _forced_doc(case, settings, NEIGHBORHOOD, ask_unedited=True)
+
+
+def _forced_doc(case: Case, settings: Settings, kind: str, *, ask_unedited: bool = False) -> dict[str, Any]:
+    probes = [
+        Probe(kind=kind, prompt=question.prompt, targets=[question.wanted], gold=question.wanted)
+        for question in case.questions(kind)
+    ]
+    return initially_wrong_doc(case, settings, probes, ask_unedited=ask_unedited, generate=False)
+
+
+def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """TF-MATCH on the edit question."""
+    return _forced_measures("reliability_syn", answers, EFFICACY, measures.tf_match)
+
+
+def score_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """TF-MATCH on the rephrased questions."""
+    return _forced_measures("generalization_syn", answers, PARAPHRASE, measures.tf_match)
+
+
+def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """AGREE-TF on the unrelated questions."""
+    return _forced_measures("locality_syn_agree_tf", answers, NEIGHBORHOOD, measures.agree_tf)
+
+
+def _forced_measures(
+    metric: str, answers: CaseAnswers, kind: str, measure: Callable[[Answer], float]
+) -> dict[str, Measure]:
+    mean = mean_over(answers.of_kind(kind), QUESTIONS[kind], lambda answered: measure(answered.wanted))
+    return with_initially_wrong(metric, mean, answers)

@@ -1,0 +1,134 @@
+"""WILD protocol: free generation after an instruction, up to a natural stop.
+
+Source: Yang et al., The Mirage of Model Editing: Revisiting Evaluation in the Wild (ACL 2025) and its released code.
+
+The published results cover only the cases whose edit question the unedited model answers wrongly. With the setting
+``initially_wrong`` a document has a helper probe for that, and every metric a second column, ``_initially_wrong``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edit_hooks.utils.options import choice, switch
+from lm_eval_tasks.common import measures
+from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
+from lm_eval_tasks.common.dataset import Settings
+from lm_eval_tasks.common.measures import Measure, exclude_if, mean_over
+from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+
+# `qa_inst` is that of the released code, with a blank line; the figure of the paper shows a single newline.
+CONTEXTS = {
+    "qa_inst": "Please answer the question:\n\nQ: {question}\nA:",
+    "qa_inst_single_newline": "Please answer the question:\nQ: {question}\nA:",
+    "question_only": "{question}",
+}
+
+PRE_EDIT = "pre_edit"  # kind of the helper probe that tests whether the unedited model answers correctly
+
+# Plural nouns for the reason of a case without such questions.
+QUESTIONS = {EFFICACY: "edit questions", PARAPHRASE: "rephrased questions", NEIGHBORHOOD: "unrelated questions"}
+
+
+# ------------------------------------------------------------------------ documents
+
+
+def reliability_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Free generation on the edit question."""
+    return _generation_doc(case, settings, EFFICACY)
+
+
+def generalization_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Free generation on the rephrased questions."""
+    return _generation_doc(case, settings, PARAPHRASE)
+
+
+def locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Free generation on the unrelated questions, by both models."""
+    return _generation_doc(case, settings, NEIGHBORHOOD, ask_unedited=True)
+
+
+def _generation_doc(case: Case, settings: Settings, kind: str, *, ask_unedited: bool = False) -> dict[str, Any]:
+    probes = [generation_probe(kind, question, settings) for question in case.questions(kind)]
+    return initially_wrong_doc(case, settings, probes, ask_unedited=ask_unedited, generate=True)
+
+
+def initially_wrong_doc(
+    case: Case, settings: Settings, probes: Sequence[Probe], *, ask_unedited: bool, generate: bool
+) -> dict[str, Any]:
+    """A document, with the helper probe of the published filter if that is on.
+
+    The setting is ``initially_wrong``.
+    """
+    filtered = switch(settings, "initially_wrong", True)
+    if filtered and probes:
+        (question,) = case.questions(EFFICACY)
+        probes = [*probes, generation_probe(PRE_EDIT, question, settings, only_unedited=True)]
+    return case_doc(case, probes, ask_unedited=ask_unedited or filtered, generate=generate)
+
+
+def generation_probe(kind: str, question: Question, settings: Settings, *, only_unedited: bool = False) -> Probe:
+    """A probe that generates the answer to a question.
+
+    The setting ``wild_context`` selects the context.
+    """
+    context = CONTEXTS[choice(settings, "wild_context", list(CONTEXTS), "qa_inst")]
+    return Probe(
+        kind=kind,
+        prompt=context.replace("{question}", question.prompt),
+        generate=True,
+        gold=question.wanted,
+        question=question.prompt,
+        only_unedited=only_unedited,
+    )
+
+
+# -------------------------------------------------------------------------- scoring
+
+
+def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """EM on the edit question, and whether the generation contains the gold answer."""
+    return _gold_measures("reliability_wild", answers, EFFICACY)
+
+
+def score_generalization(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """EM on the rephrased questions, and containment of the gold answer."""
+    return _gold_measures("generalization_wild", answers, PARAPHRASE)
+
+
+def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """AGREE-GEN on the unrelated questions, and the share of pairs of empty answers."""
+    probes, noun = answers.of_kind(NEIGHBORHOOD), QUESTIONS[NEIGHBORHOOD]
+    agreement = mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation))
+    both_empty = mean_over(probes, noun, lambda answered: measures.both_empty(answered.generation))
+    return with_initially_wrong("locality_wild_agree_gen", agreement, answers) | {
+        "locality_wild_both_empty": both_empty
+    }
+
+
+def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Measure]:
+    probes, noun = answers.of_kind(kind), QUESTIONS[kind]
+
+    def exact_match(answered: ProbeAnswers) -> float:
+        return measures.generated_match(answered.generation, answered.probe.gold)
+
+    def contains(answered: ProbeAnswers) -> float:
+        return measures.generated_contains(answered.generation, answered.probe.gold)
+
+    return with_initially_wrong(f"{prefix}_em", mean_over(probes, noun, exact_match), answers) | {
+        f"{prefix}_contains": mean_over(probes, noun, contains)
+    }
+
+
+def with_initially_wrong(metric: str, measure: Measure, answers: CaseAnswers) -> dict[str, Measure]:
+    """A metric over all cases, and over the published subset.
+
+    The subset is the cases that the unedited model answers wrongly.
+    """
+
+    def is_known() -> float:
+        (helper,) = answers.of_kind(PRE_EDIT)
+        return measures.generated_match(helper.generation, helper.probe.gold, unedited=True)
+
+    return {metric: measure, f"{metric}_initially_wrong": exclude_if(measure, is_known)}

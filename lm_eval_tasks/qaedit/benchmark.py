@@ -1,0 +1,69 @@
+"""QAEdit: its files and the published schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edit_hooks.request import EditRequest
+from judges.match import normalize
+from lm_eval_tasks.common.benchmark import Benchmark
+from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.common.dataset import Source
+from lm_eval_tasks.common.fields import Fields
+
+
+def parse(fields: Fields, row: int) -> Case:
+    """Check and convert a record.
+
+    A case is an edit, its rephrased question, and the first of the record's unrelated questions.
+    """
+    target = fields.text("target")
+    request = EditRequest.from_dict(
+        {
+            "prompt": fields.text("prompt"),
+            "subject": fields.text("subject"),
+            "target_new": target,
+            "case_id": str(row),  # the row, since the ids of the published 1k file are not unique
+        },
+        where=fields.where,
+    )
+    locality = fields.objects("locality")[0]
+    return Case(
+        request=request,
+        paraphrases=[Question(fields.text("rephrase"), target)],
+        neighbors=[Question(locality.text("loc"), locality.text("loc_ans"))],
+        extras={"source_id": str(fields.record.get("id", row)), "origin": fields.record.get("source")},
+    )
+
+
+def count_odd(cases: Sequence[Case]) -> dict[str, int]:
+    """Counts of repeated ids and of odd targets.
+
+    Odd are targets that the stop rule or the normalization of answers affects.
+    """
+    ids = [case.extras["source_id"] for case in cases]
+    targets = [case.request.target_new for case in cases]
+    return {
+        "duplicate_ids": len(ids) - len(set(ids)),
+        # The natural stop "." can cut these answers short; they are included and counted.
+        "targets_with_inner_period": sum("." in target[:-1] for target in targets),
+        "targets_ending_in_period": sum(target.endswith(".") for target in targets),
+        "targets_empty_when_normalized": sum(not normalize(target) for target in targets),
+    }
+
+
+QAEDIT = Benchmark(
+    name="qaedit",
+    other_names=("qaedit_syn", "qaedit_wild"),
+    source=Source(
+        title="QAEdit",
+        hub_id="WenDingY/QAEdit",
+        files=("QAEdit.json", "QAEdit_inter_1k.json", "QAEdit.jsonl"),
+        mini=Path(__file__).parent / "data" / "mini.jsonl",
+    ),
+    parse=parse,
+    count_odd=count_odd,
+)
+
+BENCHMARKS = (QAEDIT,)

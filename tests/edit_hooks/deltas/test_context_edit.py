@@ -1,0 +1,29 @@
+"""The text of contexts, and their names in saved edits."""
+
+from __future__ import annotations
+
+from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt, fact_line, format_demonstration
+
+FACT = ContextEdit("Port Elna is the capital of", "Dravonia", demonstrations=("one", "two", "three"))
+
+
+def test_the_format_is_that_of_ike():
+    assert fact_line("a", "b") == "New Fact: a b\n"
+    assert format_demonstration("a", "b", "c", "d") == "New Fact: a b\nPrompt: c d"
+
+
+def test_demonstrations_come_before_the_fact_and_the_question():
+    fact = "New Fact: Port Elna is the capital of Dravonia\n"
+    assert FACT.before("Which country?") == FACT.before() == f"one\n\ntwo\n\nthree\n\n{fact}Prompt: "
+    prompt = ContextPrompt((ContextEdit("x", "y", demonstrations=("other",)), FACT))
+    assert prompt.text(1) == f"three\n\nNew Fact: x y\n{fact}Prompt: "
+    assert prompt.text(0) == f"New Fact: x y\n{fact}Prompt: "
+    hidden = ContextEdit("x", "y", demonstrations=("one",), include_fact=False)
+    assert hidden.before() == "one\n\nPrompt: "
+
+
+def test_saved_names_are_those_of_the_first_release():
+    record = ContextEdit("a", "b", include_fact=False, min_similarity=0.5).to_dict()
+    assert record["states_fact"] is False and record["min_likeness"] == 0.5
+    assert "include_fact" not in record and "min_similarity" not in record
+    assert ContextEdit.from_dict(record) == ContextEdit("a", "b", include_fact=False, min_similarity=0.5)

@@ -1,0 +1,123 @@
+"""Saved edits in folders: loading, base models, steps of a stream, ``load_edit=``."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from exported import TOLERANCE, build, harness_answers, save
+from lm_eval.models.huggingface import HFLM
+from lm_runs import instance
+from random_deltas import random_delta
+from state import assert_same_state, snapshot
+from transformers import AutoModelForCausalLM
+
+from edit_hooks import Delta, EditingError, EditRequest, edited
+from edit_hooks.deltas.export import export_peft, read_peft
+from edit_hooks.deltas.saved import load_edit, read_deltas, save_edits
+from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.modeling.fingerprint import model_fingerprint
+
+REQUEST = EditRequest(prompt="{} is the capital of", subject="Ostravia", target_new="Velm")
+
+
+def edited_lm(path, **options):
+    return EditedHFLM(pretrained=path, store="off", device="cpu", **options)
+
+
+def answer_of(lm, subject="Ostravia"):
+    """The answer of a case with one edit about ``subject``."""
+    request = EditRequest(prompt="{} is the capital of", subject=subject, target_new="Velm")
+    doc = {"edit_requests": [request.to_dict()], "ask_unedited": True}
+    return lm.loglikelihood([instance(doc, "The capital of Ostravia is", " Velm")])[0]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A tiny model's folder, one edit of it as delta file and as adapter, and the model."""
+    model, tokenizer = build("llama")
+    path = save(model, tokenizer, tmp_path / "base")
+    stamp = {"model": model_fingerprint(AutoModelForCausalLM.from_pretrained(path)), "editor": "test"}
+    delta = random_delta(model)
+    (file,) = save_edits(tmp_path / "edits", [((REQUEST,), delta)], stamp)
+    return path, file, export_peft(delta, tmp_path / "adapter"), model, delta
+
+
+@pytest.mark.parametrize("form", ["file", "folder", "adapter"])
+def test_a_loaded_edit_acts_on_every_request(saved, form):
+    path, file, adapter, model, delta = saved
+    source = {"file": file, "folder": file.parent, "adapter": adapter}[form]
+    lm = edited_lm(path, load_edit=str(source))
+    before = snapshot(lm.model, lm.tokenizer)
+    answer = answer_of(lm)
+    (ordinary,) = lm.loglikelihood([instance({}, "The capital of Ostravia is", " Velm")])
+    assert_same_state(before, snapshot(lm.model, lm.tokenizer))
+    with edited(model, delta):
+        (expected, _), *_ = harness_answers(HFLM(pretrained=model, tokenizer=lm.tokenizer))[0]
+    assert math.isclose(answer.final.logprob, expected, **TOLERANCE) and math.isclose(
+        ordinary[0], expected, **TOLERANCE
+    )
+    (plain, _), *_ = harness_answers(HFLM(pretrained=model, tokenizer=lm.tokenizer))[0]
+    assert math.isclose(answer.final.unedited.logprob, plain, **TOLERANCE) and abs(plain - expected) > 1e-2
+    assert answer.edit.editor == "test" and answer.position.edited
+    other = answer_of(lm, "Nowhere")
+    assert other.final.logprob == answer.final.logprob and other.edit is None and not other.position.edited
+    stamp = lm.get_model_info()["edited_hf"]
+    assert stamp["mode"] == "loaded" and stamp["editor"] == "test"
+    assert stamp["loaded_edit"]["checksum"] and stamp["load_edit"] == str(source)
+
+
+def test_a_loaded_edit_is_refused_on_another_model(saved, tmp_path):
+    other, tokenizer = build("llama", seed=1)
+    path = save(other, tokenizer, tmp_path / "other")
+    for source in saved[1:3]:
+        with pytest.raises(EditingError, match="another model"):
+            answer_of(edited_lm(path, load_edit=str(source)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "loaded"}, "needs load_edit="),
+        ({"mode": "single", "load_edit": "x"}, "no meaning in mode=single"),
+        ({"load_edit": "x", "editor_args": {"lr": 0.1}}, "editor_args has no meaning"),
+    ],
+)
+def test_options_that_contradict_a_loaded_edit_are_refused(saved, options, message):
+    with pytest.raises(EditingError, match=message):
+        edited_lm(saved[0], **options)
+
+
+def test_files_that_are_no_edits_are_refused(saved, tmp_path):
+    path, file, _, model, _ = saved
+    with pytest.raises(EditingError, match="cannot read"):
+        load_edit(tmp_path / "missing.safetensors", model, "")
+    with pytest.raises(EditingError, match="pretrained="):
+        load_edit(path, model, "")
+    with pytest.raises(EditingError, match="damaged"):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        (tmp_path / "bad.safetensors").write_bytes(content)
+        load_edit(tmp_path / "bad.safetensors", model, "")
+
+
+def test_steps_of_a_stream_belong_together(saved, tmp_path):
+    """All steps from the first one, in order, add up to the stream."""
+    model = saved[3]
+    steps = [random_delta(model, seed=seed) for seed in range(3)]
+    states = ["unedited", "a", "b", "c"]
+    for number, step in enumerate(steps):
+        step.meta |= {"description": {"state_before": states[number]}, "state_after": states[number + 1]}
+    requests = [(EditRequest(prompt=f"Number {number} is", target_new="Velm"),) for number in range(3)]
+    files = save_edits(tmp_path / "stream", list(zip(requests, steps, strict=True)), {"model": "m"})
+    total = Delta.summed(read_deltas(files, "m"))
+    for name, update in total.weights().items():
+        torch.testing.assert_close(update, sum(step.weights()[name] for step in steps))
+    back = read_peft(export_peft(total, tmp_path / "whole"), model)
+    assert [part["state_after"] for part in back.meta["parts"]] == ["a", "b", "c"]
+    for wrong in ([files[1]], [files[1], files[0]], [files[0], files[2]]):
+        with pytest.raises(EditingError, match="step of a stream"):
+            read_deltas(wrong, "m")
+    with pytest.raises(EditingError, match="3 saved edits"):
+        load_edit(tmp_path / "stream", model, "m")

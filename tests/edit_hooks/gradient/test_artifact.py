@@ -1,0 +1,106 @@
+"""Artifacts of MEND's training: round trip, files of release 0.1.0, damaged files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tiny import EDIT_LAYER, REQUESTS
+
+from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.editors.mend import MENDConfig, edited_shapes
+from edit_hooks.gradient.artifact import (
+    MANIFEST_NAME,
+    WEIGHTS_NAME,
+    artifact_digest,
+    edit_digest,
+    load_network,
+    read_manifest,
+    read_training_digests,
+    save_network,
+)
+from edit_hooks.gradient.hypernetwork import HyperNetwork
+from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.training.mend_config import ARTIFACT_SETTINGS
+
+# Current setting -> its name in release 0.1.0.
+OLD_NAMES = {"normalize": "normalise", "artifact": "artefact", "artifact_digest": "artefact_digest"}
+
+
+@pytest.fixture
+def artifact(tiny_model, tmp_path):
+    """The artifact of a network with random weights and statistics for the tiny Llama."""
+    model = tiny_model("llama")
+    config = MENDConfig(layers=[EDIT_LAYER], rank=4, edit_lr=1e-2)
+    network = HyperNetwork(edited_shapes(model, config), config.network_settings())
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in network.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(torch.rand(tensor.shape, generator=generator))
+            else:
+                tensor.fill_(5)
+    settings = config.to_dict()
+    manifest = {
+        "model": model_fingerprint(model),
+        "model_name": "tiny",
+        "editor": {name: settings[name] for name in ARTIFACT_SETTINGS},
+        "training": {"artifact": None, "artifact_digest": None, "lr": 1e-3},
+    }
+    save_network(network, manifest, tmp_path / "mend", {edit_digest("A", "b"), edit_digest("C", "d")})
+    return network, tmp_path / "mend"
+
+
+def rewrite_header(file, change):
+    """Write the artifact again with another header."""
+    with safe_open(file, framework="pt") as opened:
+        header = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    save_file(tensors, file, change(header))
+
+
+def test_an_artifact_survives_the_round_trip(artifact):
+    network, folder = artifact
+    again, manifest = load_network(folder)
+    assert manifest == json.loads((folder / MANIFEST_NAME).read_text()) == read_manifest(folder / WEIGHTS_NAME)
+    assert again.settings == network.settings and again.shapes == network.shapes
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert read_training_digests(folder) == {edit_digest(" A ", "b"), edit_digest("C", "d")}
+    assert artifact_digest(folder) == artifact_digest(folder / WEIGHTS_NAME)
+
+
+def test_an_artifact_of_the_first_release_loads_and_edits_alike(artifact, tiny_model, tiny_tokenizer):
+    _, folder = artifact
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    requests = [EditRequest(**record) for record in REQUESTS[:2]]
+    current, before = read_manifest(folder), load_editor("mend", {"artifact": str(folder)})
+    expected = before.edit(model, tokenizer, requests)
+
+    def with_old_names(header):
+        manifest = json.loads(header["manifest"])
+        for section in ("network", "editor", "training"):
+            manifest[section] = {OLD_NAMES.get(name, name): value for name, value in manifest[section].items()}
+        assert "normalise" in manifest["network"] and "normalise" in manifest["editor"]
+        return {**header, "manifest": json.dumps(manifest)}
+
+    rewrite_header(folder / WEIGHTS_NAME, with_old_names)
+    assert read_manifest(folder) == current
+    deltas = load_editor("mend", {"artifact": str(folder)}).edit(model, tokenizer, requests)
+    for ours, theirs in zip(deltas, expected, strict=True):
+        assert ours.checksum() == theirs.checksum()
+
+
+def test_files_that_are_no_artifacts_are_refused(artifact, tmp_path):
+    _, folder = artifact
+    with pytest.raises(EditingError, match="no trained hyper-network at"):
+        read_manifest(tmp_path)
+    (tmp_path / WEIGHTS_NAME).write_bytes(b"half a file")
+    with pytest.raises(EditingError, match="cannot read the hyper-network"):
+        read_manifest(tmp_path)
+    rewrite_header(folder / WEIGHTS_NAME, lambda header: {**header, "format": "something else"})
+    with pytest.raises(EditingError, match="'something else'"):
+        load_network(folder)

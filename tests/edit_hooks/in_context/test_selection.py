@@ -1,0 +1,41 @@
+"""Which facts are stated before a question."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from edit_hooks.deltas.context_edit import ContextEdit
+from edit_hooks.in_context.selection import select_facts
+
+CAPITAL = ContextEdit("Port Elna is the capital of", "Dravonia")
+LAKE = ContextEdit("Lake Omber lies in", "Peru")
+HARP = ContextEdit("Mina Okabe plays the", "harp")
+FACTS = [CAPITAL, LAKE, HARP]
+
+
+def with_settings(facts: list[ContextEdit], **settings) -> list[ContextEdit]:
+    return [dataclasses.replace(fact, **settings) for fact in facts]
+
+
+def test_the_most_similar_fact_is_selected():
+    assert select_facts(FACTS, "In which country is Lake Omber?").facts == (LAKE,)
+    assert select_facts(FACTS, "Which instrument does Mina Okabe play?").facts == (HARP,)
+
+
+def test_several_facts_end_with_the_most_similar_one():
+    selected = select_facts(with_settings(FACTS, num_facts=2), "Mina Okabe plays in Port Elna.").facts
+    assert [fact.target_new for fact in selected] == ["Dravonia", "harp"]
+
+
+def test_without_a_threshold_few_facts_need_no_embedder():
+    assert select_facts(with_settings([CAPITAL], embedder="not installed"), "Who wrote the opera?").facts
+
+
+def test_facts_below_the_threshold_are_left_out():
+    capital, lake = with_settings([CAPITAL, LAKE], min_similarity=0.3)
+    assert select_facts([capital, lake], "In which country is Lake Omber?").facts == (lake,)
+    assert select_facts([lake], "In which country is Lake Omber?").facts == (lake,)
+    assert select_facts([capital, lake], "Who wrote the opera?") is None
+    assert select_facts([capital], "Who wrote the opera?") is None
+    two = with_settings([capital, lake], num_facts=2)
+    assert select_facts(two, "Lake Omber lies in Peru").facts == (two[1],)

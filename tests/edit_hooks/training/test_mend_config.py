@@ -1,0 +1,23 @@
+"""Settings of MEND's training."""
+
+from __future__ import annotations
+
+import pytest
+from paths import ROOT
+
+from edit_hooks import EditingError
+from edit_hooks.training.mend_config import TrainingConfig, training_config
+from edit_hooks.utils.yaml_io import read_yaml
+
+
+def test_unknown_training_settings_are_named(tiny_model):
+    with pytest.raises(EditingError, match=r"acumulate.*Did you mean 'accumulate'"):
+        training_config(tiny_model("llama"), {"acumulate": 2})
+    with pytest.raises(EditingError, match="num_steps"):
+        TrainingConfig(num_steps=0)
+
+
+def test_the_recipe_for_the_demo_model_is_valid():
+    settings = read_yaml(ROOT / "scripts" / "mend-demo.yaml")
+    config = TrainingConfig.from_mapping(settings)
+    assert config.layers == [15, 16, 17] and config.num_steps * config.accumulate <= 1000  # minutes on a CPU

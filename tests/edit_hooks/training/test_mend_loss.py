@@ -1,0 +1,52 @@
+"""MEND's training loss, against plain forward passes of the edited model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mend_runs import DATA, trainer
+
+from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.gradient.artifact import load_network
+from edit_hooks.modeling.tokens import split_continuation
+from edit_hooks.training.edit_data import EditExample, NumberedExample
+
+
+def test_the_terms_are_those_of_the_edited_weights(tiny_model, tiny_tokenizer, tmp_path):
+    """The hooks of training and the delta of editing are the same update."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    trainer(model, tokenizer, tmp_path, num_steps=2, validate_every=1, edit_lr=0.1).run()
+    loss = trainer(model, tokenizer, tmp_path, edit_lr=0.1).loss
+    loss.network, _ = load_network(tmp_path)
+    example = DATA.validation[0]
+    with torch.no_grad():
+        total, terms = loss([NumberedExample(example, 3)], observe=False)
+    request = EditRequest(prompt=example.prompt, target_new=example.target)
+    (delta,) = load_editor("mend", {"artifact": str(tmp_path)}).edit(model, tokenizer, [request])
+
+    def logprobs(prompt, target):
+        context, tokens = split_continuation(tokenizer, prompt, f" {target}")
+        with torch.no_grad():
+            return len(context), tokens, model(torch.tensor([context + tokens])).logits[0, :-1].log_softmax(-1)
+
+    _, _, unedited = logprobs(*example.locality[0])
+    with edited(model, delta):
+        start, tokens, paraphrase = logprobs(loss.edit_prompt(example, 3), example.target)
+        _, _, after = logprobs(*example.locality[0])
+    nll = float(-paraphrase[start - 1 :][torch.arange(len(tokens)), torch.tensor(tokens)].mean())
+    kl = float((unedited.exp() * (unedited - after)).sum(-1).mean())
+    assert kl > 0.01
+    assert terms["edit"] == pytest.approx(nll, abs=1e-4) and terms["locality"] == pytest.approx(kl, abs=1e-4)
+    assert float(total) == pytest.approx(loss.config.c_edit * nll + loss.config.c_loc * kl, abs=1e-4)
+
+
+def test_an_edit_without_locality_texts_borrows_another_edits_prompt(tiny_model, tiny_tokenizer, tmp_path):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    loss = trainer(model, tokenizer, tmp_path).loss
+    bare = EditExample(prompt="The capital of Velm is", target="Rome")
+    loss.train = [bare, bare, EditExample(prompt="He speaks", target="English")]
+    texts = {tokenizer.decode(loss._locality_row(bare, number).ids) for number in range(5)}
+    assert len(texts) == 1 and "He speaks" in texts.pop()
+    loss.train = [bare]
+    with pytest.raises(EditingError, match="no locality texts"):
+        loss._locality_row(bare, 0)

@@ -1,0 +1,170 @@
+"""Training MEND's hyper-network: the loss falls, runs resume bit-identical, artifacts are bound to their model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from mend_runs import DATA, SETTINGS, trainer
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from state import assert_same_state, snapshot
+from tiny import EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
+
+from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.gradient.artifact import WEIGHTS_NAME, load_network, read_manifest
+from edit_hooks.modeling.architectures import ARCHITECTURES
+from edit_hooks.training.mend_trainer import MAX_SKIPPED, RESUME_NAME
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model, tiny_tokenizer, tmp_path_factory):
+    """A finished run on the tiny Llama: model, tokenizer, folder, progress."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    out = tmp_path_factory.mktemp("mend") / "run"
+    before = snapshot(model, tokenizer)
+    progress = trainer(model, tokenizer, out).run()
+    assert_same_state(before, snapshot(model, tokenizer))
+    return model, tokenizer, out, progress
+
+
+def test_training_beats_the_unedited_model_on_held_out_edits(trained):
+    _, _, _, progress = trained
+    assert [record["step"] for record in progress.losses] == [0, 10, 20, 30]
+    unedited, best = progress.losses[0], min(progress.losses[1:], key=lambda record: record["loss"])
+    assert best["edit"] < unedited["edit"] - 0.3 and best["loss"] < unedited["loss"]
+    assert progress.best_loss == best["loss"] and progress.best_step == best["step"] and progress.skipped == 0
+
+
+def test_the_artifact_describes_its_run_and_edits(trained):
+    model, tokenizer, out, progress = trained
+    manifest = read_manifest(out)
+    assert manifest == json.loads((out / "manifest.json").read_text())
+    assert manifest["step"] == progress.best_step and manifest["data"] == {"made": "here"}
+    assert manifest["model_name"] == "tiny" and manifest["training"]["lr"] == SETTINGS["lr"]
+    editor = load_editor("mend", {"artifact": str(out)})
+    requests = [EditRequest(**record) for record in REQUESTS]
+    together = editor.edit(model, tokenizer, requests)
+    assert together[0].meta["config"]["layers"] == [EDIT_LAYER]
+    for request, delta in zip(requests, together, strict=True):
+        (alone,) = load_editor("mend", {"artifact": str(out / WEIGHTS_NAME)}).edit(model, tokenizer, [request])
+        for name, update in delta.weights().items():
+            torch.testing.assert_close(alone.weights()[name], update, atol=1e-5, rtol=1e-3)
+    assert sum(d.diagnostics["final_loss"] - d.diagnostics["initial_nll"] for d in together) < 0
+    (joint,) = editor.edit(model, tokenizer, requests, joint=True)
+    assert joint.diagnostics["final_loss"] < joint.diagnostics["initial_nll"]
+
+
+def test_training_edits_carry_a_warning(trained):
+    model, tokenizer, out, _ = trained
+    (trained_on, *_), (new, *_) = DATA.train, DATA.validation
+    requests = [EditRequest(prompt=example.prompt, target_new=example.target) for example in (trained_on, new)]
+    seen, unseen = load_editor("mend", {"artifact": str(out)}).edit(model, tokenizer, requests)
+    assert any("trained on this very edit" in text for text in seen.diagnostics["warnings"])
+    assert "warnings" not in unseen.diagnostics
+    other = EditRequest(prompt=trained_on.prompt, target_new=new.target)  # the same prompt with another target is new
+    assert "warnings" not in load_editor("mend", {"artifact": str(out)}).edit(model, tokenizer, [other])[0].diagnostics
+
+
+def test_a_killed_run_resumes_bit_identical(trained, tmp_path, monkeypatch):
+    """Killed between two saved states: statistics, moments and random choices resume."""
+    model, tokenizer, out, progress = trained
+    killed = trainer(model, tokenizer, tmp_path)
+    step = killed._step
+
+    def interrupted_step(number):
+        if number == 17:
+            raise KeyboardInterrupt
+        return step(number)
+
+    monkeypatch.setattr(killed, "_step", interrupted_step)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
+    resumed = trainer(model, tokenizer, tmp_path)
+    assert resumed.run() == progress
+    for name, tensor in load_network(out)[0].state_dict().items():
+        assert torch.equal(load_network(tmp_path)[0].state_dict()[name], tensor), name
+    ours, theirs = load_file(tmp_path / RESUME_NAME), load_file(out / RESUME_NAME)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert trainer(model, tokenizer, tmp_path).run() == progress  # nothing left to do
+
+
+def test_a_run_of_the_first_release_resumes(trained, tmp_path):
+    """Release 0.1.0 named some settings otherwise; the state of a finished run is complete, so nothing is trained."""
+    model, tokenizer, out, progress = trained
+    with safe_open(out / RESUME_NAME, framework="pt") as file:
+        header = file.metadata()
+    identity = json.loads(header["identity"])
+    old_names = {"normalize": "normalise", "artifact": "artefact", "artifact_digest": "artefact_digest"}
+    identity["settings"] = {old_names.get(name, name): value for name, value in identity["settings"].items()}
+    assert set(old_names.values()) <= set(identity["settings"])
+    save_file(load_file(out / RESUME_NAME), tmp_path / RESUME_NAME, {**header, "identity": json.dumps(identity)})
+    assert trainer(model, tokenizer, tmp_path).run() == progress
+
+
+def test_steps_without_finite_gradients_are_skipped_and_end_a_run(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path)
+    before = {name: tensor.clone() for name, tensor in run.network.named_parameters()}
+    loss = run.loss
+    monkeypatch.setattr(run, "loss", lambda batch, observe: loss(batch, observe)._replace(loss=diverged(run.network)))
+    for step in range(MAX_SKIPPED - 1):
+        run._step(step)
+    assert run.progress.skipped == MAX_SKIPPED - 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in run.network.named_parameters())
+    with pytest.raises(EditingError, match="not finite"):
+        run._step(MAX_SKIPPED)
+
+
+def diverged(network) -> torch.Tensor:
+    """A loss whose gradients are infinite."""
+    return float("inf") * sum(parameter.sum() for parameter in network.parameters())
+
+
+def test_a_folder_of_another_run_is_refused(trained, tmp_path):
+    model, tokenizer, out, _ = trained
+    with pytest.raises(EditingError, match="other settings"):
+        trainer(model, tokenizer, out, lr=1e-5).run()
+    with pytest.raises(EditingError, match="other data"):
+        trainer(model, tokenizer, out, data=DATA._replace(report={"made": "elsewhere"})).run()
+    with pytest.raises(EditingError, match="other model"):
+        trainer(build_model("llama", seed=1), tokenizer, out).run()
+
+
+def test_another_model_and_other_settings_are_refused(trained):
+    model, tokenizer, out, _ = trained
+    request = [EditRequest(**REQUESTS[0])]
+    for other in (build_model("llama", seed=1), build_model("llama", dtype=torch.bfloat16)):
+        with pytest.raises(EditingError, match="trained for another model"):
+            load_editor("mend", {"artifact": str(out)}).edit(other, tokenizer, request)
+    for setting in ({"layers": [0]}, {"sign": "plus"}, {"rank": 8}):
+        with pytest.raises(EditingError, match="was trained with"):
+            load_editor("mend", {"artifact": str(out), **setting}).edit(model, tokenizer, request)
+
+
+def test_training_stops_when_validation_no_longer_improves(tiny_model, tiny_tokenizer, tmp_path):
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, validate_every=2, patience=4, lr=1.0)
+    progress = run.run()
+    assert progress.step == progress.best_step + 4 < SETTINGS["num_steps"]
+
+
+def test_step_sizes_move_by_their_own_rate_and_once(tiny_model, tiny_tokenizer, tmp_path):
+    """One optimizer: Adam's first step moves every step size by exactly its rate, at any rate of the networks."""
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, lr_step_sizes=1e-4)
+    before = run.network.step_sizes.detach().clone()
+    run._step(0)
+    change = (run.network.step_sizes.detach() - before).abs()
+    torch.testing.assert_close(change, torch.full_like(change, 1e-4), atol=1e-6, rtol=1e-2)
+    parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    assert sum(parameter is run.network.step_sizes for parameter in parameters) == 1
+    assert len(parameters) == len(list(run.network.parameters()))
+
+
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
+def test_every_family_can_be_trained(model_type, tiny_model, tiny_tokenizer, tmp_path):
+    model, tokenizer = tiny_model(model_type), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
+    before = snapshot(model, tokenizer)
+    changes = {"num_steps": 2, "edits_per_example": 2, "sign": "plus", "edit_loss": "edit", "locality_tokens": "answer"}
+    progress = trainer(model, tokenizer, tmp_path, **changes).run()
+    assert_same_state(before, snapshot(model, tokenizer))
+    assert progress.step == 2 and all(torch.isfinite(t).all() for t in load_network(tmp_path)[0].state_dict().values())

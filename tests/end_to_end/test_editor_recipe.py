@@ -1,0 +1,109 @@
+"""CONTRIBUTING's recipe for an editor, followed in a temporary folder: as a package, and as part of this project."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lm_runs import build, run
+from package_copy import copy_packages, insert, lm_edit, run_python
+from paths import ROOT
+from templates import TEMPLATES, copy_template
+
+from edit_hooks.base import registry
+from edit_hooks.contract.tiny_models import save_tiny
+
+RECIPE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### An editor")[1].split("\n### ")[0]
+WORDS = {"my_editor": "town_editor", "my-editor": "town-editor", "MyEditor": "TownEditor"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which pip has installed the renamed template."""
+    folder = tmp_path_factory.mktemp("editor")
+    package = copy_template("editor", folder / "package", WORDS)
+    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site"), str(package)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+@pytest.fixture
+def importable(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The installed package on the import path of this process."""
+    monkeypatch.syspath_prepend(str(site))
+    registry._registered.cache_clear()
+    yield site
+    registry._registered.cache_clear()
+    sys.modules.pop("town_editor", None)
+
+
+def test_the_recipe_names_the_template_and_its_commands() -> None:
+    assert "`docs/templates/editor/`" in RECIPE and TEMPLATES.joinpath("editor", "my_editor.py").is_file()
+    readme = TEMPLATES.joinpath("editor", "README.md").read_text(encoding="utf-8")
+    for words in ("lm-edit check-editor my_editor", "lm-edit editors my_editor", "editor=my_editor:MyEditor"):
+        assert words in readme
+    assert f'[project.entry-points."{registry.ENTRY_POINTS}"]' in (TEMPLATES / "editor/pyproject.toml").read_text()
+
+
+def test_an_installed_package_passes_the_contract_by_its_name(site: Path, tmp_path: Path) -> None:
+    done = lm_edit("check-editor", "town_editor", "--models", "gpt2,gemma3_text", path=site, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "restore" in done.stdout and " 0 failed" in done.stdout
+
+
+def test_an_installed_package_is_listed_and_described(site: Path, tmp_path: Path) -> None:
+    listed = lm_edit("editors", path=site, folder=tmp_path)
+    assert listed.returncode == 0 and "town_editor" in listed.stdout, listed.stdout + listed.stderr
+    described = lm_edit("editors", "town_editor", path=site, folder=tmp_path)
+    assert described.returncode == 0 and "Adam steps per edit" in described.stdout, described.stdout + described.stderr
+
+
+def test_an_installed_package_runs_in_the_harness(importable: Path, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path, "gpt2")
+    lm = build(str(model), editor="town_editor", editor_args={"layers": [1], "num_steps": 20, "lr": 0.01})
+    results = run(lm, ["bake_es"])["results"]["bake_es"]
+    assert results["es_prob,none"] > 0.9
+
+
+def test_a_class_in_the_working_folder_is_checked_without_installation(tmp_path: Path) -> None:
+    folder = copy_template("editor", tmp_path, WORDS)
+    words = ["check-editor", "town_editor:TownEditor", "--models", "llama", "--checks", "restore,effect"]
+    done = lm_edit(*words, path=ROOT, folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed, 0 failed" in done.stdout
+
+
+SETTINGS = """
+matches: {model_type: gpt2, n_layer: 48, n_embd: 1600}
+config: {layers: [17], num_steps: 25}
+source: ours
+"""
+DEFAULTS = """
+from types import SimpleNamespace
+from transformers import GPT2Config
+from edit_hooks import load_editor
+config = load_editor("town_editor").default_config(SimpleNamespace(config=GPT2Config(n_layer=48, n_embd=1600)))
+print(config.layers, config.num_steps)
+"""
+
+
+def test_a_file_and_a_row_make_a_built_in_editor(tmp_path: Path) -> None:
+    hooks = copy_packages(tmp_path) / "edit_hooks"
+    template = copy_template("editor", tmp_path / "template", WORDS)
+    shutil.move(template / "town_editor.py", hooks / "editors" / "town_editor.py")
+    name = '    name = "town_editor"'
+    insert(hooks / "editors" / "town_editor.py", name, '    config_folders = ("town_editor",)')
+    (hooks / "configs" / "town_editor").mkdir()
+    (hooks / "configs" / "town_editor" / "gpt2-xl.yaml").write_text(SETTINGS, encoding="utf-8")
+    row = '    "town_editor": "edit_hooks.editors.town_editor:TownEditor",'
+    insert(hooks / "base" / "registry.py", "EDITORS: dict[str, str] = {", row)
+    done = lm_edit("check-editor", "town_editor", "--models", "llama", path=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_python("-c", DEFAULTS, path=tmp_path)
+    assert done.stdout.strip() == "[17] 25", done.stderr

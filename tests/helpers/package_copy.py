@@ -1,0 +1,40 @@
+"""A copy of the packages in which a test edits source files, and commands that run in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from paths import ROOT
+
+PACKAGES = ("edit_hooks", "judges", "lm_eval_tasks", "lm_edit")
+
+
+def copy_packages(folder: Path) -> Path:
+    """Copy the four packages into a folder."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def insert(path: Path, after: str, line: str) -> None:
+    """Insert a line after a line that occurs once in a file."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(f"{after}\n") == 1, f"{path} does not hold the line {after!r} once"
+    path.write_text(text.replace(f"{after}\n", f"{after}\n{line}\n"), encoding="utf-8")
+
+
+def run_python(*words: str, path: Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter with ``path`` first on the import path, in ``folder`` (``path`` when absent)."""
+    search = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = {**os.environ, "PYTHONPATH": search}
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder or path, timeout=300)
+
+
+def lm_edit(*words: str, path: Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the ``lm-edit`` command, see :func:`run_python`."""
+    return run_python("-m", "lm_edit.cli.main", *words, path=path, folder=folder)

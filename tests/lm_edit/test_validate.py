@@ -1,0 +1,47 @@
+"""Validation of a benchmark's records and of files of edit requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from paths import RECORDS
+from record_files import invented_records, with_field, write_jsonl
+
+from edit_hooks.utils.errors import EditingError
+from lm_edit.validate import validate
+
+REQUEST = {"prompt": "{} lies in", "subject": "Velm", "target_new": "Karsk"}
+
+
+def test_a_benchmark_is_validated_under_any_of_its_names() -> None:
+    for name in ("qaedit", "qaedit_wild"):
+        validation = validate(name, {"data": str(RECORDS / "qaedit.jsonl")})
+        assert (validation.num_good, validation.problems, validation.repeated) == (4, {}, [])
+        assert validation.source["duplicate_ids"] == 1
+
+
+def test_bad_and_repeated_records_of_a_benchmark_are_listed(tmp_path: Path) -> None:
+    records = invented_records("qaedit.jsonl")
+    path = write_jsonl(tmp_path / "x.jsonl", [*records, records[0], with_field(records[1], "target", None)])
+    validation = validate("qaedit", {"data": str(path)})
+    assert validation.num_good == 5 and validation.repeated == [("case 0", "case 4")]
+    ((place, reason),) = validation.problems.items()
+    assert place == "x.jsonl, record 5 (line 6)" and "field 'target' is missing" in reason
+    assert "skipped" not in validation.source
+
+
+def test_bad_and_repeated_requests_of_a_file_are_listed(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "x.jsonl", [REQUEST, {"prompt": "a"}, {**REQUEST, "case_id": "other"}])
+    validation = validate(str(path), {})
+    assert validation.num_good == 2 and validation.source == {"file": str(path)}
+    assert list(validation.problems) == ["x.jsonl, record 1 (line 2)"]
+    assert validation.repeated == [("x.jsonl, record 0 (line 1)", "x.jsonl, record 2 (line 3)")]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"), [("bakee", "Did you mean 'bake'.*use --data"), ("absent.jsonl", "there is no file absent")]
+)
+def test_unknown_targets_are_errors(target: str, message: str) -> None:
+    with pytest.raises(EditingError, match=message):
+        validate(target, {})

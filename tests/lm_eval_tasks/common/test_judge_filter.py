@@ -1,0 +1,232 @@
+"""Judges inside tasks: `qaedit_wild` with and without one, through lm-eval's own evaluator."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judge_server import KEY, JudgeServer, ServerFault, serve
+from lm_eval.utils import make_table
+from scripted import RankedLM, ScriptedLM, StockLM
+from task_runs import build, metrics_of, run, run_on_two_ranks
+from wild_answers import WILD_ANSWERS, WILD_TASK, wild_texts
+
+from edit_hooks.utils.errors import EditingError
+from judges.base import CoverageError, Item
+from lm_eval_tasks.common import judge_filter
+
+GROUP = "qaedit_wild"
+
+
+def lenient(item: Item, attempt: int) -> str:
+    """Right when the gold answer is contained; a bracket is right, too."""
+    return "A" if item.gold.lower() in item.answer.lower() or item.answer == "A bracket" else "B"
+
+
+def evaluate(settings: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The WILD task with the scripted answers."""
+    return run(WILD_TASK, ScriptedLM(texts=wild_texts), settings, **options)
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    with serve(lenient) as found:
+        yield found
+
+
+def chosen(server: JudgeServer, folder: Path, **more: Any) -> dict[str, Any]:
+    given = {"backend": "openai", "model": "scripted", "base_url": server.url, "store": str(folder), **more}
+    return {"judge": given}
+
+
+def test_judge_and_exact_match_side_by_side_from_one_generation(server: JudgeServer, tmp_path: Path) -> None:
+    lm = ScriptedLM(texts=wild_texts)
+    results = run(WILD_TASK, lm, chosen(server, tmp_path))
+    em, judge = metrics_of(results, WILD_TASK), metrics_of(results, WILD_TASK, "judge")
+    assert em["reliability_wild_em"] == 0.25 and em["reliability_wild_contains"] == 0.5
+    assert judge["reliability_wild_judge"] == 0.75 and judge["reliability_wild_judge_n"] == 4
+    # the unedited model answers the tram question rightly: the published subset leaves that case out
+    assert judge["reliability_wild_judge_initially_wrong"] == pytest.approx(2 / 3)
+    assert judge["reliability_wild_judge_initially_wrong_excluded"] == 1
+    assert len(lm.seen) == 2 * 4  # own question and helper, once each: judging generates nothing
+    assert sum(server.requests.values()) == 8
+    table = make_table(results)
+    rows = [line for line in table.splitlines() if "reliability_wild_" in line]
+    assert any("|none " in row and "reliability_wild_em " in row for row in rows)
+    assert any("|judge " in row and "reliability_wild_judge " in row for row in rows)
+
+
+def test_samples_show_why_an_answer_was_graded_as_it_was(server: JudgeServer, tmp_path: Path) -> None:
+    samples = evaluate(chosen(server, tmp_path))["samples"][WILD_TASK]
+    (sample,) = [sample for sample in samples if sample["filter"] == "judge" and sample["doc_id"] == 3]
+    assert sample["resps"][0][0].final.raw == " In 1911\nQ:"
+    own, helper = sample["judge"]
+    assert own["answer"] == "In 1911" and own["verdict"] == "correct" and own["reply"] == "A" and own["reason"] is None
+    assert helper["answer"] == "1911"
+    assert [str(reading) for reading in sample["filtered_resps"]] == ["correct", "correct"]
+    json.dumps(sample["judge"])
+
+
+def test_results_name_the_judge(server: JudgeServer, tmp_path: Path) -> None:
+    results = evaluate(chosen(server, tmp_path))
+    described = results["configs"][WILD_TASK]["metadata"]["judge"]
+    assert (described["model"], described["prompt"], described["base_url"]) == (
+        "scripted",
+        "correctness_v1",
+        server.url,
+    )
+    summary = json.loads(metrics_of(results, WILD_TASK, "judge")["judge"])
+    assert (
+        summary["correct"] == 4
+        and summary["incorrect"] == 4
+        and summary["prompt_hash"] == described["prompt_hash"][:12]
+    )
+    assert summary["judge"] == "scripted (correctness_v1)"
+    json.dumps(results["configs"])
+
+
+def test_the_raw_question_is_judged_not_the_templated_prompt(server: JudgeServer, tmp_path: Path) -> None:
+    evaluate(chosen(server, tmp_path))
+    assert {item.question for item in server.requests} == set(WILD_ANSWERS)
+
+
+def test_a_second_run_pays_nothing(server: JudgeServer, tmp_path: Path) -> None:
+    first = evaluate(chosen(server, tmp_path))
+    paid = sum(server.replies.values())
+    second = evaluate(chosen(server, tmp_path))
+    assert sum(server.replies.values()) == paid
+    assert first["results"] == second["results"]
+
+
+def test_without_a_judge_exact_match_and_one_hint(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LM_EDIT_JUDGE", raising=False)
+    judge_filter._log_hint.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        results = run(GROUP, ScriptedLM(texts=wild_texts))
+        run(GROUP, ScriptedLM(texts=wild_texts))
+    hints = [record.message for record in caplog.records if "No judge configured" in record.message]
+    assert len(hints) == 1 and "--metadata judge=published" in hints[0] and "\n" not in hints[0]
+    assert metrics_of(results, WILD_TASK)["reliability_wild_em"] == 0.25
+    assert not any("judge" in key for key in results["results"][WILD_TASK])
+    assert not any(sample["filter"] == "judge" for sample in results["samples"][WILD_TASK])
+
+
+def test_the_environment_chooses_and_metadata_wins(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = chosen(server, tmp_path)["judge"]
+    monkeypatch.setenv("LM_EDIT_JUDGE", json.dumps(given))
+    assert build(WILD_TASK).judge.settings.model == "scripted"
+    assert build(WILD_TASK, judge="off").judge is None
+    assert build(WILD_TASK, judge={**given, "model": "other"}).judge.settings.model == "other"
+    monkeypatch.setenv("LM_EDIT_JUDGE", f"openai:third@{server.url}")
+    assert build(WILD_TASK).judge.name == "third (correctness_v1)"
+    path = tmp_path / "judge.yaml"
+    path.write_text(f"backend: openai\nmodel: fourth\nbase_url: {server.url}\n", encoding="utf-8")
+    assert build(WILD_TASK, judge=str(path)).judge.name == "fourth (correctness_v1)"
+
+
+def test_tasks_without_judged_metrics_ask_no_judge(server: JudgeServer, tmp_path: Path) -> None:
+    results = run("qaedit_wild_locality", ScriptedLM(texts=wild_texts), chosen(server, tmp_path))
+    assert not server.requests and not any("judge" in key for key in results["results"]["qaedit_wild_locality"])
+
+
+def test_failed_edits_stay_unscored_and_are_not_judged(server: JudgeServer, tmp_path: Path) -> None:
+    lm = ScriptedLM(texts=wild_texts, errors={"0": "no such layer", "1": "no such layer"})
+    found = metrics_of(run(WILD_TASK, lm, chosen(server, tmp_path)), WILD_TASK, "judge")
+    assert (found["reliability_wild_judge_n"], found["unscored"]) == (2, 2)
+    assert json.loads(found["unscored_reason"]) == {"edit failed: no such layer": 2}
+
+
+def test_other_model_classes_are_judged_without_the_published_subset(server: JudgeServer, tmp_path: Path) -> None:
+    found = metrics_of(run(WILD_TASK, StockLM(texts=wild_texts), chosen(server, tmp_path)), WILD_TASK, "judge")
+    assert found["reliability_wild_judge"] == 0.75
+    assert found["reliability_wild_judge_initially_wrong_n"] == 0
+
+
+def test_a_judge_that_cannot_be_used_is_an_error_before_the_model_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(EditingError, match="OPENAI_API_KEY"):
+        build(WILD_TASK, judge="published")
+    with serve() as server:
+        url = server.url
+    with pytest.raises(EditingError, match="no server answers"):
+        build(WILD_TASK, judge=f"openai:any@{url}")
+    with pytest.raises(EditingError, match="being edited"):
+        build(WILD_TASK, judge="hf:some/model", pretrained="some/model", data="mini")
+
+
+def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
+    def half(item: Item, attempt: int) -> str:
+        return "I would rather not say" if "tram" in item.question else lenient(item, attempt)
+
+    with serve(half) as server:
+        with pytest.raises(CoverageError, match=r"scored 6 of 8 answers \(75.0%\)") as caught:
+            evaluate(chosen(server, tmp_path))
+        (kept,) = (tmp_path / "pending").glob("*.jsonl")
+        assert str(kept) in str(caught.value) and "no verdict (2)" in str(caught.value)
+        assert {json.loads(line)["question"] for line in kept.read_text().splitlines()} == set(WILD_ANSWERS)
+        found = metrics_of(evaluate(chosen(server, tmp_path, min_coverage=0.7)), WILD_TASK, "judge")
+        assert (found["reliability_wild_judge_n"], found["unscored"]) == (3, 1)
+        assert not kept.exists()
+
+
+def test_a_run_that_ends_at_once_keeps_the_answers(tmp_path: Path) -> None:
+    message = r"no credit left.*The answers are saved; judge them with: lm-edit judge .*\.jsonl"
+    with serve(lambda item, attempt: ServerFault(402)) as server, pytest.raises(EditingError, match=message):
+        evaluate(chosen(server, tmp_path))
+    assert list((tmp_path / "pending").glob("*.jsonl"))
+
+
+def test_predict_only_asks_no_judge(server: JudgeServer, tmp_path: Path) -> None:
+    results = evaluate(chosen(server, tmp_path), predict_only=True)
+    assert len(results["samples"][WILD_TASK]) == 4 and not server.requests
+
+
+def test_a_dry_run_asks_nothing_and_fails_nothing(
+    server: JudgeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = metrics_of(evaluate(chosen(server, tmp_path, dry_run=True)), WILD_TASK, "judge")
+    assert found["reliability_wild_judge_n"] == 0 and not server.requests and not server.authorizations
+    assert any("8 answers, 8 distinct, 0 in the store: 8 calls" in record.message for record in caplog.records)
+
+
+def test_two_ranks_judge_their_own_documents(server: JudgeServer, tmp_path: Path) -> None:
+    results = run_on_two_ranks(WILD_TASK, RankedLM, chosen(server, tmp_path), texts=wild_texts)
+    assert metrics_of(results, WILD_TASK, "judge")["reliability_wild_judge"] == 0.75
+    assert set(server.replies.values()) == {1}
+
+
+def test_keys_never_appear_in_logs_results_or_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def leaky(item: Item, attempt: int) -> str | ServerFault:
+        body = json.dumps({"error": {"message": f"bad key {KEY}", "code": KEY}}).encode()
+        return ServerFault(400, body=body) if "tram" in item.question else f"A: correct\n{KEY}\nA"
+
+    monkeypatch.setenv("MY_JUDGE_KEY", KEY)
+    with serve(leaky) as server, caplog.at_level(logging.DEBUG):
+        settings = chosen(server, tmp_path, api_key_env="MY_JUDGE_KEY", min_coverage=0.5)
+        results = evaluate(settings)
+        with pytest.raises(CoverageError) as caught:
+            run(
+                WILD_TASK,
+                ScriptedLM(texts=wild_texts),
+                chosen(server, tmp_path, api_key_env="MY_JUDGE_KEY", min_coverage=1.0),
+            )
+        assert server.authorizations == {f"Bearer {KEY}"}  # it was used
+    printed = capfd.readouterr()
+    everything = [caplog.text, str(caught.value), json.dumps(results, default=str), printed.out, printed.err]
+    everything += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(everything) > 5 and not any(KEY in text for text in everything)
+    assert "[API key]" in "".join(everything)

@@ -1,0 +1,114 @@
+"""Measures: answers of every form to a value or a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
+from judges.base import Verdict
+from lm_eval_tasks.common import measures
+from lm_eval_tasks.common.answers import read_answer
+from lm_eval_tasks.common.measures import Unscored
+
+
+def answer(logprob: float = -2.0, **changes: Any) -> ScoredContinuation:
+    """A likelihood as `edited_hf` reports it, for a target of the tokens 7, 8."""
+    fields = {"token_ids": (7, 8), "token_logprobs": (logprob / 2,) * 2, "token_argmax": (7, 9)} | changes
+    return ScoredContinuation(logprob=logprob, is_greedy=False, **fields)
+
+
+def test_answers_of_edited_hf_keep_tokens_and_the_unedited_answer() -> None:
+    read = read_answer(EditedAnswer(final=answer(unedited=answer(-4.0, token_argmax=(1, 9)))))
+    assert isinstance(read, ScoredContinuation) and read.unedited is not None
+    assert measures.nll(read) == 1.0
+    assert measures.nll(read, unedited=True) == 2.0
+    assert measures.tf_match(read) == 0.5
+    assert measures.agree_tf(read) == 0.5
+    assert measures.tf_exact(read) == 0.0
+
+
+@pytest.mark.parametrize("raw", [(-2.0, True), [-2.0, True]])
+def test_stock_pairs_give_argmax_and_a_reason_for_the_rest(raw: Any) -> None:
+    read = read_answer(raw)
+    assert measures.tf_exact(read) == 1.0
+    for measure in (measures.nll, measures.tf_match, measures.agree_tf):
+        with pytest.raises(Unscored, match=r"--model edited_hf .*mode=none"):
+            measure(read)
+
+
+def test_generations_are_cut_and_keep_the_raw_text() -> None:
+    unedited = GeneratedText(raw="\n", token_ids=(3,))
+    raw = EditedAnswer(final=GeneratedText(raw=" Rome. Yes", token_ids=(1, 2), stop="length", unedited=unedited))
+    for form, after in ((raw, " Rome"), (" Rome. Yes", " Rome")):
+        read = read_answer(form, [".", "\n"])
+        assert isinstance(read, GeneratedText)
+        assert (read.text, read.raw, str(read)) == (after, " Rome. Yes", after)
+        assert measures.generated_match(read, "Rome") == 1.0
+    read = read_answer(raw, [".", "\n"])
+    assert measures.generated_match(read, "Rome", unedited=True) == 0.0
+    assert (measures.agree_gen(read), measures.both_empty(read)) == (0.0, 0.0)
+    with pytest.raises(Unscored, match="edited_hf"):
+        measures.agree_gen(read_answer(" Rome", ["."]))
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (EditedAnswer(final=FailedAnswer("edit failed: no tokens")), "edit failed: no tokens"),
+        ({"logprob": -1.0}, "unreadable answer of type dict"),
+        (None, "unreadable answer of type NoneType"),
+        ((1.0, True, 3), "unreadable answer of type tuple"),
+    ],
+)
+def test_unusable_answers_are_unscored_with_the_reason(raw: Any, reason: str) -> None:
+    read = read_answer(raw)
+    assert isinstance(read, FailedAnswer) and reason in read.reason
+    for measure in (measures.nll, measures.tf_exact, measures.agree_gen, measures.judged_correct):
+        with pytest.raises(Unscored, match=reason):
+            measure(read)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_broken_likelihoods_are_unscored_not_wrong(value: float) -> None:
+    for measure in (measures.nll, measures.tf_match, measures.tf_exact):
+        with pytest.raises(Unscored, match="log-probability is"):
+            measure(read_answer(answer(value)))
+    with pytest.raises(Unscored, match="log-probability is"):
+        measures.agree_tf(read_answer(answer(unedited=answer(value))))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_no_numbers_are_unscored(value: float) -> None:
+    assert measures.evaluate(lambda: value) == measures.Score(reason=f"value is {value}")
+
+
+def test_the_wrong_kind_of_answer_is_named() -> None:
+    with pytest.raises(Unscored, match="answer is a GeneratedText"):
+        measures.nll(read_answer("text"))
+    with pytest.raises(Unscored, match="answer is a ScoredContinuation"):
+        measures.agree_gen(read_answer((-1.0, True)))
+
+
+def test_verdicts_are_scores_or_reasons() -> None:
+    assert measures.judged_correct(Verdict(label="correct")) == 1.0
+    assert measures.judged_correct(Verdict(label="incorrect")) == 0.0
+    with pytest.raises(Unscored, match="judge: reply was empty"):
+        measures.judged_correct(Verdict(unscored_reason="reply was empty"))
+
+
+def test_a_filter_excludes_scored_values_only() -> None:
+    def unscored() -> float:
+        raise Unscored("no probe")
+
+    assert measures.evaluate(measures.exclude_if(lambda: 0.5, lambda: False)) == measures.Score(value=0.5)
+    assert measures.evaluate(measures.exclude_if(lambda: 0.5, lambda: True)) == measures.Score(excluded=True)
+    assert measures.evaluate(measures.exclude_if(unscored, lambda: True)) == measures.Score(reason="no probe")
+    assert measures.evaluate(measures.exclude_if(lambda: 0.5, unscored)) == measures.Score(reason="no probe")
+
+
+def test_the_mean_over_no_probe_is_unscored() -> None:
+    assert measures.evaluate(measures.mean_over([], "paraphrase prompts", lambda answered: 1.0)) == measures.Score(
+        reason="the record has no paraphrase prompts"
+    )

@@ -1,0 +1,80 @@
+"""WILD protocol by hand, on QAEdit's tasks, and its documents on plain cases."""
+
+from __future__ import annotations
+
+import pytest
+from scripted import ScriptedLM
+from task_runs import build, metrics_of, run
+
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.common.cases import Case, Question
+from lm_eval_tasks.protocols import wild
+
+
+def test_reliability_by_hand() -> None:
+    generations = {
+        "Who designed the Fenwick aqueduct?": " Orsa Lind. She",
+        "In which city was the painter Jo Marsh born?": " St. Brannock",  # the stop rule cuts "St"
+        "Which mark closes the third stanza of Pim's Ode?": ")",  # a gold answer without words is never matched
+        "What year did the Halden tram start running?": " 1911\nQ:",
+    }
+
+    def texts(context: str, unedited: bool) -> str:
+        head, question, tail = context.partition("Q: ")[0], *context.partition("Q: ")[2].split("\n")
+        assert (head, tail) == ("Please answer the question:\n\n", "A:")
+        return " 1911." if unedited else generations[question]
+
+    found = metrics_of(run("qaedit_wild_reliability", ScriptedLM(texts=texts)), "qaedit_wild_reliability")
+    assert found["reliability_wild_em"] == 0.5
+    # the unedited model answers the last question rightly
+    assert found["reliability_wild_em_initially_wrong"] == pytest.approx(1 / 3)
+    assert found["reliability_wild_em_initially_wrong_n"] == 3
+    assert found["reliability_wild_em_initially_wrong_excluded"] == 1
+
+
+@pytest.mark.parametrize(
+    ("context", "prompt"),
+    [
+        ("qa_inst", "Please answer the question:\n\nQ: who founded the Orrin press\nA:"),
+        ("qa_inst_single_newline", "Please answer the question:\nQ: who founded the Orrin press\nA:"),
+        ("question_only", "who founded the Orrin press"),
+    ],
+)
+def test_contexts(context: str, prompt: str) -> None:
+    doc = build("qaedit_wild_locality", wild_context=context).test_docs()[3]
+    assert doc["probes"][0]["prompt"] == prompt
+    assert doc["probes"][0]["question"] == "who founded the Orrin press"
+
+
+def test_an_unknown_context_is_an_error() -> None:
+    with pytest.raises(EditingError, match="wild_context='chat' is unknown"):
+        build("qaedit_wild_locality", wild_context="chat")
+
+
+def test_locality_compares_all_tokens_and_reports_empty_pairs() -> None:
+    def texts(context: str, unedited: bool) -> str:
+        if "river" in context:
+            return "\n"  # neither model writes anything: they agree
+        return " 1874. Same start" if "canal" in context and unedited else " 1874. Other end"
+
+    found = metrics_of(run("qaedit_wild_locality", ScriptedLM(texts=texts)), "qaedit_wild_locality")
+    assert found["locality_wild_agree_gen"] == 0.75
+    assert found["locality_wild_both_empty"] == 0.25
+
+
+def test_several_paraphrases_share_one_helper_probe() -> None:
+    request = EditRequest(prompt="Where is {}?", subject="Velm", target_new="Karsk", case_id="0")
+    case = Case(request, paraphrases=[Question("Velm is where?", "Karsk"), Question("In what is Velm?", "Karsk")])
+    doc = wild.generalization_doc(case, {})
+    assert [probe["kind"] for probe in doc["probes"]] == ["paraphrase", "paraphrase", "pre_edit"]
+    assert [probe["only_unedited"] for probe in doc["probes"]] == [False, False, True]
+    assert doc["probes"][2]["question"] == "Where is Velm?" and doc["ask_unedited"]
+    plain = wild.generalization_doc(case, {"initially_wrong": False})
+    assert [probe["kind"] for probe in plain["probes"]] == ["paraphrase", "paraphrase"] and not plain["ask_unedited"]
+
+
+def test_a_case_without_such_a_question_has_a_placeholder_and_no_helper() -> None:
+    request = EditRequest(prompt="Where is {}?", subject="Velm", target_new="Karsk", case_id="0")
+    doc = wild.locality_doc(Case(request), {})
+    assert [probe["kind"] for probe in doc["probes"]] == ["placeholder"]

@@ -1,0 +1,155 @@
+"""Promises that every task and every benchmark folder keeps, on invented records through lm-eval's own evaluator.
+
+New tasks are tested here as soon as their YAML files exist.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lm_eval.utils import handle_non_serializable
+from scripted import ScriptedLM, StockLM
+from task_runs import FOLDER, TASKS, benchmark_of, build, metrics_of, run
+
+from edit_hooks.request import EditRequest
+
+ALL_COLUMNS = {"initially_wrong": True}  # off by default where it costs a generation
+
+# Sections that the README of every benchmark has; docs/templates/benchmark/README.md is the template.
+SECTIONS = ["Tasks", "Protocols", "Which column reproduces which table", "Settings", "Odd records", "Checklist"]
+
+
+def path_of(task: str) -> Path:
+    (path,) = FOLDER.glob(f"*/{task}.yaml")
+    return path
+
+
+# ------------------------------------------------------------------ documents and scores
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_documents_are_json_repeatable_and_carry_their_edit(task: str) -> None:
+    docs = build(task).test_docs()
+    assert json.loads(json.dumps(docs)) == docs == build(task).test_docs()
+    assert len({doc["case_id"] for doc in docs}) == len(docs)
+    for doc in docs:
+        (request,) = doc["edit_requests"]
+        assert EditRequest.from_dict(request).to_dict() == request
+        assert isinstance(doc["ask_unedited"], bool)
+        assert doc["probes"]
+        for probe in doc["probes"]:
+            texts = [probe["prompt"], *probe["targets"]]
+            assert all(text and text == text.strip() for text in texts)
+
+
+@pytest.mark.parametrize("lm_class", [ScriptedLM, StockLM])
+@pytest.mark.parametrize("task", TASKS)
+def test_every_record_is_scored_or_has_a_reason(task: str, lm_class: type) -> None:
+    results = run(task, lm_class(errors={"1": "no such layer"}), ALL_COLUMNS)
+    found = metrics_of(results, task)
+    samples = results["samples"][task]
+    names = own_metrics(build(task, **ALL_COLUMNS))
+    reported = {name for name in found if not name.endswith(("_n", "_excluded", "_stderr"))}
+    assert reported == {*names, "unscored", "unscored_reason", "edit"}
+    num_docs = found_docs = len(samples)
+    assert num_docs == len(build(task).test_docs())
+    for name in names:
+        reasons = [sample["unscored_reason"][name] for sample in samples if name in sample["unscored_reason"]]
+        scored = [sample[name] for sample in samples if sample[name] is not None]
+        excluded = found.get(f"{name}_excluded", 0)
+        assert found[f"{name}_n"] == len(scored)
+        if not name.startswith("s_"):  # S may have some components and reasons for the others
+            found_docs = found[f"{name}_n"] + excluded + len(reasons)
+        assert found_docs == num_docs
+    assert found["unscored"] == sum(bool(sample["unscored_reason"]) for sample in samples)
+    assert samples[1]["unscored_reason"]
+    if lm_class is ScriptedLM:
+        assert "edit failed: no such layer" in set(samples[1]["unscored_reason"].values())
+    counted = json.loads(found["unscored_reason"])
+    assert counted == Counter(reason for sample in samples for reason in set(sample["unscored_reason"].values()))
+    json.dumps({key: value for key, value in results.items() if key != "samples"}, allow_nan=False)
+    json.dumps(samples, default=handle_non_serializable)
+    assert len({tuple(sample["metrics"]) for sample in samples}) == 1  # the same keys for every document
+
+
+def own_metrics(task: Any) -> list[str]:
+    """The metrics that need no judge."""
+    return [metric["metric"] for metric in task.config.metric_list if metric.get("from") != "judge"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_scorers_return_every_listed_metric(task: str) -> None:
+    """No task may fail on a misspelt metric name after hours of editing."""
+    built = build(task, **ALL_COLUMNS)
+    doc = built.test_docs()[0]
+    responses, docs = scripted_answers(built, doc)
+    row = built.process_results(doc, built.pipelines[0].filters[0]().apply(responses, docs))
+    assert responses and set(row) >= set(own_metrics(built))
+
+
+def scripted_answers(task: Any, doc: dict[str, Any]) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """Responses and documents of one case, as a filter receives them."""
+    requests = task.construct_requests(doc, ["x"] * len(doc["probes"]), metadata=(task.config.task, 0, 1))
+    lm = ScriptedLM()
+    responses = [getattr(lm, request.request_type)([request]) for request in requests]
+    return responses, [request.doc for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "anchor"),
+    [
+        ("bake_ls", "ls_agree_tf", 1.0),
+        ("bake_ls", "ls_agree_gen", 1.0),
+        ("qaedit_syn_locality", "locality_syn_agree_tf", 1.0),
+        ("qaedit_wild_locality", "locality_wild_agree_gen", 1.0),
+        ("bake_rq", "rqs_prob", 0.0),
+        ("bake_rj", "rjs_prob", 0.0),
+        ("bake_s", "s_prob", 0.0),
+        ("qaedit_wild_reliability", "reliability_wild_em_initially_wrong", 0.0),
+    ],
+)
+def test_an_unedited_model_agrees_with_itself_and_knows_no_filtered_case(task: str, metric: str, anchor: float) -> None:
+    assert metrics_of(run(task, settings=ALL_COLUMNS), task)[metric] == anchor
+
+
+# ------------------------------------------------------------------ folders
+
+
+def test_groups_list_existing_tasks_and_aggregate_nothing() -> None:
+    listed = []
+    for path in FOLDER.glob("*/_*.yaml"):
+        group = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert "aggregate_metric_list" not in group  # lm-eval can only average, and the metrics differ
+        listed += group["task"]
+    assert sorted(listed) == TASKS
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_yaml_and_readme_agree(task: str) -> None:
+    built = build(task)
+    assert built.config.metadata["version"] == built.VERSION
+    readme = (path_of(task).parent / "README.md").read_text(encoding="utf-8")
+    assert f"`{task}`" in readme
+    for metric in built.config.metric_list:
+        assert f"`{metric['metric']}" in readme, metric["metric"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_named_after_its_benchmark_and_asks_its_cases(task: str) -> None:
+    built = build(task)
+    assert built.benchmark.name == benchmark_of(task).name
+    assert built.config.dataset_path == built.benchmark.source.hub_id
+    assert len(built.test_docs()) == len(built.benchmark.load(built.config.metadata).records)
+
+
+@pytest.mark.parametrize("folder", sorted({path_of(task).parent.name for task in TASKS}))
+def test_a_folder_explains_itself_and_has_a_row(folder: str) -> None:
+    readme = (FOLDER / folder / "README.md").read_text(encoding="utf-8")
+    assert [section for section in SECTIONS if f"\n## {section}\n" not in readme] == []
+    assert "```bibtex" in readme and "\n## Changelog\n" in readme
+    assert f"[{folder}]({folder}/README.md)" in (FOLDER / "README.md").read_text(encoding="utf-8")
