@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of an editor: name, accepted type, default as text, one line of help."""
+    """One setting of an editor: name, type, default as text, one line of help."""
 
     name: str
     kind: str

@@ -78,10 +78,10 @@ def editor_class(name: str) -> type[Editor[Any]]:
 
 
 def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None) -> Editor[Any]:
-    """Create an editor by name or ``package.module:Class``, with settings that override the shipped ones.
+    """Create an editor by name or ``package.module:Class``.
 
     Args:
-        config: a mapping, or the path of a YAML file with one; unknown keys are errors.
+        config: settings that override the shipped ones: a mapping, or the path of a YAML file; unknown keys are errors.
     """
     if isinstance(config, (str, Path)):
         config = read_yaml(config)
@@ -90,7 +90,7 @@ def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None)
 
 @functools.cache
 def _registered() -> dict[str, str]:
-    """Name -> ``module:class`` of the editors of other packages; built-in names are refused."""
+    """Map other packages' editor names to ``module:class``; refuse built-in names."""
     entries = registered(ENTRY_POINTS)
     if taken := sorted(set(entries) & set(EDITORS)):
         raise EditingError(

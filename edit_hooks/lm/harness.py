@@ -1,4 +1,4 @@
-"""lm-eval's Hugging Face model class with late loading, and the list of lm-eval internals that `edited_hf` relies on.
+"""lm-eval's Hugging Face model class with late loading, and its internals in use.
 
 :data:`PRIVATE_MEMBERS` names everything beyond lm-eval's documented interface that this room overrides, reads or sets,
 so that a test can name the member that a new release no longer has.
@@ -9,8 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import resolve_max_length
+from torch import nn
+from transformers import PreTrainedModel
 
 from edit_hooks.utils.errors import EditingError
 
@@ -51,7 +54,7 @@ PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
 
 
 class LateLoadingHFLM(HFLM):
-    """`HFLM` that loads its weights at the first use of :attr:`model` after construction.
+    """`HFLM` that loads its weights at the first use of :attr:`model`.
 
     Mistakes in options, tasks and data therefore show before any weight is read.
     """
@@ -70,7 +73,7 @@ class LateLoadingHFLM(HFLM):
         self._model = None
 
     @property
-    def model(self) -> Any:
+    def model(self) -> PreTrainedModel:
         """The model; the first use after the constructor loads the weights."""
         if self._model is None and self._in_constructor:
             return _NotLoaded()
@@ -99,9 +102,9 @@ class LateLoadingHFLM(HFLM):
         """Token ids of a context and its continuation, encoded together."""
         return self._encode_pair(context, continuation)
 
-    def set_cache_hook(self, cache_hook: Any) -> None:
-        """Refuse ``--use_cache``, which keys answers by the prompt alone, without edits and model."""
-        database = getattr(cache_hook, "dbdict", None)
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Refuse ``--use_cache``, whose keys contain the prompt but not the edits."""
+        database = cache_hook.dbdict
         if database is not None:
             path, is_new = Path(database.filename), len(database) == 0
             database.close()
@@ -115,14 +118,14 @@ class LateLoadingHFLM(HFLM):
 
 
 class _NotLoaded:
-    """Replaces the model inside the parent's constructor, which only moves it to a device."""
+    """Placeholder inside the parent's constructor, which moves the model to a device."""
 
-    def to(self, *_args: Any, **_kwargs: Any) -> _NotLoaded:
+    def to(self, *_args: object, **_kwargs: object) -> _NotLoaded:
         return self
 
 
-def _refuse_offloaded(model: Any) -> None:
-    """Refuse weights on disk or in CPU memory under a device map: they come and go with each forward pass."""
+def _refuse_offloaded(model: nn.Module) -> None:
+    """Refuse offloaded weights: edits need them in place."""
     offloaded = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if offloaded:
         raise EditingError(

@@ -55,6 +55,7 @@ from edit_hooks.store.answer_cache import AnswerCache, tokenizer_fingerprint
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
+from edit_hooks.utils.options import parse_checkpoints
 
 log = logging.getLogger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
@@ -100,20 +101,28 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     # -- lm-eval's requests ------------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        """Return lm-eval's pairs for ordinary documents, `EditedAnswer` for documents with edit requests."""
+        """Score continuations.
+
+        Returns:
+            `EditedAnswer` for documents with edit requests, lm-eval's pairs for others.
+        """
         return self._dispatch(requests, super().loglikelihood, self._score, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        """Return texts for ordinary documents, `EditedAnswer` for documents with edit requests."""
+        """Continue prompts.
+
+        Returns:
+            `EditedAnswer` for documents with edit requests, texts for others.
+        """
         return self._dispatch(requests, self._stock_generate, self._generate, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return log-likelihoods of whole texts; in batch and sequential mode on the edited model."""
+        """Score whole texts; in batch and sequential mode on the edited model."""
         with self._stock_tasks():
             return super().loglikelihood_rolling(requests, disable_tqdm)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Format a chat as in the parent class; :attr:`prompt_edits` records its messages."""
+        """Format a chat; :attr:`prompt_edits` records its messages."""
         return self.prompt_edits.apply_chat_template(chat_history, add_generation_prompt)
 
     def _dispatch(
@@ -173,7 +182,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     @contextlib.contextmanager
     def _stock_tasks(self) -> Iterator[None]:
-        """Scope in which the parent class answers ordinary documents, under the edits of the session."""
+        """Scope in which the parent class answers ordinary documents under the edits."""
         with self.session.stock_task_scope() as runtime_part:
             self._stock_edit = runtime_part
             try:
@@ -184,7 +193,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def _loglikelihood_tokens(
         self, requests: list[Any], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        """As in the parent class; under hooks or contexts by our engine, because hooks need the end of each prompt."""
+        """As in the parent class, except under hook and context edits.
+
+        Those run in this package's engine, because hooks need the end of each prompt.
+        """
         if self._stock_edit is None:
             stock = super()._loglikelihood_tokens
             return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
@@ -196,7 +208,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         return [(answer.logprob, answer.is_greedy) for answer in answers]
 
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The parent's ``generate_until``; under hooks or contexts by our engine, greedily."""
+        """As in the parent class; under hook and context edits decode greedily."""
         if self._stock_edit is None:
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
         items = [self.items.generate_item(*request.args).item for request in requests]
@@ -225,7 +237,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             return decoding.generate(self.model, self.tokenizer, applied, self._limits(), bar.update)
 
     def _patched_if_requested(self, jobs: Sequence[tuple[Any, Delta | None]]) -> list[tuple[Any, Delta | None]]:
-        """With ``answer=patch``, make low-rank edits dense, so that they are written into the weights."""
+        """With ``answer=patch`` make edits dense, so that they are written into weights."""
         if self.options.answer != "patch":
             return list(jobs)
         dense: dict[Delta, Delta] = {}
@@ -235,7 +247,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         return [(item, None if delta is None else dense[delta]) for item, delta in jobs]
 
     def _limits(self) -> Limits:
-        """Bounds of a batch; lm-eval's batch size bounds the rows if it is above its default of 1."""
+        """Bounds of a batch; a batch size above lm-eval's default of 1 bounds the rows."""
         size = self.batch_size_per_gpu
         rows = size if isinstance(size, int) and size > 1 else Limits.max_rows
         return Limits(max_tokens=self.options.max_batch_tokens, max_rows=rows)
@@ -271,7 +283,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 
     def _new_plan(self) -> EditPlan:
-        """Read and check the edits of batch and sequential runs, before any weight is loaded."""
+        """Read the edits of batch and sequential runs, before any weight is loaded."""
         options = self.options
         if options.edits is None:
             return EditPlan()
@@ -285,10 +297,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
                 f"editor {options.editor!r} writes one request at a time, but the run has steps of {size} edits; use "
                 "mode=sequential,edit_batch_size=1 or an editor that writes batches."
             )
-        return EditPlan(chunked(requests, size), not options.group_size, options.checkpoints)
+        return EditPlan(chunked(requests, size), not options.group_size, parse_checkpoints(options.checkpoints))
 
     def _new_editor(self) -> Editor[Any]:
-        """Create the editor of this run, with ``icl`` combined with an editor of contexts."""
+        """Create the editor of this run; ``icl`` adds an editor of contexts."""
         options = self.options
         editor = load_editor(options.editor, options.overrides)
         if options.icl == "no":
@@ -314,7 +326,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     # -- results -------------------------------------------------------------------------------------------------------
 
     def get_model_info(self) -> dict[str, Any]:
-        """lm-eval's model information plus all that a reader needs to reproduce an editing result."""
+        """Return lm-eval's model information and the facts behind an editing result."""
         self.load()
         options = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "editor_args"}
         editing = {
@@ -333,7 +345,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     @property
     def data(self) -> str:
-        """Data of the tasks unless ``--metadata`` names other: sample sets in demo mode, else the hub."""
+        """Default data source of the tasks: sample sets in demo mode, else the hub."""
         return self.options.data or ("mini" if self.is_demo else "hub")
 
     def _log_banner(self, pretrained: Any) -> None:

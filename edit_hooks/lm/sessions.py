@@ -69,20 +69,20 @@ class Session(abc.ABC):
 
         Args:
             unedited: the unedited model's answers to the items of questions with ``ask_unedited``.
-            ask: the model.
+            answer_jobs: runs the model.
         """
 
     @abc.abstractmethod
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
-        """Return the edits of ``groups`` where groups are edited independently, else the run's own steps."""
+        """Return the edits of independent ``groups``, else the steps of the run."""
 
     def stock_task_scope(self) -> contextlib.AbstractContextManager[Delta | None]:
-        """Scope in which lm-eval's own tasks run; yields the part of the edits outside the weights."""
+        """Scope of lm-eval's own tasks; yields the part of the edits outside the weights."""
         return contextlib.nullcontext()
 
     @property
     def final_state(self) -> str | None:
-        """Fingerprint of a stream's final weights, equal on all processes; ``None`` without a stream."""
+        """Fingerprint of a stream's final weights, equal on all processes; else ``None``."""
         return None
 
     def result_metadata(self) -> dict[str, Any]:
@@ -145,10 +145,10 @@ class SavedEditSession(Session):
 
 
 class SingleEditSession(Session):
-    """``mode=single`` and ``mode=batch`` with groups: each group of edits on the unedited model.
+    """``mode=single``, and ``mode=batch`` in groups: independent groups of edits.
 
     Args:
-        plan: with groups, a question is answered under the group that holds its case's edits; without, under its own.
+        plan: if it has groups, a question is answered under the group of its case's edits, else under those edits.
     """
 
     def __init__(self, edits: IndependentEdits, plan: EditPlan) -> None:
@@ -171,8 +171,8 @@ class SingleEditSession(Session):
         ]
 
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
-        made = self.independent.get(groups)
-        return [made[group_key(group)] for group in groups]
+        edits = self.independent.get(groups)
+        return [edits[group_key(group)] for group in groups]
 
     def result_metadata(self) -> dict[str, Any]:
         return {"editor_config": self.independent.config}
@@ -204,10 +204,9 @@ class SingleEditSession(Session):
 
 
 class StreamSession(Session):
-    """``mode=batch`` (one step) and ``mode=sequential``: edits accumulate in the weights.
+    """``mode=batch`` (one step) and ``mode=sequential``: edits accumulate in weights.
 
-    A question whose case is not among the stream's edits is answered on the final weights; its position has
-    ``edited=False``.
+    A question whose case is not in the stream is answered on the final weights; its position has ``edited=False``.
     """
 
     def __init__(self, stream: EditStream, immediate: bool, retention: bool) -> None:
@@ -223,7 +222,9 @@ class StreamSession(Session):
 
         def visitor(step: int, runtime_part: Delta | None) -> None:
             items = [
-                q.item for q, own in zip(questions, steps, strict=True) if self._is_due(step, own, checkpoint_steps)
+                q.item
+                for q, edit_step in zip(questions, steps, strict=True)
+                if self._is_due(step, edit_step, checkpoint_steps)
             ]
             answers[step] = answer_distinct(
                 items, lambda distinct: answer_jobs([(item, runtime_part) for item in distinct])
@@ -231,8 +232,8 @@ class StreamSession(Session):
 
         self.stream.visit(visitor)
         return [
-            self._assemble(question, own, answers, unedited, checkpoints)
-            for question, own in zip(questions, steps, strict=True)
+            self._assemble(question, edit_step, answers, unedited, checkpoints)
+            for question, edit_step in zip(questions, steps, strict=True)
         ]
 
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
@@ -241,7 +242,7 @@ class StreamSession(Session):
 
     @contextlib.contextmanager
     def stock_task_scope(self) -> Iterator[Delta | None]:
-        """The final weights of the stream."""
+        """Apply the whole stream."""
         self.stream.make()
         with AppliedDeltas(self.stream.model) as applied:
             for delta in self.stream.deltas:
@@ -262,44 +263,50 @@ class StreamSession(Session):
         }
 
     def _step_of(self, question: Question) -> int | None:
-        """Return the step that completes a case's edits; ``None`` if the stream lacks one of them."""
+        """Return the step of a case's last edit; ``None`` if the stream lacks an edit."""
         steps = [self.plan.group_of.get(request.key) for request in question.requests]
         return None if None in steps else max(step for step in steps if step is not None)
 
-    def _is_due(self, step: int, own: int | None, checkpoint_steps: Collection[int]) -> bool:
-        """Whether to answer a question after ``step``: the last, its own, a checkpoint, or with ``retention`` every."""
+    def _is_due(self, step: int, edit_step: int | None, checkpoint_steps: Collection[int]) -> bool:
+        """Whether to answer a question after ``step``.
+
+        Always after the last step; after the step of its edit with ``immediate``; later at checkpoints, and after every
+        step with ``retention``.
+        """
         if step == self.stream.num_steps - 1:
             return True
-        if own is None or own > step:
+        if edit_step is None or edit_step > step:
             return False
-        return (self.immediate and own == step) or step in checkpoint_steps or self.retention
+        return (self.immediate and edit_step == step) or step in checkpoint_steps or self.retention
 
     def _assemble(
         self,
         question: Question,
-        own: int | None,
+        edit_step: int | None,
         answers: Mapping[int, Answers],
         unedited: Answers,
         checkpoints: Mapping[int, int],
     ) -> EditedAnswer:
         last = self.stream.num_steps - 1
         item = question.item
-        edited = own is not None and own <= last
-        position = StreamPosition(edited=edited, step=own, num_edits=self.plan.edits_after(last))
-        if own is not None and not edited:
+        edited = edit_step is not None and edit_step <= last
+        position = StreamPosition(edited=edited, step=edit_step, num_edits=self.plan.edits_after(last))
+        if edit_step is not None and not edited:
             reason = self.stream.stopped or "the stream ended before this edit"
             report = EditReport(editor=self.editor_name, error=reason)
             return EditedAnswer(final=_edit_failed(reason), edit=report, position=position)
         final = _with_unedited(answers[last][item], question, unedited)
-        if own is None:
+        if edit_step is None:
             return EditedAnswer(final=final, position=position)
         return EditedAnswer(
             final=final,
-            edit=self.stream.report(own),
+            edit=self.stream.report(edit_step),
             position=position,
-            immediate=answers[own][item] if self.immediate else None,
-            checkpoints={number: answers[step][item] for number, step in checkpoints.items() if own <= step <= last},
-            after_step={step: answers[step][item] for step in range(own, last + 1)} if self.retention else {},
+            immediate=answers[edit_step][item] if self.immediate else None,
+            checkpoints={
+                number: answers[step][item] for number, step in checkpoints.items() if edit_step <= step <= last
+            },
+            after_step={step: answers[step][item] for step in range(edit_step, last + 1)} if self.retention else {},
         )
 
 

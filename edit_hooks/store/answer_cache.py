@@ -1,4 +1,4 @@
-"""Cache of the unedited model's answers in SQLite, shared by all runs on one model.
+"""SQLite cache of the unedited model's answers, shared by all runs on one model.
 
 Comparisons with the unedited model need these answers, and no edit changes them. A key covers everything that can alter
 an answer: weights, tokenizer, code, device, attention implementation, and the question with its decoding settings.
@@ -56,7 +56,7 @@ class AnswerCache:
     def get(
         self, items: Iterable[ItemT], compute: Callable[[Sequence[ItemT]], Sequence[ModelAnswer]]
     ) -> dict[ItemT, ModelAnswer]:
-        """Return the answers by item; ``compute`` answers the items that are not stored yet."""
+        """Return the answers by item; ``compute`` answers items that are not stored."""
         distinct = list(dict.fromkeys(items))
         if not distinct:
             return {}

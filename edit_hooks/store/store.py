@@ -56,7 +56,7 @@ class Description:
 
 
 class Store:
-    """Finished edits (safetensors) and small results (JSON), addressed by their complete description.
+    """Finished edits (safetensors) and small results (JSON) by their description.
 
     Args:
         root: folder of the store, created at the first write; ``~`` is expanded. By default in :func:`cache_root`.
@@ -90,7 +90,7 @@ class Store:
         write_atomically(path, json.dumps(record, ensure_ascii=False))
 
     def size(self) -> dict[str, tuple[int, int]]:
-        """Number of files and bytes by kind."""
+        """Return number of files and bytes by kind."""
         totals: dict[str, tuple[int, int]] = {}
         named = {".safetensors": "deltas", ".sqlite": "answers"}
         for path, status in self._files():
@@ -100,7 +100,11 @@ class Store:
         return totals
 
     def prune(self, max_bytes: int = 0) -> int:
-        """Remove the least recently used files until at most ``max_bytes`` remain; return the number removed."""
+        """Remove the least recently used files until at most ``max_bytes`` remain.
+
+        Returns:
+            The number of files removed.
+        """
         files = sorted(self._files(), key=lambda entry: entry[1].st_mtime)
         total = sum(status.st_size for _, status in files)
         removed = 0
@@ -118,7 +122,10 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold the lock of this name, waiting for other processes; the system releases it when a process dies."""
+        """Hold the lock of this name, waiting for other processes.
+
+        The operating system releases the lock of a process that dies.
+        """
         from filelock import FileLock
 
         folder = self.root / "locks"
@@ -155,7 +162,7 @@ class Store:
 
 
 def sizes_outside_store(store: Store) -> dict[str, tuple[int, int]]:
-    """Number of files and bytes by folder of the other caches: statistics, the demo model."""
+    """Return number of files and bytes by folder of the caches outside the store."""
     root = cache_root()
     totals = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():

@@ -1,4 +1,4 @@
-"""Files: atomic writes, leftovers of killed processes, data in installed packages, content hashes, the cache folder."""
+"""Files: atomic writes, leftovers of killed processes, packaged data, digests."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _TEMPORARY = re.compile(r"\.(?P<machine>[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` at the end of the block, remove it on an exception.
+    """Yield a temporary path beside ``path`` and rename it at the end of the block.
 
+    After an exception it is removed instead.
     The temporary name contains the machine and the process, so that :func:`remove_leftovers` can distinguish files of
     running and of killed processes.
     """
@@ -41,9 +42,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove temporary files of this machine's dead processes below ``root``; return their number.
+    """Remove temporary files of killed processes below ``root``.
 
     Files of other machines and of running processes are left alone.
+
+    Returns:
+        The number of files removed.
     """
     removed = 0
     for path in root.rglob(".*.tmp") if root.is_dir() else ():
@@ -57,7 +61,7 @@ def remove_leftovers(root: Path) -> int:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process of this machine is running; always true where a test would be harmful (Windows)."""
+    """Whether a process of this machine is running; always true on Windows."""
     if os.name != "posix":  # os.kill(pid, 0) ends the process there
         return True
     try:
@@ -71,7 +75,10 @@ def _is_alive(pid: int) -> bool:
 
 @functools.cache
 def _machine() -> str:
-    """Identify the scope of process ids: host name, boot, process namespace (containers may share a host name)."""
+    """Identify the scope of process ids: host name, boot and process namespace.
+
+    Containers may share a host name.
+    """
     parts = [platform.node()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
@@ -80,7 +87,7 @@ def _machine() -> str:
 
 
 def packaged_file(package: str, *parts: str) -> Path | None:
-    """Find a file of an installed package without running the package's code; ``None`` if there is none.
+    """Find a file of an installed package without running its code, if it exists.
 
     Args:
         package: a top-level package; parents of other packages are imported.

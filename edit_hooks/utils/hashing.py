@@ -33,7 +33,7 @@ def key_of(content: object) -> str:
 
 @functools.cache
 def code_fingerprint(*modules: str) -> str:
-    """SHA-256 (hex) of the code behind a result: the modules and all they import, directly or not.
+    """SHA-256 (hex) of the code behind a result: modules and all that they import.
 
     Imports are followed within this package and the packages of ``modules``, and to modules beside the latter, so an
     editor of a user is covered together with its helpers. Other installed packages are not followed. Comments,
@@ -80,7 +80,7 @@ def _package_of(module: str) -> str:
 
 @functools.cache
 def _import_folder(package: str) -> Path | None:
-    """Folder from which a top-level package or module is imported; ``None`` for installed ones."""
+    """Folder that contains a top-level package or module; ``None`` if installed."""
     path = _source_of(package)
     if path is None or {"site-packages", "dist-packages"} & set(path.parts):
         return None
@@ -101,7 +101,11 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 @functools.cache
 def _source_of(name: str) -> Path | None:
-    """Source file of a module, found without importing it; ``None`` for attributes, extensions and missing modules."""
+    """Find the source file of a module without importing it.
+
+    Returns:
+        ``None`` for attributes, extension modules and missing modules.
+    """
     if name == "__main__":
         file = getattr(sys.modules[name], "__file__", None)
         return Path(file) if file is not None else None

@@ -1,4 +1,4 @@
-"""Parsing of options that arrive as text: numbers of edits, editor settings, choices and switches."""
+"""Parsing of options: numbers of edits, editor settings, choices and switches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETTING = re.compile(r"\s*([A-Za-z_]\w+)\s*[:=]\s*")
 
 
 def parse_checkpoints(value: object) -> tuple[int, ...]:
-    """Parse numbers of edits: a list, a number, or ``10;100;1000`` (lm-eval splits model_args at commas).
+    """Parse numbers of edits: a list, a number, or text such as ``10;100;1000``.
 
     Raises:
         EditingError: unless the numbers are ascending and positive.
@@ -35,10 +35,10 @@ def parse_checkpoints(value: object) -> tuple[int, ...]:
 
 
 def parse_editor_args(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Parse editor settings: a mapping, the path of a YAML file, ``name:value;name:value``, or YAML in braces.
+    """Parse editor settings from a mapping or a text.
 
-    Inline settings are separated by semicolons, because lm-eval splits ``--model_args`` at commas:
-    ``editor_args=layers:[5];lr:0.3``.
+    A text is the path of a YAML file, ``name:value;name:value``, or YAML in braces. Inline settings are separated by
+    semicolons, because lm-eval splits ``--model_args`` at commas: ``editor_args=layers:[5];lr:0.3``.
 
     Raises:
         EditingError: for anything else.
@@ -80,7 +80,7 @@ def choice(settings: Mapping[str, Any], key: str, accepted: Sequence[str], defau
 
 
 def switch(settings: Mapping[str, Any], key: str, default: bool) -> bool:
-    """Return a yes/no setting; ``"true"`` and ``"false"`` from a command line are accepted.
+    """Return a boolean setting; the texts ``true`` and ``false`` are accepted.
 
     Raises:
         EditingError: for other values.

@@ -1,4 +1,4 @@
-"""Objects named as ``package.module:attribute``, and entry points of installed packages."""
+"""Objects by ``package.module:attribute``; entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def registered(group: str) -> dict[str, EntryPoint]:
 
 
 def _import_failure(path: str, noun: str, error: Exception) -> EditingError:
-    """An error with the cause and the line that raised it, because commands print no traceback."""
+    """Create an error with cause and line, because commands print no traceback."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return EditingError(
         f"{noun} {path!r} cannot be imported: {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})."
