@@ -116,7 +116,7 @@ class EditingOptions:
         icl = ("yes" if self.icl else "no") if isinstance(self.icl, bool) else self.icl
         _one_of("icl", icl, ICL)
         object.__setattr__(self, "icl", icl)
-        object.__setattr__(self, "icl_args", parse_editor_args(self.icl_args))
+        object.__setattr__(self, "icl_args", parse_editor_args(self.icl_args, "icl_args"))
         if self.icl == "no" and self.icl_args:
             raise EditingError("icl_args has no meaning without icl=true; drop it.")
         if self.icl != "no" and self.mode in ("none", "loaded"):

@@ -12,8 +12,8 @@ import yaml
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.yaml_io import read_yaml
 
-# ``name:`` or ``name=``; two characters at least, because one is the drive of a Windows path.
-_SETTING = re.compile(r"\s*([A-Za-z_]\w+)\s*[:=]\s*")
+# ``name:`` or ``name=``; a single letter before ``:\`` or ``:/`` is the drive of a Windows path.
+_SETTING = re.compile(r"\s*([A-Za-z_]\w+|[A-Za-z_](?=\s*[:=](?![\\/])))\s*[:=]\s*")
 
 
 def parse_checkpoints(value: object) -> tuple[int, ...]:
@@ -34,11 +34,14 @@ def parse_checkpoints(value: object) -> tuple[int, ...]:
     return numbers
 
 
-def parse_editor_args(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
+def parse_editor_args(value: Mapping[str, Any] | str | None, option: str = "editor_args") -> dict[str, Any]:
     """Parse editor settings from a mapping or a text.
 
     A text is the path of a YAML file, ``name:value;name:value``, or YAML in braces. Inline settings are separated by
     semicolons, because lm-eval splits ``--model_args`` at commas: ``editor_args=layers:[5];lr:0.3``.
+
+    Args:
+        option: name of the option in error messages.
 
     Raises:
         EditingError: for anything else.
@@ -48,7 +51,7 @@ def parse_editor_args(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     if not isinstance(value, str):
-        raise EditingError(f"editor_args is {value!r}; a mapping, a YAML file or inline settings are accepted.")
+        raise EditingError(f"{option} is {value!r}; a mapping, a YAML file or inline settings are accepted.")
     text = value.strip()
     in_braces = text.startswith("{") and text.endswith("}")
     if not in_braces and Path(text).suffix in (".yaml", ".yml", ".json") and not _SETTING.match(text):
@@ -58,10 +61,10 @@ def parse_editor_args(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
     try:
         parsed = yaml.safe_load("{" + ", ".join(settings) + "}" if in_braces else "\n".join(settings))
     except yaml.YAMLError as error:
-        raise EditingError(f"editor_args={value!r} is not readable: {error}") from None
+        raise EditingError(f"{option}={value!r} is not readable: {error}") from None
     if not isinstance(parsed, dict):
         raise EditingError(
-            f"editor_args={value!r} is not readable; write editor_args=lr:0.3;num_steps:10 or name a YAML file."
+            f"{option}={value!r} is not readable; write {option}=lr:0.3;num_steps:10 or name a YAML file."
         )
     return parsed
 

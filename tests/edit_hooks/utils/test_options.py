@@ -55,6 +55,7 @@ def test_other_checkpoints_are_errors(value: object) -> None:
         ("{lr:0.3;num_steps: 10}", {"lr": 0.3, "num_steps": 10}),
         ("{lr: 0.3, num_steps: 10}", {"lr": 0.3, "num_steps": 10}),
         ("base:rome;base_settings:{lr: 0.1}", {"base": "rome", "base_settings": {"lr": 0.1}}),
+        ("k:4;n = 2", {"k": 4, "n": 2}),
         ("texts:/data/corpus.json", {"texts": "/data/corpus.json"}),
         ("texts=C:\\data\\corpus.yaml", {"texts": "C:\\data\\corpus.yaml"}),
     ],
@@ -76,6 +77,15 @@ def test_a_file_of_editor_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "list.yaml").write_text("[1]")
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    for name, message in [("none", "cannot read"), ("list", "holds list"), ("broken", "YAML"), ("binary", "YAML")]:
+    for name, message in [
+        ("none", "cannot read"),
+        ("list", "holds list"),
+        ("broken", "YAML"),
+        ("binary", "YAML"),
+    ]:
         with pytest.raises(EditingError, match=message):
             parse_editor_args(str(tmp_path / f"{name}.yaml"))
+    with pytest.raises(EditingError, match="cannot read C:/settings"):
+        parse_editor_args("C:/settings.yaml")
+    with pytest.raises(EditingError, match=r"icl_args=.*write icl_args="):
+        parse_editor_args("k", "icl_args")
