@@ -29,8 +29,8 @@ class Run(NamedTuple):
 STREAM = f",mode=sequential,edits=bake,data={BAKE}"
 RUNS = {
     "single": Run(3),  # rank 0 has two documents, rank 1 has one
-    "empty_rank": Run(1, f"{STREAM},num_edits=3,checkpoints=1;2"),  # rank 1 has none and makes no stream
-    "same_stream": Run(4, f"{STREAM},retention=true"),  # both make it at the same time, in one store
+    "empty_rank": Run(1, f"{STREAM},num_edits=3,checkpoints=1;2"),  # rank 1 has none and makes no edits
+    "same_stream": Run(4, f"{STREAM},retention=true"),  # both ranks make it at once, with one store
 }
 
 
@@ -55,7 +55,7 @@ def one_process(settings, name):
 
 
 def two_processes(settings, name):
-    """The real command; returns the results and what went to the terminal."""
+    """Run the real command; return the results and the log."""
     folder, arguments = folder_and_arguments(settings, name, 2)
     command = [
         *[sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"],
@@ -68,15 +68,15 @@ def two_processes(settings, name):
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, env=environment, cwd=settings[0], capture_output=True, text=True, timeout=300)
     if done.returncode and re.search(r"(?i)address|rendezvous|gloo", done.stderr) and "EditingError" not in done.stderr:
-        pytest.skip(f"processes cannot meet on this machine: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"processes cannot connect on this machine: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr[-3000:]
     return read_results(folder), done.stderr
 
 
 def _free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return str(server.getsockname()[1])
 
 
 @pytest.mark.parametrize("name", ["single", "empty_rank", pytest.param("same_stream", marks=pytest.mark.slow)], ids=str)
@@ -86,6 +86,6 @@ def test_two_processes_give_the_results_of_one(settings, name):
     assert two["config"]["edited_hf"]["num_processes"] == 2 and one["config"]["edited_hf"]["num_processes"] == 1
     for part in ("results", "counts", "samples"):
         assert not differences(one[part], two[part], TOLERANCE)[:5]
-    if name == "single":  # the bar of rank 0 and its two edits, none of rank 1
+    if name == "single":  # the progress bar of rank 0 with its two edits, none of rank 1
         assert set(re.findall(r"Editing with r_rome: 100%[^/]*?(\d+)/", log)) == {"2"}
     assert not list(settings[0].rglob(".*.tmp"))

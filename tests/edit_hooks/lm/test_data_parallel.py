@@ -27,7 +27,7 @@ def test_other_objects_are_gathered_unchanged() -> None:
 
 
 def test_ranks_count_over_all_machines_and_do_not_communicate() -> None:
-    """The fourth process of eight, the second on its machine; any real communication would fail here."""
+    """The fourth process of eight, the second on its machine; real communication would fail."""
     rank = DataParallelMixin()
     rank.accelerator = SimpleNamespace(num_processes=8, process_index=3, local_process_index=1)
     rank._rank, rank._world_size = 1, 1
