@@ -62,7 +62,7 @@ class Environment:
         assert done.returncode == 0, done.stderr
         return done
 
-    def run(self, code: str, **variables: str) -> Any:
+    def evaluate(self, code: str, **variables: str) -> Any:
         """Run ``code`` and return the JSON value that it prints last."""
         return json.loads(self.run(code, **variables).stdout.strip().splitlines()[-1])
 

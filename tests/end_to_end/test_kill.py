@@ -139,7 +139,7 @@ def test_killed_runs_resume_and_end_with_the_same_results(forge, root_and_argume
         root / f"{kind}-uninterrupted", f"{common}{root / f'{kind}-uninterrupted-store'}{arguments}"
     )
     length = time.perf_counter() - began
-    all_files = len(everything(root / f"{kind}-uninterrupted-store"))
+    all_files = len(everything(full_store))
     dice = random.Random(7)
     with_edits = interrupted = 0
     for number in range(NUM_KILLS):
@@ -155,7 +155,7 @@ def test_killed_runs_resume_and_end_with_the_same_results(forge, root_and_argume
             assert not differences(uninterrupted[part], resumed[part])[:5], f"kill {number} after {len(before)} edits"
         after = finished(store)
         assert {name: after.get(name) for name in before} == before, "a finished edit was computed again"
-        assert len(after) == len(finished(root / f"{kind}-uninterrupted-store"))
+        assert len(after) == len(finished(full_store))
         assert not [path for path in store.rglob("*") if path.name.endswith(".tmp")]
         with_edits += bool(before)
     assert interrupted >= NUM_KILLS // 2 and with_edits >= 2, (interrupted, with_edits)
