@@ -135,9 +135,8 @@ def test_killed_runs_resume_and_end_with_the_same_results(forge, root_and_argume
     root, common = root_and_arguments
     arguments = KINDS[kind].format(data=root / "cases.jsonl")
     began = time.perf_counter()
-    uninterrupted = forge.finish(
-        root / f"{kind}-uninterrupted", f"{common}{root / f'{kind}-uninterrupted-store'}{arguments}"
-    )
+    full_store = root / f"{kind}-uninterrupted-store"
+    uninterrupted = forge.finish(root / f"{kind}-uninterrupted", f"{common}{full_store}{arguments}")
     length = time.perf_counter() - began
     all_files = len(everything(full_store))
     dice = random.Random(7)

@@ -56,9 +56,8 @@ def test_stock_answers_are_the_unedited_answers(model_path):
     ours = lm.loglikelihood([instance(doc, c, " Dravonia") for doc, c in zip(docs, contexts, strict=True)])
     stock = lm.loglikelihood([instance({}, context, " Dravonia") for context in contexts])
     for answer, (logprob, greedy) in zip(ours, stock, strict=True):
-        assert (
-            math.isclose(answer.final.logprob, logprob, rel_tol=1e-5, abs_tol=1e-4) and answer.final.is_greedy == greedy
-        )
+        assert math.isclose(answer.final.logprob, logprob, rel_tol=1e-5, abs_tol=1e-4)
+        assert answer.final.is_greedy == greedy
     settings = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
     ours = lm.generate_until([instance(d, c, settings, "generate_until") for d, c in zip(docs, contexts, strict=True)])
     for answer, context in zip(ours, contexts, strict=True):
