@@ -194,7 +194,7 @@ def install() -> None:
         return
     # Compared by name: after a reload of this module the class of the finder in sys.meta_path is another object.
     if not any(getattr(finder, "name", None) == __name__ for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _AfterImport())
     for name in _ACTIONS:
         if (module := sys.modules.get(name)) is not None:
             _run_action(name, module)

@@ -1,7 +1,7 @@
-"""Knowledge edits of language models as values that can be applied and undone.
+"""Make knowledge edits of a language model, apply them, and restore the model.
 
-The Python API: an :class:`EditRequest` describes one change, :func:`load_editor` creates the method, its ``edit``
-returns :class:`Delta` values, and :func:`edited` applies them for the length of a ``with`` block.
+The Python API: an :class:`EditRequest` describes the change, :func:`load_editor` returns an editor, its ``edit`` method
+returns :class:`Delta` values, and :func:`edited` applies them for the duration of a ``with`` block.
 """
 
 from __future__ import annotations

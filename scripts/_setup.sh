@@ -3,7 +3,7 @@
 #   set_up EXTRAS     e.g. set_up demo,test,peft; afterwards $VENV is the environment, first on PATH
 #
 # The environment: $LM_EDIT_VENV if set (made when missing), else the active one ($VIRTUAL_ENV), else .venv of the checkout.
-# The versions: constraints.txt, or another file named by $LM_EDIT_CONSTRAINTS (empty: whatever pip chooses).
+# The versions: constraints.txt, or another file named by $LM_EDIT_CONSTRAINTS (empty: the newest that pip finds).
 # A second run installs nothing while pyproject.toml, the constraints and this file are unchanged.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
@@ -67,8 +67,8 @@ install_project() {
   local torch
   "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || "$VENV/bin/python" -m ensurepip >/dev/null ||
     fail "the environment $VENV has no pip"
-  # First and by itself: an exact version lets pip take a CPU build that the user's configuration offers, where a range
-  # asked for by another package could bring in the newest build with its CUDA libraries.
+  # First and alone: with an exact version pip can take a CPU build that the user's configuration offers; a range in
+  # another package's requirements could select the newest build with its CUDA libraries.
   torch="$([ -z "$CONSTRAINTS" ] || grep -E '^torch==' "$CONSTRAINTS" || true)"
   if [ -n "$torch" ]; then
     say "Installing $torch (the first time takes minutes)"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Sets up an environment (see _setup.sh), then runs the linter, the type checker and the tests. Needs no network but pip's.
+# Sets up an environment (see _setup.sh), then runs linter, formatter, import contracts, type checker and tests. Only pip
+# needs the network.
 #
-#   scripts/test.sh [pytest arguments]      e.g. scripts/test.sh tests/test_install.py -x
+#   scripts/test.sh [pytest arguments]      e.g. scripts/test.sh tests/judges -x
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 
@@ -13,12 +14,16 @@ export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 
 failed=()
 say "ruff check"
-python -m ruff check . || failed+=(ruff)
+python -m ruff check . || failed+=("ruff check")
+say "ruff format"
+python -m ruff format --check . || failed+=("ruff format")
+say "import-linter"
+lint-imports || failed+=(import-linter)
 say "mypy"
 python -m mypy || failed+=(mypy)
 say "pytest"
 python -m pytest -n 2 --dist loadgroup -q "$@" || failed+=(pytest)
 
 if [ "${#failed[@]}" -gt 0 ]; then
-  fail "failed: ${failed[*]}"
+  fail "failed: $(IFS=,; echo "${failed[*]}")"
 fi

@@ -173,10 +173,7 @@ def sizes_outside_store(store: Store) -> dict[str, tuple[int, int]]:
 
 
 def _checked_delta(path: Path, description: Description) -> Delta:
-    try:
-        delta = Delta.load(path)
-    except (KeyError, TypeError, ValueError) as error:  # EditingError is a ValueError
-        raise EditingError(f"cannot read {path}: {error}") from None
+    delta = Delta.load(path)
     if key_of(delta.meta.get("description")) != description.key:
         raise EditingError(f"{path} was stored under another description")
     return delta

@@ -56,7 +56,7 @@ def test_a_good_edit_has_no_warnings(tiny, caplog):
 @pytest.mark.parametrize(
     ("editor", "more"), [("r_rome", {}), ("memit", {}), ("alphaedit", {"nullspace_energy": 0.5}), ("emmet", {})]
 )
-def test_a_corpus_too_small_is_said_and_recorded_with_every_edit(tiny, editor, more, caplog):
+def test_a_small_corpus_gives_a_warning_recorded_with_every_edit(tiny, editor, more, caplog):
     settings = {"second_moments": TEXTS[:2], **more}
     with caplog.at_level(logging.WARNING):
         first, second = edit(tiny, editor, (REQUEST, OTHER_TARGET), **settings)
@@ -66,7 +66,7 @@ def test_a_corpus_too_small_is_said_and_recorded_with_every_edit(tiny, editor, m
     assert "fewer than twice" in caplog.text
 
 
-def test_the_warning_comes_from_the_stored_matrix_too(tiny, tmp_path):
+def test_a_stored_matrix_gives_the_same_warning(tiny, tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("\n\n".join(TEXTS[:2]), encoding="utf-8")
     for _ in range(2):  # collected, then read
@@ -74,7 +74,7 @@ def test_the_warning_comes_from_the_stored_matrix_too(tiny, tmp_path):
         assert "fewer than twice" in warnings_of(delta)
 
 
-def test_a_text_that_ends_before_the_budget_is_said(tiny):
+def test_a_corpus_shorter_than_the_token_budget_gives_a_warning(tiny):
     settings = MomentSettings(TEXTS, num_tokens=100_000)
     report = second_moments(*tiny, [EDIT_LAYER], settings, quiet=True)[EDIT_LAYER].report
     (warning,) = report["warnings"]
@@ -145,7 +145,7 @@ def test_a_projector_that_keeps_everything_is_recorded(tiny, caplog):
     assert "protects almost nothing" in caplog.text
 
 
-def test_a_projector_that_keeps_hardly_anything_is_recorded(tiny):
+def test_a_projector_of_low_rank_is_recorded(tiny):
     matrix = torch.zeros(WIDTH, WIDTH)
     matrix[0, 0] = 0.5  # half a direction, and no projector either
     (delta,) = edit(tiny, "alphaedit", projectors={EDIT_LAYER: matrix})
@@ -221,7 +221,7 @@ TEMPLATES = {"context_templates": CONTEXT_TEMPLATES}
 
 
 @pytest.mark.parametrize(("editor", "more"), [("r_rome", TEMPLATES), ("memit", TEMPLATES), ("ft_m", {})])
-def test_what_does_not_fit_into_the_positions_is_refused_before_anything_runs(editor, more, monkeypatch):
+def test_rows_longer_than_the_context_are_refused_before_any_forward_pass(editor, more, monkeypatch):
     tiny = build_model("gpt2"), build_tokenizer("byte_bpe")
     monkeypatch.setattr(type(tiny[0]), "forward", lambda *_args, **_kwargs: pytest.fail("the model ran"))
     request = EditRequest(prompt="{} lies in", subject="Port Amelin", target_new=" ".join(TEXTS), case_id="17")
@@ -233,7 +233,7 @@ def test_what_does_not_fit_into_the_positions_is_refused_before_anything_runs(ed
 # --- modes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_mode_an_editor_cannot_do_is_refused_before_weights_are_read(tmp_path, capsys):
+def test_an_unsupported_mode_is_refused_before_weights_are_read(tmp_path, capsys):
     edits = tmp_path / "edits.jsonl"
     edits.write_text(
         '{"prompt": "{} is in", "subject": "Velm", "target_new": "Rome"}\n'
@@ -249,7 +249,7 @@ def test_a_mode_an_editor_cannot_do_is_refused_before_weights_are_read(tmp_path,
     assert "one request at a time" in capsys.readouterr().err
 
 
-def test_an_editor_asked_for_a_joint_edit_it_cannot_do(tiny):
+def test_an_unsupported_joint_edit_is_refused(tiny):
     with pytest.raises(EditingError, match="one request at a time"):
         load_editor("rome", QUICK).edit(*tiny, [REQUEST, REQUEST], joint=True)
 

@@ -1,4 +1,4 @@
-"""What must hold for the multi-layer editors whatever the numbers: algebra, null spaces, norms, cut rows, adapters.
+"""Invariants of the multi-layer editors: algebra, null spaces, norms, suffix-only rows, adapters.
 
 Models run in float64 where they can, so that a bound of 1e-8 tells another formula from rounding (GPT-J and Gemma 2
 compute their softmax in float32).
@@ -89,7 +89,7 @@ def random_keys(rows: int, width: int, seed: int = 0) -> torch.Tensor:
 
 
 @given(u=st.integers(1, 6), past=st.integers(0, 5), weight=st.sampled_from([0.01, 1.0, 1000.0]))
-def test_the_small_system_is_the_large_one(u, past, weight):
+def test_the_system_over_edits_equals_the_system_over_features(u, past, weight):
     """(lambda C + K_p K_p^T + K K^T)^-1 K, solved densely, against the u x u form; and the scalar formula for u = 1."""
     width = 24
     basis = random_keys(60, width, seed=1)
@@ -106,7 +106,7 @@ def test_the_small_system_is_the_large_one(u, past, weight):
         torch.testing.assert_close(ours_UF[0], applied_F / (weight + keys_UF[0] @ applied_F))
 
 
-def test_dependent_keys_without_a_ridge_are_mapped_as_well_as_possible():
+def test_dependent_keys_without_a_ridge_get_the_least_squares_solution():
     keys = random_keys(1, 10).repeat(2, 1)
     adjusted = ridge_keys(keys, keys, 0.0)
     torch.testing.assert_close(adjusted.sum(0) @ keys[0], torch.tensor(1.0, dtype=torch.float64))
@@ -119,7 +119,7 @@ def test_a_vanishing_ridge_writes_the_whole_residual(model_type):
     editor = make("memit", model_type, layers=[EDIT_LAYER], context_templates=["{}"], moment_weight=1e-9)
     before = snapshot(model, tokenizer)
     for delta in editor.edit(model, tokenizer, EDIT_REQUESTS):
-        # Norms compute in float32, whatever the model's dtype, and add an epsilon that the mapping leaves out.
+        # Norms compute in float32 under every model dtype and add an epsilon that the mapping leaves out.
         limit = 1e-4 if ARCHITECTURES[model_type].normalizes_mlp_output else 1e-8
         assert delta.diagnostics["distance_left"] < max(bound(model_type), limit)
         assert delta.diagnostics["layers"][0]["written_share"] == pytest.approx(1, abs=1e-6)
@@ -132,7 +132,7 @@ def test_a_vanishing_ridge_writes_the_whole_residual(model_type):
 
 @pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "llama"])
-def test_residuals_are_measured_anew_and_divided_by_the_layers_left(model_type, joint):
+def test_residuals_are_recomputed_and_divided_by_the_remaining_layers(model_type, joint):
     """z - h^L, h^L read by a plain forward with the earlier layers patched, over n - i."""
     model, tokenizer = loaded(model_type)
     delta = make("memit", model_type).edit(model, tokenizer, EDIT_REQUESTS, joint=joint)[0]
@@ -154,7 +154,7 @@ def test_residuals_are_measured_anew_and_divided_by_the_layers_left(model_type, 
 
 
 @each_model
-def test_both_engines_and_both_ways_of_applying_agree(model_type):
+def test_engines_and_application_modes_agree(model_type):
     """Rows under their own rank-one terms in one batch, against one edit after the other patched into the weights."""
     model, tokenizer = loaded(model_type)
     fast = make("memit", model_type).edit(model, tokenizer, EDIT_REQUESTS)
@@ -178,7 +178,7 @@ def test_a_batch_is_bounded_by_its_tokens(monkeypatch):
 
 @each_model
 @pytest.mark.parametrize("joint", [False, True])
-def test_emmet_is_memit_with_the_product_of_its_weights(model_type, joint):
+def test_emmet_equals_memit_with_the_product_of_its_weights(model_type, joint):
     model, tokenizer = loaded(model_type)
     settings = {"layers": [EDIT_LAYER]}
     emmet = make("emmet", model_type, moment_weight=30.0, ridge=0.1, **settings)
@@ -230,7 +230,7 @@ def test_the_projector_projects_and_the_update_stays_in_the_null_space(model_typ
 
 
 @given(u=st.integers(1, 4), past=st.integers(0, 4), l2=st.sampled_from([0.1, 1.0, 10.0]))
-def test_released_paper_and_low_rank_forms_are_one(u, past, l2):
+def test_released_paper_and_low_rank_forms_are_equal(u, past, l2):
     """[P (K K^T + S) + L2 I]^-1 P K R^T, R K^T P (S P + K K^T P + L2 I)^-1, and the form with the small system."""
     width, out = 20, 7
     basis, _ = torch.linalg.qr(random_keys(width, width, seed=4))
@@ -275,7 +275,7 @@ def test_carried_keys_change_the_next_step_and_survive_the_disk(name, model_type
     assert float(remembered.norm()) < float(forgotten.norm())
 
 
-def test_edits_without_a_history_do_not_know_each_other():
+def test_edits_without_a_history_are_independent():
     """Released frameworks leak keys from one independent edit to the next."""
     model, tokenizer = loaded("llama")
     editor = alphaedit("llama")
@@ -294,7 +294,7 @@ def test_edits_without_a_history_do_not_know_each_other():
     guard=st.sampled_from([0.0, 1e-8]),
     seed=st.integers(0, 5),
 )
-def test_rect_keeps_the_share_it_says(keep, rows, columns, guard, seed):
+def test_rect_keeps_the_configured_share(keep, rows, columns, guard, seed):
     weight, update = random_keys(rows, columns, seed), random_keys(rows, columns, seed + 10)
     weight[0, 0] = 0.0
     mask = largest_changes(update, weight, keep, guard)
@@ -307,7 +307,7 @@ def test_rect_keeps_the_share_it_says(keep, rows, columns, guard, seed):
 
 
 @each_model
-def test_rect_changes_no_entry_that_it_keeps(model_type):
+def test_rect_leaves_kept_entries_unchanged(model_type):
     model, tokenizer = loaded(model_type)
     config = {**MEMIT_CONFIG, "second_moments": None}
     base = load_editor("memit", config=config).edit(model, tokenizer, EDIT_REQUESTS[:1])[0]
@@ -326,7 +326,7 @@ def test_rect_changes_no_entry_that_it_keeps(model_type):
     safe=st.booleans(),
     largest=st.floats(0.05, 50),
 )
-def test_prune_restrains_only_what_is_large(log_base, function, safe, largest):
+def test_prune_restrains_large_singular_values_only(log_base, function, safe, largest):
     config = PRUNEConfig(log_base=log_base, function=function, safe=safe)
     values = torch.linspace(0, 4 * largest, 401, dtype=torch.float64)
     out = restrained(values, largest, config)
@@ -342,7 +342,7 @@ def test_prune_restrains_only_what_is_large(log_base, function, safe, largest):
 
 
 @each_model
-def test_prune_of_a_small_edit_is_the_edit(model_type):
+def test_prune_leaves_a_small_edit_unchanged(model_type):
     """Nothing above the largest original singular value: the base editor's update, in a stream too."""
     model, tokenizer = loaded(model_type)
     config = {**MEMIT_CONFIG, "second_moments": None, "clamp_factor": 0.05}
@@ -360,7 +360,7 @@ def test_prune_of_a_small_edit_is_the_edit(model_type):
         assert float((ours - update).norm() / update.norm()) < max(bound(model_type), 1e-5)
 
 
-def test_prune_takes_editors_with_dense_updates():
+def test_prune_accepts_editors_with_dense_updates():
     model, tokenizer = build_model("gpt2"), build_tokenizer("byte_bpe")
     base = {"layers": [EDIT_LAYER], "num_steps": 5, "lr": 0.05}  # crude on purpose: singular values above the original
     editor = load_editor("prune", config={"base": "ft_m", "base_settings": base, "safe": True})
@@ -379,7 +379,7 @@ def test_prune_takes_editors_with_dense_updates():
 
 
 @each_model
-def test_readings_do_not_depend_on_what_follows_or_on_the_batch(model_type):
+def test_read_activations_do_not_depend_on_later_tokens_or_the_batch(model_type):
     model, tokenizer = loaded(model_type)
     rows = [rewriting_row(tokenizer, request, text) for request in EDIT_REQUESTS for text in CONTEXT_TEMPLATES]
     together = read_rows(model, rows, LAYERS, EDIT_LAYER)
@@ -411,7 +411,7 @@ def test_readings_do_not_depend_on_what_follows_or_on_the_batch(model_type):
 
 
 @given(seed=st.integers(0, 20), scale=st.sampled_from([1e-3, 1.0, 100.0]), width=st.integers(2, 6))
-def test_the_nearest_point_of_the_ellipsoid_is_the_nearest(seed, scale, width):
+def test_the_projection_on_the_ellipsoid_is_the_nearest_point(seed, scale, width):
     """Feasible, and no random or neighboring point of the ellipsoid is nearer."""
     gain_D = random_keys(1, width, seed)[0]
     wanted_ED = scale * random_keys(3, width, seed + 1)
@@ -442,7 +442,7 @@ def test_reachable_contributions_are_reached_and_the_length_is_kept(model_type):
 
 
 @each_normalized
-def test_the_released_spreading_overshoots_where_ours_arrives(model_type):
+def test_released_spreading_overshoots_and_ours_reaches_the_target(model_type):
     """MLP outputs are small before the norm in real models, so a change of their size is blown up by it."""
     model, tokenizer = build_model(model_type), loaded(model_type)[1]
     with torch.no_grad():
@@ -474,6 +474,6 @@ def test_normalized_residuals_need_a_norm():
         ({"moment_weight": 0}, "moment_weight"),
     ],
 )
-def test_senseless_settings_are_refused(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(EditingError, match=message):
         load_editor("memit", config=settings)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import lm_eval
 import pytest
-from benchmark_recipe import TEMPLATE, copy_template
 from distributions import write_metadata
 from lm_eval.tasks import TaskManager
 from paths import ROOT
 from scripted import ScriptedLM
 from task_runs import metrics_of
+from templates import TEMPLATES, copy_template
 from tiny import save_tiny
 
 import lm_eval_tasks
@@ -28,7 +28,15 @@ from lm_edit.tuning.cases import load_cases
 from lm_eval_tasks.common.benchmark import ENTRY_POINTS, all_benchmarks
 
 RECIPE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### A benchmark")[1].split("\n### ")[0]
+TEMPLATE = TEMPLATES / "benchmark"
 TASKS = ["es", "gs", "ls", "s", "wild_reliability"]
+
+
+def copy_benchmark(folder: Path, name: str, module: str) -> Path:
+    """Copy the template to ``folder/name`` with its names replaced; ``module`` is the copy's import path."""
+    title = "".join(part.capitalize() for part in name.split("_"))
+    words = {"my_benchmark": name, "MY_BENCHMARK": name.upper(), "MyBenchmark": title, "my-benchmark": name}
+    return copy_template("benchmark", folder / name, {**words, "lm_eval_tasks.my_benchmark": module})
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +50,7 @@ def fresh_discovery() -> Iterator[None]:
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that holds the package ``town_facts`` and its metadata, as ``pip install`` leaves them."""
     site = tmp_path / "site"
-    copy_template(site, "town_facts", "town_facts")
+    copy_benchmark(site, "town_facts", "town_facts")
     write_metadata(site, "town_facts", {ENTRY_POINTS: {"town_facts": "town_facts.benchmark:BENCHMARKS"}})
     monkeypatch.syspath_prepend(str(site))
     return site
@@ -56,7 +64,7 @@ def test_the_recipe_names_the_template_and_its_files() -> None:
 
 
 def test_a_folder_of_this_project_is_found_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = copy_template(tmp_path, "river_facts", "lm_eval_tasks.river_facts")
+    folder = copy_benchmark(tmp_path, "river_facts", "lm_eval_tasks.river_facts")
     monkeypatch.setattr(lm_eval_tasks, "__path__", [*lm_eval_tasks.__path__, str(tmp_path)])
     assert "river_facts" in all_benchmarks()
     manager = TaskManager(include_path=folder, include_defaults=False, metadata={"data": "mini"})

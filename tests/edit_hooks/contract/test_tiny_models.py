@@ -46,7 +46,7 @@ def _worst_against_single(model, rows, logits, mask):
 @pytest.mark.parametrize("attention", ["default", "eager"])  # the default is SDPA except for GPT-J and Gemma 2
 @pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 @torch.no_grad()
-def test_padding_neither_breaks_nor_changes_a_row(model_type, attention, side, tiny_tokenizer, record_property):
+def test_padding_does_not_change_a_row(model_type, attention, side, tiny_tokenizer, record_property):
     """Every real position finite, and equal to the row run alone (trap: NaN rows under left padding with SDPA)."""
     model = build_model(model_type, **({"attn_implementation": "eager"} if attention == "eager" else {}))
     rows, ids, mask, positions = _padded(tiny_tokenizer(NATURAL_TOKENIZER[model_type]), side)
@@ -61,7 +61,7 @@ def test_padding_neither_breaks_nor_changes_a_row(model_type, attention, side, t
 
 
 @pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
-def test_models_repeat_and_are_not_flat(model_type, tiny_tokenizer):
+def test_models_are_reproducible_and_discriminate(model_type, tiny_tokenizer):
     """Same seed, same bytes; another seed, other logits; bfloat16 is the same model rounded."""
     first, second, other = build_model(model_type), build_model(model_type), build_model(model_type, seed=1)
     half = build_model(model_type, dtype=torch.bfloat16)
@@ -76,7 +76,7 @@ def test_models_repeat_and_are_not_flat(model_type, tiny_tokenizer):
         assert torch.equal(full.to(torch.bfloat16), rounded), name
 
 
-def test_families_differ_where_editors_must_look():
+def test_families_differ_in_what_editors_depend_on():
     """Orientation, ties, head bias, grouped queries, post-norms: the traps a row of the architecture table can hide."""
     models = {model_type: build_model(model_type) for model_type in ALL_MODEL_TYPES}
     assert models["gpt2"].transformer.h[0].mlp.c_proj.weight.shape == (128, 32)  # Conv1D: [in, out]
@@ -160,7 +160,7 @@ def _draw(model, tokenizer):
 
 
 @pytest.mark.parametrize("change", [_hook, _override, _one_bit, _padding, _frozen, _cache, _train, _swap, _draw])
-def test_the_snapshot_notices(change):
+def test_the_snapshot_detects(change):
     """A photograph that misses a change would make every contract test worthless."""
     from tiny import build_tokenizer
 

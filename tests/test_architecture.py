@@ -1,0 +1,179 @@
+"""Doors between packages and rooms open one way; importing has no side effects.
+
+The contracts are in pyproject.toml. import-linter sees every import statement, also inside of functions.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+from package_copy import PACKAGES, copy_packages
+from paths import ROOT
+
+from edit_hooks.base.editor import Editor
+from edit_hooks.base.registry import EDITORS
+from edit_hooks.deltas.hook_edit import HOOK_KINDS, HookKind
+from edit_hooks.utils.plugins import import_object
+from lm_eval_tasks.common.aggregation import AGGREGATIONS
+
+# The tables of built-in plug-ins: the only strings that name a module of a higher room.
+LOOKUP_TABLES = {"edit_hooks/base/registry.py": EDITORS, "edit_hooks/deltas/hook_edit.py": HOOK_KINDS}
+COMMON = ROOT / "lm_eval_tasks" / "common"
+# Modules that import by a computed name, and what the names come from.
+DYNAMIC_IMPORTS = {
+    "edit_hooks/__init__.py": "public names of the package, imported on first use",
+    "edit_hooks/utils/plugins.py": "entry points, lookup tables, module:Class of a user",
+    "judges/similarity.py": "optional libraries",
+}
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run import-linter on the packages in a folder, under the contracts of its pyproject.toml."""
+    code = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
+    command = [sys.executable, "-c", code, "--no-cache", "--config", str(folder / "pyproject.toml")]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
+
+
+def outcomes(output: str) -> dict[str, str]:
+    """Name of a contract -> KEPT or BROKEN; names are wrapped at the width of a terminal."""
+    text = " ".join(output.partition("dependencies.")[2].split()).lstrip("- ")
+    return {name.strip(): outcome for name, outcome in re.findall(r"(.*?) (KEPT|BROKEN)", text)}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """Path relative to the repository, and syntax tree, of every module of the packages."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_all_contracts_are_kept() -> None:
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(outcomes(done.stdout).values()) == {"KEPT"} and len(outcomes(done.stdout)) == 8
+
+
+@pytest.mark.parametrize(
+    ("contract", "module", "line"),
+    [
+        ("The application uses", "judges/match.py", "def lazy():\n    from lm_eval_tasks.common import fields"),
+        ("The application uses", "edit_hooks/utils/errors.py", "import lm_edit"),
+        ("Rooms of edit_hooks", "edit_hooks/deltas/delta.py", "def lazy():\n    import edit_hooks.editors.rome"),
+        ("Rooms of edit_hooks", "edit_hooks/attic/__init__.py", ""),  # a room without a floor
+        ("Tasks and judges know", "judges/base.py", "import edit_hooks.modeling.tokens"),
+        ("Requests, answers and utilities", "edit_hooks/request.py", "def lazy():\n    import torch"),
+        ("In the engine only", "edit_hooks/base/editor.py", "import lm_eval"),
+        ("Judges:", "judges/match.py", "import judges.model.factory"),
+        ("Benchmarks do not know", "lm_eval_tasks/bake/benchmark.py", "import lm_eval_tasks.qaedit.benchmark"),
+        ("Benchmarks do not know", "lm_eval_tasks/common/fields.py", "import lm_eval_tasks.protocols.wild"),
+        ("Commands print", "lm_edit/results/samples.py", "import lm_edit.cli.main"),
+    ],
+)
+def test_a_contract_can_fail(contract: str, module: str, line: str, tmp_path: Path) -> None:
+    copy_packages(tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    path = tmp_path / module
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((path.read_text(encoding="utf-8") if path.exists() else "") + f"\n\n{line}\n", encoding="utf-8")
+    done = lint(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (broken,) = [name for name, outcome in outcomes(done.stdout).items() if outcome == "BROKEN"]
+    assert broken.startswith(contract)
+
+
+def test_benchmarks_share_protocols_and_common_parts_only() -> None:
+    """Every folder with a benchmark, so that a new one needs no contract of its own."""
+    graph = grimp.build_graph("lm_eval_tasks", cache_dir=None)
+    folders = {module.parent for module in (ROOT / "lm_eval_tasks").glob("*/benchmark.py")} - {COMMON}
+    names = {f"lm_eval_tasks.{folder.name}" for folder in folders}
+    assert {"lm_eval_tasks.bake", "lm_eval_tasks.qaedit"} <= names
+    for name in names:
+        imported = {other for other in names - {name} if graph.find_shortest_chains(name, other)}
+        assert not imported, f"{name} imports {sorted(imported)}"
+
+
+def test_modules_are_named_by_strings_only_in_the_lookup_tables() -> None:
+    pattern = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+(?::\w+)?")
+    for path, tree in sources():
+        constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        named = {text for text in constants if isinstance(text, str) and pattern.fullmatch(text)}
+        assert named <= set(LOOKUP_TABLES.get(path, {}).values()), f"{path} names modules: {sorted(named)}"
+
+
+def test_few_modules_import_by_a_computed_name() -> None:
+    found = {
+        path
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "import_module")
+        or (isinstance(node, ast.Name) and node.id in ("__import__", "import_module"))
+    }
+    assert found == set(DYNAMIC_IMPORTS)
+
+
+def test_the_lookup_tables_name_classes_that_exist() -> None:
+    for name, path in EDITORS.items():
+        editor = import_object(path, "editor")
+        assert issubclass(editor, Editor) and editor.name == name
+    for path in HOOK_KINDS.values():
+        assert issubclass(import_object(path, "hook kind"), HookKind)
+
+
+IMPORT_ALL = """
+import json, logging, os, pkgutil, random, signal, sys, threading
+import numpy, torch, transformers, lm_eval.api.registry, lm_eval.models.huggingface, lm_eval.api.task, lm_eval.evaluator
+
+def state():
+    return {
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "environment": dict(os.environ),
+        "import path": list(sys.path),
+        "import hooks": [repr(type(finder)) for finder in sys.meta_path],
+        "root handlers": [repr(handler) for handler in logging.root.handlers],
+        "root level": logging.root.level,
+        "random": hash(random.getstate()),
+        "numpy": hash(numpy.random.get_state()[1].tobytes()),
+        "torch": torch.get_rng_state().sum().item(),
+        "torch threads": torch.get_num_threads(),
+        "torch dtype": str(torch.get_default_dtype()),
+        "gradients": torch.is_grad_enabled(),
+        "signals": [repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
+        "models": sorted(lm_eval.api.registry.model_registry.keys()),
+        "aggregations": sorted(lm_eval.api.registry.aggregation_registry.keys()),
+        "filters": sorted(lm_eval.api.registry.filter_registry.keys()),
+        "attention": sorted(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.keys()),
+    }
+
+names = [
+    module.name
+    for package in ("edit_hooks", "judges", "lm_eval_tasks", "lm_edit")
+    for module in pkgutil.walk_packages(__import__(package).__path__, f"{package}.")
+    if not module.name.endswith("__main__")
+]
+before = state()
+for name in names:
+    __import__(name)
+after = state()
+changed = {key: [before[key], after[key]] for key in before if before[key] != after[key]}
+print(json.dumps({"modules": len(names), "changed": changed}))
+"""
+
+
+def test_importing_every_module_registers_names_for_yaml_and_changes_nothing_else() -> None:
+    """lm-eval finds the filters and aggregations of a task's YAML by their registered names."""
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["modules"] > 180
+    registered = {kind: set(report["changed"].pop(kind)[1]) for kind in ("aggregations", "filters")}
+    assert set(AGGREGATIONS) <= registered["aggregations"] and {"natural_stop", "model_judge"} <= registered["filters"]
+    assert report["changed"] == {}
