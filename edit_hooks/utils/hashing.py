@@ -16,13 +16,19 @@ from edit_hooks.utils.errors import EditingError
 
 # Modules that change no number: errors, files, hashes, option parsing, and the table of editors.
 _NOT_COMPUTING = frozenset(
-    [
-        "edit_hooks.base.registry",
-        *(
-            f"edit_hooks.utils.{name}"
-            for name in ("deprecation", "errors", "files", "hashing", "options", "plugins", "sqlite_cache", "yaml_io")
-        ),
-    ]
+    f"edit_hooks.{name}"
+    for name in (
+        "base.registry",
+        "utils.deprecation",
+        "utils.errors",
+        "utils.files",
+        "utils.hashing",
+        "utils.options",
+        "utils.plugins",
+        "utils.progress",
+        "utils.sqlite_cache",
+        "utils.yaml_io",
+    )
 )
 
 
