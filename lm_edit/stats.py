@@ -170,7 +170,7 @@ def corpus_name(entry: Stored) -> str:
     return f"{corpus['kind']} seed {corpus['seed']}"
 
 
-def _editor(name: str, settings: Mapping[str, Any]) -> LocateThenEditEditor:
+def _editor(name: str, settings: Mapping[str, Any]) -> LocateThenEditEditor[Any]:
     """The editor whose second moments are meant: itself, or the one it post-processes."""
     editor = load_editor(name, settings)
     base = editor.base if isinstance(editor, PostProcessingEditor) else editor

@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar, Union
 from edit_hooks.utils.deprecation import warn_renamed, with_current_names
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 
+Settings = Mapping[str, Any]  # editor settings by name, before they are checked
+
 
 def config_field(
     help: str, *, formerly: str | None = None, renamed_values: Mapping[str, str] | None = None, **kwargs: Any
@@ -53,6 +55,17 @@ class EditorConfig:
         """``layers`` of a configuration that is resolved for a model."""
         assert self.layers is not None, "the configuration was not resolved for a model"
         return self.layers
+
+    def require_positive(self, *names: str) -> None:
+        """Check that settings are positive; ``None`` passes.
+
+        Raises:
+            EditingError: for the first setting that is zero or negative.
+        """
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise EditingError(f"editor setting {name!r} is {value!r}; a positive number is needed.")
 
     @classmethod
     def from_mapping(cls: type[_ConfigT], mapping: Mapping[str, Any]) -> _ConfigT:

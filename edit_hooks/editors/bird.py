@@ -1,39 +1,42 @@
 """BIRD: ROME with both directions of a relation in the value.
 
-Method of "Untying the Reversal Curse via Bidirectional Language Model Editing". With R(x) the mean over an expression's
-tokens of the last hidden state (behind the final norm) and R_d(s) that of the subject under the offset, the value
-optimization of ROME gets (eq. 4 to 6)
+"Untying the Reversal Curse via Bidirectional Language Model Editing". With R(x) the mean over an expression's tokens of
+the last hidden state (after the final norm) and R_d(s) that of the subject under the offset, the value optimization of
+ROME has the additional terms (eq. 4 to 6)
 
     alpha [ L1 + L2 - beta (L3 + L4) ],
 
     L1 = sum_j || R_d(s) + R(r) - R(o*) ||        L2 = sum_j || R(o*) + R(r^-1) - R_d(s) ||
 
-and L3, L4 the same with the old object o (``target_true``) for o*: the subject is drawn to the new object along the
-relation r and back along its inverse, and away from the old one. Every expression stands on its own behind each context
-template j ("TEXT. Lyon", "TEXT. has as its capital"). Only R_d(s) depends on the offset, which is added at the
-subject's last token as in the rewriting rows; the rest is computed once. Keys, update and everything else are ROME's,
-its inconsistent keys included (``key_mode``).
+and L3, L4 with the old object o (``target_true``) in place of o*. They draw the subject to the new object along the
+relation r and back along its inverse, and away from the old object. Every expression is read by itself after the text
+of each context template j ("TEXT. Lyon", "TEXT. has as its capital"). Only R_d(s) depends on the offset, which is added
+at the subject's last token as in the rewriting rows; the other terms are computed once. Keys and update are ROME's,
+inconsistent keys included (``key_mode``).
 
-The paper writes a mean over j, the released code sums: ``template_reduction``. The published alphas were presumably
-tuned with the sum, which is the default. They are in units of hidden states; for other models the ratio of ||R(s)|| to
-LLaMA-2's is a first guess. The early stop tests ROME's part of the loss.
+The paper writes a mean over j, the released code sums (``template_reduction``). The published alphas were presumably
+tuned with the sum, which is the default. They are in units of hidden states; for other models, scale LLaMA-2's by the
+ratio of ||R(s)|| as a first guess. The early stop tests ROME's part of the loss only.
 
-The relation is ``EditRequest.relation_id``; its phrases come from ``relation_phrases.yaml`` and from the setting of the
-same name.
+The relation is ``EditRequest.relation_id``. Its phrases come from ``data/relation_phrases.yaml`` and from the setting
+``relation_phrases``, which takes precedence. Both are part of an edit's identity in the store.
+
+Shapes: E edits, N context templates, P points (two per object), R rows, T tokens, d residual width.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import config_field
+from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
@@ -46,10 +49,11 @@ from edit_hooks.modeling.architectures import decoder_of, input_device
 from edit_hooks.modeling.hooks import hooks, on_output
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.tokens import Encoding, encode, split_template
+from edit_hooks.modeling.tokens import Encoding, encode, split_template, tokens_in_span
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.yaml_io import read_yaml
 
 PHRASES = Path(__file__).parent / "data" / "relation_phrases.yaml"
@@ -60,22 +64,30 @@ MAX_TOKENS = 4096
 
 @dataclass(kw_only=True)
 class BIRDConfig(ROMEConfig):
-    """ROME's settings and the weights of the bidirectional terms; the defaults are those for LLaMA-2."""
+    """ROME's settings and the weights of the bidirectional terms.
+
+    The defaults are those for LLaMA-2.
+    """
 
     alpha: float = config_field("weight of the bidirectional terms", default=0.002)
-    beta: float = config_field("weight of the old object among them", default=0.8)
+    beta: float = config_field("weight of the old object within the bidirectional terms", default=0.8)
     template_reduction: Literal["sum", "mean"] = config_field(
-        "over context templates: released code, paper", default="sum"
+        "reduction over context templates; sum: released code, mean: paper", default="sum"
     )
     relation_phrases: dict[str, list[str]] = config_field(
-        "relation id -> [phrase, inverse phrase], besides the shipped table", default_factory=dict
+        "relation id -> [subject to object, object to subject], in addition to the shipped table", default_factory=dict
+    )
+    phrase_table_digest: str | None = config_field(
+        "set by the editor: checksum of the shipped table of relation phrases", default=None
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("alpha", "beta"):
             if getattr(self, name) < 0:
-                raise EditingError(f"editor setting {name!r} is {getattr(self, name)}; it cannot be negative.")
+                raise EditingError(
+                    f"editor setting {name!r} is {getattr(self, name)}; zero or a positive number is needed."
+                )
         for relation, phrases in self.relation_phrases.items():
             if len(phrases) != 2 or not all(phrase.strip() for phrase in phrases):
                 raise EditingError(
@@ -90,7 +102,12 @@ class BIRD(RankOneEditor[BIRDConfig]):
     name = "bird"
     config_class = BIRDConfig
     config_folders = ("bird", "rome")
-    contract_settings: ClassVar[Mapping[str, Any]] = {**VALUE_CONTRACT_SETTINGS, "alpha": 0.002, "beta": 0.8}
+    contract_settings: ClassVar[Settings] = {**VALUE_CONTRACT_SETTINGS, "alpha": 0.002, "beta": 0.8}
+
+    def default_config(self, model: nn.Module) -> BIRDConfig:
+        config = super().default_config(model)
+        config.phrase_table_digest = key_of(phrase_table())
+        return config
 
     def compute(self, job: EditJob[BIRDConfig]) -> list[Delta]:
         for request in job.requests:
@@ -98,18 +115,23 @@ class BIRD(RankOneEditor[BIRDConfig]):
         return super().compute(job)
 
     def terms(self, job: EditJob[BIRDConfig], make_forward: MakeForward) -> TermMaker | None:
-        others = super().terms(job, make_forward)
+        make_others = super().terms(job, make_forward)
 
         def make_terms(chunk: Sequence[int]) -> list[Term]:
             requests = [job.requests[index] for index in chunk]
-            own = BIRDTerm(job.model, job.tokenizer, requests, job.config, make_forward)
-            return [own, *(others(chunk) if others is not None else ())]
+            bidirectional = BIRDTerm(job.model, job.tokenizer, requests, job.config, make_forward)
+            return [bidirectional, *(make_others(chunk) if make_others is not None else ())]
 
         return make_terms
 
 
 class Expressions(NamedTuple):
-    """What is put behind the templates; ``old`` is ``None`` where the old object has no weight."""
+    """Texts of one request that are read after the templates.
+
+    Attributes:
+        forward, backward: phrases of the relation and of its inverse.
+        new, old: the objects; ``old`` is ``None`` where it has no weight.
+    """
 
     subject: str
     forward: str
@@ -125,45 +147,46 @@ def phrase_table() -> dict[str, list[str]]:
 
 
 def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
-    """The expressions of one request.
+    """Look up the expressions of one request.
 
     Raises:
-        EditingError: without a relation, phrases for it, or an old object that is asked for.
+        EditingError: the request has no relation, no phrases are known for it, or the old object has a weight and the
+            request none.
     """
     where = f"case {request.case_id} ({request.text!r})"
     if request.relation_id is None:
         raise EditingError(
-            f"{where} has no 'relation_id', which BIRD needs to know how subject and object are related; add it to the "
-            "record, or use r_rome."
+            f"{where} has no 'relation_id', which names the relation of subject and object; add it to the record, or "
+            "use r_rome."
         )
     table = {**phrase_table(), **config.relation_phrases}
     if request.relation_id not in table:
         raise EditingError(
             f"{where}: no phrases are known for relation {request.relation_id!r}."
-            f"{near_misses(request.relation_id, table)} Give them: relation_phrases: {{{request.relation_id}: [subject "
+            f"{near_misses(request.relation_id, table)} Set relation_phrases: {{{request.relation_id}: [subject "
             "to object, object to subject]}, for example [is the capital of, has as its capital]."
         )
-    weighted = config.alpha * config.beta > 0
-    if weighted and request.target_true is None:
+    uses_old = config.alpha * config.beta > 0
+    if uses_old and request.target_true is None:
         raise EditingError(f"{where} has no 'target_true', which BIRD moves away from; add it, or set beta: 0.")
     forward, backward = table[request.relation_id]
     assert request.subject is not None
     return Expressions(
-        request.subject, forward, backward, request.target_new, request.target_true if weighted else None
+        request.subject, forward, backward, request.target_new, request.target_true if uses_old else None
     )
 
 
 class BIRDTerm:
-    """The bidirectional terms for the edits of one batch (a :class:`edit_hooks.locate.value_optimization.Term`).
+    """The bidirectional terms for the edits of one batch.
 
-    Shapes: E edits, N templates, d residual width.
+    A :class:`edit_hooks.locate.value_optimization.Term`.
     """
 
     name = "bird"
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         requests: Sequence[EditRequest],
         config: BIRDConfig,
@@ -172,8 +195,8 @@ class BIRDTerm:
         self.model, self.config = model, config
         templates: list[str] = list(config.context_templates)
         self.num_templates = len(templates)
-        wanted = [expressions_of(request, config) for request in requests]
-        mean = _means(model, tokenizer, wanted, templates)
+        expressions = [expressions_of(request, config) for request in requests]
+        mean = _mean_states(model, tokenizer, expressions, templates)
         new_END, self.subject_END = mean["new"], mean["subject"]
         # L1 = ||R_d(s) - (R(o) - R(r))||, L2 = ||R_d(s) - (R(o) + R(r^-1))||: two points per object.
         points = [new_END - mean["forward"], new_END + mean["backward"]]
@@ -181,25 +204,24 @@ class BIRDTerm:
             points += [mean["old"] - mean["forward"], mean["old"] + mean["backward"]]
         self.points_EPND = torch.stack(points, 1)
         self.signs_P = self.points_EPND.new_tensor([1.0, 1.0, -config.beta, -config.beta][: len(points)])
-        placed = [[_subject_row(tokenizer, own.subject, text, config) for text in templates] for own in wanted]
-        rows = [[row for row, _ in own] for own in placed]
-        problems = [(own, key_row(own[0])) for own in rows]
-        self.count_EN = torch.tensor([[count for _, count in own] for own in placed]).to(self.points_EPND)
+        subjects = [[_subject_row(tokenizer, edit.subject, text, config) for text in templates] for edit in expressions]
+        problems = [([row for row, _ in edit], key_row(edit[0].row)) for edit in subjects]
+        self.count_EN = torch.tensor([[count for _, count in edit] for edit in subjects]).to(self.points_EPND)
         with torch.no_grad():
             self.forward = make_forward(Batch.of(problems, input_device(model)))
             site_RD = self.forward.activations.site_RD
-            self.moving_END = self._sums(site_RD.new_zeros(len(rows), site_RD.shape[1]))
+            self.unedited_sum_END = self._sum_states(site_RD.new_zeros(len(problems), site_RD.shape[1]))
 
-    def _sums(self, delta_ED: torch.Tensor) -> torch.Tensor:
-        """Sum of the last hidden states of the subject tokens from the fact token on, [E, N, d]."""
+    def _sum_states(self, delta_ED: torch.Tensor) -> torch.Tensor:
+        """Sum of the last hidden states of the subject from the fact token on, [E, N, d]."""
         batch = self.forward.batch
         if isinstance(self.forward, SuffixForward):
             states = self.forward.hidden_at_labels(delta_ED)[: len(batch.label_row_L)]
         else:
-            kept: list[torch.Tensor] = []
-            with hooks(on_output(decoder_of(self.model), lambda hidden: kept.append(hidden))):
+            outputs: list[torch.Tensor] = []
+            with hooks(on_output(decoder_of(self.model), outputs.append)):
                 self.forward.hidden_at_labels(delta_ED)
-            states = kept[0][batch.label_row_L, batch.label_column_L]
+            states = outputs[0][batch.label_row_L, batch.label_column_L]
         states = at_least_float32(states)
         num_rows = len(delta_ED) * self.num_templates  # rewriting rows come first, edit by edit
         sums_RD = states.new_zeros(num_rows, states.shape[1]).index_add(0, batch.label_row_L.to(states.device), states)
@@ -207,8 +229,9 @@ class BIRDTerm:
 
     def loss(self, delta_ED: torch.Tensor, step: int) -> torch.Tensor:
         """alpha [L1 + L2 - beta (L3 + L4)] for the running edits, [E]."""
-        moved_END = (self._sums(delta_ED) - self.moving_END) / self.count_EN[..., None]
-        distance_EPN = (self.subject_END[:, None] + moved_END[:, None] - self.points_EPND).norm(dim=3)
+        # R_d(s) - R(s): tokens before the fact token do not change.
+        shift_END = (self._sum_states(delta_ED) - self.unedited_sum_END) / self.count_EN[..., None]
+        distance_EPN = (self.subject_END[:, None] + shift_END[:, None] - self.points_EPND).norm(dim=3)
         total_E = (self.signs_P[:, None] * distance_EPN).sum((1, 2))
         if self.config.template_reduction == "mean":
             total_E = total_E / self.num_templates
@@ -217,57 +240,71 @@ class BIRDTerm:
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
         keep = keep_E.to(self.points_EPND.device)
-        for name in ("points_EPND", "subject_END", "moving_END", "count_EN"):
+        for name in ("points_EPND", "subject_END", "unedited_sum_END", "count_EN"):
             setattr(self, name, getattr(self, name)[keep])
         self.forward.select(keep_E)
 
 
-class Placed(NamedTuple):
-    """Encoding of an expression behind a template, the expression's tokens, and its character span."""
+class ExpressionTokens(NamedTuple):
+    """An expression after a template's text: encoding, its tokens, its characters."""
 
     encoding: Encoding
     tokens: list[int]
     span: tuple[int, int]
 
 
-def _placed(tokenizer: PreTrainedTokenizerBase, expression: str, template: str) -> Placed:
+class SubjectRow(NamedTuple):
+    """A subject after a template's text, and its number of tokens.
+
+    The labels of the row mark the subject's tokens from the fact token on.
+    """
+
+    row: Row
+    num_tokens: int
+
+
+def _encode_expression(tokenizer: PreTrainedTokenizerBase, expression: str, template: str) -> ExpressionTokens:
     before, after = split_template(template)
     encoding = encode(tokenizer, before + expression + after)
     span = (len(before), len(before) + len(expression))
-    tokens = [i for i, (start, end) in enumerate(encoding.offsets) if start < span[1] and end > span[0]]
+    tokens = tokens_in_span(encoding, span)
     if not tokens:
-        raise EditingError(f"no token covers {expression!r}; is it made of characters the tokenizer drops?")
-    return Placed(encoding, tokens, span)
+        raise EditingError(
+            f"no token covers {expression!r}: the tokenizer drops its characters. Give another text, or another model."
+        )
+    return ExpressionTokens(encoding, tokens, span)
 
 
-def _subject_row(
-    tokenizer: PreTrainedTokenizerBase, subject: str, template: str, config: BIRDConfig
-) -> tuple[Row, int]:
-    """The subject behind a template, labels marking its tokens from the fact token on, and how many it has in all."""
-    encoding, tokens, span = _placed(tokenizer, subject, template)
+def _subject_row(tokenizer: PreTrainedTokenizerBase, subject: str, template: str, config: BIRDConfig) -> SubjectRow:
+    encoding, tokens, span = _encode_expression(tokenizer, subject, template)
     position = fact_position(encoding, span, len(encoding.ids), config.fact_token)
     labels = tuple((token, 0) for token in tokens if token >= position)
-    return Row(tuple(encoding.ids), position, labels, len(encoding.ids)), len(tokens)
+    return SubjectRow(Row(tuple(encoding.ids), position, labels, len(encoding.ids)), len(tokens))
 
 
 @torch.no_grad()
-def _means(
-    model: Any, tokenizer: PreTrainedTokenizerBase, wanted: Sequence[Expressions], templates: Sequence[str]
+def _mean_states(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    expressions: Sequence[Expressions],
+    templates: Sequence[str],
 ) -> dict[str, torch.Tensor]:
-    """R of every expression behind every template on the model as it is, by kind [E, N, d]."""
-    kinds = [kind for kind in Expressions._fields if getattr(wanted[0], kind) is not None]
-    texts = [(getattr(own, kind), template) for kind in kinds for own in wanted for template in templates]
+    """R of every expression after every template, by kind of expression [E, N, d].
+
+    Read on the unedited model.
+    """
+    kinds = [kind for kind in Expressions._fields if getattr(expressions[0], kind) is not None]
+    texts = [(getattr(edit, kind), template) for kind in kinds for edit in expressions for template in templates]
     distinct = list(dict.fromkeys(texts))
-    placed = [_placed(tokenizer, *text) for text in distinct]
-    found: dict[tuple[str, str], torch.Tensor] = {}
-    device = input_device(model)
-    lengths = [len(one.encoding.ids) for one in placed]
+    encoded = [_encode_expression(tokenizer, *text) for text in distinct]
+    lengths = [len(text.encoding.ids) for text in encoded]
     longest_first = sorted(range(len(distinct)), key=lambda index: lengths[index])[::-1]
+    means: dict[tuple[str, str], torch.Tensor] = {}
     for chunk in token_batches(longest_first, lengths, MAX_TOKENS):
-        ids_RT, mask_RT = right_padded([placed[index].encoding.ids for index in chunk], device)
+        ids_RT, mask_RT = right_padded([encoded[index].encoding.ids for index in chunk], input_device(model))
         hidden_RTD = decoder_of(model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).last_hidden_state
         for row, index in enumerate(chunk):
-            found[distinct[index]] = at_least_float32(hidden_RTD[row, placed[index].tokens]).mean(0)
-    states = torch.stack([found[text] for text in texts])
-    shape = (len(kinds), len(wanted), len(templates), -1)
+            means[distinct[index]] = at_least_float32(hidden_RTD[row, encoded[index].tokens]).mean(0)
+    states = torch.stack([means[text] for text in texts])
+    shape = (len(kinds), len(expressions), len(templates), -1)
     return dict(zip(kinds, states.view(shape), strict=True))

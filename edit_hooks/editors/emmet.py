@@ -1,26 +1,29 @@
-"""EMMET: MEMIT with the new keys as equality constraints ("A Unified Framework for Model Editing").
+"""EMMET: MEMIT with the new keys as equality constraints.
 
-As MEMIT, usually on one layer, but the update is the one of least change among those that map the keys exactly:
+Method of "A Unified Framework for Model Editing".
+
+As MEMIT, usually on one layer, but of all updates that map the keys exactly the one of least change is written:
 
     C_s = lambda C + nu I,   A = C_s^-1 K (K^T C_s^-1 K + eps I)^-1,   W <- W + R A^T.
 
-With nu = 0 this is MEMIT with lambda' = lambda * eps. Published settings keep eps = 0.1 although the method has none,
-and one release adds it for batches only (``ridge_single: false``): then a single edit is written exactly.
+With nu = 0 this is MEMIT with lambda' = lambda * eps. Published settings use eps = 0.1 although the method has no such
+term. The authors' release adds it for batches only (``ridge_single: false``), which writes a single edit exactly;
+EasyEdit always adds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import config_field
+from edit_hooks.base.config import Settings, config_field
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
-from edit_hooks.locate.solve import SecondMoment
+from edit_hooks.locate.solve import KeyMetric, SecondMoment
 from edit_hooks.utils.errors import EditingError
 
 
@@ -29,39 +32,43 @@ class EMMETConfig(MEMITConfig):
     """MEMIT's settings and those of the equality constraint."""
 
     moment_weight: float | None = config_field("lambda, the weight of C; null: 1", default=None)
-    identity_weight: float = config_field("nu, the weight of the identity beside C", default=0.0)
+    identity_weight: float = config_field("nu, the weight of the identity that is added to C", default=0.0)
     ridge: float = config_field("eps, added to the diagonal of K^T C_s^-1 K; 0 writes exactly", default=0.1)
-    ridge_single: bool = config_field("add eps for a single edit too", default=True)
+    ridge_single: bool = config_field(
+        "add eps for a single edit too, as EasyEdit does; false: for batches only, as the authors do", default=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("identity_weight", "ridge"):
             if getattr(self, name) < 0:
-                raise EditingError(f"editor setting {name!r} is {getattr(self, name)}; it cannot be negative.")
+                raise EditingError(
+                    f"editor setting {name!r} is {getattr(self, name)}; zero or a positive number is needed."
+                )
 
 
 class EMMET(ResidualSpreadingEditor[EMMETConfig]):
-    """MEMIT's steps with (lambda C + nu I)^-1 in the place of C^-1 and eps in the place of lambda."""
+    """MEMIT with the new keys as equality constraints."""
 
     name = "emmet"
     config_class = EMMETConfig
     config_folders = ("emmet",)
     num_default_layers = 1
-    contract_settings: ClassVar[Mapping[str, Any]] = {**VALUE_CONTRACT_SETTINGS, "moment_weight": 1.0}
+    contract_settings: ClassVar[Settings] = {**VALUE_CONTRACT_SETTINGS, "moment_weight": 1.0}
 
     def load_constraints(
         self, config: EMMETConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> dict[int, SecondMoment]:
+    ) -> Mapping[int, KeyMetric]:
         moments = self.load_moments(config, model, tokenizer)
         weight = 1.0 if config.moment_weight is None else config.moment_weight
         return {layer: _weighted(moment, weight, config.identity_weight) for layer, moment in moments.items()}
 
-    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: EMMETConfig) -> float:
+    def ridge(self, metric: KeyMetric, keys_UF: torch.Tensor, config: EMMETConfig) -> float:
         return config.ridge if len(keys_UF) > 1 or config.ridge_single else 0.0
 
 
 def _weighted(moment: SecondMoment, weight: float, identity_weight: float) -> SecondMoment:
-    """lambda C + nu I; also of the identity, whose scale then matters."""
+    """lambda C + nu I; for the identity too, whose scale matters here."""
     if moment.matrix_FF is None:
         return _ScaledIdentity(None, moment.report, scale=weight + identity_weight)
     matrix_FF = weight * moment.matrix_FF.double()
@@ -69,12 +76,11 @@ def _weighted(moment: SecondMoment, weight: float, identity_weight: float) -> Se
     return SecondMoment(matrix_FF, moment.report)
 
 
+@dataclass
 class _ScaledIdentity(SecondMoment):
     """A multiple of the identity."""
 
-    def __init__(self, matrix_FF: None, report: dict[str, Any], scale: float) -> None:
-        super().__init__(matrix_FF, report)
-        self.scale = scale
+    scale: float = 1.0
 
     def metric_product(self, keys_EF: torch.Tensor) -> torch.Tensor:
         return keys_EF / self.scale

@@ -1,8 +1,10 @@
-"""EVK-Edit: AlphaEdit with EVK-Align ("Beyond Local Edits: Embedding-Virtualized Knowledge ...").
+"""EVK-Edit: AlphaEdit with EVK-Align.
 
-The targets are optimized with the divergence on perturbed prompts as one more term
-(:mod:`edit_hooks.locate.evk_align`), everything else is AlphaEdit.
-The same term goes with every other locate-then-edit editor: ``evk_align: true``.
+Method of "Beyond Local Edits: Embedding-Virtualized Knowledge ...".
+
+The value optimization has one more term, the divergence on prompts with perturbed embeddings
+(:mod:`edit_hooks.locate.evk_align`); everything else is AlphaEdit. ``evk_align: true`` adds the same term to every
+other locate-then-edit editor.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
 class EVKEditConfig(AlphaEditConfig):
     """AlphaEdit's settings with EVK-Align on."""
 
-    evk_align: bool = config_field("keep the answers to perturbed versions of the prompt (EVK-Align)", default=True)
+    evk_align: bool = config_field("preserve the predictions for perturbed prompts (EVK-Align)", default=True)
 
 
 class EVKEdit(AlphaEdit):
-    """AlphaEdit whose targets keep the answers to perturbed prompts."""
+    """AlphaEdit whose targets preserve the predictions for perturbed prompts."""
 
     name = "evk_edit"
     config_class = EVKEditConfig

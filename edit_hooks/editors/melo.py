@@ -1,18 +1,20 @@
-"""MELO: a low-rank adapter per edit, found again through a database of clusters in activation space.
+"""MELO: a low-rank adapter per edit, found through clusters of activations.
 
 "MELO: Enhancing Model Editing with Neuron-Indexed Dynamic LoRA". The query of a prompt is the output of an MLP input
-projection at its last token; the blocks behind it hold adapters, of which a prompt uses the one of the nearest point of
-the nearest cluster, or none when it lies outside the cluster's radius. A new edit near a cluster (within its radius and
-``radius``) joins it when it has the same target (center: the mean; radius: as far as the farthest point, at least
-``radius``), halves the distance with it when it has another (points that fall outside are forgotten), and otherwise
-begins a cluster. The adapter of an edit is trained on its target alone, everything else frozen:
+projection at its last token. The blocks after it hold adapters; a prompt uses those of the nearest point of the nearest
+cluster, or none if it lies outside the cluster's radius. A new edit near a cluster (within its radius plus ``radius``)
+joins it if it has the same target (center: the mean; radius: up to the farthest point, at least ``radius``), halves the
+distance with it if it has another (points that are then outside are dropped), and otherwise starts a cluster. The
+adapters of an edit are trained on its target alone, with everything else frozen:
 
     output + scale * down (up x),   up ~ U(-1/sqrt(f), 1/sqrt(f)),  down = 0 at the start.
 
-The released code keeps all adapters side by side in one LoRA of rank 2 * 350 and multiplies each factor by the root of
-the number of blocks; ``scale`` is that product. Not kept from it: targets are compared by the sum of their token ids
-(other targets can agree), a prompt that is edited again gets a cluster of negative radius (its adapter is replaced
-here), and with cached decoding every new token is looked up anew (a row is looked up once here, by its prompt).
+The released code stores all adapters in one LoRA of rank 2 * 350 and multiplies each factor by the root of the number
+of blocks; ``scale`` is that product. Differences from it: it compares targets by the sum of their token ids, which
+other targets can share; a prompt that is edited again gets a cluster of negative radius (here its adapter is replaced);
+and with cached decoding it looks up every new token (here a row is looked up once, by its prompt).
+
+Shapes: R rows (one per request), C clusters, P points, Q query width, r rank, f and d input and output width of a map.
 """
 
 from __future__ import annotations
@@ -20,22 +22,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
+from edit_hooks.gradient.diagnostics import loss_diagnostics
+from edit_hooks.gradient.labeled_rows import (
+    LabeledRows,
+    batch_rows,
+    cache_lower_blocks,
+    label_nll,
+    mean_per_row,
+    target_row,
+)
 from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point, outputs_at
 from edit_hooks.memory.codebook import distances
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, weight_of
-from edit_hooks.modeling.hooks import frozen, hooks
+from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -51,53 +62,70 @@ class MELOConfig(EditorConfig):
     query_layer: int | None = config_field("block of the query; null: the one before the adapted ones", default=None)
     rank: int = config_field("rank of an edit's adapters", default=2)
     scale: float = config_field(
-        "factor of the adapters; released: the number of blocks it makes room for", default=350.0
+        "factor of the adapters; the release's is its number of adapter blocks, 350", default=350.0
     )
     radius: float = config_field("radius of a new cluster, in units of the query's activations", default=0.5)
     num_steps: int = config_field("Adam steps on the adapters; there is no early stop", default=50)
     lr: float = config_field("Adam learning rate", default=1e-3)
-    halve_every: int = config_field("steps after which the learning rate is halved, again and again", default=20)
-    same_query: float = config_field("a center this near, in units of its norm, is the same prompt again", default=1e-4)
-    append_eos: bool = config_field("train the end-of-text token after the target", default=False)
+    halve_every: int = config_field("number of steps after which the learning rate is halved each time", default=20)
+    same_query: float = config_field(
+        "distance, in units of the query's norm, up to which a cluster's center is the same prompt", default=1e-4
+    )
+    append_eos: bool = config_field("append the end-of-text token to the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rank", "scale", "radius", "num_steps", "lr", "halve_every"):
-            if getattr(self, name) <= 0:
-                raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
+        self.require_positive("rank", "scale", "radius", "num_steps", "lr", "halve_every")
         if self.layers is not None:
-            query = self.query_layer if self.query_layer is not None else min(self.layers, default=0) - 1
-            if not 0 <= query < min(self.layers, default=0):
+            first = min(self.layers, default=0)
+            query = self.query_layer if self.query_layer is not None else first - 1
+            if not 0 <= query < first:
                 raise EditingError(
                     f"query_layer={query} with layers={self.layers}: prompts are looked up in a block before the "
-                    "adapted ones; give later layers, or an earlier query_layer."
+                    "adapted ones; choose later layers, or an earlier query_layer."
                 )
 
 
-def add_point(clusters: list[Cluster], point: Point, label: list[int], config: MELOConfig) -> tuple[list[Cluster], str]:
-    """The clusters with one more edit, and what happened: first, new, joined, overwritten or split."""
-    fresh = Cluster(point.query_Q, config.radius, label, [point])
+class Placement(NamedTuple):
+    """The clusters after an edit, and the rule that applied.
+
+    The rule is first, new, joined, overwritten or split.
+    """
+
+    clusters: list[Cluster]
+    reason: str
+
+
+def add_point(clusters: Sequence[Cluster], point: Point, label: list[int], config: MELOConfig) -> Placement:
+    """Place the query of a new edit by MELO's rules."""
+    new = Cluster(point.query_Q, config.radius, label, [point])
     if not clusters:
-        return [fresh], "first"
-    all_C = distances(point.query_Q[None], torch.stack([cluster.center_Q for cluster in clusters]).to(point.query_Q))[0]
-    number = int(all_C.argmin())
-    distance, near = float(all_C[number]), clusters[number]
-    others = [cluster for index, cluster in enumerate(clusters) if index != number]
-    if distance > near.radius + config.radius:
-        return [*clusters, fresh], "new"
-    if near.label == label:
-        points = [*near.points, point]
-        stacked_PQ = torch.stack([entry.query_Q.to(point.query_Q) for entry in points])
-        center_Q = stacked_PQ.mean(0)
-        radius = max(float(distances(center_Q[None], stacked_PQ).max()), config.radius)
-        return [*clusters[:number], Cluster(center_Q, radius, label, points), *clusters[number + 1 :]], "joined"
+        return Placement([new], "first")
+    centers_CQ = torch.stack([cluster.center_Q for cluster in clusters]).to(point.query_Q)
+    distance_C = distances(point.query_Q[None], centers_CQ)[0]
+    number = int(distance_C.argmin())
+    distance, nearest = float(distance_C[number]), clusters[number]
+    before, after = clusters[:number], clusters[number + 1 :]
+    if distance > nearest.radius + config.radius:
+        return Placement([*clusters, new], "new")
+    if nearest.label == label:
+        points = [*nearest.points, point]
+        return Placement([*before, _cluster_of(points, label, config.radius), *after], "joined")
     if distance <= config.same_query * float(point.query_Q.norm()):
-        return [*others, dataclasses.replace(fresh, radius=near.radius)], "overwritten"
+        return Placement([*before, *after, dataclasses.replace(new, radius=nearest.radius)], "overwritten")
     radius = distance / 2 - SPLIT_GAP
-    inside = [entry for entry in near.points if _distance(entry.query_Q, near.center_Q) <= radius]
-    narrowed = [dataclasses.replace(near, radius=radius, points=inside)] if inside else []
-    fresh.radius = distance / 2 + SPLIT_GAP
-    return [*clusters[:number], *narrowed, *clusters[number + 1 :], fresh], "split"
+    inside = [other for other in nearest.points if _distance(other.query_Q, nearest.center_Q) <= radius]
+    narrowed = [dataclasses.replace(nearest, radius=radius, points=inside)] if inside else []
+    halved = dataclasses.replace(new, radius=distance / 2 + SPLIT_GAP)
+    return Placement([*before, *narrowed, *after, halved], "split")
+
+
+def _cluster_of(points: list[Point], label: list[int], min_radius: float) -> Cluster:
+    """The cluster around the mean of its points that reaches the farthest one."""
+    queries_PQ = torch.stack([point.query_Q.to(points[-1].query_Q) for point in points])
+    center_Q = queries_PQ.mean(0)
+    radius = max(float(distances(center_Q[None], queries_PQ).max()), min_radius)
+    return Cluster(center_Q, radius, label, points)
 
 
 def _distance(first_Q: torch.Tensor, second_Q: torch.Tensor) -> float:
@@ -105,7 +133,7 @@ def _distance(first_Q: torch.Tensor, second_Q: torch.Tensor) -> float:
 
 
 class MELO(Editor[MELOConfig]):
-    """Low-rank adapters beside the weights, one per edit, each used by prompts near the edit's own."""
+    """Low-rank adapters, one set per edit, used by prompts near the edit's own."""
 
     name = "melo"
     config_class = MELOConfig
@@ -113,7 +141,7 @@ class MELO(Editor[MELOConfig]):
     needs_subject = False
     writes = ("hooks",)
     default_depth = 0.766
-    contract_settings: ClassVar[Mapping[str, Any]] = {
+    contract_settings: ClassVar[Settings] = {
         "layers": [1],
         "num_steps": 8,
         "lr": 0.01,
@@ -121,119 +149,131 @@ class MELO(Editor[MELOConfig]):
         "radius": 0.05,
     }
 
-    def default_layers(self, config: Any) -> list[int]:
+    def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         """Two blocks at the depth of GPT-2 XL's 36 and 37."""
-        count = num_layers(config)
+        count = num_layers(model_config)
         first = max(1, round(self.default_depth * (count - 1)))
         return [layer for layer in (first, first + 1) if layer < count]
 
     def compute(self, job: EditJob[MELOConfig]) -> list[Delta]:
-        """Independent edits are trained in one batch, each beside its own copy of the database."""
-        model, tokenizer, config = job.model, job.tokenizer, job.config
+        """Train independent edits in one batch, each on its own copy of the database."""
+        model, config = job.model, job.config
         arch = architecture_of(model)
-        query_layer = config.query_layer if config.query_layer is not None else min(config.edited_layers) - 1
+        first_layer = min(config.edited_layers)
+        query_layer = config.query_layer if config.query_layer is not None else first_layer - 1
         query_name = arch.module_names("mlp_in", query_layer)[0]
-        targets = [
-            n for layer in config.edited_layers for role in config.modules for n in arch.module_names(role, layer)
-        ]
-        before = self._before(job.history, query_name, targets)
-        examples = [target_row(tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
-        rows = batch_rows(model, examples)
+        modules = arch.all_module_names(config.modules, config.edited_layers)
+        history = _database_after(job.history, query_name, modules)
+        targets = [target_row(job.tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
+        rows = batch_rows(model, targets)
         with frozen(model):
-            end_R = torch.tensor([example.labels[0][0] for example in examples], device=rows.ids_RT.device)
+            end_R = torch.tensor([target.labels[0][0] for target in targets], device=rows.ids_RT.device)
             query_RQ = outputs_at(model, query_name, lambda: label_nll(model, rows), end_R)
             if config.engine == "fast":
-                cache_lower_blocks(model, rows, min(config.edited_layers))
-            adapters, losses_SR = _train(model, rows, targets, job.requests, config)
+                cache_lower_blocks(model, rows, first_layer)
+            adapters, losses_SR = _train(model, rows, modules, job.requests, config)
         deltas = []
-        for index, example in enumerate(examples):
-            database = Database.from_hook_edit(before)
-            adapter_id = database.next_id
-            label = [token for _, token in example.labels]
-            point = Point(query_RQ[index].cpu(), adapter_id)
-            database.clusters, reason = add_point(database.clusters, point, label, config)
-            database.adapters[adapter_id] = [Adapter(*(part[index] for part in adapter)) for adapter in adapters]
-            database.next_id += 1
-            losses = [float(loss_R[index]) for loss_R in losses_SR]
-            deltas.append(
-                Delta(
-                    hook_edit=database.to_hook_edit({"module": query_name, "targets": targets}, {adapter_id}),
-                    diagnostics={
-                        "final_loss": losses[-1],
-                        "initial_nll": losses[0],
-                        "steps": len(losses),
-                        "stop_reason": "steps",
-                        "entry": reason,
-                        "num_clusters": len(database.clusters),
-                        "query_norm": float(query_RQ[index].norm()),
-                        "losses": [{"loss": loss} for loss in losses],
-                    },
-                )
-            )
+        for index, target in enumerate(targets):
+            database = Database.from_hook_edit(history)
+            own_adapters = [Adapter(*(factor[index] for factor in adapter)) for adapter in adapters]
+            label = [token for _, token in target.labels]
+            reason = _add_edit(database, query_RQ[index].cpu(), label, own_adapters, config)
+            settings = {"module": query_name, "targets": modules}
+            losses = losses_SR[:, index].tolist()
+            diagnostics = {
+                **loss_diagnostics(losses, num_steps=len(losses)),
+                "entry": reason,
+                "num_clusters": len(database.clusters),
+                "query_norm": float(query_RQ[index].norm()),
+            }
+            hook_edit = database.to_hook_edit(settings, {database.next_id - 1})
+            deltas.append(Delta(hook_edit=hook_edit, diagnostics=diagnostics))
         job.progress(len(deltas))
         return deltas
 
-    @staticmethod
-    def _before(history: list[Delta], query_name: str, targets: list[str]) -> HookEdit | None:
-        """The database after the steps of a stream."""
-        found = HookEdit.combine(delta.hook_edit for delta in history)
-        if found is None:
-            return None
-        there = (found.kind, found.settings["module"], found.settings.get("targets"))
-        if there != ("adapter_database", query_name, targets):
-            raise EditingError(
-                f"the edits so far are a {there[0]} at {there[1]}, not adapters of {', '.join(targets)} found through "
-                f"{query_name}."
-            )
-        return found
+
+def _add_edit(
+    database: Database, query_Q: torch.Tensor, label: list[int], adapters: list[Adapter], config: MELOConfig
+) -> str:
+    """Add an edit's point and adapters to the database; returns the rule that applied."""
+    point = Point(query_Q, database.next_id)
+    database.clusters, reason = add_point(database.clusters, point, label, config)
+    database.adapters[point.adapter_id] = adapters
+    database.next_id += 1
+    return reason
+
+
+def _database_after(history: Sequence[Delta], query_name: str, modules: list[str]) -> HookEdit | None:
+    """The database after the steps of a stream."""
+    edit = HookEdit.combine(delta.hook_edit for delta in history)
+    if edit is None:
+        return None
+    if (edit.kind, edit.settings["module"], edit.settings.get("targets")) != ("adapter_database", query_name, modules):
+        raise EditingError(
+            f"the earlier edits are a {edit.kind} at {edit.settings['module']}, not adapters of {', '.join(modules)} "
+            f"found through {query_name}; a stream has one editor and one configuration throughout."
+        )
+    return edit
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def _train(
-    model: Any, rows: LabeledRows, targets: list[str], requests: list[EditRequest], config: MELOConfig
-) -> tuple[list[Adapter], list[torch.Tensor]]:
-    """Per target the adapters of all rows (up [R, r, f], down [R, d, r], scale included) and each row's losses.
+    model: PreTrainedModel,
+    rows: LabeledRows,
+    modules: Sequence[str],
+    requests: Sequence[EditRequest],
+    config: MELOConfig,
+) -> tuple[list[Adapter], torch.Tensor]:
+    """Train the adapters of all rows together.
 
-    Rows do not see one another, and Adam goes by coordinates: alone or in a batch, an edit's adapters are the same.
+    Rows do not see one another, and Adam is elementwise, so an edit's adapters are the same alone and in a batch.
+
+    Returns:
+        By module the adapters of all rows (up [R, r, f], down [R, d, r], scale included), and the loss of every row at
+        every step [S, R].
     """
-    leaves: list[Adapter] = []
-    for name in targets:
-        module = model.get_submodule(name)
-        width_out, width_in = map_shape(module)
-        like = at_least_float32(weight_of(module).detach()[:0])
-        up = torch.stack([_drawn(request, name, (config.rank, width_in), config.seed) for request in requests])
-        down = torch.zeros(len(requests), width_out, config.rank)
-        leaves.append(Adapter(*(part.to(like).requires_grad_(True) for part in (up, down))))
-
-    def adds(adapter: Adapter) -> Any:
-        def hook(_module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-            return (at_least_float32(output) + config.scale * adapter.output(args[0])).to(output.dtype)
-
-        return hook
-
+    leaves = [_initial_adapter(model.get_submodule(name), name, requests, config) for name in modules]
     registrations = [
-        (lambda name=name, leaf=leaf: model.get_submodule(name).register_forward_hook(adds(leaf)))
-        for name, leaf in zip(targets, leaves, strict=True)
+        _add_output(model.get_submodule(name), leaf, config.scale) for name, leaf in zip(modules, leaves, strict=True)
     ]
-    optimizer = torch.optim.Adam([part for leaf in leaves for part in leaf], lr=config.lr)
+    optimizer = torch.optim.Adam([factor for leaf in leaves for factor in leaf], lr=config.lr)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, config.halve_every, gamma=0.5)
     losses = []
     for _ in range(config.num_steps):
         with hooks(*registrations), torch.enable_grad():
-            nll_L = label_nll(model, rows)
-            loss_R = torch.zeros(len(requests), dtype=nll_L.dtype, device=nll_L.device)
-            loss_R = loss_R.index_add(0, rows.row_L.to(nll_L.device), nll_L / rows.counts_L().to(nll_L.device))
+            loss_R = mean_per_row(label_nll(model, rows), rows)
         losses.append(loss_R.detach())
         optimizer.zero_grad()
         loss_R.sum().backward()
         optimizer.step()
         schedule.step()
-    scaled = [Adapter(leaf.up_KF.detach(), config.scale * leaf.down_DK.detach()) for leaf in leaves]
-    return scaled, losses
+    adapters = [Adapter(leaf.up_KF.detach(), config.scale * leaf.down_DK.detach()) for leaf in leaves]
+    return adapters, torch.stack(losses)
 
 
-def _drawn(request: EditRequest, name: str, shape: tuple[int, int], seed: int) -> torch.Tensor:
-    """LoRA's start of the factor at the input, from the seed, the request and the module."""
-    told = f"{seed} {request.key} {name}".encode()
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(told).digest()[:7], "big"))
+def _initial_adapter(module: nn.Module, name: str, requests: Sequence[EditRequest], config: MELOConfig) -> Adapter:
+    """Leaf tensors of one module's adapters for all requests."""
+    width_out, width_in = map_shape(module)
+    like = at_least_float32(weight_of(module).detach()[:0])
+    up = torch.stack([_initial_up(request, name, (config.rank, width_in), config.seed) for request in requests])
+    down = torch.zeros(len(requests), width_out, config.rank)
+    return Adapter(up.to(like).requires_grad_(True), down.to(like).requires_grad_(True))
+
+
+def _initial_up(request: EditRequest, name: str, shape: tuple[int, int], seed: int) -> torch.Tensor:
+    """LoRA's initial factor at the input, from the seed, the request and the module."""
+    identity = f"{seed} {request.key} {name}".encode()
+    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(identity).digest()[:7], "big"))
     bound = 1 / math.sqrt(shape[1])
     return (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) * bound
+
+
+def _add_output(module: nn.Module, adapter: Adapter, scale: float) -> Registration:
+    """Register a hook that adds ``scale`` times the adapter's output."""
+
+    def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        return (at_least_float32(output) + scale * adapter.output(args[0])).to(output.dtype)
+
+    return lambda: module.register_forward_hook(hook)

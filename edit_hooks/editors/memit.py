@@ -1,7 +1,9 @@
-"""MEMIT: batches of edits written into several layers ("Mass-Editing Memory in a Transformer").
+"""MEMIT: batches of edits written into several layers.
+
+Method of "Mass-Editing Memory in a Transformer".
 
 Write W_l for the rewrite module of layer l as a map R^f -> R^d, h^L for the output of the last edited block and
-C_l = E[k k^T] for the keys of ordinary text. With u requests and layers l_1 < ... < l_n = L:
+C_l = E[k k^T] for the second moment of keys over ordinary text. With u requests and layers l_1 < ... < l_n = L:
 
 1. Targets: z_e = h^L + delta_e, optimized at the output of block L for every request on the unedited weights.
 2. For i = 0 .. n-1, with the updates of earlier layers in place: keys K (f x u; half the bare prompt's key, half the
@@ -10,42 +12,49 @@ C_l = E[k k^T] for the keys of ordinary text. With u requests and layers l_1 < .
        R = (Z - H) / (n - i),   A = (lambda C + K K^T)^-1 K,   W <- W + R A^T.
 
 The f x f system is solved in its exact u x u form in float64, A = C^-1 K (lambda I + K^T C^-1 K)^-1. Independent edits
-(u = 1 each) go through the layers together, every row under its own rank-one terms; a joint batch is patched in.
+(u = 1 each) pass through the layers together, every row under its own rank-one updates. A joint batch is written into
+the weights while the next layer is read.
 
-Steps that variants override: ``load_constraints`` (whose ``apply`` stands for C^-1), :meth:`MEMIT.ridge` (what stands
-for lambda), :meth:`MEMIT.optimize` (the targets), :meth:`MEMIT.divisor` (n - i) and ``measures_output`` (whether the
-target and the residual are outputs of the last layer's MLP instead of h^L).
+Variants override these steps: ``load_constraints`` (the metric in place of C^-1), :meth:`ResidualSpreadingEditor.ridge`
+(the value in place of lambda), :meth:`~ResidualSpreadingEditor.optimize` (the targets),
+:meth:`~ResidualSpreadingEditor.divisor` (n - i) and ``measures_output`` (target and residual are outputs of the last
+layer's MLP instead of h^L).
 
-A typical key of the text behind C has k^T C^-1 k = f, so a request writes about f / (lambda + f) of each layer's share;
-without a ``moment_weight`` lambda is chosen so that this is four fifths.
+k^T C^-1 k averages f over the text behind C, so a request writes about f / (lambda + f) of each layer's share. Without
+a ``moment_weight``, lambda is chosen so that this is four fifths.
 
-Blocks that normalize the MLP output before adding it (Gemma 2 and 3, OLMo 2) overshoot under step 2. There the default
-is ``residual_mode: normalized``: the offset is optimized at the MLP output m of layer L, where every value can be
-reached, z = h^L + n(m + delta) - n(m), and each layer's share of the residual is turned into the MLP output whose norm
-is nearest to the wanted contribution (:mod:`edit_hooks.locate.post_norm`). ``faithful`` is the released algorithm
-everywhere.
+Blocks that normalize the MLP output before adding it (Gemma 2 and 3, OLMo 2) overshoot under step 2. For them the
+default is ``residual_mode: normalized``: the offset is optimized at the MLP output m of layer L, where every value is
+reachable, z = h^L + n(m + delta) - n(m), and each layer's share of the residual becomes the MLP output whose norm is
+nearest to the wanted contribution (:mod:`edit_hooks.locate.post_norm`). ``faithful`` is the released algorithm on every
+model.
 
 With ``carry_keys`` the keys K_p of earlier steps of a stream join the system, lambda C + K_p K_p^T + K K^T
-("MEMIT_seq" of the AlphaEdit release); they are read with the step's edits in place and travel in
+("MEMIT_seq" of the AlphaEdit release). They are read with the step's edits in place and stored in
 ``Delta.stream_state``.
+
+Shapes: E requests of the call, U requests of one delta, P keys of earlier steps, N context templates.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
-from edit_hooks.base.config import config_field
+from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
+    CONTEXT_TEMPLATES_HELP,
     MEMIT_CONTRACT_SETTINGS,
+    SECOND_MOMENTS_HELP,
     LocateThenEditConfig,
     LocateThenEditEditor,
     check_reach,
@@ -56,7 +65,7 @@ from edit_hooks.locate.editor import (
 from edit_hooks.locate.key_reader import LayerActivations, read_rows
 from edit_hooks.locate.post_norm import nearest_outputs
 from edit_hooks.locate.rows import Row
-from edit_hooks.locate.solve import ridge_keys
+from edit_hooks.locate.solve import KeyMetric, SecondMoment, ridge_keys
 from edit_hooks.locate.value_batch import Site, ValueProblem
 from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
 from edit_hooks.modeling.architectures import (
@@ -65,6 +74,7 @@ from edit_hooks.modeling.architectures import (
     linear_of,
     map_shape,
     num_layers,
+    weight_of,
 )
 from edit_hooks.modeling.tensors import weight_norm
 from edit_hooks.utils.errors import EditingError
@@ -74,18 +84,19 @@ DEFAULT_WRITTEN_SHARE = 0.8
 
 @dataclass(kw_only=True)
 class MEMITConfig(LocateThenEditConfig):
-    """Settings of MEMIT and of the editors that share its targets, keys and residual spreading."""
+    """Settings of MEMIT and its variants."""
 
     num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=25)
     clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", default=0.75)
-    context_templates: list[str] | str = config_field("name of a template set or a list of texts", default="sampled_6")
-    second_moments: Any = config_field(
-        "C per layer: null (identity), self, a text file or folder, a hub id, a safetensors file, or a mapping",
-        default="self",
+    context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_6")
+    second_moments: Any = config_field(SECOND_MOMENTS_HELP, default="self")
+    moment_weight: float | None = config_field(
+        "lambda, the weight of C; null: a quarter of the key width, which writes four fifths of a residual",
+        default=None,
     )
-    moment_weight: float | None = config_field("lambda, the weight of C; null: by the width of the keys", default=None)
     residual_mode: Literal["auto", "faithful", "normalized"] = config_field(
-        "how a residual becomes an MLP output; auto: normalized where the block normalizes it",
+        "conversion of a residual into an MLP output; auto: normalized where the block normalizes its MLP output, else "
+        "faithful",
         default="auto",
         renamed_values={"normalised": "normalized"},
     )
@@ -93,8 +104,7 @@ class MEMITConfig(LocateThenEditConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.moment_weight is not None and self.moment_weight <= 0:
-            raise EditingError(f"editor setting 'moment_weight' is {self.moment_weight}; a positive number is needed.")
+        self.require_positive("moment_weight")
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
             raise EditingError(f"'layers' is {self.layers}; give each layer once, in ascending order.")
 
@@ -103,7 +113,7 @@ MEMITConfigT = TypeVar("MEMITConfigT", bound=MEMITConfig)
 
 
 class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
-    """Targets at one layer whose residuals are spread over several layers; base of MEMIT and its variants.
+    """Residuals of one layer spread over several; base of MEMIT and its variants.
 
     Attributes:
         num_default_layers: edited layers on models without a shipped configuration.
@@ -114,261 +124,289 @@ class ResidualSpreadingEditor(LocateThenEditEditor[MEMITConfigT]):
     num_default_layers: int = 5
     measures_output: bool = False
 
-    def default_layers(self, model_config: Any) -> list[int]:
-        """A run of blocks that ends at about a quarter of the depth, as in the published configurations."""
+    def default_layers(self, model_config: PretrainedConfig) -> list[int]:
+        """Consecutive blocks up to about a quarter of the depth, as published."""
         last = round(0.27 * (num_layers(model_config) - 1))
         return list(range(max(0, last - self.num_default_layers + 1), last + 1))
 
-    def ridge(self, constraint: Any, keys_UF: torch.Tensor, config: MEMITConfigT) -> float:
-        """Ridge on the diagonal of K^T M K for one group of keys; lambda here."""
+    def ridge(self, metric: KeyMetric, keys_UF: torch.Tensor, config: MEMITConfigT) -> float:
+        """Hook: ridge on the diagonal of K^T M K; lambda for MEMIT.
+
+        ``keys_UF`` are the keys of one delta.
+        """
         if config.moment_weight is not None:
             return config.moment_weight
         # k^T C^-1 k averages f over the text behind C; for the identity it is the squared norm of the keys themselves.
-        is_identity = constraint.matrix_FF is None
+        is_identity = isinstance(metric, SecondMoment) and metric.matrix_FF is None
         typical = float(keys_UF.square().sum(1).mean()) if is_identity else keys_UF.shape[1]
         return typical * (1 / DEFAULT_WRITTEN_SHARE - 1)
 
     def compute(self, job: EditJob[MEMITConfigT]) -> list[Delta]:
-        config = job.config
-        through_norm = uses_norm(job.model, config)
+        through_norm = uses_norm(job.model, job.config)
         problems = self.problems(job)
-        check_reach(job, problems, config.edited_layers[-1])
+        check_reach(job, problems, job.config.edited_layers[-1])
         values = self.optimize(job, problems, "mlp" if through_norm else "block")
-        indices = range(len(job.requests))
-        run = _Run(
-            editor=self,
-            model=job.model,
-            config=config,
-            rows=[list(rows) for rows, _ in problems],
-            values=values,
-            groups=[list(indices)] if job.joint else [[index] for index in indices],
-            patched=job.joint or config.engine == "reference",
-            history=job.history,
-            through_norm=through_norm,
-        )
-        constraints = self.constraints(job.model)
-        for index, layer in enumerate(config.edited_layers):
-            run.write(index, layer, constraints[layer])
-        return run.finish()
+        update = _LayerwiseUpdate(self, job, [list(rows) for rows, _ in problems], values, through_norm)
+        metrics = self.constraints(job.model)
+        for index, layer in enumerate(job.config.edited_layers):
+            update.write(index, layer, metrics[layer])
+        return update.finish()
 
     def optimize(
         self, job: EditJob[MEMITConfigT], problems: Sequence[ValueProblem], site: Site
     ) -> Sequence[OptimizedValue]:
-        """Targets of all requests, as offsets at the last layer's ``site``."""
+        """Hook: targets of all requests, as offsets at the last layer's ``site``."""
         layer = job.config.edited_layers[-1]
         terms = self.terms(job, forward_maker(job.model, job.config, layer, site))
         settings = value_settings(job.config, layer, site)
         return optimize_values(job.model, problems, settings, job.config.engine, progress=job.progress, terms=terms)
 
     def divisor(self, layers_left: int) -> float:
-        """What the residual is divided by at a layer, which counts among those left."""
+        """Hook: divisor of the residual at a layer; ``layers_left`` includes that layer."""
         return layers_left
 
 
 class MEMIT(ResidualSpreadingEditor[MEMITConfig]):
-    """Several layers, one or many requests at once."""
+    """Closed-form updates of several layers, for one or many requests at once."""
 
     name = "memit"
     config_class = MEMITConfig
     config_folders = ("memit",)
-    contract_settings: ClassVar[Mapping[str, Any]] = MEMIT_CONTRACT_SETTINGS
+    contract_settings: ClassVar[Settings] = MEMIT_CONTRACT_SETTINGS
 
 
 def uses_norm(model: PreTrainedModel, config: MEMITConfig) -> bool:
     """Whether residuals are mapped through the norm behind the MLP.
 
     Raises:
-        EditingError: when that is asked for and the blocks have no such norm.
+        EditingError: ``residual_mode`` is ``normalized`` and the blocks have no such norm.
     """
     has_norm = architecture_of(model).post_norm is not None
     if config.residual_mode == "normalized" and not has_norm:
         raise EditingError(
             f"residual_mode 'normalized' needs blocks that normalize the MLP output; {model.config.model_type} "
-            "adds it as it is. Use 'auto' or 'faithful'."
+            "adds it unchanged. Use 'auto' or 'faithful'."
         )
     return has_norm and config.residual_mode != "faithful"
 
 
 def key_weights(num_templates: int) -> torch.Tensor:
-    """Weights [N] of the key mean: one half for the bare prompt, one half shared by the other templates."""
+    """Weights [N] of the key mean: half for the bare prompt, half for the others."""
     if num_templates == 1:
         return torch.ones(1, dtype=torch.float64)
     others = torch.full((num_templates - 1,), 0.5 / (num_templates - 1), dtype=torch.float64)
     return torch.cat([torch.tensor([0.5], dtype=torch.float64), others])
 
 
-@dataclass
-class _Run:
-    """One call on its way through the layers; ``groups`` are the requests (by index) that share a delta."""
+class _Readings(NamedTuple):
+    """Activations of all requests under the updates so far.
 
-    editor: ResidualSpreadingEditor[Any]
-    model: Any
-    config: MEMITConfig
-    rows: list[list[Row]]
-    values: Sequence[OptimizedValue]
-    groups: list[list[int]]
-    patched: bool
-    history: list[Delta]
-    through_norm: bool
+    Attributes:
+        keys_EF: by layer, the weighted mean keys. outputs_ED: by layer, MLP outputs of the bare prompts.
+        hidden_ED: h^L of the bare prompts.
+    """
 
-    def __post_init__(self) -> None:
-        self.arch = architecture_of(self.model)
+    keys_EF: dict[int, torch.Tensor]
+    outputs_ED: dict[int, torch.Tensor]
+    hidden_ED: torch.Tensor
+
+
+class _LayerwiseUpdate(Generic[MEMITConfigT]):
+    """The updates of one call, written layer by layer.
+
+    Each group of requests shares a delta.
+
+    Args:
+        rows: per request one row per context template, the bare prompt first.
+        through_norm: see :func:`uses_norm`.
+    """
+
+    def __init__(
+        self,
+        editor: ResidualSpreadingEditor[MEMITConfigT],
+        job: EditJob[MEMITConfigT],
+        rows: list[list[Row]],
+        values: Sequence[OptimizedValue],
+        through_norm: bool,
+    ) -> None:
+        self.editor, self.model, self.config, self.history = editor, job.model, job.config, job.history
+        self.rows, self.values, self.through_norm = rows, values, through_norm
+        self.arch = architecture_of(job.model)
+        self.layers = job.config.edited_layers
+        indices = list(range(len(rows)))
+        self.groups = [indices] if job.joint else [[index] for index in indices]
         self.deltas = [Delta() for _ in self.groups]
-        self.group_of = {edit: number for number, group in enumerate(self.groups) for edit in group}
+        self.reads_in_weights = job.joint or job.config.engine == "reference"
         self.target_ED: torch.Tensor | None = None
         self.start_ED: torch.Tensor | None = None
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read(self, layers: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor], torch.Tensor]:
-        """By layer the keys [E, f] and the bare prompts' MLP outputs [E, d], and h^L [E, d], under the edits so far."""
-        reading = self._read_patched(layers) if self.patched else self._read_per_row(layers)
-        weights_N = key_weights(len(self.rows[0])).to(reading.hidden_RD.device)
+    def read(self, layers: Sequence[int]) -> _Readings:
+        """Read all requests under the updates so far."""
+        activations = self._read_in_weights(layers) if self.reads_in_weights else self._read_per_row(layers)
+        weights_N = key_weights(len(self.rows[0])).to(activations.hidden_RD.device)
         shape = (len(self.rows), len(weights_N), -1)
-        keys = {
+        keys_EF = {
             layer: torch.einsum("n,enf->ef", weights_N.to(keys_RF.dtype), keys_RF.view(shape))
-            for layer, keys_RF in reading.keys_RF.items()
+            for layer, keys_RF in activations.keys_RF.items()
         }
-        outputs = {layer: outputs_RD.view(shape)[:, 0] for layer, outputs_RD in reading.outputs_RD.items()}
-        return keys, outputs, reading.hidden_RD.view(shape)[:, 0]
+        outputs_ED = {layer: outputs_RD.view(shape)[:, 0] for layer, outputs_RD in activations.outputs_RD.items()}
+        return _Readings(keys_EF, outputs_ED, activations.hidden_RD.view(shape)[:, 0])
 
     def _read_per_row(self, layers: Sequence[int]) -> LayerActivations:
-        flat = [row for rows in self.rows for row in rows]
-        deltas = [self.deltas[self.group_of[edit]] for edit, rows in enumerate(self.rows) for _ in rows]
-        return read_rows(self.model, flat, layers, self.config.edited_layers[-1], deltas if deltas[0].factors else None)
+        """Every request is its own group, so delta e acts on the rows of request e."""
+        rows = [row for request_rows in self.rows for row in request_rows]
+        deltas = [delta for delta, request_rows in zip(self.deltas, self.rows, strict=True) for _ in request_rows]
+        return read_rows(self.model, rows, layers, self.layers[-1], deltas if deltas[0].factors else None)
 
-    def _read_patched(self, layers: Sequence[int]) -> LayerActivations:
-        """Group by group, the group's delta in the weights."""
+    def _read_in_weights(self, layers: Sequence[int]) -> LayerActivations:
+        """Read group by group, with the group's delta in the weights."""
         parts = []
         for group, delta in zip(self.groups, self.deltas, strict=True):
             with edited(self.model, delta) if delta.factors else contextlib.nullcontext():
-                flat = [row for edit in group for row in self.rows[edit]]
-                parts.append(read_rows(self.model, flat, layers, self.config.edited_layers[-1]))
+                rows = [row for edit in group for row in self.rows[edit]]
+                parts.append(read_rows(self.model, rows, layers, self.layers[-1]))
         return LayerActivations.concatenate(parts)  # groups are consecutive, so rows come out in the order of the edits
 
-    # --- writing ---------------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------------
 
-    def write(self, index: int, layer: int, constraint: Any) -> None:
-        """Give every delta its factor at ``layer``, the ``index``-th of the edited ones."""
-        keys, outputs, hidden_ED = self.read(sorted({layer, self.config.edited_layers[-1]}))
-        keys_EF = keys[layer].double()
-        current_ED = self._current(outputs, hidden_ED)
-        if self.target_ED is None:
-            self.start_ED = current_ED
-            self.target_ED = self._targets(hidden_ED)
-        share_ED = (self.target_ED - current_ED) / self.editor.divisor(len(self.config.edited_layers) - index)
-        change_ED = share_ED
-        if self.through_norm:
-            norm = self.model.get_submodule(self.arch.post_norm_name(layer))
-            outputs_ED = outputs[layer].double()
-            change_ED = nearest_outputs(norm, outputs_ED, share_ED) - outputs_ED
-        past_PF = self.past_keys(layer).to(keys_EF)
-        applied_EF = constraint.metric_product(torch.cat([past_PF, keys_EF]))
-        applied_past_PF, applied_EF = applied_EF[: len(past_PF)], applied_EF[len(past_PF) :]
+    def write(self, index: int, layer: int, metric: KeyMetric) -> None:
+        """Add the factor of ``layer``, the ``index``-th edited one, to every delta."""
+        readings = self.read(sorted({layer, self.layers[-1]}))
+        keys_EF = readings.keys_EF[layer].double()
+        change_ED = self._output_change(index, layer, readings)
+        past_PF = self._past_keys(layer).to(keys_EF)
+        products = metric.metric_product(torch.cat([past_PF, keys_EF]))
+        past_products_PF, products_EF = products[: len(past_PF)], products[len(past_PF) :]
         for group, delta in zip(self.groups, self.deltas, strict=True):
-            ridge = self.editor.ridge(constraint, keys_EF[group], self.config)
-            adjusted_UF = ridge_keys(
-                torch.cat([past_PF, keys_EF[group]]), torch.cat([applied_past_PF, applied_EF[group]]), ridge
+            # Past keys join the system with a residual of zero, so only the rows of the new keys are written.
+            right_UF = ridge_keys(
+                torch.cat([past_PF, keys_EF[group]]),
+                torch.cat([past_products_PF, products_EF[group]]),
+                self.editor.ridge(metric, keys_EF[group], self.config),
             )[len(past_PF) :]
-            self._add(delta, layer, change_ED[group], adjusted_UF)
-            written = (keys_EF[group] * adjusted_UF).sum(1).mean()  # s / (ridge + s) for a single edit
-            self._note(delta, layer, {"written_share": float(written), **constraint.describe()})
+            self._add_factor(delta, layer, change_ED[group], right_UF)
+            written_share = (keys_EF[group] * right_UF).sum(1).mean()  # s / (ridge + s) for a single edit
+            delta.diagnostics.setdefault("layers", []).append(
+                {
+                    "layer": layer,
+                    "update_norm_ratio": self._update_norm_ratio(delta, layer),
+                    "written_share": float(written_share),
+                    **metric.describe(),
+                }
+            )
             if self.config.keep_intermediates:
                 delta.intermediates |= {
                     f"keys.layer{layer}": keys_EF[group],
-                    f"adj_k.layer{layer}": adjusted_UF.T,
+                    f"adj_k.layer{layer}": right_UF.T,
                     f"resid.layer{layer}": change_ED[group].T,
                 }
 
-    def _current(self, outputs: dict[int, torch.Tensor], hidden_ED: torch.Tensor) -> torch.Tensor:
-        """Where the requests are [E, d], float64: h^L, or what the last layer's MLP output is or adds."""
+    def _output_change(self, index: int, layer: int, readings: _Readings) -> torch.Tensor:
+        """Change [E, d] of a layer's MLP outputs for its share of the residual, float64."""
+        current_ED = self._current(readings)
+        if self.target_ED is None:
+            self.start_ED, self.target_ED = current_ED, self._targets(readings.hidden_ED)
+        share_ED = (self.target_ED - current_ED) / self.editor.divisor(len(self.layers) - index)
+        if not self.through_norm:
+            return share_ED
+        outputs_ED = readings.outputs_ED[layer].double()
+        return nearest_outputs(self._post_norm(layer), outputs_ED, share_ED) - outputs_ED
+
+    def _current(self, readings: _Readings) -> torch.Tensor:
+        """Current states that the targets replace, [E, d], float64.
+
+        h^L, or with ``measures_output`` the last layer's MLP output (its contribution, where a norm follows).
+        """
         if not self.editor.measures_output:
-            return hidden_ED.double()
-        outputs_ED = outputs[self.config.edited_layers[-1]]
-        return self._normalized(outputs_ED) if self.through_norm else outputs_ED.double()
+            return readings.hidden_ED.double()
+        outputs_ED = readings.outputs_ED[self.layers[-1]]
+        return self._normalize(outputs_ED) if self.through_norm else outputs_ED.double()
 
     def _targets(self, hidden_ED: torch.Tensor) -> torch.Tensor:
-        """z [E, d], float64: where they should go."""
+        """z [E, d], float64."""
         v0_ED = torch.stack([value.v0_D for value in self.values]).to(hidden_ED)
-        wanted_ED = v0_ED.double() + torch.stack([value.delta_D for value in self.values]).to(hidden_ED).double()
+        value_ED = v0_ED.double() + torch.stack([value.delta_D for value in self.values]).to(hidden_ED).double()
         if not self.through_norm:
-            return wanted_ED
+            return value_ED
         if self.editor.measures_output:
-            return self._normalized(wanted_ED)
-        return hidden_ED.double() + self._normalized(wanted_ED) - self._normalized(v0_ED)
+            return self._normalize(value_ED)
+        return hidden_ED.double() + self._normalize(value_ED) - self._normalize(v0_ED)
+
+    def _post_norm(self, layer: int) -> nn.Module:
+        return self.model.get_submodule(self.arch.post_norm_name(layer))
 
     @torch.no_grad()
-    def _normalized(self, outputs_ED: torch.Tensor) -> torch.Tensor:
-        """What the last layer adds to the residual stream for MLP outputs [E, d], float64."""
-        norm = self.model.get_submodule(self.arch.post_norm_name(self.config.edited_layers[-1]))
-        where = next(norm.parameters()).device
-        dtype = torch.promote_types(next(norm.parameters()).dtype, torch.float32)
-        return norm(outputs_ED.to(where, dtype)).to(outputs_ED.device).double()
+    def _normalize(self, outputs_ED: torch.Tensor) -> torch.Tensor:
+        """The last layer's contribution to the residual stream, [E, d], float64."""
+        norm = self._post_norm(self.layers[-1])
+        parameter = next(norm.parameters())
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        return norm(outputs_ED.to(parameter.device, dtype)).to(outputs_ED.device).double()
 
-    def _add(self, delta: Delta, layer: int, change_UD: torch.Tensor, adjusted_UF: torch.Tensor) -> None:
+    def _add_factor(self, delta: Delta, layer: int, change_UD: torch.Tensor, right_UF: torch.Tensor) -> None:
         name = self.arch.rewrite_name(layer)
         module = self.model.get_submodule(name)
-        dtype = torch.promote_types(linear_of(module).weight.dtype, torch.float32)  # type: ignore[arg-type]
-        delta.factors[name] = Factor(change_UD.T.to(dtype), adjusted_UF.T.to(dtype), is_transposed(module))
+        dtype = torch.promote_types(weight_of(module).dtype, torch.float32)
+        delta.factors[name] = Factor(change_UD.T.to(dtype), right_UF.T.to(dtype), is_transposed(module))
 
-    def _note(self, delta: Delta, layer: int, facts: dict[str, Any]) -> None:
+    def _update_norm_ratio(self, delta: Delta, layer: int) -> float:
+        """Frobenius norm of the layer's update over that of its weight."""
         name = self.arch.rewrite_name(layer)
-        factor = delta.factors[name]
-        gram = (factor.left.T.double() @ factor.left.double()) * (factor.right.T.double() @ factor.right.double())
-        ratio = float(gram.sum().clamp(min=0).sqrt()) / weight_norm(linear_of(self.model.get_submodule(name)))
-        delta.diagnostics.setdefault("layers", []).append({"layer": layer, "update_norm_ratio": ratio, **facts})
+        left, right, _ = delta.factors[name]
+        # ||L R^T||^2 is the sum over the entries of (L^T L) * (R^T R): no product of the size of the weight.
+        gram = (left.T.double() @ left.double()) * (right.T.double() @ right.double())
+        return float(gram.sum().clamp(min=0).sqrt()) / weight_norm(linear_of(self.model.get_submodule(name)))
 
-    # --- streams ---------------------------------------------------------------------------------------------------
-
-    def past_keys(self, layer: int) -> torch.Tensor:
-        """Keys [P, f] of the earlier steps of the stream; none unless they are carried."""
-        name = f"keys.layer{layer}"
-        kept = (
-            [delta.stream_state[name] for delta in self.history if name in delta.stream_state]
-            if self.config.carry_keys
-            else []
-        )
-        if kept:
-            return torch.cat(kept, 1).T
+    def _past_keys(self, layer: int) -> torch.Tensor:
+        """Keys [P, f] of the earlier steps of the stream; none without ``carry_keys``."""
+        name = _key_name(layer)
+        keys = [delta.stream_state[name] for delta in self.history if name in delta.stream_state]
+        if self.config.carry_keys and keys:
+            return torch.cat(keys, 1).T
         return torch.zeros(0, map_shape(self.model.get_submodule(self.arch.rewrite_name(layer)))[1])
 
-    # --- results ---------------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Delta]:
-        """The deltas with diagnostics, and with the keys under the edit where later steps protect them."""
-        keys, outputs, hidden_ED = self.read(self.config.edited_layers)
+        """Add diagnostics, and the keys that later steps protect, to the deltas."""
+        readings = self.read(self.layers)
         assert self.target_ED is not None and self.start_ED is not None
-        left_E = (self.target_ED - self._current(outputs, hidden_ED)).norm(dim=1)
-        wanted_E = (self.target_ED - self.start_ED).norm(dim=1).clamp(min=1e-30)
+        left_E = (self.target_ED - self._current(readings)).norm(dim=1)
+        distance_E = (self.target_ED - self.start_ED).norm(dim=1).clamp(min=1e-30)
         for group, delta in zip(self.groups, self.deltas, strict=True):
-            self._diagnose(delta, group, (left_E / wanted_E)[group])
+            values = [self.values[index] for index in group]
+            layers = delta.diagnostics["layers"]
+            delta.diagnostics |= {
+                **_summarize(values),
+                "constraint": layers[0]["constraint"],
+                "update_norm_ratio": max(record["update_norm_ratio"] for record in layers),
+                # 0: h^L reached z; 1: it did not move; above 1: it overshot.
+                "distance_left": float((left_E / distance_E)[group].mean()),
+                "residual_mode": "normalized" if self.through_norm else "faithful",
+            }
             if self.config.carry_keys:
-                delta.stream_state |= {
-                    f"keys.layer{layer}": keys[layer][group].T for layer in self.config.edited_layers
-                }
+                delta.stream_state |= {_key_name(layer): readings.keys_EF[layer][group].T for layer in self.layers}
             if self.config.keep_intermediates:
                 delta.intermediates["z"] = self.target_ED[group]
-                delta.intermediates["z_delta"] = torch.stack([self.values[index].delta_D for index in group])
+                delta.intermediates["z_delta"] = torch.stack([value.delta_D for value in values])
         return self.deltas
 
-    def _diagnose(self, delta: Delta, group: list[int], distance_U: torch.Tensor) -> None:
-        records = [value_diagnostics(self.values[index]) for index in group]
-        if len(group) == 1:
-            delta.diagnostics |= {**records[0], "losses": self.values[group[0]].losses}
-        else:
-            delta.diagnostics |= _summary(records, [self.values[index] for index in group])
-        layers = delta.diagnostics["layers"]
-        delta.diagnostics |= {
-            "constraint": layers[0]["constraint"],
-            "update_norm_ratio": max(facts["update_norm_ratio"] for facts in layers),
-            # 0: h^L went all the way to z; 1: it stayed; above 1: it overshot.
-            "distance_left": float(distance_U.mean()),
-            "residual_mode": "normalized" if self.through_norm else "faithful",
-        }
+
+def _key_name(layer: int) -> str:
+    """Name of a layer's keys in ``Delta.stream_state``."""
+    return f"keys.layer{layer}"
 
 
-def _summary(records: list[dict[str, Any]], values: Sequence[OptimizedValue]) -> dict[str, Any]:
-    """Diagnostics of a joint batch: means over its requests, the spread of what matters, and the mean loss curve."""
+def _summarize(values: Sequence[OptimizedValue]) -> dict[str, Any]:
+    """Diagnostics of the value optimizations behind one delta.
+
+    For a joint batch: means over its requests, the extremes that show a failed one, and the mean loss curve.
+    """
+    records = [value_diagnostics(value) for value in values]
+    if len(values) == 1:
+        return {**records[0], "losses": values[0].losses}
 
     def mean(name: str) -> float:
         return sum(record[name] for record in records) / len(records)

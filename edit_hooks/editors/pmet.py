@@ -1,34 +1,39 @@
-"""PMET: MEMIT with a second, discarded offset at the attention output ("PMET: Precise Model Editing in a Transformer").
+"""PMET: MEMIT with a second, discarded offset at the attention output.
+
+Method of "PMET: Precise Model Editing in a Transformer".
 
 Two offsets are optimized together at the fact token of the last edited block L, one at the output of the attention
-projection and one at that of the MLP projection. What the attention learns meanwhile is general and need not be
-stored, so only the MLP's target z = v0 + delta is written. Both have their own weight decay and ball; the loss is
+projection and one at that of the MLP projection. The attention learns general patterns that need no storage, so only
+the MLP's target z = v0 + delta is written. Each offset has its own weight decay and ball; the loss is
 
     nll_factor * NLL + kl_factor * KL + weight_decay * (||delta_a|| / ||v0_a||^2 + ||delta_m|| / ||v0_m||^2)
 
-and, as in the release, when every target token is the most likely one at its place, the NLL counts a tenth in the next
-evaluation, and the run ends if the KL part is at most 0.01 (it also ends below ``early_stop_loss``).
+As in the release, once every target token is the most likely one at its position, the NLL counts a tenth in the next
+evaluation, and the run ends if the KL part is at most 0.01. It also ends below ``early_stop_loss``.
 
-Then the layers as in MEMIT, but residuals are those of the MLP projection's output at block L, spread by square roots:
+The layers follow as in MEMIT, but residuals are those of the MLP projection's output at block L, spread by square
+roots:
 
     R = (Z - V_L) / sqrt(n - i),   W <- W + R K^T (lambda C + K K^T)^-1.
 
-Where a norm stands behind the MLP (Gemma, OLMo 2), ``residual_mode: normalized`` measures n(z) - n(V_L), what block L's
-MLP should add to the residual stream and what it adds, and each layer takes the MLP output whose norm is nearest to its
-share of that (:mod:`edit_hooks.locate.post_norm`); ``faithful`` is the release's arithmetic.
+Where a norm follows the MLP (Gemma, OLMo 2), ``residual_mode: normalized`` measures n(z) - n(V_L), the difference in
+block L's contribution to the residual stream, and each layer takes the MLP output whose norm is nearest to its share
+of it (:mod:`edit_hooks.locate.post_norm`). ``faithful`` is the release's arithmetic.
+
+Shapes: E running edits, R rows, L labels, d residual width; the axis of length 2 is attention, MLP.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
-from edit_hooks.base.config import config_field
+from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
@@ -46,8 +51,7 @@ from edit_hooks.locate.value_optimization import (
 )
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at
-from edit_hooks.modeling.vocab_loss import OriginalLogits, vocab_losses
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.modeling.vocab_loss import OriginalLogits, VocabLosses, vocab_losses
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
 
@@ -58,31 +62,30 @@ class PMETConfig(MEMITConfig):
 
     num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=30)
     lr: float = config_field("Adam learning rate of the offsets", default=0.2)
-    kl_factor: float = config_field("factor of the KL term at the subject", default=1.0)
+    kl_factor: float = config_field("factor of the KL term that keeps the prediction after the subject", default=1.0)
     nll_factor: float = config_field("factor of the target's negative log-likelihood", default=1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.nll_factor <= 0:
-            raise EditingError(f"editor setting 'nll_factor' is {self.nll_factor}; a positive number is needed.")
+        self.require_positive("nll_factor")
 
 
 @dataclass
 class PairValue(OptimizedValue):
-    """A value whose offset at the attention output was optimized too and is not written."""
+    """A value and an offset at the attention output, which is not written."""
 
     attention_delta_D: torch.Tensor | None = None
 
 
 class PMET(ResidualSpreadingEditor[PMETConfig]):
-    """MEMIT's layers with PMET's targets, residuals and spreading."""
+    """MEMIT with targets optimized jointly with the attention output."""
 
     name = "pmet"
     config_class = PMETConfig
     config_folders = ("pmet",)
     measures_output = True
-    # At the last token: half of what is optimized at the subject's belongs to the attention and is not written.
-    contract_settings: ClassVar[Mapping[str, Any]] = {**MEMIT_CONTRACT_SETTINGS, "fact_token": "last"}
+    # At the last token: half of an offset at the subject's belongs to the attention and is not written.
+    contract_settings: ClassVar[Settings] = {**MEMIT_CONTRACT_SETTINGS, "fact_token": "last"}
 
     def divisor(self, layers_left: int) -> float:
         return layers_left**0.5
@@ -91,31 +94,32 @@ class PMET(ResidualSpreadingEditor[PMETConfig]):
         self, job: EditJob[PMETConfig], problems: Sequence[ValueProblem], site: Site
     ) -> Sequence[OptimizedValue]:
         config, model = job.config, job.model
-        layer = config.edited_layers[-1]
-        plain = config.engine == "reference"
+        engine = PairReference if config.engine == "reference" else PairSuffix
 
-        def make_forward(batch: Batch) -> PairSuffix | PairReference:
-            return (PairReference if plain else PairSuffix)(model, batch, layer, "mlp")
+        def make_forward(batch: Batch) -> PairForward:
+            return engine(model, batch, config.edited_layers[-1], "mlp")
 
-        terms = self.terms(job, make_forward)
+        make_terms = self.terms(job, make_forward)
         limits = ValueLimits.for_device(model)
-        if plain:
+        if config.engine == "reference":
             limits = dataclasses.replace(limits, max_edits=1)
-        values: list[OptimizedValue | None] = [None] * len(problems)
+        values: dict[int, OptimizedValue] = {}
         with frozen(model):
             for chunk in split_problems(problems, limits):
                 forward = make_forward(Batch.of([problems[index] for index in chunk], input_device(model)))
-                more = terms(chunk) if terms is not None else ()
-                solved = _solve(forward, len(chunk), config, limits.max_logits, more, job.progress)
-                for index, value in zip(chunk, solved, strict=True):
-                    values[index] = value
-        return values  # type: ignore[return-value]
+                terms = make_terms(chunk) if make_terms is not None else ()
+                solved = _PairOptimization(forward, config, terms, limits.max_logits).run(job.progress)
+                values.update(zip(chunk, solved, strict=True))
+        return [values[index] for index in range(len(problems))]
 
 
 class PairSuffix(SuffixForward):
-    """The fast path with offsets at the attention and at the MLP projection of one block, side by side [E, 2 d].
+    """Fast forward passes with offsets at both projections of one block, [E, 2 d].
 
-    The block's attention is kept like the blocks below; its MLP sees the attention's offset, so it runs in every step.
+    The attention's offset comes first.
+
+    The block's attention is cached like the blocks below. Its MLP depends on the attention's offset, so it runs in
+    every step.
     """
 
     def _cached_modules(self) -> list[CachedModule]:
@@ -123,7 +127,7 @@ class PairSuffix(SuffixForward):
         return [dataclasses.replace(attention, takes_offset=True), *below]
 
     def _recording(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[ReadActivations]:
-        return _pair_recorded(super()._recording(column_R), self, column_R)
+        return _record_both(super()._recording(column_R), self, column_R)
 
     @contextlib.contextmanager
     def _offsets_added(self, group: RowGroup, offset_GD: torch.Tensor) -> Iterator[None]:
@@ -135,10 +139,13 @@ class PairSuffix(SuffixForward):
 
 
 class PairReference(ReferenceForward):
-    """The plain path with offsets at the attention and at the MLP projection of one block, side by side [E, 2 d]."""
+    """Plain forward passes with offsets at both projections of one block, [E, 2 d].
+
+    The attention's offset comes first.
+    """
 
     def _recording(self, column_R: torch.Tensor) -> contextlib.AbstractContextManager[ReadActivations]:
-        return _pair_recorded(super()._recording(column_R), self, column_R)
+        return _record_both(super()._recording(column_R), self, column_R)
 
     def _adding(self, delta_ED: torch.Tensor) -> contextlib.AbstractContextManager[None]:
         names = (self.arch.attention_out.format(self.layer), self.arch.rewrite_name(self.layer))
@@ -146,100 +153,155 @@ class PairReference(ReferenceForward):
         return hooks(*(on_output(self.model.get_submodule(name), self._plus(offset)) for name, offset in both))
 
 
+PairForward = PairSuffix | PairReference
+
+
 @contextlib.contextmanager
-def _pair_recorded(
-    inner: contextlib.AbstractContextManager[ReadActivations],
-    forward: PairSuffix | PairReference,
-    column_R: torch.Tensor,
+def _record_both(
+    recording: contextlib.AbstractContextManager[ReadActivations], forward: PairForward, column_R: torch.Tensor
 ) -> Iterator[ReadActivations]:
-    """What the other forward passes record, with the outputs of both projections [R, 2 d] as the site."""
+    """Record the outputs of both projections as the site's activations, [R, 2 d]."""
     attention = forward.model.get_submodule(forward.arch.attention_out.format(forward.layer))
     records: dict[str, torch.Tensor] = {}
 
-    def both() -> SiteActivations:
+    def read_both() -> SiteActivations:
         activations = read()
         attention_RD = records["attention"].to(activations.outputs_RD.device)
         return dataclasses.replace(activations, site_RD=torch.cat([attention_RD, activations.outputs_RD], 1))
 
-    with inner as read, hooks(on_output(attention, record_at(records, "attention", column_R))):
-        yield both
+    with recording as read, hooks(on_output(attention, record_at(records, "attention", column_R))):
+        yield read_both
 
 
-def _solve(
-    forward: PairSuffix | PairReference,
-    num_edits: int,
-    config: PMETConfig,
-    max_logits: int,
-    terms: Sequence[Term],
-    progress: Callable[[int], None],
-) -> list[OptimizedValue]:
-    """Both offsets of every edit. Halves of offsets [E, 2, d] are the attention's and the MLP's."""
-    values = [_initial(forward, edit) for edit in range(num_edits)]
-    first_row_E = torch.stack([(forward.batch.edit_R == edit).nonzero()[0, 0] for edit in range(num_edits)])
-    v0_norm_E2 = forward.activations.site_RD[first_row_E].view(num_edits, 2, -1).norm(dim=2)
-    delta_E2D = torch.zeros(num_edits, 2, forward.activations.outputs_RD.shape[1]).to(v0_norm_E2)
-    first_E2D, second_E2D = torch.zeros_like(delta_E2D), torch.zeros_like(delta_E2D)
-    edits_E = torch.arange(num_edits, device=delta_E2D.device)
-    nll_factor_E = torch.full_like(v0_norm_E2[:, 0], config.nll_factor)
-    original: OriginalLogits | None = None
-    for step in range(config.num_steps):
-        delta_E2D = delta_E2D.detach().requires_grad_(True)
-        flat_EW = delta_E2D.flatten(1)
-        batch = forward.batch
-        hidden_ND = forward.hidden_at_labels(flat_EW)
-        found = vocab_losses(forward.lm_head, hidden_ND, batch.label_token_L, original, max_logits)
-        original = found.original  # of the first evaluation
-        nll_E, kl_E = mean_over_labels(batch, found.nll_L, flat_EW), found.kl_E.to(flat_EW)
-        missed_E = torch.zeros_like(nll_factor_E).index_add(
-            0,
-            batch.edit_R[batch.label_row_L],
-            (found.argmax_L != batch.label_token_L.to(found.argmax_L)).to(nll_factor_E),
-        )
-        satisfied_E = missed_E == 0  # every target token is the most likely one
-        # The norm's gradient at zero is taken as zero, as torch.norm does.
-        decay_E = (delta_E2D.norm(dim=2) / v0_norm_E2**2).sum(1)
+class _Evaluation(NamedTuple):
+    """Losses of the running edits at one step.
+
+    Attributes:
+        total_E: the loss, additional terms included. parts: its parts, factors included.
+        is_satisfied_E: every target token is the most likely one at its position.
+        ends_E: the stop rule holds, which ignores additional terms.
+    """
+
+    total_E: torch.Tensor
+    parts: dict[str, torch.Tensor]
+    is_satisfied_E: torch.Tensor
+    ends_E: torch.Tensor
+
+
+class _PairOptimization:
+    """Both offsets of every edit of one batch, optimized by Adam."""
+
+    def __init__(self, forward: PairForward, config: PMETConfig, terms: Sequence[Term], max_logits: int) -> None:
+        num_edits = len(forward.batch.kl_row_E)
+        self.forward, self.config, self.terms, self.max_logits = forward, config, terms, max_logits
+        self.values = [_initial_value(forward, edit) for edit in range(num_edits)]
+        first_row_E = torch.stack([(forward.batch.edit_R == edit).nonzero()[0, 0] for edit in range(num_edits)])
+        self.v0_norm_E2 = forward.activations.site_RD[first_row_E].view(num_edits, 2, -1).norm(dim=2)
+        self.delta_E2D = self.v0_norm_E2.new_zeros(num_edits, 2, forward.activations.outputs_RD.shape[1])
+        self.first_E2D, self.second_E2D = torch.zeros_like(self.delta_E2D), torch.zeros_like(self.delta_E2D)
+        self.edits_E = torch.arange(num_edits, device=self.delta_E2D.device)
+        self.nll_factor_E = torch.full_like(self.v0_norm_E2[:, 0], config.nll_factor)
+        self.original: OriginalLogits | None = None
+
+    def run(self, progress: Callable[[int], None]) -> list[PairValue]:
+        """Optimize until every edit has ended.
+
+        At most ``num_steps`` evaluations, one update fewer.
+        """
+        for step in range(self.config.num_steps):
+            self.delta_E2D = self.delta_E2D.detach().requires_grad_(True)
+            evaluation = self._evaluate(step)
+            self._record(evaluation)
+            done_E = evaluation.ends_E | (step == self.config.num_steps - 1)
+            self._finish(done_E, evaluation.ends_E, step)
+            progress(int(done_E.sum()))
+            if done_E.all():
+                break
+            (gradient_E2D,) = torch.autograd.grad(evaluation.total_E[~done_E].sum(), self.delta_E2D)
+            nll_factor = self.config.nll_factor
+            self.nll_factor_E = torch.where(evaluation.is_satisfied_E, SATISFIED_NLL_SHARE * nll_factor, nll_factor)
+            self._select(~done_E)
+            self._update(gradient_E2D[~done_E], step)
+        return self.values
+
+    def _evaluate(self, step: int) -> _Evaluation:
+        batch, config = self.forward.batch, self.config
+        flat_EW = self.delta_E2D.flatten(1)
+        hidden_ND = self.forward.hidden_at_labels(flat_EW)
+        losses = vocab_losses(self.forward.lm_head, hidden_ND, batch.label_token_L, self.original, self.max_logits)
+        self.original = losses.original  # of the first evaluation, which runs with zero offsets
+        # The gradient of the norm at zero is zero, as torch.norm defines it.
+        decay_E = (self.delta_E2D.norm(dim=2) / self.v0_norm_E2**2).sum(1)
         parts = {
-            "nll": nll_factor_E * nll_E,
-            "kl": config.kl_factor * kl_E,
+            "nll": self.nll_factor_E * mean_over_labels(batch, losses.nll_L, flat_EW),
+            "kl": config.kl_factor * losses.kl_E.to(flat_EW),
             "weight_decay": config.weight_decay * decay_E,
         }
         total_E = parts["nll"] + parts["kl"] + parts["weight_decay"]
-        reached_E = total_E.detach() < config.early_stop_loss
-        reached_E |= satisfied_E & (parts["kl"].detach() <= SATISFIED_KL)
-        for term in terms:
+        is_satisfied_E = self._is_satisfied(losses)
+        ends_E = total_E.detach() < config.early_stop_loss
+        ends_E |= is_satisfied_E & (parts["kl"].detach() <= SATISFIED_KL)
+        for term in self.terms:
             parts[term.name] = term.loss(flat_EW, step)
             total_E = total_E + parts[term.name]
-        for edit, *row in zip(edits_E.tolist(), total_E.tolist(), *(p.tolist() for p in parts.values()), strict=True):
-            values[edit].losses.append(dict(zip(("loss", *parts), row, strict=True)))
-        done_E = reached_E | (step == config.num_steps - 1)
+        return _Evaluation(total_E, parts, is_satisfied_E, ends_E)
+
+    def _is_satisfied(self, losses: VocabLosses) -> torch.Tensor:
+        """Whether every target token of an edit is the most likely one, [E]."""
+        batch = self.forward.batch
+        is_missed_L = losses.argmax_L != batch.label_token_L.to(losses.argmax_L)
+        num_missed_E = torch.zeros_like(self.nll_factor_E).index_add(
+            0, batch.edit_R[batch.label_row_L], is_missed_L.to(self.nll_factor_E)
+        )
+        return num_missed_E == 0
+
+    def _record(self, evaluation: _Evaluation) -> None:
+        """Append the losses of one evaluation to the values."""
+        names = ("loss", *evaluation.parts)
+        columns = [column_E.tolist() for column_E in (evaluation.total_E, *evaluation.parts.values())]
+        for edit, *row in zip(self.edits_E.tolist(), *columns, strict=True):
+            self.values[edit].losses.append(dict(zip(names, row, strict=True)))
+
+    def _finish(self, done_E: torch.Tensor, ends_E: torch.Tensor, step: int) -> None:
+        """Write the offsets of finished edits into their values."""
         for index in done_E.nonzero()[:, 0].tolist():
-            bound_2 = config.clamp_factor * v0_norm_E2[index]
-            _finish(values[int(edits_E[index])], delta_E2D.detach()[index], bound_2, step, bool(reached_E[index]))
-        progress(int(done_E.sum()))
-        if done_E.all():
-            break
-        (gradient_E2D,) = torch.autograd.grad(total_E[~done_E].sum(), delta_E2D)
-        # Only the edits still running, from here on.
-        nll_factor_E = torch.where(satisfied_E, SATISFIED_NLL_SHARE * config.nll_factor, config.nll_factor)[~done_E]
-        gradient_E2D, delta_E2D = gradient_E2D[~done_E], delta_E2D.detach()[~done_E]
-        first_E2D, second_E2D, original = first_E2D[~done_E], second_E2D[~done_E], original.select(~done_E)
-        edits_E, v0_norm_E2 = edits_E[~done_E], v0_norm_E2[~done_E]
-        if done_E.any():
-            forward.select(~done_E)
-            for term in terms:
-                term.select(~done_E)
+            value = self.values[int(self.edits_E[index])]
+            attention_delta_D, delta_D = self.delta_E2D.detach()[index]
+            value.attention_delta_D, value.delta_D = attention_delta_D.clone(), delta_D.clone()
+            value.num_updates = step
+            value.stop_reason = "loss" if ends_E[index] else "steps"
+            bound = self.config.clamp_factor * self.v0_norm_E2[index, 1]
+            value.clamped = bool(value.delta_D.norm() >= bound * (1 - 1e-5)) and step > 0
+
+    def _select(self, keep_E: torch.Tensor) -> None:
+        """Drop finished edits."""
+        self.delta_E2D = self.delta_E2D.detach()
+        for name in ("delta_E2D", "first_E2D", "second_E2D", "edits_E", "v0_norm_E2", "nll_factor_E"):
+            setattr(self, name, getattr(self, name)[keep_E])
+        assert self.original is not None
+        self.original = self.original.select(keep_E)
+        if not keep_E.all():
+            self.forward.select(keep_E)
+            for term in self.terms:
+                term.select(keep_E)
+
+    def _update(self, gradient_E2D: torch.Tensor, step: int) -> None:
+        """One Adam step, and the projection of each offset onto its ball."""
         beta1, beta2 = ADAM_BETAS
-        first_E2D = beta1 * first_E2D + (1 - beta1) * gradient_E2D
-        second_E2D = beta2 * second_E2D + (1 - beta2) * gradient_E2D.square()
-        denominator_E2D = (second_E2D / (1 - beta2 ** (step + 1))).sqrt() + ADAM_EPS
-        delta_E2D = delta_E2D - config.lr * first_E2D / (1 - beta1 ** (step + 1)) / denominator_E2D
-        bound_E2 = config.clamp_factor * v0_norm_E2
-        delta_E2D = delta_E2D * (bound_E2 / delta_E2D.norm(dim=2).clamp(min=1e-30)).clamp(max=1)[..., None]
-    return list(values)
+        self.first_E2D = beta1 * self.first_E2D + (1 - beta1) * gradient_E2D
+        self.second_E2D = beta2 * self.second_E2D + (1 - beta2) * gradient_E2D.square()
+        denominator_E2D = (self.second_E2D / (1 - beta2 ** (step + 1))).sqrt() + ADAM_EPS
+        delta_E2D = self.delta_E2D - self.config.lr * self.first_E2D / (1 - beta1 ** (step + 1)) / denominator_E2D
+        bound_E2 = self.config.clamp_factor * self.v0_norm_E2
+        scale_E2 = (bound_E2 / delta_E2D.norm(dim=2).clamp(min=1e-30)).clamp(max=1)
+        self.delta_E2D = delta_E2D * scale_E2[..., None]
 
 
-def _initial(forward: PairSuffix | PairReference, edit: int) -> PairValue:
-    """Keys, outputs and v0 of one edit; its first row is the bare prompt, its last one the KL row."""
+def _initial_value(forward: PairForward, edit: int) -> PairValue:
+    """Keys, outputs and v0 of one edit.
+
+    Its first row is the bare prompt, its last one the KL row.
+    """
     rows = (forward.batch.edit_R == edit).nonzero()[:-1, 0]
     outputs_ND = forward.activations.outputs_RD[rows]
     return PairValue(
@@ -248,10 +310,3 @@ def _initial(forward: PairSuffix | PairReference, edit: int) -> PairValue:
         keys_NF=forward.activations.keys_RF[rows].clone(),
         outputs_ND=outputs_ND.clone(),
     )
-
-
-def _finish(value: PairValue, delta_2D: torch.Tensor, bound_2: torch.Tensor, step: int, reached: bool) -> None:
-    value.attention_delta_D, value.delta_D = delta_2D[0].clone(), delta_2D[1].clone()
-    value.num_updates = step
-    value.stop_reason = "loss" if reached else "steps"
-    value.clamped = bool(value.delta_D.norm() >= bound_2[1] * (1 - 1e-5)) and step > 0

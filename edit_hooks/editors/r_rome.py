@@ -1,7 +1,9 @@
-"""R-ROME, the same thing as C-ROME: ROME with consistent keys ("Understanding the Collapse of LLMs in Model Editing").
+"""R-ROME, also published as C-ROME: ROME with consistent keys.
 
-The template-mean key is used in the direction and in the denominator, and the template-mean output is subtracted, so
-that the edited matrix maps the mean key exactly to v*. One implementation with ROME: only the key mode differs.
+"Rebuilding ROME: Resolving Model Collapse during Sequential Model Editing" and "Understanding the Collapse of LLMs in
+Model Editing". The mean key over the context templates is used in the direction and in the denominator, and the mean
+output is subtracted, so the edited matrix maps the mean key exactly to v*. The code is ROME's; only the default of
+``key_mode`` differs.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from edit_hooks.editors.rome import ROME, KeyMode, ROMEConfig
 class RROMEConfig(ROMEConfig):
     """ROME's settings with consistent keys by default."""
 
-    key_mode: KeyMode = config_field("which keys are used where, see the table in editors/rome.py", default="prefixed")
+    key_mode: KeyMode = config_field(
+        "keys of the update, as for rome; prefixed: the mean over templates throughout", default="prefixed"
+    )
 
 
 class RROME(ROME):
-    """ROME with the mean key over the context templates in both places."""
+    """ROME with the mean key over the context templates throughout."""
 
     name = "r_rome"
     config_class = RROMEConfig

@@ -1,11 +1,13 @@
-"""RECT: keep only the largest relative changes of an update ("Model Editing Harms General Abilities ...", RECT).
+"""RECT: keep only the largest relative changes of an update.
+
+Method of "Model Editing Harms General Abilities ...".
 
 Given the finished update D of any editor and the weight W it is added to, keep the entries with the largest
 
     |D_ij / (W_ij + guard)|
 
-and write nothing elsewhere. The ranking is per matrix; what is kept is neither rescaled nor low-rank, so the update is
-stored as the base editor's factors and one bit per entry. Public versions differ:
+and write nothing elsewhere. Entries are ranked per matrix. The remaining update is neither rescaled nor low-rank, so it
+is stored as the base editor's factors and one bit per entry. Public versions differ:
 
     ==================================  ==========  ====  =====
     version                             base        keep  guard
@@ -14,20 +16,19 @@ stored as the base editor's factors and one bit per entry. Public versions diffe
     the RECT release                    ROME        0.2   0
     ==================================  ==========  ====  =====
 
-The first is the default; the project page of the second too calls 40 % the better setting. Masking happens after the
-base editor is through with all its layers, as in both.
+The first is the default; the project page of the RECT release also calls 40 % the better setting. As in both, masking
+happens after the base editor has finished all its layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from transformers import PreTrainedModel
 
-from edit_hooks.base.config import config_field
+from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import parameter_name
@@ -40,9 +41,9 @@ from edit_hooks.utils.errors import EditingError
 
 @dataclass(kw_only=True)
 class RECTConfig(WrapperConfig):
-    """What is kept."""
+    """Settings of the sparsification."""
 
-    keep: float = config_field("share of the entries of each matrix that are kept", default=0.4)
+    keep: float = config_field("share of the entries of each matrix that remain", default=0.4)
     guard: float = config_field("added to the weight in the denominator", default=1e-8)
 
     def __post_init__(self) -> None:
@@ -52,12 +53,12 @@ class RECTConfig(WrapperConfig):
 
 
 class RECT(PostProcessingEditor[RECTConfig]):
-    """Sparsified updates of a base editor."""
+    """A base editor's update, restricted to its largest relative changes."""
 
     name = "rect"
     config_class = RECTConfig
-    # A sparser edit of a matrix this small would hardly act.
-    contract_settings: ClassVar[Mapping[str, Any]] = {
+    # A sparser edit of a matrix as small as the contract's would hardly act.
+    contract_settings: ClassVar[Settings] = {
         "layers": [0, 1],
         "base": "memit",
         "base_settings": MEMIT_CONTRACT_SETTINGS,
@@ -70,9 +71,9 @@ class RECT(PostProcessingEditor[RECTConfig]):
 
 @torch.no_grad()
 def _sparsify(model: PreTrainedModel, delta: Delta, config: RECTConfig) -> Delta:
-    """Restrict a finished delta, in place, to the entries that are kept."""
+    """Restrict a finished delta, in place, to its largest relative changes."""
     parameters = dict(model.named_parameters())
-    facts: dict[str, dict[str, float]] = {}
+    report: dict[str, dict[str, float]] = {}
     for name, update in delta.weights().items():
         mask = largest_changes(update, parameters[parameter_name(name, parameters)], config.keep, config.guard)
         module, _, leaf = name.rpartition(".")
@@ -82,18 +83,20 @@ def _sparsify(model: PreTrainedModel, delta: Delta, config: RECTConfig) -> Delta
             assert leaf == "weight"
             delta.masks[module] = pack_bits(mask)
         share_of_norm = float((update * mask).norm() / update.norm().clamp(min=1e-30))
-        facts[name] = {"kept_share": float(mask.float().mean()), "kept_norm_share": share_of_norm}
-    delta.diagnostics |= {"rect": facts, "update_norm_ratio": largest_norm_ratio(model, delta)}
+        report[name] = {"kept_share": float(mask.float().mean()), "kept_norm_share": share_of_norm}
+    delta.diagnostics |= {"rect": report, "update_norm_ratio": largest_norm_ratio(model, delta)}
     return delta
 
 
 def largest_changes(update: torch.Tensor, weight: torch.Tensor, keep: float, guard: float) -> torch.Tensor:
-    """Mask of the entries with the largest |update / (weight + guard)|: from the floor((1 - keep) n)-th smallest on.
+    """Mask of the entries with the largest |update / (weight + guard)|.
 
-    An update of a zero weight counts as infinitely large if there is no guard, no update at all as zero.
+    It begins with the floor((1 - keep) n)-th smallest entry.
+
+    Without a guard, an update of a zero weight counts as infinitely large; a zero update of it counts as zero.
     """
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    score = (update.to(wide) / (weight.detach().to(update.device, wide) + guard)).abs().nan_to_num(0.0, torch.inf)
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    score = (update.to(dtype) / (weight.detach().to(update.device, dtype) + guard)).abs().nan_to_num(0.0, torch.inf)
     num_zeroed = int((1 - keep) * score.numel())
     if num_zeroed == 0:
         return torch.ones_like(score, dtype=torch.bool)

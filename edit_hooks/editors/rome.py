@@ -1,14 +1,16 @@
-"""ROME: one rank-one update of one MLP output projection ("Locating and Editing Factual Associations in GPT").
+"""ROME: a rank-one update of one MLP output projection.
+
+Method of "Locating and Editing Factual Associations in GPT".
 
 Write W for the rewrite module of the edited layer as a map R^f -> R^d, k for its input at the fact token (the key) and
-C = E[k k^T] for the keys of ordinary text. The value optimization gives v* = v0 + delta; then (eq. 2 of the paper)
+C = E[k k^T] for the second moment of keys over ordinary text. The value optimization gives v* = v0 + delta. Then (eq. 2
+of the paper; the direction is normalized as in the released code, which cancels)
 
-    W <- W + (v - o) u^T / (k . u),   u = C^-1 k_mean / ||C^-1 k_mean||
+    W <- W + (v* - o) u^T / (k . u),   u = C^-1 k_mean / ||C^-1 k_mean||
 
-The released code takes u from the mean key over the context templates, but k and o = W k + b from the bare prompt.
-That mixture makes the denominator small or negative for some subjects and then destroys the model; it is kept here
-under the published name. The setting ``key_mode`` says which keys are used where (names of the sheet and of
-"Understanding the Collapse of LLMs in Model Editing"):
+The released code takes u from the mean key over the context templates, but k and o = W k + b from the bare prompt. For
+some subjects this mixture makes the denominator small or negative, and a single edit destroys the model. The published
+name keeps this behavior. ``key_mode`` selects the keys ("Understanding the Collapse of LLMs in Model Editing"):
 
     ==========  ====================  ====================  =====================================
     key_mode    key in u              key in k . u          output o that is subtracted
@@ -17,19 +19,20 @@ under the published name. The setting ``key_mode`` says which keys are used wher
     prefixed    mean over templates   mean over templates   mean over templates (R-ROME, C-ROME)
     prompt      bare prompt           bare prompt           bare prompt ("p-ROME")
     ==========  ====================  ====================  =====================================
+
+Shapes: E edits, N context templates, f and d input and output width of the rewrite module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from edit_hooks.base.config import config_field
+from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.locate.editor import (
@@ -56,8 +59,8 @@ SMALL_DIVISOR_RATIO = 0.1
 
 INCONSISTENT_KEYS_WARNING = (
     "the key of the bare prompt is nearly orthogonal to the mean key over the templates, or points away from it: the "
-    "denominator of ROME is below a tenth of what consistent keys give, and the update as many times too large. r_rome "
-    "(key_mode=prefixed) has no such edits."
+    "denominator of ROME is below a tenth of its value under consistent keys, so the update is more than ten times too "
+    "large or has the wrong sign. r_rome (key_mode=prefixed) avoids this."
 )
 
 
@@ -65,20 +68,43 @@ INCONSISTENT_KEYS_WARNING = (
 class ROMEConfig(LocateThenEditConfig):
     """Settings of ROME and of its corrected variants."""
 
-    key_mode: KeyMode = config_field("which keys are used where, see the module's table", default="mixed")
-    inverse_dtype: Literal["float32", "float64"] = config_field("precision of C^-1 k", default="float64")
+    key_mode: KeyMode = config_field(
+        "keys of the update; mixed: direction from the mean over templates, denominator from the bare prompt (ROME); "
+        "prefixed: the mean in both (R-ROME); prompt: the bare prompt in both",
+        default="mixed",
+    )
+    inverse_dtype: Literal["float32", "float64"] = config_field(
+        "precision of C^-1 k; the release uses float32", default="float64"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layers is not None and len(self.layers) != 1:
-            raise EditingError(f"ROME edits one layer, 'layers' names {self.layers}.")
+            raise EditingError(
+                f"'layers' is {self.layers}, but this editor updates the rewrite module of a single layer; name one "
+                "layer, or use memit for several."
+            )
 
 
 ROMEConfigT = TypeVar("ROMEConfigT", bound=ROMEConfig)
 
 
+class EditKeys(NamedTuple):
+    """Keys of one edit, as ``key_mode`` selects them.
+
+    Attributes:
+        direction_F: the key that C^-1 is applied to.
+        key_F: the key in the denominator.
+        output_D: the output that is subtracted from v*.
+    """
+
+    direction_F: torch.Tensor
+    key_F: torch.Tensor
+    output_D: torch.Tensor
+
+
 class RankOneEditor(LocateThenEditEditor[ROMEConfigT]):
-    """A value optimized at one layer and written by a rank-one update; base of ROME and its variants."""
+    """A value written by a rank-one update of one layer; base of ROME variants."""
 
     def compute(self, job: EditJob[ROMEConfigT]) -> list[Delta]:
         (layer,) = job.config.edited_layers
@@ -87,67 +113,81 @@ class RankOneEditor(LocateThenEditEditor[ROMEConfigT]):
         terms = self.terms(job, forward_maker(job.model, job.config, layer, self.site))
         settings = value_settings(job.config, layer, self.site)
         values = optimize_values(job.model, problems, settings, job.config.engine, progress=job.progress, terms=terms)
-        return self._write(job.model, values, self.constraints(job.model)[layer], job.config, layer)
+        return self._write(job, values, layer)
 
     def warnings(self, job: EditJob[ROMEConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
-        found = super().warnings(job, requests, delta)
-        # With consistent keys the divisor is k^T C^-1 k (or its root), never small or negative.
+        warnings = super().warnings(job, requests, delta)
+        # With consistent keys the divisor is k^T C^-1 k / ||C^-1 k||, never small or negative.
         if job.config.key_mode == "mixed" and delta.diagnostics["divisor_ratio"] < SMALL_DIVISOR_RATIO:
-            found.append(INCONSISTENT_KEYS_WARNING)
-        return found
+            warnings.append(INCONSISTENT_KEYS_WARNING)
+        return warnings
 
-    def _write(
-        self,
-        model: PreTrainedModel,
-        values: Sequence[OptimizedValue],
-        moment: SecondMoment,
-        config: ROMEConfig,
-        layer: int,
-    ) -> list[Delta]:
-        """Rank-one updates from optimized values; one multi-right-hand-side solve with C for all edits."""
-        name = architecture_of(model).rewrite_name(layer)
-        module = model.get_submodule(name)
+    def _write(self, job: EditJob[ROMEConfigT], values: Sequence[OptimizedValue], layer: int) -> list[Delta]:
+        """Rank-one updates from optimized values; one solve with C serves all edits."""
+        config = job.config
+        moment = self.constraints(job.model)[layer]
+        assert isinstance(moment, SecondMoment)
+        keys = [select_keys(value, config.key_mode) for value in values]
+        u_EF = moment.solve(torch.stack([edit.direction_F for edit in keys]), config.inverse_dtype)
+        u_EF = u_EF / u_EF.norm(dim=1, keepdim=True)
+        name = architecture_of(job.model).rewrite_name(layer)
+        module = job.model.get_submodule(name)
         norm = weight_norm(linear_of(module))
-        mean_EF = torch.stack([value.keys_NF.mean(0) for value in values])
-        bare_EF = torch.stack([value.keys_NF[0] for value in values])
-        direction_EF = moment.solve(bare_EF if config.key_mode == "prompt" else mean_EF, config.inverse_dtype)
-        direction_EF = direction_EF / direction_EF.norm(dim=1, keepdim=True)
         deltas = []
-        for edit, value in enumerate(values):
-            prefixed = config.key_mode == "prefixed"
-            key_F = mean_EF[edit] if prefixed else bare_EF[edit]
-            output_D = value.outputs_ND.mean(0) if prefixed else value.outputs_ND[0]
-            target_D = value.v0_D + value.delta_D
-            divisor = torch.dot(key_F, direction_EF[edit])
-            left_D = (target_D - output_D) / divisor
-            delta = Delta(factors={name: Factor(left_D[:, None], direction_EF[edit][:, None], is_transposed(module))})
+        for value, edit_keys, u_F in zip(values, keys, u_EF, strict=True):
+            divisor = torch.dot(edit_keys.key_F, u_F)
+            left_D = (value.v0_D + value.delta_D - edit_keys.output_D) / divisor
+            delta = Delta(factors={name: Factor(left_D[:, None], u_F[:, None], is_transposed(module))})
+            mean_F, bare_F = value.keys_NF.mean(0), value.keys_NF[0]
             delta.diagnostics = {
                 **value_diagnostics(value),
                 "constraint": moment.kind,
                 "divisor": float(divisor),
-                "divisor_ratio": float(divisor / torch.dot(mean_EF[edit], direction_EF[edit])),
-                "key_cosine": float(nn.functional.cosine_similarity(mean_EF[edit], bare_EF[edit], dim=0)),
+                "divisor_ratio": float(divisor / torch.dot(mean_F, u_F)),
+                "key_cosine": float(nn.functional.cosine_similarity(mean_F, bare_F, dim=0)),
                 "update_norm_ratio": float(left_D.norm()) / norm,
                 "losses": value.losses,
             }
             if config.keep_intermediates:
-                delta.intermediates = {
-                    "k_star": bare_EF[edit] if config.key_mode == "prompt" else mean_EF[edit],
-                    "u": direction_EF[edit],
-                    "v": left_D,
-                    "cur_input": key_F,
-                    "cur_output": output_D,
-                    "v_delta": value.delta_D,
-                    "v_star": target_D,
-                }
+                delta.intermediates = _intermediates(value, edit_keys, u_F, left_D)
             deltas.append(delta)
         return deltas
 
 
+def select_keys(value: OptimizedValue, key_mode: KeyMode) -> EditKeys:
+    """Select the keys of one edit: template means, or those of the bare prompt.
+
+    The bare prompt is the first template.
+    """
+    mean_F, bare_F = value.keys_NF.mean(0), value.keys_NF[0]
+    direction_F = bare_F if key_mode == "prompt" else mean_F
+    if key_mode == "prefixed":
+        return EditKeys(direction_F, mean_F, value.outputs_ND.mean(0))
+    return EditKeys(direction_F, bare_F, value.outputs_ND[0])
+
+
+def _intermediates(
+    value: OptimizedValue, keys: EditKeys, u_F: torch.Tensor, left_D: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Tensors behind an update, under the names of the released code."""
+    return {
+        "k_star": keys.direction_F,
+        "u": u_F,
+        "v": left_D,
+        "cur_input": keys.key_F,
+        "cur_output": keys.output_D,
+        "v_delta": value.delta_D,
+        "v_star": value.v0_D + value.delta_D,
+    }
+
+
 class ROME(RankOneEditor[ROMEConfig]):
-    """Original ROME, inconsistent keys included; see :mod:`edit_hooks.editors.r_rome` for the corrected form."""
+    """A rank-one update of one layer, with the original's inconsistent keys.
+
+    See :mod:`edit_hooks.editors.r_rome` for the corrected form.
+    """
 
     name = "rome"
     config_class = ROMEConfig
     config_folders: tuple[str, ...] = ("rome",)
-    contract_settings: ClassVar[Mapping[str, Any]] = VALUE_CONTRACT_SETTINGS
+    contract_settings: ClassVar[Settings] = VALUE_CONTRACT_SETTINGS

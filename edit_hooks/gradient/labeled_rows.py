@@ -144,6 +144,11 @@ def label_nll(model: Any, rows: LabeledRows) -> torch.Tensor:
     return nll_L.to(rows.token_L.device)
 
 
+def mean_per_row(nll_L: torch.Tensor, rows: LabeledRows) -> torch.Tensor:
+    """Mean [R] over each row's labels."""
+    return nll_L.new_zeros(len(rows.ids_RT)).index_add(0, rows.row_L, nll_L / rows.counts_L())
+
+
 def mean_over_rows(nll_L: torch.Tensor, rows: LabeledRows) -> torch.Tensor:
     """Mean over rows of the mean over a row's labels."""
     return (nll_L / (rows.counts_L() * len(rows.ids_RT))).sum()

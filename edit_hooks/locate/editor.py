@@ -1,4 +1,4 @@
-"""Base class of locate-then-edit editors: settings, context templates, rows and second moments."""
+"""Base class of locate-then-edit editors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
@@ -22,7 +22,7 @@ from edit_hooks.locate.corpora import digest_of
 from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise_ratio
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, MomentSettings, second_moments
-from edit_hooks.locate.solve import SecondMoment, load_second_moments
+from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
 from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
 from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
@@ -33,20 +33,20 @@ UNLIKELY_NLL = 1.0
 
 
 UNLIKELY_TARGET_WARNING = (
-    f"the value optimization ended with a target of more than {UNLIKELY_NLL:g} nat per token, so the edit may not "
-    "take; more num_steps, another lr, a larger clamp_factor or another layer may help, lm-edit tune searches."
+    f"the value optimization ended with more than {UNLIKELY_NLL:g} nat per target token, so the edit may not take. "
+    "Try more num_steps, another lr, a larger clamp_factor or another layer; lm-edit tune searches over them."
 )
 
 
 FIRST_TOKEN_WARNING = (
-    "the fact token is the first token of the sequence, where keys and norms of many models are unlike those of any "
-    "other position: the edit may show in the bare prompt only, or not at all. A tokenizer that adds a start token, or "
-    "a prompt with words before the subject, avoids it."
+    "the fact token is the first token of the sequence, where keys and norms of many models differ from those of all "
+    "other positions: the edit may show in the bare prompt only, or not at all. Use a tokenizer that adds a start "
+    "token, or a prompt with words before the subject."
 )
 
 
-# Contract settings of editors that optimize a value: converge quickly on models of a few thousand weights.
-VALUE_CONTRACT_SETTINGS: Mapping[str, Any] = {
+# Contract settings of editors that optimize a value; they converge quickly on models of a few thousand weights.
+VALUE_CONTRACT_SETTINGS: Settings = {
     "layers": [1],
     "num_steps": 15,
     "lr": 0.1,
@@ -58,41 +58,48 @@ VALUE_CONTRACT_SETTINGS: Mapping[str, Any] = {
     "early_stop_loss": 0.05,
     "fact_token": "subject_last",
 }
-# Two layers, so that the second is solved with the first in place; the constraint weighs about as much as one key.
-MEMIT_CONTRACT_SETTINGS: Mapping[str, Any] = {**VALUE_CONTRACT_SETTINGS, "layers": [0, 1], "moment_weight": 1.0}
+# Two layers, so that the second is solved with the update of the first; the constraint weighs about as much as a key.
+MEMIT_CONTRACT_SETTINGS: Settings = {**VALUE_CONTRACT_SETTINGS, "layers": [0, 1], "moment_weight": 1.0}
+
+
+CONTEXT_TEMPLATES_HELP = (
+    "texts with {} for the prompt, over which keys are averaged: a list, or the name of a set that the model samples"
+)
+SECOND_MOMENTS_HELP = (
+    "source of C: null (the identity), self (text sampled from the model), a text file or folder, a hub data set, a "
+    "safetensors file with one matrix per layer, or a mapping from layer to matrix"
+)
 
 
 @dataclass(kw_only=True)
 class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
-    """Settings of every editor that optimizes a value at one token and writes it in closed form."""
+    """Settings of the locate-then-edit editors."""
 
     num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=20)
     lr: float = config_field("Adam learning rate of the offset", default=0.5)
-    weight_decay: float = config_field("factor of ||delta|| / ||v0||^2", default=0.5)
+    weight_decay: float = config_field("factor of the penalty ||delta|| / ||v0||^2 on the offset", default=0.5)
     clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", default=4.0)
-    kl_factor: float = config_field("factor of the KL term at the subject", default=0.0625)
-    early_stop_loss: float = config_field("stop when the total loss is below", default=0.05)
-    fact_token: FactToken = config_field("token at which keys are read and values written", default="subject_last")
-    context_templates: list[str] | str = config_field("name of a template set or a list of texts", default="sampled_21")
-    second_moments: Any = config_field(
-        "C per layer: null (identity), self, a text file or folder, a hub id, a safetensors file, or a mapping",
+    kl_factor: float = config_field("factor of the KL term that keeps the prediction after the subject", default=0.0625)
+    early_stop_loss: float = config_field("stop when the total loss falls below this", default=0.05)
+    fact_token: FactToken = config_field("position at which keys are read and values written", default="subject_last")
+    context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_21")
+    second_moments: Any = config_field(SECOND_MOMENTS_HELP, default=None)
+    moment_tokens: int | None = config_field(
+        "number of tokens C is collected from; null: four per dimension of the keys, or all of the corpus",
         default=None,
     )
-    moment_tokens: int | None = config_field(
-        "tokens C is collected from; null: four per dimension or all", default=None
+    moment_length: int = config_field("tokens used of each document behind C", default=MAX_LENGTH)
+    moment_dtype: MomentDtype = config_field("precision in which C is stored; sums run in float64", default="float32")
+    moment_digest: str | None = config_field("set by the editor: checksum of the file or folder behind C", default=None)
+    keep_intermediates: bool = config_field(
+        "keep keys, values and residuals on the delta for inspection", default=False
     )
-    moment_length: int = config_field("tokens of a document that are used for C", default=MAX_LENGTH)
-    moment_dtype: MomentDtype = config_field("precision in which C is kept (sums run in float64)", default="float32")
-    moment_digest: str | None = config_field("filled in: checksum of the file or folder C comes from", default=None)
-    keep_intermediates: bool = config_field("keep keys and values on the delta for inspection", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_evk_settings()
         check_templates(self.context_templates)
-        for name in ("num_steps", "lr", "clamp_factor"):
-            if getattr(self, name) <= 0:
-                raise EditingError(f"editor setting {name!r} is {getattr(self, name)!r}; a positive number is needed.")
+        self.require_positive("num_steps", "lr", "clamp_factor")
 
 
 LocateThenEditConfigT = TypeVar("LocateThenEditConfigT", bound=LocateThenEditConfig)
@@ -107,9 +114,9 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
 
     site: Site = "mlp"
 
-    def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)
-        self._constraints: weakref.WeakKeyDictionary[nn.Module, dict[int, Any]] = weakref.WeakKeyDictionary()
+        self._constraints: weakref.WeakKeyDictionary[nn.Module, Mapping[int, KeyMetric]] = weakref.WeakKeyDictionary()
 
     # -- configuration -----------------------------------------------------------------------------------------------
 
@@ -137,20 +144,23 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         with torch.inference_mode(False), torch.no_grad():
             self._constraints[model] = self.load_constraints(config, model, tokenizer)
 
-    def constraints(self, model: nn.Module) -> dict[int, Any]:
-        """Constraint of every edited layer, which protects the values of other keys; made with the configuration."""
+    def constraints(self, model: nn.Module) -> Mapping[int, KeyMetric]:
+        """The constraint of every edited layer, which protects the values of other keys.
+
+        Loaded when the configuration is resolved.
+        """
         return self._constraints[unwrapped(model)]
 
     def load_constraints(
         self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> dict[int, Any]:
-        """Hook: the constraint of every edited layer; the second moments unless a method derives another one."""
+    ) -> Mapping[int, KeyMetric]:
+        """Hook: the constraint of every edited layer; by default the second moments."""
         return self.load_moments(config, model, tokenizer)
 
     def load_moments(
         self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> dict[int, SecondMoment]:
-        """Second moments from the configured source."""
+        """The second moments of the edited layers, from the configured source."""
         source = config.second_moments
         is_text = isinstance(source, (list, tuple)) or (
             isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors"
@@ -170,19 +180,22 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
 
     def warnings(self, job: EditJob[LocateThenEditConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         fact_token = job.config.fact_token
-        found = [
+        warnings = [
             f"layer {layer}: {text}"
-            for layer, constraint in self.constraints(job.model).items()
-            for text in getattr(constraint, "warnings", ())
+            for layer, metric in self.constraints(job.model).items()
+            for text in metric.warnings
         ]
         if any(rewriting_row(job.tokenizer, request, BARE, fact_token).position == 0 for request in requests):
-            found.append(FIRST_TOKEN_WARNING)
+            warnings.append(FIRST_TOKEN_WARNING)
         if delta.diagnostics.get("final_nll", 0.0) > UNLIKELY_NLL:
-            found.append(UNLIKELY_TARGET_WARNING)
-        return found
+            warnings.append(UNLIKELY_TARGET_WARNING)
+        return warnings
 
     def problems(self, job: EditJob[LocateThenEditConfigT]) -> list[ValueProblem]:
-        """Per request its rewriting rows (one per context template, the bare one first) and its KL row."""
+        """Per request its rewriting rows and its KL row.
+
+        One rewriting row per context template, the bare prompt first.
+        """
         config, tokenizer = job.config, job.tokenizer
         return [
             (
@@ -196,10 +209,12 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         ]
 
     def terms(self, job: EditJob[LocateThenEditConfigT], make_forward: MakeForward) -> TermMaker | None:
-        """Hook: further terms of the value optimization; EVK-Align where the configuration asks for it.
+        """Hook: additional terms of the value optimization.
+
+        By default EVK-Align's, if ``evk_align`` is set.
 
         Args:
-            make_forward: forward passes of a batch of rows under offsets at this editor's layer and site.
+            make_forward: makes forward passes of a batch under offsets at this editor's layer and site.
         """
         config = job.config
         if not config.evk_align:
@@ -211,18 +226,18 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
 
 
 def forward_maker(model: PreTrainedModel, config: EditorConfig, layer: int, site: Site) -> MakeForward:
-    """Forward passes of the configured engine with offsets at one layer and site."""
+    """Make forward passes of the configured engine with offsets at one layer and site."""
     return lambda batch: ENGINES[config.engine](model, batch, layer, site)
 
 
-def check_reach(job: EditJob[Any], problems: Sequence[ValueProblem], layer: int) -> None:
-    """Refuse edits whose offset cannot reach any target token.
+def check_reach(job: EditJob[LocateThenEditConfigT], problems: Sequence[ValueProblem], layer: int) -> None:
+    """Check that the offset of every edit can reach a target token.
 
-    An offset in the last block acts at its own position only, because no attention follows: if no token of the target
-    is predicted at the fact token, the gradient is zero and nothing is learned.
+    An offset in the last block acts at its own position only, because no attention follows. If no target token is
+    predicted at the fact token, the gradient is zero and nothing is learned.
 
     Raises:
-        EditingError: naming the case and the ways out.
+        EditingError: an edit cannot reach its target.
     """
     if layer != num_layers(job.model) - 1:
         return
@@ -250,7 +265,7 @@ def value_settings(config: LocateThenEditConfig, layer: int, site: Site) -> Valu
 
 
 def value_diagnostics(value: OptimizedValue) -> dict[str, Any]:
-    """Diagnostics that show whether and why an edit did not take."""
+    """Diagnostics of one optimized value, which show why an edit did not take."""
     return {
         "final_loss": value.losses[-1]["loss"],
         "final_nll": value.losses[-1]["nll"],

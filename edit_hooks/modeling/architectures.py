@@ -6,6 +6,7 @@ one tiny model in :mod:`edit_hooks.contract.tiny_models`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -68,6 +69,11 @@ class Architecture:
             "attention_out": (self.attention_out,),
         }
         return [template.format(layer) for template in templates[role]]
+
+    def all_module_names(self, roles: Iterable[str], layers: Iterable[int]) -> list[str]:
+        """Names of the linear maps with these roles in these blocks, block by block."""
+        roles = list(roles)
+        return [name for layer in layers for role in roles for name in self.module_names(role, layer)]
 
     def linear_name(self, which: str, layer: int) -> str:
         """Name of the MLP's linear map ``mlp_out`` (the rewrite module) or ``mlp_in``.

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.editors.mend import token_factors
 from edit_hooks.gradient.hypernetwork import HyperNetwork, TokenFactors, Update
 from edit_hooks.gradient.labeled_rows import (
     LabeledRow,
@@ -22,6 +21,7 @@ from edit_hooks.gradient.labeled_rows import (
     label_nll,
     target_row,
 )
+from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.modeling.hooks import hooks
 from edit_hooks.training.edit_data import LOCALITY, PARAPHRASE, EditExample, NumberedExample, draw_index
 from edit_hooks.training.mend_config import TrainingConfig

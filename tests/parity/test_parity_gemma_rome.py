@@ -9,7 +9,7 @@ from parity import FLOAT32_BOUNDS, check_losses, golden_requests, relative_error
 
 pytestmark = pytest.mark.model
 CASES = [golden_case("rome", "gemma3-270m", f"nocov-edit{number}") for number in range(3)]
-# The README asks for ten times the bounds of the tiny models here.
+# tests/golden/README.md allows ten times the bounds of the tiny models here.
 FACTOR = 10
 
 
@@ -56,7 +56,7 @@ def test_rows_have_the_positions_of_the_release(number, gemma):
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_answers_move_as_the_release_says(number, gemma, deltas):
+def test_answers_change_as_in_the_release(number, gemma, deltas):
     from parity import token_nll
 
     from edit_hooks import edited

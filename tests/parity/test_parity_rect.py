@@ -29,7 +29,7 @@ def memit_rect(case, model_name):
 
 
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)
-def test_rect_on_rome_keeps_what_the_release_keeps(model_name, golden_model):
+def test_rect_on_rome_keeps_the_same_entries_as_the_release(model_name, golden_model):
     model, tokenizer = golden_model(model_name)
     rome, _ = golden_case("rome", model_name, "cov-edit0")
     base = {**rome_config(rome, golden_covariance(model_name, 1)), "inverse_dtype": "float32"}
@@ -52,7 +52,7 @@ def test_rect_on_rome_keeps_what_the_release_keeps(model_name, golden_model):
 
 
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)
-def test_rect_on_memit_keeps_what_the_release_keeps(model_name, golden_model):
+def test_rect_on_memit_keeps_the_same_entries_as_the_release(model_name, golden_model):
     model, tokenizer = golden_model(model_name)
     for name, joint in (("edit0", False), ("batch012", True)):
         memit, factors = golden_case("memit", model_name, f"cov-{name}")

@@ -39,7 +39,7 @@ def test_rows_have_the_positions_and_targets_of_the_release(model_name, number, 
 
 
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)
-def test_answers_move_as_the_release_says(model_name, golden_model):
+def test_answers_change_as_in_the_release(model_name, golden_model):
     """Token-wise NLL of the target before and after, on the model with the weight really patched."""
     model, tokenizer = golden_model(model_name)
     case, _ = golden_case("rome", model_name, "cov-edit0")

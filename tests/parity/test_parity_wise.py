@@ -54,12 +54,12 @@ def test_two_edits_give_the_side_weights_of_the_release(model_name, golden_model
     change, distances = torch.zeros(case["shape"]), []
     for number, (fed, losses) in enumerate(zip(case["fed"], case["losses"], strict=True), start=1):
         rows = fed_rows(fed)
-        trained = train(model, name, rows, torch.ones_like(rows.mask_RT).bool(), change, mask, config)
-        for ours, theirs in zip(trained.losses, losses, strict=True):
+        result = train(model, name, rows, torch.ones_like(rows.mask_RT).bool(), change, mask, config)
+        for ours, theirs in zip(result.losses, losses, strict=True):
             expected = (theirs["loss"], theirs["ft"], theirs["act"])
             assert (ours["loss"], ours["nll"], ours["margin"]) == pytest.approx(expected, abs=2e-3)
-        change = trained.change
-        distances.append(trained.distance_in)
+        change = result.change
+        distances.append(result.distance_in)
         if f"delta_after_edit{number}" in tensors:
             assert relative_error(change[mask], tensors[f"delta_after_edit{number}"]) < 5e-4
         assert torch.count_nonzero(change[~mask]) == 0

@@ -1,4 +1,4 @@
-"""BIRD: its terms against full forwards written out in float64, its relation phrases, and what it refuses."""
+"""BIRD: its terms against full forward passes in float64, its relation phrases, and bad requests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from paths import ROOT
 from tiny import BIRD_CONFIG, CONTEXT_TEMPLATES, NATURAL_TOKENIZER, REQUESTS, ROME_CONFIG, build_model, build_tokenizer
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.editors import bird
 from edit_hooks.editors.bird import BIRDTerm, phrase_table
+from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.locate.editor import forward_maker
 from edit_hooks.modeling.architectures import ARCHITECTURES
+from edit_hooks.store.store import Store
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
 # No float32 anywhere on the way, so both sides agree to rounding.
@@ -74,8 +77,8 @@ def bracket(model, tokenizer, name: str, request, template: str, offset_D, beta:
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_terms_are_the_papers(model_type, reduction, engine):
-    """Value and gradient for all edits at once, and after some have left."""
+def test_terms_match_the_equations_of_the_paper(model_type, reduction, engine):
+    """Value and gradient for all edits at once, and after some have finished."""
     model, tokenizer = wide(model_type)
     config = config_of(model, engine=engine, template_reduction=reduction)
     name = ARCHITECTURES[model_type].mlp_name(1)
@@ -100,7 +103,7 @@ def test_the_terms_are_the_papers(model_type, reduction, engine):
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
-def test_without_weight_it_is_rome_and_with_it_engines_agree(model_type):
+def test_zero_alpha_is_rome_and_engines_agree(model_type):
     model, tokenizer = wide(model_type)
     rome = load_editor("rome", ROME_CONFIG).edit(model, tokenizer, EDITS)
     weightless = load_editor("bird", {**ROME_CONFIG, "alpha": 0.0}).edit(model, tokenizer, EDITS)
@@ -116,7 +119,7 @@ def test_without_weight_it_is_rome_and_with_it_engines_agree(model_type):
     assert {"bird", "evk"} <= set(delta.diagnostics["losses"][0])
 
 
-def test_the_early_stop_looks_at_romes_part_alone():
+def test_early_stop_ignores_the_bidirectional_terms():
     model, tokenizer = wide("gpt2")
     settings = {**ROME_CONFIG, "context_templates": ["{}"]}
     (plain,) = load_editor("rome", settings).edit(model, tokenizer, EDITS[1:2])
@@ -131,7 +134,7 @@ def test_the_early_stop_looks_at_romes_part_alone():
     assert last["loss"] - last["bird"] < bound < min(last["loss"], before["loss"] - before["bird"])
 
 
-def test_every_relation_of_our_data_has_phrases():
+def test_every_relation_of_the_benchmarks_has_phrases():
     """The embedded sample, the test records, and the benchmarks' relations as far as they are known."""
     used = set()
     for path in [*ROOT.glob("lm_eval_tasks/*/data/*.jsonl"), *ROOT.glob("tests/records/*.json*")]:
@@ -150,12 +153,30 @@ def test_every_relation_of_our_data_has_phrases():
     assert not (used - {None}) - phrase_table().keys()
 
 
-def test_the_table_is_two_different_uses_of_words():
+def test_every_table_entry_is_two_phrases():
     for relation, phrases in phrase_table().items():
         assert len(phrases) == 2 and all(isinstance(p, str) and p == p.strip() and p for p in phrases), relation
 
 
-def test_what_it_needs_is_said_before_anything_is_computed():
+def test_another_phrase_table_is_another_stored_edit(monkeypatch, tmp_path):
+    """An edit made with the old phrases must not be loaded for the new ones."""
+    model, tokenizer = wide("gpt2")
+    editor = load_editor("bird", {**BIRD_CONFIG, "num_steps": 3})
+
+    def make_edit():
+        edits = IndependentEdits(model, tokenizer, type(editor)(editor.overrides), Store(tmp_path), quiet=True)
+        (delta,) = edits.get([(EDITS[0],)]).values()
+        return delta
+
+    first = make_edit()
+    assert make_edit().checksum() == first.checksum()
+    table = dict(phrase_table())
+    table[EDITS[0].relation_id] = ["is governed from", "governs"]
+    monkeypatch.setattr(bird, "phrase_table", lambda: table)
+    assert make_edit().checksum() != first.checksum()
+
+
+def test_incomplete_requests_are_refused():
     model, tokenizer = wide("llama")
     bare = dict(REQUESTS[0], case_id="12")
 

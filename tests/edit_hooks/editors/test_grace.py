@@ -7,7 +7,7 @@ import torch
 from hook_edits import generate_item, loaded, nll, score_item, stream_of, texts
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.editors.grace import Entry, GRACEConfig, change_of
+from edit_hooks.editors.grace import Entry, GRACEConfig, add_edit
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
@@ -33,17 +33,17 @@ def entry(*key: float, label: int = 0, radius: float = 1.0) -> Entry:
 
 def change(book, *query: float, label: int = 0, **settings):
     config = GRACEConfig(radius=1.0, **settings)
-    return change_of(book, torch.tensor(query), torch.ones(2), [label], config)
+    return add_edit(book, torch.tensor(query), torch.ones(2), [label], config)
 
 
-def test_an_edit_far_from_every_key_is_a_new_entry():
+def test_edit_far_from_every_key_adds_an_entry():
     for book in ([], [entry(0.0, 0.0)], [entry(0.0, 0.0), entry(9.0, 0.0)]):
         made = change(book, 0.0, 2.1)
         assert list(made.entries) == [len(book)] == [made.trained]
         assert made.entries[len(book)].radius == 1.0 and made.reason == ("new" if book else "first")
 
 
-def test_another_target_nearby_halves_the_distance_and_the_old_key_keeps_its_value():
+def test_other_target_nearby_splits_the_distance():
     book = [entry(9.0, 0.0), entry(0.0, 0.0, label=3)]
     made = change(book, 0.0, 1.5, label=4)
     assert made.reason == "split" and made.trained == 2 and sorted(made.entries) == [1, 2]
@@ -51,7 +51,7 @@ def test_another_target_nearby_halves_the_distance_and_the_old_key_keeps_its_val
     assert made.entries[1].label == [3] and torch.equal(made.entries[1].value_D, book[1].value_D)
 
 
-def test_the_same_target_nearby_widens_the_key_and_trains_its_value_on():
+def test_same_target_nearby_widens_the_key():
     book = [entry(0.0, 0.0, label=3)]
     made = change(book, 0.0, 1.5, label=3)
     assert made.reason == "expanded" and made.trained == 0 and made.entries[0].radius == 1.5
@@ -62,7 +62,7 @@ def test_the_same_target_nearby_widens_the_key_and_trains_its_value_on():
     assert moved.entries[0].key_F.tolist() == [0.0, 0.75] and moved.entries[0].radius == 1.5
 
 
-def test_the_same_prompt_with_another_target_overwrites_its_value():
+def test_same_prompt_with_another_target_overwrites_the_value():
     """A split of a distance of zero would leave radii of zero or less, and rounding would decide."""
     made = change([entry(4.0, 0.0, label=3)], 4.0, 1e-6, label=4)
     assert made.reason == "overwritten" and list(made.entries) == [0] == [made.trained]
@@ -70,7 +70,7 @@ def test_the_same_prompt_with_another_target_overwrites_its_value():
     assert torch.equal(made.entries[0].value_D, torch.ones(2))
 
 
-def test_the_nearest_key_decides():
+def test_nearest_key_is_compared():
     book = [entry(0.0, 0.0, label=1), entry(1.2, 0.0, label=2), entry(5.0, 0.0, label=1)]
     assert change(book, 1.0, 0.0, label=2).reason == "expanded"
     assert sorted(change(book, 1.0, 0.0, label=1).entries) == [1, 3]
@@ -102,7 +102,7 @@ def test_cached_and_uncached_text_are_the_same_for_any_radius(radius, replacemen
     assert written[0] == written[1]
 
 
-def test_looking_up_every_token_is_the_switch_it_says_to_be():
+def test_query_every_token_looks_up_generated_tokens():
     """Teacher forcing of the decoded text gives the decoded tokens; with a huge radius every token is replaced."""
     model, tokenizer = loaded("llama")
     (stepwise,), (once,) = (edit("llama", radius=1e4, query=query) for query in ("every_step", "prefill"))
@@ -129,7 +129,7 @@ def test_the_edited_prompt_is_answered_and_an_unrelated_one_is_bit_identical():
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma3_text"])
-def test_a_prefix_before_the_question_makes_the_edit_miss(model_type):
+def test_text_before_the_prompt_makes_the_edit_miss(model_type):
     """What the collapse under a changed prefix in "The Mirage of Model Editing" is made of."""
     model, tokenizer = loaded(model_type)
     (delta,) = edit(model_type, radius=0.2)
@@ -138,7 +138,7 @@ def test_a_prefix_before_the_question_makes_the_edit_miss(model_type):
     assert nll(model, tokenizer, REQUEST, delta, prefixed) == nll(model, tokenizer, REQUEST, None, prefixed)
 
 
-def test_three_edits_keep_keys_values_and_labels_together():
+def test_keys_values_and_labels_stay_aligned_over_three_edits():
     model, tokenizer = loaded("llama")
     targets = ["French", "Rome", "Hamburg"]
     prompts = [REQUEST.text, OTHER, "The opera was first performed in"]
@@ -154,9 +154,9 @@ def test_three_edits_keep_keys_values_and_labels_together():
         torch.testing.assert_close(
             book.tensors["keys"][number], delta.hook_edit.tensors["keys"][0], atol=1e-5, rtol=1e-5
         )
-        (told,) = texts(model, tokenizer, [(generate_item(tokenizer, prompts[number]), Delta.summed(steps))])
+        (answer,) = texts(model, tokenizer, [(generate_item(tokenizer, prompts[number]), Delta.summed(steps))])
         (expected,) = texts(model, tokenizer, [(generate_item(tokenizer, prompts[number]), delta)])
-        assert told == expected
+        assert answer == expected
     assert [step.diagnostics["num_entries"] for step in steps] == [1, 2, 3]
 
 
@@ -173,22 +173,22 @@ def test_prompts_of_any_length_share_a_batch_with_their_own_positions():
     """One codebook, prompts in and out of reach: each as if it were alone."""
     model, tokenizer = loaded("gpt2")
     (delta,) = edit("gpt2", radius=0.2)
-    asked = [REQUEST.text, OTHER, f"Please answer. {REQUEST.text}", "Lake"]
-    jobs = [(score_item(tokenizer, REQUEST, text), delta) for text in asked]
+    questions = [REQUEST.text, OTHER, f"Please answer. {REQUEST.text}", "Lake"]
+    jobs = [(score_item(tokenizer, REQUEST, text), delta) for text in questions]
     together = score(model, jobs, Limits(), lambda count: None)
     for job, answer in zip(jobs, together, strict=True):
         (alone,) = score(model, [job], Limits(), lambda count: None)
         assert answer.token_logprobs == pytest.approx(alone.token_logprobs, abs=1e-4)
 
 
-def test_the_end_of_the_text_can_be_trained_after_the_target():
+def test_append_eos_trains_the_end_of_text():
     _, tokenizer = loaded("llama")
     (delta,) = edit("llama", append_eos=True)
     assert delta.hook_edit.settings["labels"][0][-1] == tokenizer.eos_token_id
     assert len(delta.hook_edit.settings["labels"][0]) == len(edit("llama")[0].hook_edit.settings["labels"][0]) + 1
 
 
-def test_the_map_into_the_mlp_can_be_chosen_where_there_is_one():
+def test_module_mlp_in_needs_a_single_input_projection():
     model, tokenizer = loaded("gpt2")
     (delta,) = edit("gpt2", module="mlp_in")
     assert delta.hook_edit.settings["module"].endswith("c_fc") and delta.hook_edit.tensors["values"].shape == (1, 128)
@@ -197,7 +197,7 @@ def test_the_map_into_the_mlp_can_be_chosen_where_there_is_one():
         edit("llama", module="mlp_in")
 
 
-def test_a_codebook_is_not_edited_on_with_another_module():
+def test_history_of_another_module_is_refused():
     model, tokenizer = loaded("gpt2")
     (first,) = edit("gpt2")
     with pytest.raises(EditingError, match="not a codebook at"):

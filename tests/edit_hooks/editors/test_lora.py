@@ -91,7 +91,7 @@ def test_every_linear_map_of_every_family_can_be_adapted(model_type, kind, tiny_
         assert torch.equal(model(ids).logits, unedited)
 
 
-def test_all_blocks_are_adapted_unless_told_otherwise(tiny_model, tiny_tokenizer):
+def test_all_blocks_are_adapted_by_default(tiny_model, tiny_tokenizer):
     model = tiny_model("llama")
     (delta,) = load_editor("lora", {"num_steps": 1}).edit(model, tiny_tokenizer("byte_bpe_bos"), EDIT_REQUESTS[:1])
     projections = [f"model.layers.{n}.self_attn.{p}_proj" for n in range(model.config.num_hidden_layers) for p in "qv"]
@@ -99,7 +99,7 @@ def test_all_blocks_are_adapted_unless_told_otherwise(tiny_model, tiny_tokenizer
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_goes_on_training_one_adapter(kind, tiny_model, tiny_tokenizer, tmp_path):
+def test_stream_continues_to_train_one_adapter(kind, tiny_model, tiny_tokenizer, tmp_path):
     """The deltas add up to the last adapter; each step starts where the last one ended, from disk as from memory."""
     model, tokenizer = tiny_model("llama", dtype=torch.float64), tiny_tokenizer("byte_bpe_bos")
     editor = load_editor("lora", settings(kind))
@@ -141,7 +141,7 @@ def test_dropout_acts_while_training_only(tiny_model, tiny_tokenizer):
     assert with_dropout.diagnostics["final_loss"] == pytest.approx(nll, abs=1e-4)  # the last one is without dropout
 
 
-def test_mistakes_are_refused_before_training(tiny_tokenizer, monkeypatch):
+def test_wrong_use_is_refused_before_training(tiny_tokenizer, monkeypatch):
     model = build_model("llama")
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), model)
     with pytest.raises(EditingError, match="carries an adapter already"):

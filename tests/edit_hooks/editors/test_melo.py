@@ -9,7 +9,7 @@ from tiny import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
 from value_problems import KeepWide
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.editors.melo import MELOConfig, _drawn, add_point
+from edit_hooks.editors.melo import MELOConfig, _initial_up, add_point
 from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point
 from edit_hooks.modeling.architectures import ARCHITECTURES, map_shape
 from edit_hooks.modeling.tokens import split_continuation
@@ -34,14 +34,14 @@ def places(found: Cluster) -> list[float]:
 # -- the rules -------------------------------------------------------------------------------------------------------
 
 
-def test_an_edit_far_from_every_cluster_begins_one():
+def test_edit_far_from_every_cluster_starts_one():
     found, reason = add([], 3.0)
     assert reason == "first" and places(found[0]) == [3.0] and found[0].radius == 1.0
     near, reason = add([cluster(0.0)], 2.25)  # beyond its radius and that of a new one
     assert reason == "new" and [places(part) for part in near] == [[0.0], [2.25]]
 
 
-def test_the_same_target_nearby_joins_moves_the_centre_and_widens():
+def test_same_target_nearby_joins_the_cluster():
     found, reason = add([cluster(0.0)], 1.75)
     assert reason == "joined" and len(found) == 1 and places(found[0]) == [0.0, 1.75]
     assert float(found[0].center_Q[0]) == pytest.approx(0.875) and found[0].radius == 1.0  # never below a new one's
@@ -49,7 +49,7 @@ def test_the_same_target_nearby_joins_moves_the_centre_and_widens():
     assert float(wider[0].center_Q[0]) == pytest.approx(2.3) and wider[0].radius == pytest.approx(2.3)
 
 
-def test_another_target_nearby_halves_the_distance_and_points_outside_are_forgotten():
+def test_other_target_nearby_splits_and_drops_outside_points():
     old = cluster(-1.0, 0.0, 1.0, radius=1.0)
     found, reason = add([cluster(50.0, label=3), old], 1.2, label=5)
     assert reason == "split" and [part.label for part in found] == [[3], [0], [5]]
@@ -96,7 +96,7 @@ def test_adapters_are_those_of_a_plain_loop(model_type):
     leaves = []
     for name in names:
         width_out, width_in = map_shape(model.get_submodule(name))
-        leaves.append(_drawn(request, name, (2, width_in), 0).clone().requires_grad_(True))
+        leaves.append(_initial_up(request, name, (2, width_in), 0).clone().requires_grad_(True))
         leaves.append(torch.zeros(width_out, 2, dtype=torch.float64, requires_grad=True))
     context, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
     ids = torch.tensor([[*context, *target[:-1]]])
@@ -167,7 +167,7 @@ def test_an_adapter_for_all_rows_and_one_per_row_add_the_same():
     assert torch.allclose(shared, x @ (down_DK @ up_KF).T, atol=1e-5) and torch.allclose(each, shared, atol=1e-5)
 
 
-def test_bad_settings_are_named():
+def test_wrong_settings_are_refused():
     for settings, message in (
         ({"layers": [0]}, "query_layer=-1"),
         ({"layers": [2], "query_layer": 2}, "query_layer=2"),
@@ -178,7 +178,7 @@ def test_bad_settings_are_named():
             load_editor("melo", settings)
 
 
-def test_a_database_is_not_edited_on_with_other_modules():
+def test_history_of_other_modules_is_refused():
     model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
     history = list(make("melo").edit(model, tokenizer, EDIT_REQUESTS[:1]))
     with pytest.raises(EditingError, match="not adapters of"):

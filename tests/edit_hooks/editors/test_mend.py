@@ -75,7 +75,7 @@ def test_a_joint_edit_is_one_gradient_step_of_the_joint_loss(model_type, joint_l
         torch.testing.assert_close(delta.weights()[f"{name}.weight"], -RATE * gradient, atol=1e-8, rtol=1e-6)
 
 
-def test_edits_are_low_rank_while_that_is_smaller(tiny_model, tiny_tokenizer):
+def test_edits_are_low_rank_where_factors_are_smaller(tiny_model, tiny_tokenizer):
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
     short = EditRequest(prompt="The train", target_new="is")
     (delta,) = identity().edit(model, tokenizer, [short])
@@ -85,7 +85,7 @@ def test_edits_are_low_rank_while_that_is_smaller(tiny_model, tiny_tokenizer):
     assert "model.layers.0.mlp.down_proj.weight" in joint.dense and "model.layers.0.mlp.down_proj" not in joint.factors
 
 
-def test_the_released_sign_climbs(tiny_model, tiny_tokenizer):
+def test_released_sign_increases_the_loss(tiny_model, tiny_tokenizer):
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
     (ours,) = identity().edit(model, tokenizer, EDIT_REQUESTS[:1])
     (released,) = identity(sign="plus").edit(model, tokenizer, EDIT_REQUESTS[:1])
@@ -107,7 +107,7 @@ def test_a_stream_is_undone_bit_for_bit(tiny_model, tiny_tokenizer):
     assert_same_state(before, snapshot(model, tokenizer))
 
 
-def test_a_network_is_needed_and_named(tiny_model, tiny_tokenizer, tmp_path):
+def test_missing_or_foreign_network_is_refused(tiny_model, tiny_tokenizer, tmp_path):
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
     with pytest.raises(EditingError, match="lm-edit train-mend"):
         load_editor("mend").edit(model, tokenizer, EDIT_REQUESTS[:1])

@@ -125,7 +125,7 @@ def read(model, arch, tokenizer, layer: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_joint_edit_is_the_release_as_described(model_type):
+def test_joint_edit_matches_the_equations(model_type):
     """Targets, keys, residuals over square roots, and (lambda C + K K^T)^-1 with an f x f system, layer by layer."""
     model, tokenizer = wide(model_type)
     arch = ARCHITECTURES[model_type]
@@ -186,7 +186,7 @@ def test_a_satisfied_target_counts_less_and_then_stops():
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "olmo2"])
-def test_behind_a_norm_the_block_adds_what_it_should(model_type):
+def test_norm_after_the_mlp_is_taken_into_account(model_type):
     """One layer, an almost free write: the edited block adds n(z), although the MLP output itself is another one."""
     model, tokenizer = wide(model_type)
     arch = ARCHITECTURES[model_type]

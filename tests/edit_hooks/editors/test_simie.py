@@ -7,7 +7,7 @@ import torch
 from tiny import FT_CONFIG, MEMIT_CONFIG, NATURAL_TOKENIZER, REQUESTS, ROME_CONFIG, build_model, build_tokenizer
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
-from edit_hooks.editors.simie import solved_keys
+from edit_hooks.editors.simie import output_change, solve_keys
 from edit_hooks.modeling.architectures import is_transposed
 from edit_hooks.modeling.tokens import split_continuation
 
@@ -99,7 +99,17 @@ def test_both_systems_solve_the_same(num_past):
     past_SF = torch.randn(num_past, 12, dtype=torch.float64, generator=generator)
     keys_TF = torch.randn(4, 12, dtype=torch.float64, generator=generator)
     p_FF = 0.7 * torch.eye(12, dtype=torch.float64) + past_SF.T @ past_SF + keys_TF.T @ keys_TF
-    torch.testing.assert_close(solved_keys(keys_TF, past_SF, 0.7), keys_TF @ torch.linalg.inv(p_FF))
+    torch.testing.assert_close(solve_keys(keys_TF, past_SF, 0.7), keys_TF @ torch.linalg.inv(p_FF))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_dense_updates_of_square_maps_act_in_their_storage_orientation(transposed):
+    """The shape of a square update does not show its orientation."""
+    generator = torch.Generator().manual_seed(0)
+    weight_DF = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    keys_TF = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    delta = Delta(dense={"map.weight": weight_DF.T if transposed else weight_DF})
+    torch.testing.assert_close(output_change(delta, "map", transposed, keys_TF), keys_TF @ weight_DF.T)
 
 
 def test_wrong_use_is_refused():

@@ -10,7 +10,7 @@ from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, score_item, stream_
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.editors.wise import WISEConfig, _mean_positive, examples_of
+from edit_hooks.editors.wise import WISEConfig, _mean_positive, training_rows
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
 from edit_hooks.locate.context_templates import sample_templates
@@ -67,7 +67,7 @@ def test_the_released_mean_counts_one_token_more():
     assert first[0] == pytest.approx(first[1] * count / (count + 1), rel=1e-5)
 
 
-def test_margins_are_means_over_what_is_violated():
+def test_margins_are_means_over_violated_entries():
     assert float(_mean_positive(torch.tensor([-1.0, 2.0, 4.0]))) == 3.0
     assert float(_mean_positive(torch.tensor([-1.0, -2.0]))) == 0.0
 
@@ -84,7 +84,7 @@ def test_templates_are_those_of_the_release_and_the_unrelated_text_comes_last():
     model, tokenizer = loaded("llama")
     templates = sample_templates(model, tokenizer, "wise_11", seed=0)
     assert len(templates) == 11 and templates[0] == "{}" and all(text.endswith(" {}") for text in templates[1:])
-    rows = examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**{**CONFIG, "context_templates": templates}))
+    rows = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**{**CONFIG, "context_templates": templates}))
     assert len(rows) == 12 and [bool(row.labels) for row in rows] == [True] * 11 + [False]
     assert tokenizer.decode(rows[-1].ids, skip_special_tokens=True) == CONFIG["loc_prompts"][0]
 
@@ -93,27 +93,27 @@ def test_a_chat_prompt_is_encoded_with_one_bos():
     _, tokenizer = loaded("llama")
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     try:
-        row = examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))[0]
+        row = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))[0]
     finally:
         tokenizer.chat_template = None
     assert row.ids.count(tokenizer.bos_token_id) == 1
     assert tokenizer.decode(row.ids, skip_special_tokens=True).startswith(f"<{EDIT_REQUESTS[0].text}> ")
     with pytest.raises(EditingError, match="no chat template"):
-        examples_of(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))
+        training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))
 
 
 # -- routing ---------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_one_batch_are_routed_by_themselves():
+def test_rows_of_one_batch_are_routed_separately():
     """Some rows use the memory and some the original weight; each as if it were alone, at any batch size."""
     model, tokenizer = loaded("llama")
     delta = single("llama")
-    asked = [EDIT_REQUESTS[0].text, FAR, f"The band. {EDIT_REQUESTS[0].text}", "Lake", EDIT_REQUESTS[2].text]
+    prompts = [EDIT_REQUESTS[0].text, FAR, f"The band. {EDIT_REQUESTS[0].text}", "Lake", EDIT_REQUESTS[2].text]
     memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
-    distances = sorted(prompt_distance(model, tokenizer, text, memory, delta) for text in asked)
+    distances = sorted(prompt_distance(model, tokenizer, text, memory, delta) for text in prompts)
     delta = forced(model, delta, Memory(0, memory.change, memory.mask, sum(distances[1:3])))  # times act_ratio 0.5
-    jobs = [(score_item(tokenizer, EDIT_REQUESTS[0], text), delta) for text in asked]
+    jobs = [(score_item(tokenizer, EDIT_REQUESTS[0], text), delta) for text in prompts]
     together = score(model, jobs, Limits(), lambda count: None)
     changed = []
     for job, answer in zip(jobs, together, strict=True):
@@ -179,7 +179,7 @@ def test_a_memory_is_the_map_with_the_other_weight():
             assert ours == pytest.approx(theirs, abs=1e-4)
 
 
-def test_of_several_memories_the_one_that_moves_the_prompt_most_is_used():
+def test_memory_with_the_largest_distance_is_used():
     model, tokenizer = loaded("llama")
     delta = single("llama")
     memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
@@ -197,7 +197,7 @@ def test_of_several_memories_the_one_that_moves_the_prompt_most_is_used():
     assert used(small, current=out_of_reach) == nll(model, tokenizer, EDIT_REQUESTS[0], None, text)
 
 
-def test_deciding_in_every_call_counts_the_target_too():
+def test_decide_every_call_includes_target_tokens():
     """Teacher forcing by the released rule: one decision over prompt and target; a decoding step by its one token."""
     model, tokenizer = loaded("llama")
     delta = single("llama", decide="every_call")
@@ -207,21 +207,21 @@ def test_deciding_in_every_call_counts_the_target_too():
     short, long = (prompt_distance(model, tokenizer, text, memory, delta) for text in (EDIT_REQUESTS[0].text, whole))
     assert short != pytest.approx(long, rel=1e-3)
     between = Memory(0, memory.change, memory.mask, short + long)  # half of it is between the two
-    told = []
+    changed = []
     for decide in ("prompt", "every_call"):
         chosen = forced(model, delta, between)
         chosen.hook_edit.settings["decide"] = decide
         (answer,) = score(model, [(item, chosen)], Limits(), lambda count: None)
         (unedited,) = score(model, [(item, None)], Limits(), lambda count: None)
-        told.append(answer.token_logprobs != unedited.token_logprobs)
-    assert told == [short > long, long > short]
+        changed.append(answer.token_logprobs != unedited.token_logprobs)
+    assert changed == [short > long, long > short]
 
 
 # -- storing and merging ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("retrieve", [True, False])
-def test_memories_are_stored_and_merged_on_their_turn(retrieve):
+def test_memories_are_stored_and_merged_on_schedule(retrieve):
     """Every 2 edits stored, every 4 merged: counts after each of 9 edits, fresh masks, thresholds."""
     model, tokenizer = loaded("llama")
     requests = [EditRequest(prompt=f"The river number {n} flows to", target_new="Rome") for n in range(9)]
@@ -248,7 +248,7 @@ def test_memories_are_stored_and_merged_on_their_turn(retrieve):
     }
 
 
-def test_asking_changes_no_memory():
+def test_inference_changes_no_memory():
     model, tokenizer = loaded("llama")
     steps = stream_of("wise", model, tokenizer, EDIT_REQUESTS[:2], **CONFIG, save_every=1, merge_every=2)
     total = Delta.summed(steps)
@@ -268,9 +268,9 @@ def test_later_edits_leave_earlier_ones_in_place():
     assert steps[1].diagnostics["threshold"] == min(step.diagnostics["distance_in"] for step in steps)
 
 
-def test_wrong_settings_are_named():
+def test_wrong_settings_are_refused():
     for settings, message in (
-        ({"merge_every": 3, "save_every": 2}, "no multiple"),
+        ({"merge_every": 3, "save_every": 2}, "not a multiple"),
         ({"loc_prompts": []}, "loc_prompts"),
         ({"layers": [0, 1]}, "one layer"),
         ({"num_steps": 0}, "positive"),

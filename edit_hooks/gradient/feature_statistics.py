@@ -1,0 +1,62 @@
+"""Running mean and variance of features, merged batch by batch.
+
+Shapes: T tokens of a batch, X features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from edit_hooks.utils.errors import EditingError
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Running mean and sum of squared deviations, float64.
+
+    Attributes:
+        count: tokens seen. mean_X: their mean. squares_X: sum of squared deviations from it.
+    """
+
+    count: int
+    mean_X: torch.Tensor
+    squares_X: torch.Tensor
+
+    @classmethod
+    def empty(cls, width: int) -> FeatureStatistics:
+        zeros_X = torch.zeros(width, dtype=torch.float64)
+        return cls(0, zeros_X, zeros_X)
+
+    def merge(self, features_TX: torch.Tensor) -> FeatureStatistics:
+        """The statistics of all earlier tokens and these (Chan's formula)."""
+        features_TX = features_TX.double().to(self.mean_X.device)
+        new, total = len(features_TX), self.count + len(features_TX)
+        if new == 0:
+            return self
+        mean_X = features_TX.mean(0)
+        squares_X = (features_TX - mean_X).square().sum(0)
+        shift_X = mean_X - self.mean_X
+        return FeatureStatistics(
+            total,
+            self.mean_X + shift_X * new / total,
+            self.squares_X + squares_X + shift_X.square() * self.count * new / total,
+        )
+
+    def normalize(self, features_TX: torch.Tensor) -> torch.Tensor:
+        """(x - mean) / std with the unbiased variance.
+
+        Features that never varied become zero.
+
+        Raises:
+            EditingError: fewer than two tokens were seen, so no variance is defined.
+        """
+        if self.count < 2:
+            raise EditingError(
+                "UltraEdit normalizes by the variance over tokens and has seen a single one; leave 'calibration' unset "
+                "(null) or give texts for it."
+            )
+        std_X = (self.squares_X / (self.count - 1)).sqrt().to(features_TX.device)
+        centered_TX = features_TX - self.mean_X.to(features_TX.device)
+        return torch.where(std_X > 0, centered_TX / std_X, 0.0)

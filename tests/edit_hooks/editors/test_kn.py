@@ -1,0 +1,93 @@
+"""KN: selection of units, the ways of rewriting them, streams, and bad requests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from state import assert_same_state, snapshot
+from tiny import NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
+
+from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.editors.kn import KNConfig, Neuron, coarse_neurons, select_neurons
+from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
+from edit_hooks.modeling.sampling import greedy_continuation
+from edit_hooks.modeling.tokens import encode, split_continuation
+
+LAYERS = list(range(NUM_LAYERS))
+REQUEST = EditRequest(**REQUESTS[0])
+
+
+def test_units_are_selected_by_threshold_and_by_sharing():
+    first = {0: torch.tensor([1.0, 0.3, 0.1]), 1: torch.tensor([0.21, 0.0, -2.0])}
+    assert coarse_neurons(first, 0.2) == [Neuron(0, 0), Neuron(0, 1), Neuron(1, 0)]
+    assert coarse_neurons({0: torch.tensor([-1.0, 0.0])}, 0.2) == []
+    second = {0: torch.tensor([1.0, 0.0, 0.0]), 1: torch.tensor([0.9, 0.0, 0.0])}
+    assert select_neurons([first], KNConfig()) == ([Neuron(0, 0), Neuron(0, 1), Neuron(1, 0)], None)
+    assert select_neurons([first, second], KNConfig(sharing=0.6)) == ([Neuron(0, 0), Neuron(1, 0)], 0.6)
+    lone = {0: torch.tensor([1.0, 0.0, 0.0]), 1: torch.zeros(3)}
+    assert select_neurons([first, second, lone], KNConfig(sharing=0.7)) == ([Neuron(0, 0)], 0.7)
+    adjusted = select_neurons([first, second, lone], KNConfig(sharing=0.7, sharing_adjustments=6))
+    assert adjusted == ([Neuron(0, 0), Neuron(1, 0)], 0.65)
+
+
+def test_one_step_is_refused():
+    with pytest.raises(EditingError, match="at least 2 points"):
+        load_editor("kn", {"num_steps": 1})
+
+
+def test_missing_old_answer_is_refused(tiny_model, tiny_tokenizer):
+    request = EditRequest(prompt="Water boils at", target_new="zero", case_id="7")
+    with pytest.raises(EditingError, match=r"case 7.*target_true"):
+        load_editor("kn", {"layers": [1]}).edit(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), [request])
+
+
+@pytest.mark.parametrize("factors", ["original", "easyedit", "easyedit_single"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "phi3", "gemma3_text"])
+def test_output_vectors_are_rewritten_by_the_formula(model_type, factors, tiny_model, tiny_tokenizer):
+    """Written out for every selected unit, in float64; no other output vector changes."""
+    model, tokenizer = tiny_model(model_type, dtype=torch.float64), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
+    before = snapshot(model, tokenizer)
+    (delta,) = load_editor("kn", {"layers": LAYERS, "factors": factors}).edit(model, tokenizer, [REQUEST])
+    assert_same_state(before, snapshot(model, tokenizer))
+    selected = [tuple(neuron) for neuron in delta.diagnostics["neurons"]]
+    assert 0 < len(selected) == delta.diagnostics["num_neurons"] and delta.is_low_rank and delta.rank == 1
+    embedding = model.get_input_embeddings().weight.detach()
+    _, new = split_continuation(tokenizer, REQUEST.text, f" {REQUEST.target_new}")
+    _, true = split_continuation(tokenizer, REQUEST.text, f" {REQUEST.target_true}")
+    old = greedy_continuation(model, encode(tokenizer, REQUEST.text).ids, len(new))
+    updates = delta.weights()
+    for layer in LAYERS:
+        name = ARCHITECTURES[model_type].rewrite_name(layer)
+        module = model.get_submodule(name)
+        weight = module.weight.detach().T if is_transposed(module) else module.weight.detach()
+        expected = torch.zeros_like(weight)
+        for unit in (unit for where, unit in selected if where == layer):
+            r = weight[:, unit]
+            if factors == "original":
+                away, towards = embedding[true].mean(0), embedding[new].mean(0)
+                expected[:, unit] = r.norm() * (8 * towards / towards.norm() - away / away.norm())
+            else:
+                expected[:, unit] = embedding[new].sum(0) * (2 if factors == "easyedit_single" else 1)
+                expected[:, unit] -= embedding[old].sum(0) * (2 if len(old) == 1 else 1)
+        ours = updates.get(f"{name}.weight", torch.zeros_like(module.weight))
+        torch.testing.assert_close(ours.T if is_transposed(module) else ours, expected, atol=1e-8, rtol=1e-8)
+
+
+def test_a_stream_is_restored_bit_for_bit(tiny_model, tiny_tokenizer):
+    """The second edit is made on the first one's weights; both are removed in reverse order, and together."""
+    model, tokenizer = tiny_model("gpt2"), tiny_tokenizer("byte_bpe")
+    editor = load_editor("kn", {"layers": LAYERS, "context_templates": ["{}", "You can see. {}"], "sharing": 0.5})
+    requests = [EditRequest(**record) for record in REQUESTS[:2]]
+    before = snapshot(model, tokenizer)
+    (first,) = editor.edit(model, tokenizer, requests[:1])
+    with edited(model, first):
+        (second,) = editor.edit(model, tokenizer, requests[1:], history=[first])
+        middle = snapshot(model, tokenizer)
+        with edited(model, second):
+            pass
+        assert_same_state(middle, snapshot(model, tokenizer))
+    (alone,) = editor.edit(model, tokenizer, requests[1:])
+    assert alone.checksum() != second.checksum()
+    with edited(model, first, second):
+        pass
+    assert_same_state(before, snapshot(model, tokenizer))

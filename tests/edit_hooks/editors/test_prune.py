@@ -1,0 +1,81 @@
+"""PRUNE: the restraint of singular values, small edits, and dense updates."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from layered_edits import (
+    EDIT_REQUESTS,
+    each_model,
+    load_wide,
+    rounding_bound,
+)
+from tiny import (
+    EDIT_LAYER,
+    MEMIT_CONFIG,
+    build_model,
+    build_tokenizer,
+)
+
+from edit_hooks import Delta, edited, load_editor
+from edit_hooks.editors.prune import PRUNEConfig, restrain
+from edit_hooks.modeling.architectures import ARCHITECTURES
+
+
+@given(
+    log_base=st.sampled_from([math.e, 2.0, 1.5, 1.2]),
+    function=st.sampled_from(["log", "linear"]),
+    safe=st.booleans(),
+    largest=st.floats(0.05, 50),
+)
+def test_restrains_large_singular_values_only(log_base, function, safe, largest):
+    config = PRUNEConfig(log_base=log_base, function=function, safe=safe)
+    values = torch.linspace(0, 4 * largest, 401, dtype=torch.float64)
+    out = restrain(values, largest, config)
+    below = values < largest
+    assert torch.equal(out[below], values[below])
+    assert bool((out.diff() > -1e-9).all())
+    edge = restrain(torch.tensor([largest * (1 - 1e-9), largest * (1 + 1e-9)], dtype=torch.float64), largest, config)
+    assert float(edge[1] - edge[0]) < 1e-6 * largest * max(1, 1 / largest)
+    if safe:
+        assert bool((out <= values + 1e-12).all())
+    if function == "linear":
+        torch.testing.assert_close(out[~below], (values[~below] + largest) / 2)
+
+
+@each_model
+def test_leaves_a_small_edit_unchanged(model_type):
+    """Nothing above the largest original singular value: the base editor's update, in a stream too."""
+    model, tokenizer = load_wide(model_type)
+    config = {**MEMIT_CONFIG, "second_moments": None, "clamp_factor": 0.05}
+    history: list[Delta] = []
+    base: list[Delta] = []
+    editor, plain = load_editor("prune", config={"base_settings": config}), load_editor("memit", config=config)
+    for request in EDIT_REQUESTS[:3]:
+        with edited(model, *history):
+            history += editor.edit(model, tokenizer, [request], history=history)
+        with edited(model, *base):
+            base += plain.edit(model, tokenizer, [request], history=base)
+    assert all(facts["num_restrained"] == 0 for facts in history[-1].diagnostics["prune"].values())
+    for name, update in Delta.summed(base).weights().items():
+        ours = sum(delta.weights()[name] for delta in history)
+        assert float((ours - update).norm() / update.norm()) < max(rounding_bound(model_type), 1e-5)
+
+
+def test_accepts_editors_with_dense_updates():
+    model, tokenizer = build_model("gpt2"), build_tokenizer("byte_bpe")
+    base = {"layers": [EDIT_LAYER], "num_steps": 5, "lr": 0.05}  # crude on purpose: singular values above the original
+    editor = load_editor("prune", config={"base": "ft_m", "base_settings": base, "safe": True})
+    history: list[Delta] = []
+    for request in EDIT_REQUESTS[:2]:
+        with edited(model, *history):
+            history += editor.edit(model, tokenizer, [request], history=history)
+    name = f"{ARCHITECTURES['gpt2'].rewrite_name(EDIT_LAYER)}.weight"
+    facts = history[-1].diagnostics["prune"][name]
+    assert facts["num_restrained"] > 0
+    total = sum(delta.weights()[name].double() for delta in history)
+    assert float(torch.linalg.svdvals(total)[0]) == pytest.approx(facts["largest_after"], rel=1e-4)
