@@ -7,7 +7,7 @@ returns :class:`Delta` values, and :func:`edited` applies them for the duration 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edit_hooks.base.config import EditorConfig, config_field
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from edit_hooks.request import EditRequest
     from edit_hooks.utils.errors import EditingError
 
-
-# Imported on first use: the command line must not wait for torch to show its help.
+# Imported on first use: ``lm-edit --help`` must not wait for torch.
 _HOMES = {
     "EDITORS": "base.registry",
     "Delta": "deltas.delta",
@@ -35,7 +34,6 @@ _HOMES = {
     "edited": "deltas.apply",
     "load_editor": "base.registry",
 }
-
 
 __all__ = [
     "EDITORS",
@@ -53,7 +51,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

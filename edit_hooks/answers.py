@@ -1,9 +1,9 @@
-"""Answers of ``edited_hf`` as typed values: produced by inference, consumed by tasks, stored in samples as JSON.
+"""Answers of ``edited_hf`` as typed values with a JSON format.
 
-A model answers a question with a :class:`ScoredContinuation` or a :class:`GeneratedText`. A request gets back an
-:class:`EditedAnswer`: the answer under the case's edits and, where asked for, the unedited model's answer, the answers
-at other stages of a stream, and a report on the edit. ``str()`` of it is its JSON text, which lm-eval writes into
-sample files; the text carries :data:`FORMAT`.
+Inference produces them, tasks consume them, and lm-eval writes them into sample files. A model answers a question with
+a :class:`ScoredContinuation` or a :class:`GeneratedText`. The result of a request is an :class:`EditedAnswer`: the
+answer under the case's edits and, if required, the unedited model's answer, the answers at other stages of a stream,
+and a report on the edit. ``str()`` of it is its JSON text, which contains :data:`FORMAT`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ StopReason = Literal["eos", "stop_string", "length"]
 
 @dataclass(frozen=True, kw_only=True)
 class ContextReport:
-    """What was put before a question by an edit that is a context.
+    """Text that a context edit put before a question.
 
     Attributes:
-        facts, demonstrations: how many were shown. left_out: demonstrations that did not fit.
-        cut: the prompt lost its beginning all the same.
+        facts, demonstrations: number in the prompt.
+        left_out: number of demonstrations that did not fit.
+        cut: the prompt lost its beginning because it was too long even without demonstrations.
     """
 
     facts: int = 0
@@ -45,7 +46,7 @@ class ScoredContinuation:
         logprob: sum over the continuation's tokens, in nats.
         is_greedy: every token is the argmax at its position.
         token_ids, token_logprobs, token_argmax: one entry per token; ``None`` where the model class reports none.
-        unedited: the unedited model's answer to the same question, where it was asked.
+        unedited: the unedited model's answer to the same question, if required.
     """
 
     logprob: float
@@ -77,7 +78,7 @@ class GeneratedText:
         raw: the text as generated. stops: the task's stop strings; :attr:`text` ends before the first of them.
         token_ids: generated tokens; ``None`` from model classes that do not report them.
         stop: why generation ended, likewise.
-        unedited: the unedited model's answer to the same question, where it was asked.
+        unedited: the unedited model's answer to the same question, if required.
     """
 
     raw: str
@@ -93,7 +94,7 @@ class GeneratedText:
         return truncate(self.raw, self.stops)
 
     def until(self, stops: Iterable[str]) -> GeneratedText:
-        """The same generation, the unedited one included, read up to other stop strings."""
+        """Return the same generation, and the unedited one, cut at other stop strings."""
         stops = tuple(stops)
         unedited = None if self.unedited is None else self.unedited.until(stops)
         return dataclasses.replace(self, stops=stops, unedited=unedited)
@@ -104,7 +105,7 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class FailedAnswer:
-    """No usable answer, and why: the edit failed, or the model returned something other than promised."""
+    """No usable answer: the edit failed, or the model returned something unexpected."""
 
     reason: str
 
@@ -117,12 +118,12 @@ ModelAnswer: TypeAlias = ScoredContinuation | GeneratedText
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPosition:
-    """Where a case stands in a run that edits first and asks afterwards.
+    """Position of a case in a stream of edits.
 
     Attributes:
-        edited: its edit is in the final model.
-        step: the step that makes its edit, counted from 0; ``None`` when the run does not have it.
-        num_edits: edits in the final model, fewer than planned if the stream was stopped.
+        edited: the case's edit is in the final model.
+        step: the step of the case's edit, counted from 0; ``None`` if the stream does not contain it.
+        num_edits: number of edits in the final model, fewer than planned if the guard stopped the stream.
     """
 
     edited: bool
@@ -131,17 +132,18 @@ class StreamPosition:
 
     @property
     def not_in_stream(self) -> bool:
-        """The case belongs to the task but not to this run's edits."""
+        """Whether the stream does not contain the case's edit."""
         return self.step is None and not self.edited
 
 
 @dataclass(frozen=True, kw_only=True)
 class EditReport:
-    """What samples say about the edit under which a question was answered.
+    """Facts about the edit behind an answer, for sample files.
 
     Attributes:
-        editor: name of the editor, if known. key: identity of the edited requests.
-        error: why the edit could not be made.
+        editor: name of the editor, if known.
+        key: identity of the edited requests.
+        error: reason of a failed edit.
         diagnostics: JSON-able facts of the editor and the run (final loss, steps, seconds, warnings, ...).
     """
 
@@ -151,7 +153,7 @@ class EditReport:
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """One flat JSON-able mapping."""
+        """Return one flat JSON-able mapping."""
         named = {"editor": self.editor, "key": self.key, "error": self.error}
         return {**{name: value for name, value in named.items() if value is not None}, **self.diagnostics}
 
@@ -164,12 +166,12 @@ class EditReport:
 
 @dataclass(frozen=True, kw_only=True)
 class EditedAnswer:
-    """What ``edited_hf`` returns for one request of a document with edits.
+    """Result of one request of a document with edits.
 
     Attributes:
-        final: the answer under the edits (in a stream: on the final model), or why there is none.
-        edit: report on the edit; ``None`` without one.
-        position: the case's place in the run's edits; ``None`` where every case has its own.
+        final: the answer under the edits (in a stream: on the final model), or the reason for its absence.
+        edit: report on the edit; ``None`` for the unedited model.
+        position: the case's position in a stream; ``None`` if cases are edited independently.
         immediate: in a stream, the answer right after the case's own edit.
         checkpoints: number of edits -> answer. after_step: step -> answer, from the case's own step on.
     """
@@ -185,7 +187,7 @@ class EditedAnswer:
         return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False)
 
     def to_json(self) -> dict[str, Any]:
-        """A mapping of plain JSON values; numbers that JSON does not have (NaN, infinities) are written as texts."""
+        """Return a mapping of plain JSON values; NaN and infinities become strings."""
         record: dict[str, Any] = {"format": FORMAT}
         if isinstance(self.final, FailedAnswer):
             record["error"] = self.final.reason
@@ -204,10 +206,10 @@ class EditedAnswer:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> EditedAnswer:
-        """Read what :meth:`to_json` wrote.
+        """Inverse of :meth:`to_json`.
 
         Raises:
-            EditingError: for another format, and for records that lack something.
+            EditingError: for another format or an incomplete record.
         """
         if record.get("format") != FORMAT:
             raise EditingError(f"this answer has the format {record.get('format')!r}; {FORMAT!r} is needed.")
@@ -226,7 +228,10 @@ class EditedAnswer:
 
 
 def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
-    """A mapping of plain JSON values without absent fields, and without stop strings, which belong to the task."""
+    """Return a mapping of plain JSON values.
+
+    Absent fields are left out, and so are stop strings, which belong to the task.
+    """
     record: dict[str, Any] = {"kind": "scored" if isinstance(answer, ScoredContinuation) else "generated"}
     for item in dataclasses.fields(answer):
         value = getattr(answer, item.name)
@@ -241,7 +246,11 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
 
 
 def answer_from_json(record: Mapping[str, Any]) -> ModelAnswer:
-    """Read what :func:`answer_to_json` wrote; raises KeyError, TypeError or ValueError for anything else."""
+    """Inverse of :func:`answer_to_json`.
+
+    Raises:
+        KeyError, TypeError, ValueError: for anything else.
+    """
     fields: dict[str, Any] = {name: value for name, value in record.items() if name != "kind"}
     if "context" in fields:
         fields["context"] = ContextReport(**fields["context"])
@@ -260,7 +269,7 @@ def answer_from_json(record: Mapping[str, Any]) -> ModelAnswer:
 
 
 def truncate(text: str, stops: Iterable[str]) -> str:
-    """Natural stop: the text before the first occurrence of any stop string; empty stops are ignored."""
+    """Cut a text at the first occurrence of a non-empty stop string."""
     starts = [start for stop in stops if stop and (start := text.find(stop)) >= 0]
     return text[: min(starts)] if starts else text
 
@@ -270,7 +279,7 @@ def _stages(record: Mapping[str, Any]) -> dict[int, ModelAnswer]:
 
 
 def _plain_numbers(value: Any) -> Any:
-    """The value with NaN and infinities as texts, which ``float()`` reads back."""
+    """Replace NaN and infinities with strings, which ``float()`` reads back."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`EditRequest`: one wanted change, checked when it is made."""
+"""`EditRequest`: one wanted change, validated on construction."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class EditRequest:
         prompt: text that should be continued by ``target_new``; either a template with exactly one ``{}`` for the
             subject, or a plain text. Outer white space is dropped: prompt and target are always joined by one space.
         target_new: the answer wanted after the edit, without outer white space.
-        subject: the words whose representation is located; must occur in the prompt. ``None`` where the benchmark
-            marks none; editors that need one then refuse the request.
+        subject: the words whose representation is located; must occur in the prompt. ``None`` if the benchmark marks
+            none; editors that need one refuse the request.
         target_true: the answer before the edit, if known.
         case_id: identity of the benchmark record. Not part of what is edited, so not part of ``key``.
         relation_id: identity of the relation (Wikidata P-number or the like), for editors that use it.
 
     Raises:
-        EditingError: naming the field and what to do, for empty or non-string fields, a subject that is not in the
-            prompt, and templates with more than one slot.
+        EditingError: for empty or non-string fields, a subject that does not occur in the prompt, and templates with
+            more than one slot; the message names the field.
     """
 
     prompt: str
@@ -84,9 +84,9 @@ class EditRequest:
 
     @functools.cached_property
     def subject_span(self) -> tuple[int, int] | None:
-        """Character offsets (start, end) of the subject in :attr:`text`; ``None`` without a subject.
+        """Character offsets (start, end) of the subject in :attr:`text`, if there is one.
 
-        In a plain prompt the first occurrence that stands as whole words is meant, else the first occurrence.
+        In a plain prompt it is the first occurrence bounded by non-word characters, else the first occurrence.
         """
         if self.subject is None:
             return None
@@ -98,26 +98,33 @@ class EditRequest:
 
     @functools.cached_property
     def text(self) -> str:
-        """The prompt with the subject filled in. Composed by concatenation: braces in the texts are plain text."""
+        """The prompt with the subject filled in."""
         if self.subject is None or SLOT not in self.prompt:
             return self.prompt
-        before, after = self.prompt.split(SLOT)
+        before, after = self.prompt.split(SLOT)  # not str.format: other braces are plain text
         return before + self.subject + after
 
     @functools.cached_property
     def key(self) -> str:
-        """SHA-256 (hex) of everything that can change the edit: all fields but ``case_id``, prompt filled."""
+        """SHA-256 (hex) of all that can change the edit: every field except ``case_id``."""
         content = {**self.to_dict(), "prompt": self.text, "subject_span": self.subject_span}
         content.pop("case_id", None)
         return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able mapping from which :meth:`from_dict` makes an equal request; absent fields are left out."""
+        """Return a JSON-able mapping without absent fields; inverse of :meth:`from_dict`."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], where: str = "") -> EditRequest:
-        """Make a request from a mapping; errors are prefixed with ``where`` (file and record number)."""
+        """Create a request from a mapping.
+
+        Args:
+            where: file and record number, a prefix of error messages.
+
+        Raises:
+            EditingError: for unknown and missing fields, and for invalid values.
+        """
         prefix = f"{where}: " if where else ""
         if not isinstance(record, Mapping):
             raise EditingError(
@@ -135,7 +142,7 @@ class EditRequest:
 
 
 def require_subjects(requests: Sequence[EditRequest], editor: str) -> None:
-    """Refuse requests without a subject on behalf of an editor that locates one."""
+    """Refuse requests without a subject on behalf of an editor that needs one."""
     for request in requests:
         if request.subject is None:
             raise EditingError(

@@ -1,8 +1,9 @@
-"""Typed editor configurations: fields with help, checked values, renamed settings."""
+"""Typed editor configurations with help texts and validated values."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -18,11 +19,12 @@ Settings = Mapping[str, Any]  # editor settings by name, before they are checked
 def config_field(
     help: str, *, formerly: str | None = None, renamed_values: Mapping[str, str] | None = None, **kwargs: Any
 ) -> Any:
-    """A configuration field with its one-line help.
+    """Declare a field of an editor configuration.
 
     Args:
+        help: one line.
         formerly: an earlier name of the setting, accepted with a warning.
-        renamed_values: earlier spellings of accepted values -> current ones, likewise.
+        renamed_values: earlier spellings of values -> current ones, accepted with a warning.
     """
     return field(metadata={"help": help, "formerly": formerly, "renamed_values": renamed_values or {}}, **kwargs)
 
@@ -32,7 +34,10 @@ _ConfigT = TypeVar("_ConfigT", bound="EditorConfig")
 
 @dataclass(kw_only=True)
 class EditorConfig:
-    """Settings every editor has. Unknown keys and wrong types are errors; ``layers=None`` asks for a default."""
+    """Settings common to all editors.
+
+    Unknown keys and wrong types are errors. ``layers=None`` selects a default for the model.
+    """
 
     layers: list[int] | None = config_field("blocks whose rewrite module is edited, ascending", default=None)
     seed: int = config_field("seed of everything that is drawn at random", default=0)
@@ -47,7 +52,7 @@ class EditorConfig:
 
     @property
     def edited_layers(self) -> list[int]:
-        """``layers`` of a configuration that was resolved for a model."""
+        """``layers`` of a configuration that is resolved for a model."""
         assert self.layers is not None, "the configuration was not resolved for a model"
         return self.layers
 
@@ -64,7 +69,11 @@ class EditorConfig:
 
     @classmethod
     def from_mapping(cls: type[_ConfigT], mapping: Mapping[str, Any]) -> _ConfigT:
-        """Build from a mapping (YAML, ``editor_args``); unknown keys are errors with near misses."""
+        """Create a configuration from a mapping (YAML, ``editor_args``).
+
+        Raises:
+            EditingError: for unknown keys, with near misses, and for values of another type.
+        """
         mapping = cls.with_current_names(mapping)
         known = {item.name for item in dataclasses.fields(cls)}
         if unknown := set(mapping) - known:
@@ -73,7 +82,7 @@ class EditorConfig:
 
     @classmethod
     def with_current_names(cls, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        """The mapping with renamed settings and values under their current names; warns about each old one."""
+        """Replace earlier names of settings and values, with a warning for each."""
         fields = dataclasses.fields(cls)
         renamed = {item.metadata["formerly"]: item.name for item in fields if item.metadata.get("formerly")}
         current = with_current_names(mapping, renamed, "editor setting")
@@ -85,12 +94,15 @@ class EditorConfig:
         return current
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings, defaults filled in, JSON-able (tensors are described by shape and checksum)."""
+        """Return all settings as JSON-able values, defaults included."""
         return {item.name: _jsonable(getattr(self, item.name)) for item in dataclasses.fields(self)}
 
 
 def _coerce(value: Any, hint: Any, name: str) -> Any:
-    """Check a setting against its annotation; numbers written as text (YAML's 5e-4) become numbers."""
+    """Validate a setting against its annotation.
+
+    Numbers as text become numbers: YAML reads 5e-4 as text.
+    """
     if hint is Any:
         return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -130,7 +142,7 @@ def _number(value: Any, kind: type, name: str, hint: Any) -> Any:
             number = kind(value)
         except ValueError:
             number = None
-        if number is not None and (isinstance(value, str) or number == value):
+        if number is not None and not math.isnan(number) and (isinstance(value, str) or number == value):
             return number
     raise EditingError(f"editor setting {name!r} is {value!r}; accepted: {_spell(hint)}.")
 
@@ -146,6 +158,4 @@ def _jsonable(value: Any) -> Any:
         return {str(key): _jsonable(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_jsonable(entry) for entry in value]
-    if hasattr(value, "shape"):
-        return {"shape": list(value.shape), "dtype": str(value.dtype), "sum": float(value.double().sum())}
     return value

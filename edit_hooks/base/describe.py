@@ -1,20 +1,24 @@
-"""What the registered editors can do and which settings they have, as data."""
+"""Capabilities and settings of all editors as data."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import re
 import typing
 from dataclasses import dataclass
 from typing import Any
 
-from edit_hooks.base.registry import EDITORS, editor_class
+from edit_hooks.base.registry import EDITORS, editor_class, editor_names
+from edit_hooks.utils.errors import EditingError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of an editor: its name, accepted type, default as text, and one line of help."""
+    """One setting of an editor: name, type, default as text, one line of help."""
 
     name: str
     kind: str
@@ -27,10 +31,10 @@ class EditorDescription:
     """One row of the editor table.
 
     Attributes:
-        summary: first line of the class's documentation.
+        summary: first line of the class's docstring.
         needs_subject: requests must mark the subject.
         supports_joint: several requests can be written at once (``mode=batch``, ``edit_batch_size`` above 1).
-        writes: what the edits change: weights, hooks, context.
+        writes: parts that the edits change: weights, hooks, context.
     """
 
     name: str
@@ -42,10 +46,10 @@ class EditorDescription:
 
 
 def describe_editor(name: str) -> EditorDescription:
-    """One editor.
+    """Describe one editor.
 
     Raises:
-        EditingError: for an unknown name.
+        EditingError: for an unknown name, or a class that cannot be imported.
     """
     editor = editor_class(name)
     hints = typing.get_type_hints(editor.config_class)
@@ -58,8 +62,17 @@ def describe_editor(name: str) -> EditorDescription:
 
 
 def describe_editors() -> list[EditorDescription]:
-    """All editors of the registry, in its order."""
-    return [describe_editor(name) for name in EDITORS]
+    """Describe all editors; those of other packages come last.
+
+    An editor of another package that cannot be imported is left out with a warning.
+    """
+    rows = [describe_editor(name) for name in EDITORS]
+    for name in editor_names()[len(EDITORS) :]:
+        try:
+            rows.append(describe_editor(name))
+        except EditingError as error:
+            log.warning("%s", error)
+    return rows
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -69,7 +82,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _kind(hint: Any) -> str:
-    """An annotation as people write it: ``int | None``, ``'fast' or 'reference'``."""
+    """Format an annotation: ``int | None``, ``'fast' or 'reference'``."""
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(repr(option) for option in typing.get_args(hint))
     if hint is Any:

@@ -1,4 +1,4 @@
-"""Base class of editors: a typed configuration, and a function from requests to deltas."""
+"""Base class of editors: from edit requests to deltas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -22,10 +22,10 @@ from edit_hooks.modeling.architectures import architecture_of, check_layers, num
 from edit_hooks.modeling.tokens import encode, join_target
 from edit_hooks.request import SLOT, EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.progress import Progress
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-Progress = Callable[[int], None]
 # In ``contract_settings``: replaced by a list of short texts on which the tiny models' tokenizers were trained.
 CONTRACT_TEXTS = "contract-texts"
 ConfigT = TypeVar("ConfigT", bound=EditorConfig)
@@ -33,12 +33,14 @@ ConfigT = TypeVar("ConfigT", bound=EditorConfig)
 
 @dataclass(frozen=True)
 class EditJob(Generic[ConfigT]):
-    """One call of an editor, checked and with the full configuration.
+    """Validated inputs of one call of an editor.
 
     Attributes:
-        model: the unwrapped causal model. config: every setting explicit.
-        requests: at least one. joint: one delta writes all of them.
-        history: deltas of the earlier steps of a stream, which the weights hold already.
+        model: the unwrapped causal model.
+        config: configuration with every setting explicit.
+        requests: at least one.
+        joint: one delta writes all requests.
+        history: deltas of the earlier steps of a stream, already applied to the weights.
         progress: called with the number of requests finished since the last call.
     """
 
@@ -52,15 +54,15 @@ class EditJob(Generic[ConfigT]):
 
     @property
     def groups(self) -> list[list[EditRequest]]:
-        """The requests by delta: all in one group if joint, else one each."""
+        """The requests of each delta: all in one group if joint, else one each."""
         return [self.requests] if self.joint else [[request] for request in self.requests]
 
 
 class Editor(abc.ABC, Generic[ConfigT]):
-    """Turns requests into deltas and leaves the model unchanged.
+    """Computes deltas for edit requests and leaves the model unchanged.
 
-    A subclass implements :meth:`compute`; the other methods marked as hooks are optional. Capabilities are attributes
-    that runners read; no code compares an editor's name. Editors that wrap another one set them per instance.
+    A subclass implements :meth:`compute`; methods marked as hooks are optional. Capabilities are attributes that
+    runners read; no code compares editor names. Editors that wrap another one set them per instance.
 
     Attributes:
         name: registry name, also of file, configuration folder and parity test.
@@ -71,7 +73,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
         default_depth: relative depth of the default layer for models without a shipped configuration.
         contract_settings: settings under which ``lm-edit check-editor`` runs the editor on tiny models.
-        contract_exemptions: checks of that contract which cannot hold for the method -> why.
+        contract_exemptions: checks of that contract which cannot hold for the method -> reason.
     """
 
     name: str
@@ -92,15 +94,16 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
     @property
     def source_modules(self) -> tuple[str, ...]:
-        """Modules whose code, with their imports, decides what this editor computes."""
+        """Modules whose code, imports included, determines the results of this editor."""
         return (type(self).__module__,)
 
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def default_config(self, model: nn.Module) -> ConfigT:
-        """Configuration for a model before sampling: defaults, then the shipped file, then the user's settings.
+        """Return the configuration for a model before sampling.
 
-        The shipped file is found by the shape of the model (type, depth, width, vocabulary), not by its name.
+        The user's settings override the shipped file, which overrides the defaults. The shipped file is selected by the
+        shape of the model (type, depth, width, vocabulary), not by its name.
         """
         model_config = unwrapped(model).config
         shipped = shipped_config(self.config_folders, model_config)
@@ -115,12 +118,12 @@ class Editor(abc.ABC, Generic[ConfigT]):
     def resolve_config(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
     ) -> ConfigT:
-        """The full configuration for a model, with everything that is sampled made explicit.
+        """Return the full configuration for a model, with sampled settings made explicit.
 
-        Resolved once per model object, from its weights at that moment, and then kept.
+        Resolved once per model object, from its weights at the first call, and cached.
 
         Args:
-            stored: an earlier result for this model (as ``to_dict`` gave it), whose sampled settings are used again.
+            stored: an earlier result for this model, as a mapping from ``to_dict``; its sampled settings are reused.
         """
         inner = unwrapped(model)
         if inner not in self._resolved or stored is not None:
@@ -136,17 +139,20 @@ class Editor(abc.ABC, Generic[ConfigT]):
         return self._resolved[inner]
 
     def default_layers(self, model_config: Any) -> list[int]:
-        """Hook: layers for a model without a shipped configuration; one, at :attr:`default_depth`."""
+        """Hook: layers for a model without a shipped configuration.
+
+        By default one layer, at the relative depth :attr:`default_depth`.
+        """
         return [round(self.default_depth * (num_layers(model_config) - 1))]
 
     def fill_sampled_settings(
         self, config: ConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> ConfigT:
-        """Hook: the configuration with sampled settings (context templates) replaced by what was sampled."""
+        """Hook: return the configuration with sampled settings (context templates)."""
         return config
 
     def prepare(self, config: ConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Hook: compute and keep what edits need of the unedited model (second moments, statistics)."""
+        """Hook: compute the statistics of the unedited model that edits need."""
 
     # -- editing -----------------------------------------------------------------------------------------------------
 
@@ -160,12 +166,12 @@ class Editor(abc.ABC, Generic[ConfigT]):
         history: Sequence[Delta] = (),
         progress: Progress | None = None,
     ) -> list[Delta]:
-        """Deltas for the requests; the model is left unchanged.
+        """Compute deltas for the requests; the model is left unchanged.
 
         Args:
-            joint: one delta that writes all requests at once, instead of one independent delta each.
-            history: deltas of the earlier steps of a stream, which the weights hold already; state that an editor
-                carries from step to step is in them (``Delta.stream_state``).
+            joint: return one delta that writes all requests, instead of one independent delta each.
+            history: deltas of the earlier steps of a stream, already applied to the weights; they also hold the state
+                that an editor carries from step to step (``Delta.stream_state``).
             progress: called with the number of requests finished since the last call.
 
         Raises:
@@ -181,7 +187,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         self._check_lengths(inner, tokenizer, requests)
         config = self.resolve_config(inner, tokenizer)
         job = EditJob(inner, tokenizer, config, list(requests), joint, list(history), progress or (lambda count: None))
-        # lm-eval calls models where gradients are off; editors need them in every mode of the caller.
+        # lm-eval disables gradients; editors need them in any mode of the caller.
         with torch.inference_mode(False), torch.enable_grad():
             deltas = self.compute(job)
         settings = config.to_dict()
@@ -193,23 +199,24 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
     @abc.abstractmethod
     def compute(self, job: EditJob[ConfigT]) -> list[Delta]:
-        """The method: one delta per group of ``job.groups``, with ``diagnostics``."""
+        """Compute one delta per group of ``job.groups``, with ``diagnostics``."""
 
     def warnings(self, job: EditJob[ConfigT], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         """Hook: warnings about a finished edit of these requests.
 
-        Sentences without numbers of the single edit: each is logged once, and recorded with every edit it applies to.
+        Each sentence is logged once and recorded with every edit it applies to, so it must not contain numbers of a
+        single edit.
         """
         return []
 
     def known_contexts(self, model: PreTrainedModel) -> Sequence[str]:
-        """Hook: templates put around every prompt, as far as they are known before sampling."""
+        """Hook: context templates that are known before sampling."""
         return ()
 
     def _check_lengths(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest]
     ) -> None:
-        """Refuse requests that exceed the model's positions, the longest known context included."""
+        """Refuse requests longer than the model's context, known templates included."""
         limit = getattr(model.config, "max_position_embeddings", None)
         if limit is None:
             return

@@ -1,4 +1,4 @@
-"""The table of editors, and editors of other packages.
+"""Editors by name: the built-in table and those of other packages.
 
 A built-in editor is one row in :data:`EDITORS` and one file in ``editors/``. Another package registers its editors as
 entry points of the group :data:`ENTRY_POINTS`, or users name the class: ``editor=package.module:Class``.
@@ -46,16 +46,16 @@ EDITORS: dict[str, str] = {
 
 
 def editor_names() -> list[str]:
-    """Names of all editors: the built-in ones in the table's order, then those of other packages."""
+    """Return the built-in names in the table's order, then those of other packages."""
     return [*EDITORS, *sorted(_registered())]
 
 
 def editor_class(name: str) -> type[Editor[Any]]:
-    """The class behind an editor's name or ``package.module:Class``.
+    """Import the class of an editor, given by name or as ``package.module:Class``.
 
     Raises:
-        EditingError: for an unknown name (with near misses and the list of known ones), a class that cannot be
-            imported, and one that is not an editor.
+        EditingError: for an unknown name (with near misses and all known names), a class that cannot be imported, and
+            an object that is not a subclass of `Editor`.
     """
     if ":" in name:
         path = name
@@ -68,20 +68,20 @@ def editor_class(name: str) -> type[Editor[Any]]:
         raise EditingError(
             f"unknown editor {name!r}.{near_misses(name, known)} Known: {', '.join(known)}; or package.module:Class."
         )
-    found = import_object(path, "editor")
-    if not (isinstance(found, type) and issubclass(found, Editor)):
+    editor = import_object(path, "editor")
+    if not (isinstance(editor, type) and issubclass(editor, Editor)):
         raise EditingError(f"editor {name!r}: {path} is not a subclass of edit_hooks.Editor.")
-    missing = [field for field in ("name", "config_class") if not hasattr(found, field)]
+    missing = [field for field in ("name", "config_class") if not hasattr(editor, field)]
     if missing:
         raise EditingError(f"editor {name!r}: the class {path} does not set {' and '.join(missing)}.")
-    return found
+    return editor
 
 
 def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None) -> Editor[Any]:
-    """An editor by name or ``package.module:Class``, with settings that override the shipped ones.
+    """Create an editor by name or ``package.module:Class``.
 
     Args:
-        config: a mapping, or the path of a YAML file with one; unknown keys are errors.
+        config: settings that override the shipped ones: a mapping, or the path of a YAML file; unknown keys are errors.
     """
     if isinstance(config, (str, Path)):
         config = read_yaml(config)
@@ -90,11 +90,11 @@ def load_editor(name: str, config: Mapping[str, Any] | str | Path | None = None)
 
 @functools.cache
 def _registered() -> dict[str, str]:
-    """Name -> ``module:class`` of other packages' editors; a built-in name is refused."""
+    """Map other packages' editor names to ``module:class``; refuse built-in names."""
     entries = registered(ENTRY_POINTS)
     if taken := sorted(set(entries) & set(EDITORS)):
         raise EditingError(
-            f"{entries[taken[0]].value} registers the editor {taken[0]!r}, a name that lm-eval-editing uses itself. "
-            f"Use it as editor={entries[taken[0]].value}, or uninstall its package."
+            f"an installed package registers {entries[taken[0]].value} as editor {taken[0]!r}, which is the name of a "
+            "built-in editor. Uninstall the package, or ask its authors for another name."
         )
     return {name: entry.value for name, entry in entries.items()}

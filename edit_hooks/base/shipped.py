@@ -1,7 +1,7 @@
-"""Shipped editor configurations: one YAML per editor and model, found by the shape of the model, never by its name.
+"""Shipped editor configurations: one YAML file per editor and model.
 
-A file holds ``matches`` (values of the model's config that must all be equal), ``config`` (only what differs from the
-editor's defaults) and ``source`` (where the values come from).
+A file is selected by the shape of the model, never by its name. It holds ``matches`` (values of the model's config that
+must all be equal), ``config`` (settings that differ from the editor's defaults) and ``source`` (origin of the values).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ FOLDER = Path(__file__).parents[1] / "configs"
 
 @functools.cache
 def shipped_files(folder: str) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Name and content of every configuration file of an editor's folder."""
+    """Return name and content of every configuration file of an editor."""
     return tuple((path.stem, read_yaml(path)) for path in sorted((FOLDER / folder).glob("*.yaml")))
 
 
-def shipped_config(folders: tuple[str, ...], config: Any) -> dict[str, Any]:
-    """Settings shipped for a model, from the first folder that has a matching file; empty when none has."""
+def shipped_config(folders: tuple[str, ...], config: object) -> dict[str, Any]:
+    """Return the settings for a model config from the first folder that has any."""
     for folder in folders:
         for _, content in shipped_files(folder):
             if all(getattr(config, key, None) == value for key, value in content["matches"].items()):

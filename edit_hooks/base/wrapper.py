@@ -1,4 +1,4 @@
-"""Base class of editors that post-process the updates of another editor, named in their configuration."""
+"""Base class of editors that post-process the updates of another editor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ SHARED_SETTINGS = ("layers", "seed", "engine")
 
 @dataclass(kw_only=True)
 class WrapperConfig(EditorConfig):
-    """``layers``, ``seed`` and ``engine`` go to the base editor as well; its other settings go into base_settings."""
+    """Settings of a post-processing editor.
+
+    ``layers``, ``seed`` and ``engine`` also apply to the base editor; its other settings are in ``base_settings``.
+    """
 
     base: str = config_field("the editor whose update is post-processed", default="memit")
     base_settings: dict[str, Any] = config_field("its settings, over its shipped configuration", default_factory=dict)
@@ -33,7 +36,7 @@ WrapperConfigT = TypeVar("WrapperConfigT", bound=WrapperConfig)
 
 
 class PostProcessingEditor(Editor[WrapperConfigT]):
-    """Base of the post-processing editors; capabilities are those of the base editor."""
+    """Base of post-processing editors, with the capabilities of the wrapped editor."""
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         super().__init__(overrides)
@@ -67,13 +70,13 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
         return self._resolved[inner]
 
     def base_edits(self, job: EditJob[WrapperConfigT]) -> list[Delta]:
-        """The base editor's deltas for the same job."""
+        """Compute the base editor's deltas for the same job."""
         return self.base.edit(
             job.model, job.tokenizer, job.requests, joint=job.joint, history=job.history, progress=job.progress
         )
 
     def _with_base(self, base: EditorConfig, model: nn.Module) -> WrapperConfigT:
-        """Our configuration with the base's in full; a shipped file of ours has no settings of the base."""
+        """Return the configuration of this editor, including all settings of the base."""
         shipped = shipped_config(self.config_folders, unwrapped(model).config)
         config = self.config_class.from_mapping({**shipped, **self.overrides})
         settings = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}

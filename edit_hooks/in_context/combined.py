@@ -17,9 +17,10 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
-from edit_hooks.base.editor import EditJob, Editor, Progress
+from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.progress import Progress
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Run items in batches: rows of similar length, each row under its own edit where edits allow it."""
+"""Batches of items of similar length, each row under its own edit where possible."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def run_in_batches(
 ) -> None:
     """Call ``run(indices, deltas)`` for every batch.
 
-    Items whose edits act per row share batches with each other and with items without an edit. Every other edit is
-    written into the weights while the items under it run.
+    Items whose edits act per row share batches with each other and with items without an edit. Any other edit is
+    written into the weights while its items run.
 
     Args:
-        deltas, lengths: edit and number of tokens of every item.
+        deltas: edit of every item, or None.
+        lengths: number of tokens of every item.
+        run: receives the batch as positions in ``deltas``, and for each row the edit that still has to be applied.
     """
     per_row = [index for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row]
     written: dict[Delta, list[int]] = {}
@@ -45,6 +47,6 @@ def run_in_batches(
 
 
 def _batches(indices: Iterable[int], lengths: Sequence[int], limits: Limits) -> Iterator[list[int]]:
-    """Batches of similar length, longest first, within the limits."""
+    """Yield batches of similar length, longest first, within the limits."""
     longest_first = sorted(indices, key=lambda index: (-lengths[index], index))
     return token_batches(longest_first, lengths, limits.max_tokens, limits.max_rows)

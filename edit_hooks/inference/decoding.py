@@ -1,7 +1,7 @@
-"""Greedy decoding under edits: one prefill, then one token per step for the rows that still run.
+"""Batched greedy decoding under edits with a KV cache.
 
-Prompts are right-padded for the prefill, which is exact under causal attention; the KV cache is then shifted so that
-all prompts end in the same column, and no decoding step computes with padding.
+Prompts are right-padded for the prefill, which is exact under causal attention. The KV cache is then shifted so that
+all prompts end in the same column. Each step decodes one token for the rows that have not stopped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from edit_hooks.answers import GeneratedText, StopReason
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import run_in_batches
-from edit_hooks.inference.items import GenerateItem, Limits, Progress
+from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.vocab_loss import greedy_tokens
+from edit_hooks.utils.progress import Progress
 
 
 def generate(
@@ -30,9 +31,12 @@ def generate(
     limits: Limits,
     progress: Progress,
 ) -> list[GeneratedText]:
-    """Greedy continuations, each under its own edit, in the items' order; a row leaves the batch when it stops.
+    """Continue prompts greedily, each under its own edit.
 
-    Texts are not cut at stop strings.
+    A row leaves its batch when it stops. Texts are not cut at stop strings.
+
+    Returns:
+        One answer per item, in the order of the items.
     """
     inner = unwrapped(model)
     answers: dict[int, GeneratedText] = {}
@@ -48,7 +52,7 @@ def generate(
 
 
 class _GreedyLoop:
-    """Prefill once, then one token per step for the rows that have not stopped."""
+    """One batch: a prefill, then one token per step for unfinished rows."""
 
     def __init__(
         self,
@@ -71,12 +75,12 @@ class _GreedyLoop:
         next_tokens, cache, mask_RC, length_R = self._prefill()
         edits = self.edits
         while True:
-            kept = [row for row, index in enumerate(running) if not self._append(index, next_tokens[row])]
-            if not kept:
+            unfinished = [row for row, index in enumerate(running) if not self._append(index, next_tokens[row])]
+            if not unfinished:
                 break
-            if len(kept) < len(running):
-                rows = torch.tensor(kept, device=self.device)
-                running = [running[row] for row in kept]
+            if len(unfinished) < len(running):
+                rows = torch.tensor(unfinished, device=self.device)
+                running = [running[row] for row in unfinished]
                 cache = select_rows(cache, rows)
                 mask_RC, length_R, edits = mask_RC[rows], length_R[rows], edits.select(rows)
             ids_R1 = torch.tensor([[self.new_tokens[index][-1]] for index in running], device=self.device)
@@ -94,7 +98,12 @@ class _GreedyLoop:
         return [self._answer(index) for index in range(len(self.items))]
 
     def _prefill(self) -> tuple[list[int], DynamicCache, torch.Tensor, torch.Tensor]:
-        """First tokens, the cache shifted so that all prompts end in the same column, its mask, the prompt lengths."""
+        """Run the prompts.
+
+        Returns:
+            The first new token of each row; the KV cache, shifted so that all prompts end in the same column; its mask
+            [R, C]; the prompt lengths [R].
+        """
         ids_RT, mask_RT = right_padded([item.context for item in self.items], self.device)
         length_R = mask_RT.sum(1)
         rows_R = torch.arange(len(ids_RT), device=self.device)
@@ -108,12 +117,14 @@ class _GreedyLoop:
         return greedy_tokens(self.head, last_RD).tolist(), aligned.cache, aligned.mask_RT, length_R
 
     def _append(self, index: int, token: int) -> bool:
-        """Add a token to an item; returns whether the item has now stopped."""
+        """Append a token to an item; return whether the item has stopped."""
         item, tokens = self.items[index], self.new_tokens[index]
         tokens.append(token)
+        # The whole text, because one character may take several tokens and a stop string may cross them.
+        text = self._text(tokens) if item.stops else ""
         if token in self.end_tokens:
             self.stop[index] = "eos"
-        elif any(stop in self._text(tokens) for stop in item.stops):
+        elif any(stop in text for stop in item.stops):
             self.stop[index] = "stop_string"
         elif len(tokens) >= item.max_new_tokens:
             self.stop[index] = "length"
@@ -128,7 +139,7 @@ class _GreedyLoop:
 
 
 def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that end a text: the tokenizer's end token and those of the model's generation config."""
+    """Return the end tokens of the tokenizer and of the model's generation config."""
     ends = {tokenizer.eos_token_id}
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends.update(configured if isinstance(configured, (list, tuple)) else [configured])

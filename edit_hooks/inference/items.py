@@ -1,14 +1,12 @@
-"""Questions as token ids, and limits on what runs at once."""
+"""Questions as token ids, and limits of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from edit_hooks.answers import ScoredContinuation
-
-Progress = Callable[[int], None]
 
 
 @final
@@ -18,7 +16,7 @@ class ScoreItem:
 
     Attributes:
         context, continuation: token ids.
-        texts: context and continuation as texts, from which edits that change prompts rebuild the item.
+        texts: context and continuation as text; context edits rebuild the item from them.
     """
 
     context: tuple[int, ...]
@@ -26,7 +24,7 @@ class ScoreItem:
     texts: tuple[str, str] | None = None
 
     def answer(self, token_logprobs: Sequence[float], token_argmax: Sequence[int]) -> ScoredContinuation:
-        """The answer, from log-probability and argmax at each position of the continuation."""
+        """Create the answer from log-probability and argmax at each token."""
         return ScoredContinuation(
             logprob=sum(token_logprobs),
             is_greedy=list(token_argmax) == list(self.continuation),
@@ -39,11 +37,12 @@ class ScoreItem:
 @final
 @dataclass(frozen=True)
 class GenerateItem:
-    """A context to be continued greedily until a stop string, an end token or ``max_new_tokens``.
+    """A context to be continued greedily.
 
     Attributes:
         context: token ids.
-        text: the context as text, from which edits that change prompts rebuild the item.
+        stops: strings that end the continuation, besides the end token.
+        text: the context as text; context edits rebuild the item from it.
     """
 
     context: tuple[int, ...]

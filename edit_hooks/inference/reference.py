@@ -1,26 +1,26 @@
-"""Reference engine: one edit in the weights, one question at a time, the model's own ``generate``.
+"""Reference engine: one question at a time, with its edit in the weights.
 
-Slow and simple; used by ``engine=reference`` and by tests of :mod:`edit_hooks.inference.scoring` and
-:mod:`edit_hooks.inference.decoding`, whose inputs and outputs it shares.
+Slow and simple. ``engine=reference`` uses it, and so do tests of :mod:`edit_hooks.inference.scoring` and
+:mod:`edit_hooks.inference.decoding`, which have the same inputs and outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 
 from edit_hooks.answers import GeneratedText, ScoredContinuation, StopReason
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.decoding import end_token_ids
-from edit_hooks.inference.items import GenerateItem, Progress, ScoreItem
+from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.utils.progress import Progress
 
 
 def score_reference(
@@ -36,7 +36,7 @@ def score_reference(
     return answers
 
 
-def _score_one(model: Any, item: ScoreItem) -> ScoredContinuation:
+def _score_one(model: PreTrainedModel, item: ScoreItem) -> ScoredContinuation:
     fed = torch.tensor([[*item.context, *item.continuation][:-1]], device=model.device)
     logprobs = at_least_float32(model(input_ids=fed, use_cache=False).logits[0, len(item.context) - 1 :]).log_softmax(1)
     token_logprobs = [float(logprobs[i, token]) for i, token in enumerate(item.continuation)]
@@ -63,12 +63,12 @@ class _StopOnText(StoppingCriteria):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: tuple[str, ...], prompt_length: int) -> None:
         self.tokenizer, self.stops, self.prompt_length = tokenizer, stops, prompt_length
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
         text = self.tokenizer.decode(input_ids[0, self.prompt_length :], skip_special_tokens=True)
         return torch.tensor([any(stop in text for stop in self.stops)], device=input_ids.device)
 
 
-def _generate_one(model: Any, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> GeneratedText:
+def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> GeneratedText:
     prompt = torch.tensor([item.context], device=model.device)
     ends = end_token_ids(model, tokenizer)
     output = model.generate(

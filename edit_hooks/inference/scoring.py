@@ -1,4 +1,4 @@
-"""Score continuations under edits: many prompts of many edits in one forward pass.
+"""Batched scoring of continuations under edits.
 
 Low-rank edits and most hook edits act per row (`RowEdits`), so rows of different edits and of the unedited model share
 a batch. Other edits are written into the weights, scored and undone one after another. Prompts are right-padded, which
@@ -16,11 +16,12 @@ from edit_hooks.answers import ScoredContinuation
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import run_in_batches
-from edit_hooks.inference.items import Limits, Progress, ScoreItem
+from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.vocab_loss import log_likelihoods
+from edit_hooks.utils.progress import Progress
 
 
 def score(
@@ -29,7 +30,11 @@ def score(
     limits: Limits,
     progress: Progress,
 ) -> list[ScoredContinuation]:
-    """Log-probabilities and teacher-forced argmaxes of continuations, each under its own edit, in the items' order."""
+    """Score continuations under teacher forcing, each under its own edit.
+
+    Returns:
+        One answer per item, in the order of the items.
+    """
     inner = unwrapped(model)
     lengths = [len(item.context) + len(item.continuation) - 1 for item, _ in items]
     answers: dict[int, ScoredContinuation] = {}

@@ -1,8 +1,8 @@
-"""Several processes, each with the whole model: who answers which documents, and one result in document order.
+"""Data parallelism: one whole model per process, results in document order.
 
-``accelerate launch`` or ``torchrun`` starts the processes; the harness gives rank r the documents r, r + W, ... of
-every task. Ranks never wait for each other while they answer: the only meeting is the gathering of results at the end.
-So a rank may have other kinds of requests than its neighbor, or no document at all.
+``accelerate launch`` or ``torchrun`` starts the processes; lm-eval assigns the documents r, r + W, ... of every task to
+rank r of W. Ranks do not communicate before results are gathered at the end, so a rank may have other kinds of requests
+than the next, or no document at all.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def start_processes(tensor_parallel: bool) -> None:
-    """Join the process group on machines without an accelerator; elsewhere the harness's class does.
+    """Join the process group on CPU machines; elsewhere lm-eval does.
 
-    ``accelerate`` takes a process that ``torchrun`` started on a CPU for a lone one unless it is told about the CPU
-    before anything else. Without this every process would do all the work.
+    Without ``cpu=True`` at the first use, ``accelerate`` treats a process that ``torchrun`` started on a CPU as a
+    single one, and every process would do all the work.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     accelerators = getattr(torch, "accelerator", torch.cuda)  # torch before 2.6 has no torch.accelerator
@@ -34,42 +34,46 @@ def start_processes(tensor_parallel: bool) -> None:
         Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(weeks=52))])
     elif not several and os.environ.get("ACCELERATE_USE_CPU") == "True" and "MASTER_PORT" in os.environ:
         log.warning(
-            "accelerate launch --cpu starts a single process, whatever --num_processes says (unless mpirun is used). "
+            "accelerate launch --cpu ignores --num_processes and starts a single process (unless mpirun is used). "
             "Several processes on a CPU: torchrun --nproc_per_node 2 -m lm_eval ..."
         )
 
 
 class DataParallelMixin:
-    """The part of the harness's model class that deals with other processes; every rank holds the whole model."""
+    """Communication of lm-eval's model class for ranks that hold the whole model."""
 
     accelerator: Any
     _rank: int
     _world_size: int
 
     def join_processes(self) -> None:
-        """Rank and number of processes from accelerate, on every kind of device and over several machines.
+        """Set rank and number of processes from accelerate.
 
-        The harness's class does it for several GPUs of one machine only.
+        lm-eval's class does this for several GPUs of one machine only.
         """
         accelerator = getattr(self, "accelerator", None)
         if accelerator is not None and accelerator.num_processes > 1:
             self._rank, self._world_size = accelerator.process_index, accelerator.num_processes
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's numbers as if they were everybody's.
+        """Return this rank's numbers repeated for all ranks, without communication.
 
-        The harness asks for counts, to pad all ranks with copies of requests until they make equally many forward
-        passes, as sharded models need. Ours hold whole models: no padding, and no rank waits for another.
+        lm-eval gathers counts of requests to pad all ranks to the same number of forward passes, which sharded models
+        need. With equal counts it pads nothing.
         """
         if self._world_size <= 1:
             return tensor
         return torch.cat([tensor.reshape(-1)] * self._world_size)
 
     def barrier(self) -> None:
-        """Nothing: a rank without requests of some kind would never come to it."""
+        """No-op: a rank without requests of some type would never reach the barrier."""
 
     def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """Everybody's results at rank ``dst``, in document order, so that they read as those of one process."""
+        """Gather the results of all ranks at rank ``dst`` in document order.
+
+        Raises:
+            EditingError: if the ranks ended with different weights.
+        """
         if self._world_size <= 1:
             return [obj]
         states = self._gathered(self.stream_state(), dst)
@@ -79,8 +83,8 @@ class DataParallelMixin:
         if len({state for state in states if state is not None}) > 1:
             raise EditingError(
                 f"the {self._world_size} processes ended with different weights after the same stream of edits, so "
-                "their answers do not belong together. Keep the store on (store=<folder all of them see>): then one "
-                "process makes each step and the others load it."
+                "their answers must not be merged. Use a store in a folder that all of them can access "
+                "(store=<folder>): one process then makes each step and the others load it."
             )
         return in_document_order(gathered)
 
@@ -90,16 +94,16 @@ class DataParallelMixin:
         return gathered
 
     def stream_state(self) -> str | None:
-        """Fingerprint of the weights behind this rank's answers, on which all ranks must agree; ``None`` without."""
+        """Fingerprint of a stream's final weights, equal on all ranks; else ``None``."""
         return None
 
 
 def in_document_order(gathered: list[Any]) -> list[Any]:
-    """Per-task results of all ranks merged into the first rank's place; the others' places stay, empty.
+    """Merge per-task results of all ranks into the first; the others become empty.
 
     Args:
         gathered: per rank ``{task: {metric: [one value per document]}}`` or ``{task: [samples]}``; rank r has the
-            documents r, r + W, ... A rank without documents may lack metrics. Anything else is returned as it is.
+            documents r, r + W, ... A rank without documents may lack metrics. Anything else is returned unchanged.
     """
     if not all(isinstance(results, Mapping) for results in gathered):
         return gathered
@@ -118,13 +122,13 @@ def in_document_order(gathered: list[Any]) -> list[Any]:
 
 
 def _interleaved(parts: list[list[Any]]) -> list[Any]:
-    """Values of all documents: one of every rank in turn."""
+    """Interleave per-rank values back into document order."""
     longest = max(map(len, parts))
     return [part[index] for index in range(longest) for part in parts if index < len(part)]
 
 
 def _samples_in_order(parts: list[list[Any]]) -> list[Any]:
-    """By filter, then by document, as one process writes them."""
+    """Merge samples by filter, then by document, as one process writes them."""
     filters = dict.fromkeys(sample["filter"] for part in parts for sample in part)
     return [
         sample

@@ -1,4 +1,4 @@
-"""Independent edits: each group of requests on the unedited model, made once, in batches, and kept in the store."""
+"""Independent edits: each group of requests on the unedited model, stored."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from edit_hooks.utils.hashing import code_fingerprint, key_of
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-# Edits of one batch: few enough to lose little when killed, many enough to use the hardware.
+# Edits per batch: few enough to lose little to a kill, many enough to use the hardware.
 BATCH, BATCH_ON_GPU = 16, 64
 
 
 @dataclass(frozen=True)
 class FailedEdit:
-    """An edit that could not be made, and why; its questions stay unscored."""
+    """An edit that could not be made; its questions stay unscored."""
 
     reason: str
 
 
 class IndependentEdits:
-    """Deltas of groups of requests, each group on the unedited model; made on demand and kept.
+    """Deltas of groups of requests, each on the unedited model, made on demand.
 
-    A group of several requests (a case with several edits, a group of cases) is written jointly where the editor can,
-    else one request after another.
+    A group of several requests (a case with several edits, a group of cases) is written jointly if the editor supports
+    it, else one request after another.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class IndependentEdits:
         self._batch_size = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
     def get(self, groups: Iterable[RequestGroup]) -> dict[str, Delta | FailedEdit]:
-        """Edits by group key; computes those that are neither known nor stored."""
+        """Return the edits by group key; load or compute those not yet in memory."""
         distinct = {group_key(group): group for group in groups}
         new = [group for key, group in distinct.items() if key not in self._edits]
         missing = [group for group in new if not self._load(group)]
@@ -65,7 +65,7 @@ class IndependentEdits:
         return {key: self._edits[key] for key in distinct}
 
     def report(self, key: str) -> EditReport:
-        """Report for the samples of a group's questions."""
+        """Return the report on a group's edit."""
         edit = self._edits[key]
         if isinstance(edit, FailedEdit):
             return EditReport(editor=self.editor.name, key=key, error=edit.reason)
@@ -91,7 +91,7 @@ class IndependentEdits:
         return delta is not None
 
     def _make(self, groups: Sequence[RequestGroup], num_missing: int) -> None:
-        """Make the groups that are not loaded yet."""
+        """Compute the edits of groups that are not in memory."""
         lone = [group for group in groups if len(group) == 1]
         label = f"Editing with {self.editor.name}"
         with tqdm(total=num_missing, desc=label, unit="edit", disable=self.quiet) as bar:
@@ -104,10 +104,10 @@ class IndependentEdits:
                     bar.update(len(group))
 
     def _make_chunk(self, chunk: Sequence[RequestGroup], bar: tqdm[Any]) -> None:
-        """Make the missing groups of a chunk in one batch.
+        """Compute the missing edits of a chunk in one batch.
 
         The last bits of float32 sums depend on the rows that share a batch. If a kill interrupted the saving of a
-        batch, the whole batch is computed again and only its missing part is saved: a resumed run is bit-identical.
+        batch, the entire batch is computed again and only its missing part is saved: a resumed run is bit-identical.
         """
         while missing := [group for group in chunk if group_key(group) not in self._edits]:
             batch = self._interrupted_batch(chunk, missing) or missing
@@ -124,7 +124,7 @@ class IndependentEdits:
     def _interrupted_batch(
         self, chunk: Sequence[RequestGroup], missing: Sequence[RequestGroup]
     ) -> list[RequestGroup] | None:
-        """The batch that was stored in part and has a missing group in the rest, if there is one."""
+        """Return a batch that was stored only in part, if a missing group belongs to it."""
         by_key = {group_key(group): group for group in chunk}
         for key in by_key:
             edit = self._edits.get(key)
@@ -134,7 +134,7 @@ class IndependentEdits:
         return None
 
     def _write_jointly(self, group: RequestGroup) -> Delta:
-        """One delta for several requests."""
+        """Compute one delta for several requests."""
         if self.editor.supports_joint:
             (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), joint=True)
             return delta
@@ -159,5 +159,5 @@ class IndependentEdits:
 
 
 def group_key(group: RequestGroup) -> str:
-    """Key of requests written together; a lone request has its own key."""
+    """Key of requests that are written together; for a single request its own key."""
     return group[0].key if len(group) == 1 else key_of([request.key for request in group])

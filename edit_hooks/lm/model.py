@@ -1,8 +1,8 @@
-"""`edited_hf`: lm-eval's Hugging Face model class, answering each document's requests under that document's edits.
+"""`edited_hf`: lm-eval's Hugging Face model class with edits.
 
-Documents of editing tasks carry ``edit_requests``; their requests get an :class:`~edit_hooks.answers.EditedAnswer`. All
-other requests go to the parent class: on the unedited model, or in batch and sequential mode on the edited one. Weights
-are loaded when the first question is asked, so mistakes in options, tasks and data show before that.
+Documents of editing tasks carry ``edit_requests``. Their requests are answered under the document's edits with an
+:class:`~edit_hooks.answers.EditedAnswer`. All other requests go to the parent class: on the unedited model, or in batch
+and sequential mode on the edited one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.edit_sources import load_edits
+from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.options import EditingOptions, check_known_options
@@ -44,17 +44,18 @@ from edit_hooks.lm.sessions import (
     SingleEditSession,
     StreamSession,
     UneditedSession,
-    ask_once,
+    answer_distinct,
 )
 from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.request import EditRequest, require_subjects
-from edit_hooks.store.answer_cache import AnswerStore, tokenizer_fingerprint
+from edit_hooks.store.answer_cache import AnswerCache, tokenizer_fingerprint
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
+from edit_hooks.utils.options import parse_checkpoints
 
 log = logging.getLogger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
@@ -62,10 +63,11 @@ OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
 # Modules that decide how the unedited model answers.
 ANSWERING_MODULES = (scoring.__name__, decoding.__name__, reference.__name__)
 
-AskJobs = Callable[[Any], Sequence[ModelAnswer]]  # jobs of one kind of item; a request type has one kind
+# Computes the answers of jobs (item, edit) of one kind of item; the requests of one type are all of one kind.
+AnswerJobs = Callable[[Any], Sequence[ModelAnswer]]
 
 
-class EditedHFLM(DataParallelMixin, HFLM):
+class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     """lm-eval's Hugging Face class with an editor.
 
     Options are those of ``--model hf`` and the fields of :class:`~edit_hooks.lm.options.EditingOptions`. Without
@@ -83,17 +85,12 @@ class EditedHFLM(DataParallelMixin, HFLM):
         if self.is_demo:
             pretrained = str(demo_model_path(_demo_dtype(kwargs.get("dtype"))))
         start_processes(tensor_parallel=kwargs.get("tp_plan") is not None)
-        self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._in_constructor = True
         self._session: Session | None = None
-        self._runtime_part: Delta | None = None  # hooks and contexts under which stock tasks run
+        self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
         self.items = ItemBuilder(self)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
         self.plan = self._new_plan()
-        try:
-            super().__init__(pretrained=pretrained, **kwargs)
-        finally:
-            self._in_constructor = False
+        super().__init__(pretrained=pretrained, **kwargs)
         self.join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
@@ -101,77 +98,50 @@ class EditedHFLM(DataParallelMixin, HFLM):
             architecture_of(self.config)
         self._log_banner(pretrained)
 
-    # -- loading late ------------------------------------------------------------------------------------------------
-
-    def _create_model(self, *args: Any, **kwargs: Any) -> None:
-        """Keep the arguments instead of loading: lm-eval checks tasks and their data after this."""
-        self._load_arguments = (args, kwargs)
-        self._model = None
-
-    @property
-    def model(self) -> Any:
-        """The model; the first use after the constructor loads the weights."""
-        if self._model is None and self._in_constructor:
-            return _NotLoaded()
-        if self._model is None and self._load_arguments is not None:
-            (args, kwargs), self._load_arguments = self._load_arguments, None
-            super()._create_model(*args, **kwargs)
-            inner = super().model
-            inner.eval()
-            inner.tie_weights()
-            if not hasattr(inner, "hf_device_map"):
-                inner.to(self.device)
-            _refuse_offloaded(inner)
-        return super().model
-
-    @property
-    def max_length(self) -> int:
-        """As in the parent class, but from the config, so that it needs no weights."""
-        if self._max_length:
-            return self._max_length
-        from lm_eval.models.utils import resolve_max_length
-
-        return resolve_max_length(self.config, self.tokenizer, default=self._DEFAULT_MAX_LENGTH)
-
     # -- lm-eval's requests ------------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        """Stock pairs for ordinary documents, `EditedAnswer` for documents with edit requests."""
+        """Score continuations.
+
+        Returns:
+            `EditedAnswer` for documents with edit requests, lm-eval's pairs for others.
+        """
         return self._dispatch(requests, super().loglikelihood, self._score, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
-        """Stock texts for ordinary documents, `EditedAnswer` for documents with edit requests."""
+        """Continue prompts.
+
+        Returns:
+            `EditedAnswer` for documents with edit requests, texts for others.
+        """
         return self._dispatch(requests, self._stock_generate, self._generate, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of whole texts: on the unedited model, in batch and sequential mode on the edited one."""
+        """Score whole texts; in batch and sequential mode on the edited model."""
         with self._stock_tasks():
             return super().loglikelihood_rolling(requests, disable_tqdm)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """As in the parent class; the messages are kept for edits that put text before the question."""
+        """Format a chat; :attr:`prompt_edits` records its messages."""
         return self.prompt_edits.apply_chat_template(chat_history, add_generation_prompt)
 
     def _dispatch(
-        self, requests: list[Instance], stock: Callable[..., list[Any]], ask: AskJobs, disable_tqdm: bool
+        self, requests: list[Instance], stock: Callable[..., list[Any]], answer_jobs: AnswerJobs, disable_tqdm: bool
     ) -> list[Any]:
-        self.model  # noqa: B018  # loads
-        answers: list[Any] = [None] * len(requests)
-        editing = [index for index, request in enumerate(requests) if _has_edits(request)]
-        ordinary = [index for index, request in enumerate(requests) if not _has_edits(request)]
+        self.load()
+        with_edits = [request for request in requests if has_edit_requests(request)]
+        ordinary = [request for request in requests if not has_edit_requests(request)]
+        stock_answers: Iterator[Any] = iter(())
+        edited_answers: Iterator[Any] = iter(())
         if ordinary:
             with self._stock_tasks():
-                texts = stock([requests[index] for index in ordinary], disable_tqdm=disable_tqdm)
-            for index, answer in zip(ordinary, texts, strict=True):
-                answers[index] = answer
-        if editing:
-            edited = self._answer_under_edits([requests[index] for index in editing], ask)
-            for index, answer in zip(editing, edited, strict=True):
-                answers[index] = answer
-        return answers
+                stock_answers = iter(stock(ordinary, disable_tqdm=disable_tqdm))
+        if with_edits:
+            edited_answers = iter(self._answer_under_edits(with_edits, answer_jobs))
+        return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
 
-    def _answer_under_edits(self, requests: Sequence[Instance], ask: AskJobs) -> list[EditedAnswer]:
-        validated: dict[str, EditRequest] = {}  # a case's requests come with every one of its instances
+    def _answer_under_edits(self, requests: Sequence[Instance], answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+        validated: dict[str, EditRequest] = {}  # every instance of a case repeats the case's requests
         questions = []
         for request in requests:
             edits = []
@@ -185,86 +155,89 @@ class EditedHFLM(DataParallelMixin, HFLM):
             )
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
-        unedited = self._ask_unedited(items, ask)  # before any editor code runs
-        return self.session.answer(questions, unedited, ask)
+        unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
+        return self.session.answer(questions, unedited, answer_jobs)
 
-    def _ask_unedited(self, items: Sequence[Item], ask: AskJobs) -> dict[Item, ModelAnswer]:
-        """Answers of the unedited model, from the store where it has them."""
+    def _answer_unedited(self, items: Sequence[Item], answer_jobs: AnswerJobs) -> dict[Item, ModelAnswer]:
+        """Answers of the unedited model, from the store if it has them."""
 
-        def ask_plain(missing: Sequence[Item]) -> Sequence[ModelAnswer]:
-            return ask([(item, None) for item in missing])
+        def answer_missing(missing: Sequence[Item]) -> Sequence[ModelAnswer]:
+            return answer_jobs([(item, None) for item in missing])
 
         store = self._store
         if store is None:
-            return ask_once(items, ask_plain)
+            return answer_distinct(items, answer_missing)
         identity = {
             "model": self._model_fingerprint,
             "tokenizer": tokenizer_fingerprint(self.tokenizer),
             "engine": self.options.engine,
-            "device": str(self.device),
+            "device": self.device.type,
             "attention": getattr(self.model.config, "_attn_implementation", None),
             "torch": torch.__version__,
             "code": code_fingerprint(*ANSWERING_MODULES),
         }
-        return AnswerStore(store.root, identity).ask(items, ask_plain)
+        return AnswerCache(store.root, identity).get(items, answer_missing)
 
     # -- stock tasks under edits -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _stock_tasks(self) -> Iterator[None]:
-        """Scope in which the parent class answers ordinary documents, under the edits of the session."""
+        """Scope in which the parent class answers ordinary documents under the edits."""
         with self.session.stock_task_scope() as runtime_part:
-            self._runtime_part = runtime_part
+            self._stock_edit = runtime_part
             try:
                 yield
             finally:
-                self._runtime_part = None
+                self._stock_edit = None
 
     def _loglikelihood_tokens(
         self, requests: list[Any], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
-        """As in the parent class; under hooks or contexts by our engine, because hooks need the end of each prompt."""
-        if self._runtime_part is None:
+        """As in the parent class, except under hook and context edits.
+
+        Those run in this package's engine, because hooks need the end of each prompt.
+        """
+        if self._stock_edit is None:
             stock = super()._loglikelihood_tokens
             return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
         items = [
             ScoreItem(tuple(context), tuple(target)) if texts is None else self.items.score_item(*texts).item
             for texts, context, target in requests
         ]
-        answers = self._score([(item, self._runtime_part) for item in items])
+        answers = self._score([(item, self._stock_edit) for item in items])
         return [(answer.logprob, answer.is_greedy) for answer in answers]
 
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The parent's ``generate_until``; under hooks or contexts by our engine, greedily."""
-        if self._runtime_part is None:
+        """As in the parent class; under hook and context edits decode greedily."""
+        if self._stock_edit is None:
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
         items = [self.items.generate_item(*request.args).item for request in requests]
-        answers = self._generate([(item, self._runtime_part) for item in items])
+        answers = self._generate([(item, self._stock_edit) for item in items])
         return [answer.until(item.stops).text for item, answer in zip(items, answers, strict=True)]
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- engine ------------------------------------------------------------------------------------------------------
 
     def _score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
-        return self.prompt_edits.ask(jobs, self._score_jobs)
+        return self.prompt_edits.answer(jobs, self._score_jobs)
 
     def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
-        return self.prompt_edits.ask(jobs, self._generate_jobs)
+        return self.prompt_edits.answer(jobs, self._generate_jobs)
 
     def _score_jobs(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
         with tqdm(total=len(jobs), desc="Scoring under edits", unit="prompt", disable=self._quiet) as bar:
             if self.options.engine == "reference":
                 return reference.score_reference(self.model, jobs, bar.update)
-            return scoring.score(self.model, self._applied_as_asked(jobs), self._limits(), bar.update)
+            return scoring.score(self.model, self._patched_if_requested(jobs), self._limits(), bar.update)
 
     def _generate_jobs(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
         with tqdm(total=len(jobs), desc="Decoding under edits", unit="prompt", disable=self._quiet) as bar:
             if self.options.engine == "reference":
                 return reference.generate_reference(self.model, self.tokenizer, jobs, bar.update)
-            applied = self._applied_as_asked(jobs)
+            applied = self._patched_if_requested(jobs)
             return decoding.generate(self.model, self.tokenizer, applied, self._limits(), bar.update)
 
-    def _applied_as_asked(self, jobs: Sequence[tuple[Any, Delta | None]]) -> list[tuple[Any, Delta | None]]:
-        """With ``answer=patch`` low-rank edits become dense ones, which are written into the weights."""
+    def _patched_if_requested(self, jobs: Sequence[tuple[Any, Delta | None]]) -> list[tuple[Any, Delta | None]]:
+        """With ``answer=patch`` make edits dense, so that they are written into weights."""
         if self.options.answer != "patch":
             return list(jobs)
         dense: dict[Delta, Delta] = {}
@@ -274,7 +247,7 @@ class EditedHFLM(DataParallelMixin, HFLM):
         return [(item, None if delta is None else dense[delta]) for item, delta in jobs]
 
     def _limits(self) -> Limits:
-        """lm-eval's batch size, when it is a number above its default of one, bounds the rows of a batch."""
+        """Bounds of a batch; a batch size above lm-eval's default of 1 bounds the rows."""
         size = self.batch_size_per_gpu
         rows = size if isinstance(size, int) and size > 1 else Limits.max_rows
         return Limits(max_tokens=self.options.max_batch_tokens, max_rows=rows)
@@ -283,7 +256,7 @@ class EditedHFLM(DataParallelMixin, HFLM):
 
     @property
     def session(self) -> Session:
-        """How this run edits; made at the first question, when the weights are loaded."""
+        """The run's edits; created at the first question, after the weights are loaded."""
         if self._session is None:
             self._session = self._new_session()
         return self._session
@@ -310,7 +283,7 @@ class EditedHFLM(DataParallelMixin, HFLM):
         return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 
     def _new_plan(self) -> EditPlan:
-        """The edits of batch and sequential runs, read and checked before any weight is loaded."""
+        """Read the edits of batch and sequential runs, before any weight is loaded."""
         options = self.options
         if options.edits is None:
             return EditPlan()
@@ -324,10 +297,10 @@ class EditedHFLM(DataParallelMixin, HFLM):
                 f"editor {options.editor!r} writes one request at a time, but the run has steps of {size} edits; use "
                 "mode=sequential,edit_batch_size=1 or an editor that writes batches."
             )
-        return EditPlan(chunked(requests, size), not options.group_size, options.checkpoints)
+        return EditPlan(chunked(requests, size), not options.group_size, parse_checkpoints(options.checkpoints))
 
     def _new_editor(self) -> Editor[Any]:
-        """The editor of this run; with ``icl`` on top of it the editor that makes contexts."""
+        """Create the editor of this run; ``icl`` adds an editor of contexts."""
         options = self.options
         editor = load_editor(options.editor, options.overrides)
         if options.icl == "no":
@@ -340,7 +313,7 @@ class EditedHFLM(DataParallelMixin, HFLM):
 
     @functools.cached_property
     def _model_fingerprint(self) -> str:
-        """Taken at the first question, on the unedited weights."""
+        """Fingerprint of the unedited weights, taken at the first question."""
         return model_fingerprint(self.model)
 
     def stream_state(self) -> str | None:
@@ -350,25 +323,11 @@ class EditedHFLM(DataParallelMixin, HFLM):
     def _quiet(self) -> bool:
         return self.rank != 0 or not log.isEnabledFor(logging.INFO)
 
-    # -- caches and results ------------------------------------------------------------------------------------------
-
-    def set_cache_hook(self, cache_hook: Any) -> None:
-        """Refuse ``--use_cache``: lm-eval keys answers by the prompt alone, blind to edits and models."""
-        database = getattr(cache_hook, "dbdict", None)
-        if database is not None:
-            path, is_new = Path(database.filename), len(database) == 0
-            database.close()
-            if is_new:
-                path.unlink(missing_ok=True)
-            raise EditingError(
-                "--use_cache stores answers under the prompt alone and would serve one edit's answer to another. "
-                "Leave it out: edited_hf keeps finished edits in its own store (model_args store=<folder>)."
-            )
-        super().set_cache_hook(cache_hook)
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def get_model_info(self) -> dict[str, Any]:
-        """lm-eval's model information plus everything that makes an editing result reproducible."""
-        self.model  # noqa: B018  # loads
+        """Return lm-eval's model information and the facts behind an editing result."""
+        self.load()
         options = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "editor_args"}
         editing = {
             **options,
@@ -386,7 +345,7 @@ class EditedHFLM(DataParallelMixin, HFLM):
 
     @property
     def data(self) -> str:
-        """The data the tasks use unless ``--metadata`` names other: the sample sets in demo mode, else the hub."""
+        """Default data source of the tasks: sample sets in demo mode, else the hub."""
         return self.options.data or ("mini" if self.is_demo else "hub")
 
     def _log_banner(self, pretrained: Any) -> None:
@@ -405,32 +364,14 @@ class EditedHFLM(DataParallelMixin, HFLM):
                 log.warning(line) if self.is_demo else log.info(line)
 
 
-class _NotLoaded:
-    """Replaces the model inside the parent's constructor, which only moves it to a device."""
-
-    def to(self, *_args: Any, **_kwargs: Any) -> _NotLoaded:
-        return self
-
-
-def _refuse_offloaded(model: Any) -> None:
-    """Refuse weights on disk or in CPU memory under a device map: they come and go with each forward pass."""
-    offloaded = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if offloaded:
-        raise EditingError(
-            f"{len(offloaded)} weights do not fit the devices and were offloaded ({offloaded[0]}, ...), but edits need "
-            "them in place. Allow more memory (max_memory_per_gpu=, without a GPU max_cpu_memory=), use more devices "
-            "or a smaller dtype, or drop parallelize=True."
-        )
-
-
-def _has_edits(request: Instance) -> bool:
+def has_edit_requests(request: Instance) -> bool:
     return isinstance(request.doc, Mapping) and "edit_requests" in request.doc
 
 
 def _demo_dtype(dtype: Any) -> Any:
-    """The demo model is kept in float32 or bfloat16."""
+    """Return the dtype of the demo model, which is shipped in float32 and bfloat16."""
     name = str(dtype or "float32").removeprefix("torch.")
     name = {"auto": "float32", "bf16": "bfloat16", "fp32": "float32"}.get(name, name)
     if name not in ("float32", "bfloat16"):
-        raise EditingError(f"dtype={dtype} is not offered for the demo model; accepted: float32, bfloat16.")
+        raise EditingError(f"dtype={dtype} does not exist for the demo model; accepted: float32, bfloat16.")
     return name

@@ -1,11 +1,11 @@
-"""The options of ``edited_hf``: what is accepted in ``--model_args``, checked before anything is loaded."""
+"""Options of ``edited_hf`` in ``--model_args``, validated before loading."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.plan import MODES
@@ -13,15 +13,10 @@ from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_erro
 from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
 
 ANSWERS = ("auto", "patch")
-
-
 ENGINES = ("fast", "reference")
-
-
 DEFAULT_EDITOR = "r_rome"
 
-
-# icl -> the editor that makes the context, and its settings
+# icl -> the editor of the context, and its settings
 ICL: dict[str, tuple[str, dict[str, Any]]] = {
     "no": ("", {}),
     "yes": ("ike", {}),
@@ -29,8 +24,7 @@ ICL: dict[str, tuple[str, dict[str, Any]]] = {
     "demonstrations": ("ike", {"include_fact": False}),
 }
 
-
-# Keyword arguments the harness's class hands on to transformers' from_pretrained.
+# Keyword arguments that lm-eval's class passes to transformers' from_pretrained.
 FROM_PRETRAINED = (
     "attn_implementation",
     "bnb_4bit_compute_dtype",
@@ -53,18 +47,18 @@ FROM_PRETRAINED = (
 
 @dataclass(frozen=True)
 class EditingOptions:
-    """Our own options.
+    """Options besides those of ``--model hf``.
 
     Attributes:
-        editor: name in the registry; the demo's default is r_rome.
-        mode: ``none`` (unedited), ``single`` (every case on the untouched model), ``batch`` (all edits at once) or
-            ``sequential`` (a stream of edits on the same weights). With ``load_edit`` it is ``loaded`` and need not be
-            given.
-        load_edit: a saved edit (delta file, folder with one, or LoRA adapter folder) with which everything is asked.
+        editor: name in the registry, or ``package.module:Class``.
+        mode: ``none`` (unedited), ``single`` (every case on the unedited model), ``batch`` (all edits at once) or
+            ``sequential`` (a stream of edits on the same weights). With ``load_edit`` it is ``loaded`` by
+            default.
+        load_edit: a saved edit (delta file, folder with one, or LoRA adapter folder) that applies to all questions.
         editor_args: settings that override the editor's shipped configuration.
-        data: where the benchmarks come from; the tasks read it, here it is stamped into the results.
+        data: source of the benchmark records; tasks read it, result files record it.
         icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
-            ``fact`` (only the line that tells the edit) and ``demonstrations`` (all but that line).
+            ``fact`` (only the line with the edit) and ``demonstrations`` (all but that line).
         icl_args: settings of the context, as ``editor_args``.
         seed: seed of the editor, unless ``editor_args`` sets one.
         answer: ``auto`` lets low-rank edits act per row of a mixed batch; ``patch`` writes every edit into the weights
@@ -72,15 +66,15 @@ class EditingOptions:
         engine: ``fast``, or for tests ``reference``: one edit, full forwards, patched weights, one question at a time.
         store: folder of the content-addressed store, or ``off``.
         max_batch_tokens: bound on the tokens of one answering pass.
-        edits: batch and sequential: where the edits come from, a benchmark's name or a JSONL file of edit requests.
-        num_edits: batch and sequential: how many of them, in order; all when absent.
+        edits: batch and sequential: source of the edits, a benchmark's name or a JSONL file of edit requests.
+        num_edits: batch and sequential: number of edits, from the start of the source; all by default.
         edit_batch_size: sequential: edits written in one step.
-        group_size: batch: write groups of so many edits, each group on the untouched model (k-edit settings).
-        checkpoints: sequential: numbers of edits after which everything edited so far is answered too.
+        group_size: batch: edits per group, each group on the unedited model (k-edit settings).
+        checkpoints: sequential: numbers of edits after which all cases edited so far are answered as well.
         immediate: sequential: also answer every case right after its own edit.
-        retention: sequential: re-answer all earlier cases after every step (the triangular matrix; costs a lot).
-        guard: sequential: ``report`` or ``stop`` when the edited weights or the model's loss run away.
-        guard_norm_ratio, guard_loss_increase: when that is, see :class:`edit_hooks.lm.stream.Guard`.
+        retention: sequential: answer all earlier cases after every step (the triangular matrix; slow).
+        guard: sequential: ``report`` or ``stop`` if the edited weights or the model's loss diverge.
+        guard_norm_ratio, guard_loss_increase: thresholds of :class:`edit_hooks.lm.stream.Guard`.
     """
 
     editor: str = DEFAULT_EDITOR
@@ -88,7 +82,7 @@ class EditingOptions:
     load_edit: str | None = None
     editor_args: Mapping[str, Any] | None = None
     data: str | None = None
-    icl: Any = False
+    icl: bool | str = False
     icl_args: Mapping[str, Any] | None = None
     seed: int = 0
     answer: str = "auto"
@@ -99,10 +93,10 @@ class EditingOptions:
     num_edits: int | None = None
     edit_batch_size: int | None = None
     group_size: int | None = None
-    checkpoints: Any = ()
+    checkpoints: Sequence[int] | int | str = ()
     immediate: bool = True
     retention: bool = False
-    guard: str = "report"
+    guard: Literal["report", "stop"] = "report"
     guard_norm_ratio: float = 1.0
     guard_loss_increase: float = 3.0
 
@@ -119,10 +113,10 @@ class EditingOptions:
         self._check_icl()
 
     def _check_icl(self) -> None:
-        spelt = ("yes" if self.icl else "no") if isinstance(self.icl, bool) else self.icl
-        _one_of("icl", spelt, ICL)
-        object.__setattr__(self, "icl", spelt)
-        object.__setattr__(self, "icl_args", parse_editor_args(self.icl_args))
+        icl = ("yes" if self.icl else "no") if isinstance(self.icl, bool) else self.icl
+        _one_of("icl", icl, ICL)
+        object.__setattr__(self, "icl", icl)
+        object.__setattr__(self, "icl_args", parse_editor_args(self.icl_args, "icl_args"))
         if self.icl == "no" and self.icl_args:
             raise EditingError("icl_args has no meaning without icl=true; drop it.")
         if self.icl != "no" and self.mode in ("none", "loaded"):
@@ -136,11 +130,11 @@ class EditingOptions:
     @property
     def context_editor(self) -> tuple[str, dict[str, Any]]:
         """Name and settings of the editor behind ``icl``."""
-        name, settings = ICL[self.icl]
+        name, settings = ICL[str(self.icl)]
         return name, {"seed": self.seed, **settings, **(self.icl_args or {})}
 
     def _check_plan(self) -> None:
-        """Options of batch and sequential runs: complete, of the right kind, and not set in vain."""
+        """Validate options of batch and sequential runs: complete and none ignored."""
         for name in ("num_edits", "edit_batch_size", "group_size"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
@@ -167,20 +161,20 @@ class EditingOptions:
         if self.mode == "loaded" and not self.load_edit:
             raise EditingError("mode=loaded needs load_edit=<saved edit: a delta file or a LoRA adapter folder>.")
         if self.mode == "loaded" and self.editor_args:
-            raise EditingError("editor_args has no meaning in mode=loaded: the edit is made already; drop it.")
+            raise EditingError("editor_args has no meaning in mode=loaded, which makes no edit; drop it.")
         if self.mode in ("batch", "sequential") and not self.edits:
             raise EditingError(
-                f"mode={self.mode} needs edits=<benchmark or JSONL file>; edits never depend on what is asked."
+                f"mode={self.mode} needs edits=<benchmark or JSONL file>; the tasks only supply questions."
             )
 
     @property
     def makes_edits(self) -> bool:
-        """Whether this run's editor makes edits: not for the unedited model, nor for a saved edit."""
+        """Whether this run makes edits: not in ``mode=none`` or with a saved edit."""
         return self.mode not in ("none", "loaded")
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The editor's settings given by the user, seed and engine included."""
+        """The user's settings of the editor, seed and engine included."""
         return {"seed": self.seed, "engine": self.engine, **(self.editor_args or {})}
 
 
@@ -196,9 +190,9 @@ def _whole(name: str, value: object, least: int) -> None:
         raise EditingError(f"{name}={value!r}; a whole number >= {least} is needed.")
 
 
-def check_known_options(given: Iterable[str], base_class: type, own: Iterable[str]) -> None:
-    """Refuse options that neither we, the harness's class, nor from_pretrained know, with near misses."""
-    harness = set(inspect.signature(base_class).parameters) - {"kwargs"}
-    known = harness | set(own) | set(FROM_PRETRAINED)
-    if unknown := set(given) - known:
+def check_known_options(names: Iterable[str], base_class: type, own: Iterable[str]) -> None:
+    """Refuse options that neither this class, lm-eval's nor from_pretrained accepts."""
+    accepted = set(inspect.signature(base_class).parameters) - {"kwargs"}
+    known = accepted | set(own) | set(FROM_PRETRAINED)
+    if unknown := set(names) - known:
         raise unknown_keys_error("option of edited_hf", unknown, known)

@@ -1,8 +1,8 @@
-"""`EditPlan`: which requests are written together, in which order, and which of them a case is answered under.
+"""`EditPlan`: groups of requests that are written together, and their order.
 
 Modes: ``none`` (no edit), ``single`` (each case's own edits on the unedited model), ``batch`` (all edits at once, or
 groups of ``group_size`` edits, each group on the unedited model), ``sequential`` (a stream in steps of
-``edit_batch_size`` on the same weights) and ``loaded`` (everything under one saved edit). In ``batch`` and
+``edit_batch_size`` on the same weights) and ``loaded`` (all questions under one saved edit). In ``batch`` and
 ``sequential`` the edits come from ``edits=``, never from the documents of the tasks.
 """
 
@@ -25,7 +25,7 @@ class EditPlan:
     Attributes:
         groups: requests written together, in order; empty for ``none`` and ``single``.
         cumulative: groups are written one after another on the same weights.
-        checkpoints: numbers of edits after which everything edited so far is answered too.
+        checkpoints: numbers of edits after which all cases edited so far are answered as well.
     """
 
     groups: tuple[RequestGroup, ...] = ()
@@ -47,7 +47,7 @@ class EditPlan:
         return sum(len(group) for group in self.groups)
 
     def edits_after(self, step: int) -> int:
-        """Number of edits made once group ``step`` has been written."""
+        """Number of edits in the groups up to and including ``step``."""
         return sum(len(group) for group in self.groups[: step + 1])
 
     def checkpoint_steps(self) -> dict[int, int]:

@@ -1,7 +1,7 @@
-"""Edits that are text before the question, put into prompts.
+"""Context edits: text put before the question.
 
-A context is put into the prompt as text and the item is built again by lm-eval's rules, so chat templates, special
-tokens and truncation are those of any prompt.
+The context becomes part of the prompt and the item is rebuilt by lm-eval's rules, so chat templates, special tokens and
+truncation are those of any prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edit_hooks.utils.errors import EditingError
 log = logging.getLogger("lm_eval.edited_hf")
 
 Messages: TypeAlias = list[dict[str, str]]
-# Text of a chat, from its messages and whether the assistant's header comes last.
+# (messages, add_generation_prompt) -> text
 ChatTemplate: TypeAlias = Callable[[Messages, bool], str]
 AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText)
 
@@ -39,19 +39,19 @@ class PromptEdits:
         self._chats: dict[str, tuple[Messages, bool]] = {}
 
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool) -> str:
-        """The text of a chat; its messages are kept, because contexts go before the question inside it."""
+        """Format a chat and record its messages, so that contexts can be put into it."""
         text = self._chat_template(messages, add_generation_prompt)
         self._chats[text] = ([dict(message) for message in messages], add_generation_prompt)
         return text
 
-    def ask(
+    def answer(
         self,
         jobs: Sequence[tuple[ItemT, Delta | None]],
-        ask: Callable[[Sequence[tuple[ItemT, Delta | None]]], Sequence[AnswerT]],
+        answer_jobs: Callable[[Sequence[tuple[ItemT, Delta | None]]], Sequence[AnswerT]],
     ) -> list[AnswerT]:
-        """Ask items under edits, with the edits' contexts in the prompts; answers report the contexts."""
+        """Answer items under edits, with context edits as part of the prompts."""
         without_contexts: dict[Delta, Delta | None] = {}  # one object per edit, so that its items share batches
-        placed: list[tuple[ItemT, Delta | None]] = []
+        prepared: list[tuple[ItemT, Delta | None]] = []
         reports: list[ContextReport | None] = []
         for item, delta in jobs:
             report = None
@@ -60,19 +60,19 @@ class PromptEdits:
                     without_contexts[delta] = delta.without_contexts
                 item, report = self.with_context(item, delta)
                 delta = without_contexts[delta]
-            placed.append((item, delta))
+            prepared.append((item, delta))
             reports.append(report)
-        answers = ask(placed)
+        answers = answer_jobs(prepared)
         return [
             answer if report is None else dataclasses.replace(answer, context=report)
             for answer, report in zip(answers, reports, strict=True)
         ]
 
     def with_context(self, item: ItemT, delta: Delta) -> tuple[ItemT, ContextReport]:
-        """An item rebuilt with the edit's context before the question.
+        """Rebuild an item with the edit's context before the question.
 
-        Demonstrations that do not fit are left out from the far end; what still does not fit loses its beginning by
-        lm-eval's rule, and the report says so.
+        Demonstrations that do not fit are left out, those farthest from the question first. A prompt that is too long
+        even then is cut at its beginning by lm-eval's rule, and the report records it.
         """
         prompt = item.text if isinstance(item, GenerateItem) else item.texts and item.texts[0]
         if prompt is None:
@@ -99,13 +99,13 @@ class PromptEdits:
         return self._builder.score_item(prompt, item.texts[1])
 
     def before_question(self, text: str, prompt: str) -> str:
-        """A prompt with text at its beginning; in chats at the beginning of the last user turn."""
+        """Put text before a prompt; in a chat, before the last user message."""
         if not self._chats:
             return text + prompt
         if prompt not in self._chats:
             raise EditingError(
-                f"prompt {prompt[:80]!r}... was not made by this model's chat template, so the place of a context in "
-                "it is unknown; run without --apply_chat_template."
+                f"prompt {prompt[:80]!r}... was not made by this model's chat template, so the position of a "
+                "context in it is unknown; run without --apply_chat_template."
             )
         messages, add_generation_prompt = self._chats[prompt]
         messages = [dict(message) for message in messages]
@@ -114,6 +114,6 @@ class PromptEdits:
         return self._chat_template(messages, add_generation_prompt)
 
     def question_of(self, prompt: str) -> str:
-        """The user message inside a chat-formatted prompt; the prompt itself outside chats."""
+        """Return the last user message of a chat; any other prompt unchanged."""
         messages, _ = self._chats.get(prompt, ([{"role": "user", "content": prompt}], True))
         return next(message["content"] for message in reversed(messages) if message["role"] == "user")

@@ -1,4 +1,4 @@
-"""Resolve an editor's configuration for a model, with sampled settings kept in the store."""
+"""Resolution of an editor's configuration, with sampled settings in the store."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edit_hooks.utils.hashing import code_fingerprint
 def resolve_with_store(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, editor: Editor[Any], store: Store | None
 ) -> tuple[str, dict[str, Any]]:
-    """Fingerprint of the unedited model, and the editor's full configuration for it.
+    """Return the unedited model's fingerprint and the editor's full configuration.
 
-    Sampled settings (context templates) come from the store where it has them.
+    Sampled settings (context templates) come from the store if it has them.
     """
     fingerprint = model_fingerprint(model)
     description = Description(

@@ -1,7 +1,7 @@
-"""How a run edits and answers: one session per mode.
+"""Sessions: editing and answering in one mode of a run.
 
-A session gets questions (token-level items with the edits of their cases) and answers each under the right edits. It
-also provides the scope in which lm-eval's own tasks (mmlu, glue, ...) run, and describes itself for results.
+A session gets questions (token ids with the edits of their cases) and answers each under the right edits. It also
+provides the scope in which lm-eval's own tasks (mmlu, glue, ...) run, and the facts about the edits for result files.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
 from edit_hooks.request import EditRequest, RequestGroup
 
-# Answers of a batch of items, each under its own edit or none.
-Ask: TypeAlias = Callable[[Sequence[tuple[Item, Delta | None]]], Sequence[ModelAnswer]]
+# Computes the answers of jobs: items, each with the edit under which it is answered, or None.
+AnswerJobs: TypeAlias = Callable[[Sequence[tuple[Item, Delta | None]]], Sequence[ModelAnswer]]
 Answers: TypeAlias = Mapping[Item, ModelAnswer]
 
 
@@ -44,7 +44,7 @@ class Question:
     Attributes:
         item: the question as token ids.
         requests: the edits of its case.
-        ask_unedited: the unedited model's answer is needed too.
+        ask_unedited: the unedited model's answer is needed as well.
     """
 
     item: Item
@@ -53,7 +53,7 @@ class Question:
 
 
 class Session(abc.ABC):
-    """A way of editing.
+    """Edits and answers of one run.
 
     Attributes:
         editor_name: the editor behind the edits; ``None`` if nothing is edited, or if a saved edit does not name it.
@@ -64,36 +64,36 @@ class Session(abc.ABC):
     writes: tuple[str, ...] = ()
 
     @abc.abstractmethod
-    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
-        """Answers in the order of the questions.
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+        """Return the answers in the order of the questions.
 
         Args:
             unedited: the unedited model's answers to the items of questions with ``ask_unedited``.
-            ask: the model.
+            answer_jobs: runs the model.
         """
 
     @abc.abstractmethod
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
-        """The edits of this run: of ``groups`` where every group is edited independently, else the run's own steps."""
+        """Return the edits of independent ``groups``, else the steps of the run."""
 
     def stock_task_scope(self) -> contextlib.AbstractContextManager[Delta | None]:
-        """Scope in which lm-eval's own tasks run; yields the part of the edits that does not live in weights."""
+        """Scope of lm-eval's own tasks; yields the part of the edits outside the weights."""
         return contextlib.nullcontext()
 
     @property
     def final_state(self) -> str | None:
-        """Fingerprint of the final weights of a stream, on which all processes must agree; ``None`` without one."""
+        """Fingerprint of a stream's final weights, equal on all processes; else ``None``."""
         return None
 
     def result_metadata(self) -> dict[str, Any]:
-        """JSON-able facts about the edits for the result file: full configuration, steps."""
+        """JSON-able facts about the edits for result files: full configuration, steps."""
         return {"editor_config": None}
 
 
 class UneditedSession(Session):
-    """``mode=none``: every question on the unedited model."""
+    """``mode=none``: answers every question on the unedited model."""
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         return [EditedAnswer(final=_with_unedited(unedited[q.item], q, unedited)) for q in questions]
 
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
@@ -101,13 +101,13 @@ class UneditedSession(Session):
 
 
 class SavedEditSession(Session):
-    """``load_edit=``: every question under one saved edit.
+    """``load_edit=``: answers every question under one saved edit.
 
     A question whose case is not among the edit's requests is answered too; its position has ``edited=False``.
 
     Args:
         report: editor, file and checksum for samples and results.
-        keys: keys of the requests that the edit writes; ``None`` when it does not name them.
+        keys: keys of the requests in the edit; ``None`` if the file does not list them.
     """
 
     def __init__(self, model: nn.Module, delta: Delta, report: EditReport, keys: Collection[str] | None) -> None:
@@ -118,9 +118,11 @@ class SavedEditSession(Session):
             facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}
         self.report = dataclasses.replace(report, diagnostics=facts)
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         with self.stock_task_scope() as runtime_part:
-            answers = ask_once((q.item for q in questions), lambda items: ask([(item, runtime_part) for item in items]))
+            answers = answer_distinct(
+                (q.item for q in questions), lambda items: answer_jobs([(item, runtime_part) for item in items])
+            )
         results = []
         for question in questions:
             edited = self.keys is None or all(request.key in self.keys for request in question.requests)
@@ -143,17 +145,17 @@ class SavedEditSession(Session):
 
 
 class SingleEditSession(Session):
-    """``mode=single`` and grouped ``mode=batch``: every group of edits on the unedited model.
+    """``mode=single``, and ``mode=batch`` in groups: independent groups of edits.
 
     Args:
-        plan: with groups, a question is answered under the group that holds its case's edits; without, under its own.
+        plan: if it has groups, a question is answered under the group of its case's edits, else under those edits.
     """
 
     def __init__(self, edits: IndependentEdits, plan: EditPlan) -> None:
         self.independent, self.plan = edits, plan
         self.editor_name, self.writes = edits.editor.name, edits.editor.writes
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         groups = [self._group_of(question) for question in questions]
         deltas = self.independent.get(group for group in groups if group is not None)
         jobs: dict[tuple[str, Item], Delta] = {}
@@ -161,7 +163,7 @@ class SingleEditSession(Session):
             delta = deltas[group_key(group)] if group is not None else None
             if group is not None and isinstance(delta, Delta):
                 jobs[group_key(group), question.item] = delta
-        answered = ask([(item, delta) for (_, item), delta in jobs.items()])
+        answered = answer_jobs([(item, delta) for (_, item), delta in jobs.items()])
         answers = dict(zip(jobs, answered, strict=True))
         return [
             self._assemble(question, group, answers, unedited)
@@ -169,8 +171,8 @@ class SingleEditSession(Session):
         ]
 
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
-        made = self.independent.get(groups)
-        return [made[group_key(group)] for group in groups]
+        edits = self.independent.get(groups)
+        return [edits[group_key(group)] for group in groups]
 
     def result_metadata(self) -> dict[str, Any]:
         return {"editor_config": self.independent.config}
@@ -178,8 +180,9 @@ class SingleEditSession(Session):
     def _group_of(self, question: Question) -> RequestGroup | None:
         if not self.plan.groups:
             return question.requests
-        numbers = {self.plan.group_of.get(request.key) for request in question.requests}
-        return None if None in numbers or len(numbers) != 1 else self.plan.groups[numbers.pop() or 0]
+        indices = [self.plan.group_of.get(request.key) for request in question.requests]
+        first = indices[0]
+        return self.plan.groups[first] if first is not None and len(set(indices)) == 1 else None
 
     def _assemble(
         self,
@@ -201,10 +204,9 @@ class SingleEditSession(Session):
 
 
 class StreamSession(Session):
-    """``mode=batch`` (one step) and ``mode=sequential``: all edits on the same weights.
+    """``mode=batch`` (one step) and ``mode=sequential``: edits accumulate in weights.
 
-    A question whose case is not among the stream's edits is answered on the final weights; its position has
-    ``edited=False``.
+    A question whose case is not in the stream is answered on the final weights; its position has ``edited=False``.
     """
 
     def __init__(self, stream: EditStream, immediate: bool, retention: bool) -> None:
@@ -212,7 +214,7 @@ class StreamSession(Session):
         self.plan = stream.plan
         self.editor_name, self.writes = stream.editor.name, stream.editor.writes
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, ask: Ask) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         steps = [self._step_of(question) for question in questions]
         checkpoints = self.plan.checkpoint_steps()
         checkpoint_steps = set(checkpoints.values())
@@ -220,14 +222,18 @@ class StreamSession(Session):
 
         def visitor(step: int, runtime_part: Delta | None) -> None:
             items = [
-                q.item for q, own in zip(questions, steps, strict=True) if self._is_due(step, own, checkpoint_steps)
+                q.item
+                for q, edit_step in zip(questions, steps, strict=True)
+                if self._is_due(step, edit_step, checkpoint_steps)
             ]
-            answers[step] = ask_once(items, lambda distinct: ask([(item, runtime_part) for item in distinct]))
+            answers[step] = answer_distinct(
+                items, lambda distinct: answer_jobs([(item, runtime_part) for item in distinct])
+            )
 
         self.stream.visit(visitor)
         return [
-            self._assemble(question, own, answers, unedited, checkpoints)
-            for question, own in zip(questions, steps, strict=True)
+            self._assemble(question, edit_step, answers, unedited, checkpoints)
+            for question, edit_step in zip(questions, steps, strict=True)
         ]
 
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
@@ -236,7 +242,7 @@ class StreamSession(Session):
 
     @contextlib.contextmanager
     def stock_task_scope(self) -> Iterator[Delta | None]:
-        """The final weights of the stream."""
+        """Apply the whole stream."""
         self.stream.make()
         with AppliedDeltas(self.stream.model) as applied:
             for delta in self.stream.deltas:
@@ -257,44 +263,50 @@ class StreamSession(Session):
         }
 
     def _step_of(self, question: Question) -> int | None:
-        """The step that completes a case's edits; ``None`` when some of them are not in the stream."""
+        """Return the step of a case's last edit; ``None`` if the stream lacks an edit."""
         steps = [self.plan.group_of.get(request.key) for request in question.requests]
         return None if None in steps else max(step for step in steps if step is not None)
 
-    def _is_due(self, step: int, own: int | None, checkpoint_steps: Collection[int]) -> bool:
-        """Whether a question is asked after ``step``: at the end, right after its edit, at checkpoints, or always."""
+    def _is_due(self, step: int, edit_step: int | None, checkpoint_steps: Collection[int]) -> bool:
+        """Whether to answer a question after ``step``.
+
+        Always after the last step; after the step of its edit with ``immediate``; later at checkpoints, and after every
+        step with ``retention``.
+        """
         if step == self.stream.num_steps - 1:
             return True
-        if own is None or own > step:
+        if edit_step is None or edit_step > step:
             return False
-        return (self.immediate and own == step) or step in checkpoint_steps or self.retention
+        return (self.immediate and edit_step == step) or step in checkpoint_steps or self.retention
 
     def _assemble(
         self,
         question: Question,
-        own: int | None,
+        edit_step: int | None,
         answers: Mapping[int, Answers],
         unedited: Answers,
         checkpoints: Mapping[int, int],
     ) -> EditedAnswer:
         last = self.stream.num_steps - 1
         item = question.item
-        edited = own is not None and own <= last
-        position = StreamPosition(edited=edited, step=own, num_edits=self.plan.edits_after(last))
-        if own is not None and not edited:
+        edited = edit_step is not None and edit_step <= last
+        position = StreamPosition(edited=edited, step=edit_step, num_edits=self.plan.edits_after(last))
+        if edit_step is not None and not edited:
             reason = self.stream.stopped or "the stream ended before this edit"
             report = EditReport(editor=self.editor_name, error=reason)
             return EditedAnswer(final=_edit_failed(reason), edit=report, position=position)
         final = _with_unedited(answers[last][item], question, unedited)
-        if own is None:
+        if edit_step is None:
             return EditedAnswer(final=final, position=position)
         return EditedAnswer(
             final=final,
-            edit=self.stream.report(own),
+            edit=self.stream.report(edit_step),
             position=position,
-            immediate=answers[own][item] if self.immediate else None,
-            checkpoints={number: answers[step][item] for number, step in checkpoints.items() if own <= step <= last},
-            after_step={step: answers[step][item] for step in range(own, last + 1)} if self.retention else {},
+            immediate=answers[edit_step][item] if self.immediate else None,
+            checkpoints={
+                number: answers[step][item] for number, step in checkpoints.items() if edit_step <= step <= last
+            },
+            after_step={step: answers[step][item] for step in range(edit_step, last + 1)} if self.retention else {},
         )
 
 
@@ -302,14 +314,16 @@ def _edit_failed(reason: str) -> FailedAnswer:
     return FailedAnswer(f"edit failed: {reason}")
 
 
-def ask_once(items: Iterable[Item], ask: Callable[[Sequence[Item]], Sequence[ModelAnswer]]) -> dict[Item, ModelAnswer]:
-    """Answers by item; identical items are asked once."""
+def answer_distinct(
+    items: Iterable[Item], answer_items: Callable[[Sequence[Item]], Sequence[ModelAnswer]]
+) -> dict[Item, ModelAnswer]:
+    """Return the answers by item; identical items are answered once."""
     distinct = list(dict.fromkeys(items))
-    return dict(zip(distinct, ask(distinct), strict=True)) if distinct else {}
+    return dict(zip(distinct, answer_items(distinct), strict=True)) if distinct else {}
 
 
 def _with_unedited(answer: ModelAnswer, question: Question, unedited: Answers) -> ModelAnswer:
-    """The answer with the unedited model's answer, where it is needed."""
+    """Add the unedited model's answer if the question needs it."""
     if not question.ask_unedited:
         return answer
     before = unedited[question.item]

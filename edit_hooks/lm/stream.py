@@ -1,8 +1,7 @@
-"""Streams: edits written one step after another on the same weights, resumable and guarded.
+"""Streams of edits on the same weights: resumable, bit-identical, guarded.
 
-A step's delta is stored under everything it depends on, the weights before it included. A second pass, or a resumed
-run, writes the stored deltas again and checks the fingerprint of the weights after every step before the next one, so a
-resumed stream is bit-identical.
+The key of a stored step covers the weights before it. A second pass, or a resumed run, applies the stored deltas and
+verifies the fingerprint of the weights after every step, so a resumed stream is bit-identical.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -36,26 +35,26 @@ from edit_hooks.utils.hashing import code_fingerprint, key_of
 log = logging.getLogger("lm_eval.edited_hf")
 
 
-# A short plain text; its loss on the edited model shows a collapse long before any benchmark does.
+# A short plain text; its loss on the edited model reveals a collapse before any benchmark does.
 PROBE_TEXT = "The weather was fine in the morning, so they walked to the market and bought bread, apples and cheese."
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Watches a stream.
+    """Detects the collapse of a model during a stream.
 
     Attributes:
-        action: ``report`` (say it and go on) or ``stop`` (make no further edits, and say so).
+        action: ``report`` (log a warning and continue) or ``stop`` (make no further edits).
         max_norm_ratio: allowed ||W_now - W_0|| / ||W_0|| of the edited weights.
         max_loss_increase: allowed increase of the loss per token of a plain sentence, in nats.
     """
 
-    action: str = "report"
+    action: Literal["report", "stop"] = "report"
     max_norm_ratio: float = 1.0
     max_loss_increase: float = 3.0
 
     def complaint(self, record: dict[str, Any], loss_before: float) -> str | None:
-        """What is wrong after a step, if anything."""
+        """Return a sentence if a threshold is exceeded after a step, else ``None``."""
         if not record["finite"]:
             return "the model's logits are not finite"
         if record["norm_ratio"] > self.max_norm_ratio:
@@ -68,7 +67,7 @@ class Guard:
 class EditStream:
     """The steps of a cumulative plan on one model.
 
-    ``visit`` runs through them with the weights in place; the model is as before afterwards.
+    :meth:`visit` applies them in order and restores the model at the end.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class EditStream:
         """Set up the stream; nothing is edited yet.
 
         Args:
-            shared: other processes make the same stream; one makes each step, the others load it.
+            shared: other processes make the same stream; one of them computes each step, the others load it.
         """
         self.model, self.tokenizer, self.editor, self.plan = model, tokenizer, editor, plan
         self.shared = shared
@@ -107,7 +106,7 @@ class EditStream:
 
     @property
     def num_steps(self) -> int:
-        """Number of steps made, fewer than planned when the guard stopped the stream; planned before the first pass."""
+        """Number of planned steps, or of completed ones if the guard stopped the stream."""
         return len(self.steps) if self.stopped else len(self.plan.groups)
 
     @property
@@ -116,12 +115,11 @@ class EditStream:
         return self.steps[-1]["state_after"] if self.steps else None
 
     def visit(self, visitor: Callable[[int, Delta | None], None]) -> None:
-        """Write the steps in order and call ``visitor(step, runtime_part)`` after each with the weights in place.
+        """Apply the steps in order and call ``visitor(step, runtime_part)`` after each.
 
-        ``runtime_part`` holds the edits so far that do not live in weights (hooks, contexts); evaluate under it.
-
-        The first pass makes (or loads) the deltas; later passes write the same ones. The weights are restored at the
-        end, also after an exception.
+        ``runtime_part`` holds the edits so far that do not live in weights (hooks, contexts); evaluate under it. The
+        first pass computes or loads the deltas, later passes apply the same ones. The weights are restored at the end,
+        also after an exception.
         """
         with (
             AppliedDeltas(self.model) as applied,
@@ -136,7 +134,7 @@ class EditStream:
                 visitor(step, applied.runtime_part)
 
     def make(self) -> None:
-        """Make the steps that are not made yet."""
+        """Compute or load all steps, unless an earlier pass has."""
         if len(self.deltas) < self.num_steps:
             self.visit(lambda step, runtime_part: None)
 
@@ -145,15 +143,15 @@ class EditStream:
         return f"Stream of {self.editor.name}"
 
     def _write(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
-        """Put step ``step`` into the weights: the delta of an earlier pass, a stored one, or a new one."""
+        """Apply a step: the delta of an earlier pass, a stored one, or a new one."""
         if step < len(self.deltas):
             applied.add(self.deltas[step])
             self._verify(step, applied.state(), self.steps[step]["state_after"])
             return self.deltas[step]
         with self._one_at_a_time():
             delta = self._load_or_make(step, group, applied, history)
-        self.deltas.append(delta)
         self._watch(step, delta, applied)
+        self.deltas.append(delta)  # last: a step that was interrupted is made again by the next pass
         return delta
 
     def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
@@ -170,7 +168,7 @@ class EditStream:
         return delta
 
     def _one_at_a_time(self) -> contextlib.AbstractContextManager[None]:
-        """Where several processes make this stream: only one is at work on a step, so that all get the same delta."""
+        """Lock for a step, so that all processes of a shared stream use the same delta."""
         if not self.shared or self.store is None:
             return contextlib.nullcontext()
         return self.store.lock(
@@ -203,12 +201,12 @@ class EditStream:
     def _verify(step: int, state: str, expected: str) -> None:
         if state != expected:
             raise EditingError(
-                f"the weights after step {step} of the stream are not those of the stored run; the stored edits were "
-                "made under other circumstances. Remove them with lm-edit cache prune and run again."
+                f"the weights after step {step} of the stream differ from those of the stored run, so the stored edits "
+                "do not belong to this stream. Remove them with lm-edit cache prune and run again."
             )
 
     def _watch(self, step: int, delta: Delta, applied: AppliedDeltas) -> None:
-        """Record norms and the loss of a plain sentence; complain, and stop when asked to."""
+        """Record the weights' norms and the loss of a plain sentence; apply the guard."""
         with attached(self.model, applied.hook_edit):
             loss, finite = self._probe()
         record = {
@@ -228,7 +226,7 @@ class EditStream:
             self.stopped = f"the guard stopped the stream after {record['num_edits']} edits: {complaint}"
             log.warning("%s.", self.stopped)
         elif complaint:
-            log.warning("after %d edits %s; going on (guard=report).", record["num_edits"], complaint)
+            log.warning("after %d edits %s; the stream continues (guard=report).", record["num_edits"], complaint)
 
     @torch.no_grad()
     def _probe(self) -> tuple[float, bool]:
@@ -239,6 +237,6 @@ class EditStream:
         return loss, bool(torch.isfinite(logits).all()) and math.isfinite(loss)
 
     def report(self, step: int) -> EditReport:
-        """Report for the samples of a step's questions."""
+        """Return the report on a step."""
         facts = {name: value for name, value in self.steps[step].items() if name != "state_after"}
         return EditReport(editor=self.editor.name, diagnostics=facts)

@@ -1,4 +1,4 @@
-"""Versions of the packages behind a result."""
+"""Versions of the packages that influence a result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import transformers
 
 
 def installed_versions() -> dict[str, str]:
-    """Package -> version, for result files."""
+    """Return package -> version, for result files."""
     return {
         "lm-eval-editing": _version_of("lm-eval-editing"),
         "lm-eval": _version_of("lm-eval"),

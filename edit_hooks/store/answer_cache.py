@@ -1,8 +1,8 @@
-"""Answers of the unedited model in SQLite: asked once per model, reused by every later run.
+"""SQLite cache of the unedited model's answers, shared by all runs on one model.
 
-Comparisons with the unedited model need them, and they never change. A key covers everything that can alter an answer:
-weights, tokenizer, code, device, attention implementation, and the question with its decoding settings. Several
-processes may share one file.
+Comparisons with the unedited model need these answers, and no edit changes them. A key covers everything that can alter
+an answer: weights, tokenizer, code, device, attention implementation, and the question with its decoding settings.
+Several processes may share one file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import ModelAnswer, answer_from_json, answer_to_json
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
 
@@ -27,26 +28,35 @@ ItemT = TypeVar("ItemT", bound=Hashable)  # a dataclass: token ids and decoding 
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 (hex) of a fast tokenizer's rules."""
+    """SHA-256 (hex) of a tokenizer's rules.
+
+    Raises:
+        EditingError: for slow tokenizers, which have no serialized form.
+    """
+    if not tokenizer.is_fast:
+        raise EditingError(
+            f"answers of models with {type(tokenizer).__name__} cannot be stored; use the fast tokenizer of this model "
+            "(use_fast_tokenizer=True) or store=off."
+        )
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
-class AnswerStore:
+class AnswerCache:
     """Answers of one unedited model.
 
     Args:
         root: folder of the store.
-        identity: everything but the question that an answer depends on (JSON-able).
+        identity: everything that an answer depends on besides the question (JSON-able).
     """
 
     def __init__(self, root: Path, identity: Mapping[str, Any]) -> None:
         self._cache = SQLiteCache(root / FILE, TABLE)
         self.identity = dict(identity)
 
-    def ask(
-        self, items: Iterable[ItemT], ask: Callable[[Sequence[ItemT]], Sequence[ModelAnswer]]
+    def get(
+        self, items: Iterable[ItemT], compute: Callable[[Sequence[ItemT]], Sequence[ModelAnswer]]
     ) -> dict[ItemT, ModelAnswer]:
-        """Answers by item: stored ones, and new ones from ``ask``, which are then stored."""
+        """Return the answers by item; ``compute`` answers items that are not stored."""
         distinct = list(dict.fromkeys(items))
         if not distinct:
             return {}
@@ -55,7 +65,7 @@ class AnswerStore:
         answers = {item: answer_from_json(json.loads(stored[key])) for item, key in keys.items() if key in stored}
         missing = [item for item in distinct if item not in answers]
         if missing:
-            fresh = dict(zip(missing, ask(missing), strict=True))
+            fresh = dict(zip(missing, compute(missing), strict=True))
             self._cache.write({keys[item]: json.dumps(answer_to_json(answer)) for item, answer in fresh.items()})
             answers |= fresh
         return answers

@@ -1,9 +1,9 @@
-"""The content-addressed store on disk: finished edits and other results, found by everything they depend on.
+"""Content-addressed store on disk for finished edits and other results.
 
 Layout: ``<root>/deltas/<2 hex>/<key>.safetensors`` and ``<root>/json/<kind>/<key>.json``. A key is the SHA-256 of the
-complete description; the description is stored with the content and compared on reading. Files are written under a
-temporary name and renamed, so readers never see half of one, also with several processes. A damaged file is reported,
-removed and made again.
+complete description of a result. The description is stored with the content and compared on reading. Files are written
+atomically, so several processes may share a store. A damaged file is logged, removed and computed again. See
+``docs/design/store-keys.md``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from edit_hooks.utils.hashing import key_of
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-
 Content = TypeVar("Content")
 
-
-KEPT = (".safetensors", ".json", ".sqlite")
+STORED_SUFFIXES = (".safetensors", ".json", ".sqlite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,9 @@ class Description:
 
     Attributes:
         what: kind of result.
-        model: fingerprint of the model. code: fingerprint of the code behind the result.
-        inputs: all else (JSON-able): editor, configuration, requests, ...
+        model: fingerprint of the model.
+        code: fingerprint of the code behind the result.
+        inputs: all other inputs (JSON-able): editor, configuration, requests, ...
     """
 
     what: str
@@ -48,6 +47,7 @@ class Description:
 
     def to_dict(self) -> dict[str, Any]:
         """One flat JSON-able mapping."""
+        assert not {"what", "model", "code"} & set(self.inputs)
         return {"what": self.what, "model": self.model, "code": self.code, **self.inputs}
 
     @property
@@ -56,65 +56,76 @@ class Description:
 
 
 class Store:
-    """Finished edits (safetensors) and small results (JSON), addressed by their complete description."""
+    """Finished edits (safetensors) and small results (JSON) by their description.
+
+    Args:
+        root: folder of the store, created at the first write; ``~`` is expanded. By default in :func:`cache_root`.
+    """
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
-        self.root = Path(root) if root is not None else cache_root() / "store"
+        self.root = Path(root).expanduser() if root is not None else cache_root() / "store"
 
     def load_delta(self, description: Description) -> Delta | None:
-        """The edit made under this description, or ``None``."""
+        """Return the edit stored under this description, or ``None``."""
         path = self._delta_path(description.key)
         return self._read(path, lambda: _checked_delta(path, description))
 
     def save_delta(self, description: Description, delta: Delta) -> None:
-        """Keep a finished edit."""
+        """Store a finished edit; the description is added to its metadata."""
         path = self._delta_path(description.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         delta.meta["description"] = description.to_dict()
         delta.save(path)
 
     def load_json(self, kind: str, description: Description) -> Any | None:
-        """The result kept under this description, or ``None``."""
+        """Return the result stored under this description, or ``None``."""
         path = self._json_path(kind, description.key)
         return self._read(path, lambda: _checked_json(path, description))
 
     def save_json(self, kind: str, description: Description, content: Any) -> None:
-        """Keep a JSON-able result."""
+        """Store a JSON-able result."""
         path = self._json_path(kind, description.key)
         path.parent.mkdir(parents=True, exist_ok=True)
         record = {"description": description.to_dict(), "content": content, "checksum": key_of(content)}
         write_atomically(path, json.dumps(record, ensure_ascii=False))
 
     def size(self) -> dict[str, tuple[int, int]]:
-        """Number of files and bytes by kind."""
+        """Return number of files and bytes by kind."""
         totals: dict[str, tuple[int, int]] = {}
         named = {".safetensors": "deltas", ".sqlite": "answers"}
-        for path in self._files():
+        for path, status in self._files():
             kind = named.get(path.suffix, path.parent.name)
             count, size = totals.get(kind, (0, 0))
-            totals[kind] = (count + 1, size + path.stat().st_size)
+            totals[kind] = (count + 1, size + status.st_size)
         return totals
 
     def prune(self, max_bytes: int = 0) -> int:
-        """Remove least recently used files until at most ``max_bytes`` remain; returns how many went."""
-        files = sorted(self._files(), key=lambda path: path.stat().st_mtime)
-        total = sum(path.stat().st_size for path in files)
+        """Remove the least recently used files until at most ``max_bytes`` remain.
+
+        Returns:
+            The number of files removed.
+        """
+        files = sorted(self._files(), key=lambda entry: entry[1].st_mtime)
+        total = sum(status.st_size for _, status in files)
         removed = 0
-        for path in files:
+        for path, status in files:
             if total <= max_bytes:
                 break
-            total -= path.stat().st_size
+            total -= status.st_size
             path.unlink(missing_ok=True)
             removed += 1
         return removed
 
     def remove_leftovers(self) -> int:
-        """Remove what killed processes left half-written; returns the number of files."""
+        """Remove temporary files of killed processes; return their number."""
         return remove_leftovers(self.root)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Wait until no other process holds the lock of this name; the system frees it when its process dies."""
+        """Hold the lock of this name, waiting for other processes.
+
+        The operating system releases the lock of a process that dies.
+        """
         from filelock import FileLock
 
         folder = self.root / "locks"
@@ -122,10 +133,13 @@ class Store:
         with FileLock(folder / f"{name}.lock"):
             yield
 
-    def _files(self) -> list[Path]:
-        if not self.root.is_dir():
-            return []
-        return [path for path in self.root.rglob("*") if path.suffix in KEPT and path.is_file()]
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
+        files = []
+        for path in self.root.rglob("*") if self.root.is_dir() else ():
+            if path.suffix in STORED_SUFFIXES:
+                with contextlib.suppress(FileNotFoundError):  # pruned by another process
+                    files.append((path, path.stat()))
+        return files
 
     def _delta_path(self, key: str) -> Path:
         return self.root / "deltas" / key[:2] / f"{key}.safetensors"
@@ -139,16 +153,16 @@ class Store:
         try:
             content = read()
         except EditingError as error:
-            log.warning("%s; it is removed and made again.", error)
+            log.warning("%s; it is removed and computed again.", error)
             path.unlink(missing_ok=True)
             return None
-        with contextlib.suppress(OSError):  # a store that may only be read, or a file pruned at this moment
-            os.utime(path)  # last use, for pruning
+        with contextlib.suppress(OSError):  # a read-only store, or a file that another process has just pruned
+            os.utime(path)  # time of last use, for pruning
         return content
 
 
-def kept_beside(store: Store) -> dict[str, tuple[int, int]]:
-    """Number of files and bytes of what else this project keeps in the user's cache: statistics, the demo model."""
+def sizes_outside_store(store: Store) -> dict[str, tuple[int, int]]:
+    """Return number of files and bytes by folder of the caches outside the store."""
     root = cache_root()
     totals = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
@@ -161,7 +175,7 @@ def kept_beside(store: Store) -> dict[str, tuple[int, int]]:
 def _checked_delta(path: Path, description: Description) -> Delta:
     delta = Delta.load(path)
     if key_of(delta.meta.get("description")) != description.key:
-        raise EditingError(f"{path} was stored for something else")
+        raise EditingError(f"{path} was stored under another description")
     return delta
 
 
@@ -172,5 +186,5 @@ def _checked_json(path: Path, description: Description) -> Any:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EditingError(f"cannot read {path}: {error}") from None
     if not intact:
-        raise EditingError(f"{path} is damaged or was stored for something else")
+        raise EditingError(f"{path} is damaged or was stored under another description")
     return record["content"]

@@ -1,4 +1,4 @@
-"""Old names that still work, with a warning."""
+"""Warnings for old names that still work."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 
 def warn_renamed(what: str, old: str, new: str) -> None:
-    """Warn that ``old`` is now called ``new``; shown to users by default, unlike a DeprecationWarning."""
+    """Warn that ``old`` is now called ``new``."""
+    # Python hides a DeprecationWarning from users by default.
     warnings.warn(f"{what} {old!r} is now called {new!r}; the old name will be removed.", FutureWarning, stacklevel=3)
 
 
 def with_current_names(mapping: Mapping[str, Any], renamed: Mapping[str, str], what: str) -> dict[str, Any]:
-    """The mapping with renamed keys under their current names; warns about each old one.
+    """Replace renamed keys by their current names, with a warning for each.
 
     Args:
-        renamed: old name -> current name. An old name beside its current one is left for the caller to refuse.
+        renamed: old name -> current name. If both are present, the old one stays and the caller reports it as unknown.
     """
     current: dict[str, Any] = {}
     for key, value in mapping.items():

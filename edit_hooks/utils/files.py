@@ -1,12 +1,10 @@
-"""Files: written so that readers see a whole one or none, cleared away where a killed process left half-written ones,
-found in installed packages without running their code, and hashed."""
+"""Files: atomic writes, leftovers of killed processes, packaged data, digests."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -29,10 +27,11 @@ _TEMPORARY = re.compile(r"\.(?P<machine>[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it when the block ends well and removed when it does not.
+    """Yield a temporary path beside ``path`` and rename it at the end of the block.
 
-    The temporary name says which process writes it, so that :func:`remove_leftovers` can tell a living writer from one
-    that was killed.
+    After an exception it is removed instead.
+    The temporary name contains the machine and the process, so that :func:`remove_leftovers` can distinguish files of
+    running and of killed processes.
     """
     temporary = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -43,37 +42,43 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove half-written files of dead processes of this machine below ``root``; returns how many there were.
+    """Remove temporary files of killed processes below ``root``.
 
-    Files of other machines and of living processes are left alone.
+    Files of other machines and of running processes are left alone.
+
+    Returns:
+        The number of files removed.
     """
     removed = 0
     for path in root.rglob(".*.tmp") if root.is_dir() else ():
-        found = _TEMPORARY.search(path.name)
-        if found and found["machine"] == _machine() and not _is_alive(int(found["pid"])):
+        match = _TEMPORARY.search(path.name)
+        if match and match["machine"] == _machine() and not _is_alive(int(match["pid"])):
             path.unlink(missing_ok=True)
             removed += 1
     if removed:
-        log.info("removed %d half-written files that a killed run left in %s.", removed, root)
+        log.info("removed %d temporary files of killed processes from %s.", removed, root)
     return removed
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs; where that cannot be asked without harm (Windows), it is taken to."""
-    if os.name != "posix":
+    """Whether a process of this machine is running; always true on Windows."""
+    if os.name != "posix":  # os.kill(pid, 0) ends the process there
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's process
+        return True  # another user's process
     return True
 
 
 @functools.cache
 def _machine() -> str:
-    """Where process ids mean something: host name, boot and process namespace (containers may share a host name)."""
+    """Identify the scope of process ids: host name, boot and process namespace.
+
+    Containers may share a host name.
+    """
     parts = [platform.node()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
@@ -82,7 +87,11 @@ def _machine() -> str:
 
 
 def packaged_file(package: str, *parts: str) -> Path | None:
-    """Where a file of an installed package lies, or None; of a top-level package no code is run to find it."""
+    """Find a file of an installed package without running its code, if it exists.
+
+    Args:
+        package: a top-level package; parents of other packages are imported.
+    """
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -95,7 +104,7 @@ def packaged_file(package: str, *parts: str) -> Path | None:
 
 
 def blocks_of(path: Path) -> Iterator[bytes]:
-    """The content of a file, a few megabytes at a time."""
+    """Yield the content of a file in blocks of a few megabytes."""
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             yield block
@@ -110,22 +119,25 @@ def sha256_of(path: Path) -> str:
 
 
 def cache_root() -> Path:
-    """Where this project keeps things: ``$LM_EDIT_CACHE``, else ``lm-eval-editing`` in the user's cache folder."""
+    """Folder of all caches.
+
+    It is ``$LM_EDIT_CACHE`` (``~`` is expanded), else ``lm-eval-editing`` in the user's cache folder.
+    """
     if chosen := os.environ.get("LM_EDIT_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lm-eval-editing"
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``5GB``, ``500 MB``, ``2GiB`` or a plain number.
+    """Parse a number of bytes: ``5GB``, ``500 MB``, ``2GiB`` or a plain number.
 
     Raises:
         EditingError: for anything else.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
-    if not found:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if not match:
         raise EditingError(f"size {text!r} is not readable; write 5GB, 500MB, 2GiB or a number of bytes.")
-    number, prefix, binary = found.groups()
+    number, prefix, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix or " "))
 
 

@@ -1,4 +1,4 @@
-"""Content hashes: of JSON-able values, and of the source code that a result depends on."""
+"""Content hashes of JSON-able values and of the source code behind a result."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ import functools
 import hashlib
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-# Modules that change no number: errors, files, hashes and option parsing.
+from edit_hooks.utils.errors import EditingError
+
+# Modules that change no number: errors, files, hashes, option parsing, and the table of editors.
 _NOT_COMPUTING = frozenset(
-    f"edit_hooks.utils.{name}"
-    for name in ("deprecation", "errors", "files", "hashing", "options", "plugins", "sqlite_cache", "yaml_io")
+    f"edit_hooks.{name}"
+    for name in (
+        "base.registry",
+        "utils.deprecation",
+        "utils.errors",
+        "utils.files",
+        "utils.hashing",
+        "utils.options",
+        "utils.plugins",
+        "utils.progress",
+        "utils.sqlite_cache",
+        "utils.yaml_io",
+    )
 )
 
 
@@ -24,21 +39,31 @@ def key_of(content: object) -> str:
 
 @functools.cache
 def code_fingerprint(*modules: str) -> str:
-    """SHA-256 (hex) of the code behind a result: the modules and what they import, directly or not.
+    """SHA-256 (hex) of the code behind a result: modules and all that they import.
 
-    Followed are imports within this package and within the packages of ``modules``, so an editor of another package is
-    covered by its own source. Comments, docstrings and formatting do not count. Modules that only print, parse options
-    or write files do not either, because nothing that computes imports them.
+    Imports are followed within this package and the packages of ``modules``, and to modules beside the latter, so an
+    editor of a user is covered together with its helpers. Other installed packages are not followed. Comments,
+    docstrings and formatting do not count, nor do modules that change no number.
+
+    Raises:
+        EditingError: if a module has no source file, as in a notebook.
     """
-    packages = {"edit_hooks", *(name.partition(".")[0] for name in modules)}
+    for name in modules:
+        if _source_of(name) is None:
+            raise EditingError(
+                f"module {name!r} has no source file, so a change of its code would go unnoticed and stored results "
+                "would be stale. Move the editor into a .py file on PYTHONPATH."
+            )
     digest = hashlib.sha256()
-    for name, tree in sorted(_closure(modules, packages).items()):
+    for name, tree in sorted(_closure(modules).items()):
         digest.update(f"{name}\0{ast.dump(tree)}\0".encode())
     return digest.hexdigest()
 
 
-def _closure(modules: tuple[str, ...], packages: set[str]) -> dict[str, ast.Module]:
-    """Syntax trees, without docstrings, of the modules and their imports within the packages."""
+def _closure(modules: tuple[str, ...]) -> dict[str, ast.Module]:
+    """Syntax trees, without docstrings, of the modules and the imports to follow."""
+    packages = {"edit_hooks", *map(_package_of, modules)}
+    folders = {_import_folder(name) for name in packages} - {_import_folder("edit_hooks"), None}
     trees: dict[str, ast.Module] = {}
     pending = list(modules)
     while pending:
@@ -47,13 +72,29 @@ def _closure(modules: tuple[str, ...], packages: set[str]) -> dict[str, ast.Modu
         if name in trees or name in _NOT_COMPUTING or path is None:
             continue
         trees[name] = _without_docstrings(ast.parse(path.read_text(encoding="utf-8")))
-        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        pending += [found for found in _imports(trees[name], package) if found.partition(".")[0] in packages]
+        parent = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for imported in _imports(trees[name], parent):
+            package = _package_of(imported)
+            if package in packages or _import_folder(package) in folders:
+                pending.append(imported)
     return trees
 
 
+def _package_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@functools.cache
+def _import_folder(package: str) -> Path | None:
+    """Folder that contains a top-level package or module; ``None`` if installed."""
+    path = _source_of(package)
+    if path is None or {"site-packages", "dist-packages"} & set(path.parts):
+        return None
+    return path.parents[1] if path.name == "__init__.py" else path.parent
+
+
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Names that may be modules, of every import statement at any depth."""
+    """Yield the names that may be modules, of every import statement at any depth."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -66,15 +107,29 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 @functools.cache
 def _source_of(name: str) -> Path | None:
-    """Source file of a module; ``None`` for attributes, extensions and missing modules."""
+    """Find the source file of a module without importing it.
+
+    Returns:
+        ``None`` for attributes, extension modules and missing modules.
+    """
+    if name == "__main__":
+        file = getattr(sys.modules[name], "__file__", None)
+        return Path(file) if file is not None else None
+    package, *parts = name.split(".")
     try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, AttributeError, ValueError):
+        spec = importlib.util.find_spec(package) if package else None
+    except ValueError:  # a module without a spec
         return None
+    for part in parts:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        package = f"{package}.{part}"
+        spec = PathFinder.find_spec(package, list(spec.submodule_search_locations))
     return Path(spec.origin) if spec is not None and spec.origin is not None and spec.origin.endswith(".py") else None
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:
+    """Remove the docstrings of a module, its classes and functions, in place."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None

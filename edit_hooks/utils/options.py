@@ -1,7 +1,8 @@
-"""TODO: say what is here."""
+"""Parsing of options: numbers of edits, editor settings, choices and switches."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,16 @@ import yaml
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.yaml_io import read_yaml
 
+# ``name:`` or ``name=``; a single letter before ``:\`` or ``:/`` is the drive of a Windows path.
+_SETTING = re.compile(r"\s*([A-Za-z_]\w+|[A-Za-z_](?=\s*[:=](?![\\/])))\s*[:=]\s*")
+
 
 def parse_checkpoints(value: object) -> tuple[int, ...]:
-    """Numbers of edits from a list, a number, or ``10;100;1000`` (the harness splits model_args at commas)."""
+    """Parse numbers of edits: a list, a number, or text such as ``10;100;1000``.
+
+    Raises:
+        EditingError: unless the numbers are ascending and positive.
+    """
     if value is None or value == "":
         return ()
     parts = value if isinstance(value, (list, tuple)) else str(value).replace(":", ";").split(";")
@@ -22,39 +30,51 @@ def parse_checkpoints(value: object) -> tuple[int, ...]:
     except ValueError:
         raise EditingError(f"checkpoints={value!r}; write numbers of edits as checkpoints=10;100;1000.") from None
     if any(number < 1 for number in numbers) or list(numbers) != sorted(set(numbers)):
-        raise EditingError(f"checkpoints={value!r}; rising numbers of edits, each at least 1, are needed.")
+        raise EditingError(f"checkpoints={value!r}; ascending numbers of edits, each at least 1, are needed.")
     return numbers
 
 
-def parse_editor_args(value: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Editor settings from a mapping, the path of a YAML file, or inline ``name:value;name:value`` (or YAML in braces).
+def parse_editor_args(value: Mapping[str, Any] | str | None, option: str = "editor_args") -> dict[str, Any]:
+    """Parse editor settings from a mapping or a text.
 
-    The harness splits ``--model_args`` at commas, so inline settings are separated by semicolons:
-    ``editor_args=layers:[5];lr:0.3``.
+    A text is the path of a YAML file, ``name:value;name:value``, or YAML in braces. Inline settings are separated by
+    semicolons, because lm-eval splits ``--model_args`` at commas: ``editor_args=layers:[5];lr:0.3``.
+
+    Args:
+        option: name of the option in error messages.
+
+    Raises:
+        EditingError: for anything else.
     """
     if value is None or value == "":
         return {}
     if isinstance(value, Mapping):
         return dict(value)
     if not isinstance(value, str):
-        raise EditingError(f"editor_args is {value!r}; a mapping, a YAML file or inline settings are accepted.")
-    if Path(value).suffix in (".yaml", ".yml", ".json"):
-        return read_yaml(value)
-    text = value.strip().removeprefix("{").removesuffix("}")
-    lines = [part.replace("=", ":", 1) if ":" not in part else part for part in text.split(";") if part.strip()]
+        raise EditingError(f"{option} is {value!r}; a mapping, a YAML file or inline settings are accepted.")
+    text = value.strip()
+    in_braces = text.startswith("{") and text.endswith("}")
+    if not in_braces and Path(text).suffix in (".yaml", ".yml", ".json") and not _SETTING.match(text):
+        return read_yaml(text)
+    parts = (text[1:-1] if in_braces else text).split(";")
+    settings = [_SETTING.sub(r"\1: ", part, count=1).strip() for part in parts if part.strip()]
     try:
-        parsed = yaml.safe_load("\n".join(line.strip().replace(":", ": ", 1) for line in lines))
+        parsed = yaml.safe_load("{" + ", ".join(settings) + "}" if in_braces else "\n".join(settings))
     except yaml.YAMLError as error:
-        raise EditingError(f"editor_args={value!r} is not readable: {error}") from None
+        raise EditingError(f"{option}={value!r} is not readable: {error}") from None
     if not isinstance(parsed, dict):
         raise EditingError(
-            f"editor_args={value!r} is not readable; write editor_args=lr:0.3;num_steps:10 or name a YAML file."
+            f"{option}={value!r} is not readable; write {option}=lr:0.3;num_steps:10 or name a YAML file."
         )
     return parsed
 
 
 def choice(settings: Mapping[str, Any], key: str, accepted: Sequence[str], default: str) -> str:
-    """A setting with a closed set of values."""
+    """Return a setting with a closed set of values.
+
+    Raises:
+        EditingError: for other values, with near misses.
+    """
     value = settings.get(key, default)
     if value not in accepted:
         hint = near_misses(str(value), accepted)
@@ -63,7 +83,11 @@ def choice(settings: Mapping[str, Any], key: str, accepted: Sequence[str], defau
 
 
 def switch(settings: Mapping[str, Any], key: str, default: bool) -> bool:
-    """A yes/no setting; strings from a command line are understood."""
+    """Return a boolean setting; the texts ``true`` and ``false`` are accepted.
+
+    Raises:
+        EditingError: for other values.
+    """
     value = settings.get(key, default)
     if isinstance(value, str) and value.lower() in ("true", "false"):
         value = value.lower() == "true"

@@ -1,49 +1,67 @@
-"""Objects named by ``package.module:attribute``, and those that installed packages register as entry points."""
+"""Objects by ``package.module:attribute``; entry points of installed packages."""
 
 from __future__ import annotations
 
 import importlib
+import traceback
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 
 
-def import_object(path: str, what: str) -> Any:
-    """The object at ``package.module:attribute``.
+def import_object(path: str, noun: str) -> Any:
+    """Import the object at ``package.module:attribute``.
 
     Args:
-        what: noun for the error message, as in ``editor``.
+        noun: kind of object for the error message, as in ``editor``.
 
     Raises:
-        EditingError: when the module or the attribute is missing. Errors inside the module itself are not caught.
+        EditingError: if the path is malformed, the module or the attribute is missing, or the import fails; the last
+            with the original exception as its cause.
     """
     module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise EditingError(f"{noun} {path!r} has another form than package.module:Class.")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
+            raise _import_failure(path, noun, error) from error
         raise EditingError(
-            f"{what} {path!r}: there is no module {error.name!r}; install its package or add its folder to PYTHONPATH."
+            f"{noun} {path!r}: there is no module {error.name!r}; install its package or add its folder to PYTHONPATH."
         ) from None
+    except Exception as error:  # a module of another package may raise anything
+        raise _import_failure(path, noun, error) from error
     if not hasattr(module, attribute):
-        raise EditingError(f"{what} {path!r}: module {module_name} has no {attribute!r}; give package.module:Class.")
+        raise EditingError(f"{noun} {path!r}: module {module_name} has no {attribute!r}; give package.module:Class.")
     return getattr(module, attribute)
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
-    """Entry points of a group in installed packages, by name.
+    """Return the entry points of a group in installed packages, by name.
 
     Raises:
-        EditingError: when two packages register one name for different objects.
+        EditingError: if two packages register one name for different objects.
     """
-    found: dict[str, EntryPoint] = {}
+    by_name: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
-        other = found.setdefault(entry.name, entry)
-        if other.value != entry.value:
+        first = by_name.setdefault(entry.name, entry)
+        if first.value != entry.value:
             raise EditingError(
-                f"two installed packages register {entry.name!r} in {group}: {other.value} and {entry.value}. "
+                f"two installed packages register {entry.name!r} in {group}: {_origin(first)} and {_origin(entry)}. "
                 "Uninstall one of them."
             )
-    return found
+    return by_name
+
+
+def _import_failure(path: str, noun: str, error: Exception) -> EditingError:
+    """Create an error with cause and line, because commands print no traceback."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return EditingError(
+        f"{noun} {path!r} cannot be imported: {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})."
+    )
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"{entry.value} of {entry.dist.name}" if entry.dist is not None else entry.value

@@ -25,7 +25,9 @@ Column = str | float | None
 
 @dataclass(frozen=True, kw_only=True)
 class CacheTable:
-    """Layout of a cache's only table. It is a file format: existing files must stay readable.
+    """Layout of a cache's only table.
+
+    It is a file format: existing files must stay readable.
 
     Args:
         name: table name.
@@ -154,7 +156,9 @@ class SQLiteCache:
 
 
 def _reports_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether SQLite found the file's content malformed, in contrast to locked, read-only or a full disk.
+    """Whether SQLite found the file's content malformed.
+
+    Not so for a locked or read-only file, or a full disk.
 
     The module raises plain ``DatabaseError`` for SQLITE_CORRUPT and SQLITE_NOTADB, and subclasses for everything else.
     """

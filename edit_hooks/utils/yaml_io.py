@@ -1,4 +1,4 @@
-"""TODO: say what is here."""
+"""Reading YAML files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from edit_hooks.utils.errors import EditingError
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML mapping from a file.
+    """Read a mapping from a YAML file; ``~`` in the path is expanded.
 
     Raises:
-        EditingError: when the file is missing, is not YAML or holds something else than a mapping.
+        EditingError: if the file is missing, not UTF-8, not YAML, or holds something other than a mapping.
     """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise EditingError(f"cannot read {path}: {error.strerror}.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise EditingError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
-        raise EditingError(f"{path} holds {type(content).__name__}, a mapping of settings is needed.")
+        raise EditingError(f"{path} holds {type(content).__name__}; a mapping of settings is needed.")
     return content

@@ -17,7 +17,7 @@ def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_cache(args: argparse.Namespace) -> int:
     if args.action == "prune" and args.max_size is None:
         raise EditingError("--max-size is missing: lm-edit cache prune --max-size 5GB (0 removes everything).")
-    from edit_hooks.store.store import Store, kept_beside
+    from edit_hooks.store.store import Store, sizes_outside_store
     from edit_hooks.utils.files import parse_size
 
     store = Store(args.store)
@@ -27,7 +27,7 @@ def _run_cache(args: argparse.Namespace) -> int:
     print(f"store: {store.root}")
     sizes = store.size()
     total = (sum(count for count, _ in sizes.values()), sum(size for _, size in sizes.values()))
-    outside = {} if args.store else kept_beside(store)
+    outside = {} if args.store else sizes_outside_store(store)
     rows = [*sorted(sizes.items()), ("total", total), *((f"outside: {name}", size) for name, size in outside.items())]
     table(("kind", "files", "size"), [(kind, str(count), f"{size / 1e6:.1f} MB") for kind, (count, size) in rows])
     return 0

@@ -1,4 +1,4 @@
-"""`EditRequest` checks what it is given, and the tokens found for it are the tokens of its texts."""
+"""`EditRequest`: validation, identity, and the tokens of its texts."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ templates = st.sampled_from([*CONTEXT_TEMPLATES, "Zoë {braces} ran. {}"])
 
 @given(kind=kinds, request=requests, template=templates)
 def test_the_fact_token_completes_the_subject(kind, request, template):
-    """Decode-back: up to the fact token the text holds the whole subject, one token earlier it does not."""
+    """Round trip: the text up to the fact token contains the subject, one token less does not."""
     tokenizer = TOKENIZERS[kind]
     row = rewriting_row(tokenizer, request, template)
     upto_subject = template.replace("{}", request.text[: request.subject_span[1]], 1)
@@ -194,7 +194,7 @@ def test_fact_tokens_stand_in_order(kind, request):
     assert first <= last <= after <= end
     ids, start = rows["subject_first"].ids, request.subject_span[0]
     assert len(decoded(tokenizer, ids[:first]).rstrip("\ufffd")) <= start
-    # SentencePiece may put a piece of its own, "▁", before the first word of a text; it belongs to that word.
+    # SentencePiece may put a separate piece, "▁", before the first word of a text; it belongs to that word.
     assert len(decoded(tokenizer, ids[: first + 1])) > start or start == 0
     assert end == rows["last"].prompt_length - 1
     assert after == min(last + 1, end)
@@ -228,7 +228,7 @@ def test_a_continuation_is_tokenized_in_its_place(kind, context, continuation):
 @pytest.mark.parametrize("prompt", ["The city is", "The city is "])
 @pytest.mark.parametrize("target", ["Rome", " Rome", "  Rome "])
 def test_prompt_and_target_are_joined_by_one_space(kind, prompt, target):
-    """The rule of the seam: whatever spaces come, the target's tokens are those after one space."""
+    """Prompt and target are joined by one space, regardless of the spaces in either."""
     tokenizer = TOKENIZERS[kind]
     assert join_target(prompt, target.rstrip()) == "The city is Rome"
     row = rewriting_row(tokenizer, EditRequest(prompt=prompt, subject="city", target_new=target), "{}")

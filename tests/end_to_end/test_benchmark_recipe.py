@@ -96,14 +96,14 @@ LM_EVAL = """
     import sys
     import lm_eval_editing_autoload
     from lm_eval.tasks import manager
-    manager.__file__ = sys.argv.pop(1)  # a small folder in the place of the 14,000 built-in files
+    manager.__file__ = sys.argv.pop(1)  # a small folder instead of the 14,000 built-in files
     from lm_eval.__main__ import cli_evaluate
     cli_evaluate()
 """
 
 
 def test_a_package_runs_with_the_stock_command(package: Path, tmp_path: Path) -> None:
-    """Its tasks are found without --include_path, and its edits by their name."""
+    """Its tasks need no --include_path, and its edits are available by name."""
     (tmp_path / "built_in").mkdir()
     model = {
         "pretrained": str(save_tiny(tmp_path, "llama")),

@@ -38,7 +38,7 @@ class Environment:
     def __init__(self, folder: Path, sees_running_packages: bool = True) -> None:
         venv.EnvBuilder(with_pip=False, symlinks=os.name != "nt").create(folder)
         self.python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        self.work = folder / "work"  # an empty current directory: nothing is found by accident
+        self.work = folder / "work"  # an empty current directory, so that nothing is importable by accident
         self.work.mkdir()
         self.site = Path(self.run("import sysconfig; print(sysconfig.get_paths()['purelib'])").stdout.strip())
         if sees_running_packages:
@@ -48,9 +48,9 @@ class Environment:
 
     def environ(self, **variables: str) -> dict[str, str]:
         hidden = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", SWITCH}
-        kept = {name: value for name, value in os.environ.items() if name not in hidden}
+        visible = {name: value for name, value in os.environ.items() if name not in hidden}
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
-        return {**kept, **offline, **variables}
+        return {**visible, **offline, **variables}
 
     def call(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [str(self.python), *arguments]
@@ -62,8 +62,8 @@ class Environment:
         assert done.returncode == 0, done.stderr
         return done
 
-    def ask(self, code: str, **variables: str) -> Any:
-        """What ``code`` prints last, as JSON."""
+    def evaluate(self, code: str, **variables: str) -> Any:
+        """Run ``code`` and return the JSON value that it prints last."""
         return json.loads(self.run(code, **variables).stdout.strip().splitlines()[-1])
 
     def pip(self, *arguments: str) -> None:
@@ -146,7 +146,7 @@ def test_entry_points_resolve(from_wheel: Environment) -> None:
         points = distribution("lm-eval-editing").entry_points
         print(json.dumps({f"{point.group} {point.name}": point.load().__name__ for point in points}))
     """
-    assert from_wheel.ask(code) == {
+    assert from_wheel.evaluate(code) == {
         "console_scripts lm-edit": "main",
         "lm_eval.models edited_hf": "EditedHFLM",
         "lm_eval_editing.edit_sources benchmarks": "load_edit_requests",
@@ -164,7 +164,7 @@ def test_lm_eval_lists_our_tasks_beside_the_built_in_ones(from_wheel: Environmen
     assert {"bake_rq", "qaedit_wild"} <= ours
     assert ours - listed == set()
     assert {"mmlu", "hellaswag", "glue"} <= listed
-    # lm-eval says so when a task of one folder replaces a task of the same name in an earlier one
+    # lm-eval logs when a task of one folder replaces a task of the same name in an earlier one
     assert "overrides existing task" not in done.stdout + done.stderr
 
 
@@ -174,7 +174,7 @@ def test_our_model_is_found_and_the_built_in_ones_still_are(installed: Environme
         from lm_eval.api.registry import get_model
         print(json.dumps([get_model(name).__name__ for name in ("edited_hf", "hf", "dummy")]))
     """
-    assert installed.ask(code) == ["EditedHFLM", "HFLM", "DummyLM"]
+    assert installed.evaluate(code) == ["EditedHFLM", "HFLM", "DummyLM"]
 
 
 def test_importing_our_model_first_keeps_the_built_in_ones(installed: Environment) -> None:
@@ -183,7 +183,7 @@ def test_importing_our_model_first_keeps_the_built_in_ones(installed: Environmen
         from lm_eval.api.registry import get_model
         print(json.dumps([get_model(name).__name__ for name in ("hf", "dummy", "edited_hf")]))
     """
-    assert installed.ask(code) == ["HFLM", "DummyLM", "EditedHFLM"]
+    assert installed.evaluate(code) == ["HFLM", "DummyLM", "EditedHFLM"]
 
 
 def test_simple_evaluate_finds_our_model(installed: Environment) -> None:
@@ -202,7 +202,7 @@ def test_simple_evaluate_finds_our_model(installed: Environment) -> None:
         except Found:
             print(json.dumps("found"))
     """
-    assert installed.ask(code) == "found"
+    assert installed.evaluate(code) == "found"
 
 
 TASK_MANAGERS = """
@@ -216,7 +216,7 @@ TASK_MANAGERS = """
         folder.mkdir(exist_ok=True)
     (builtin / "some_task.yaml").write_text("task: some_task")
     (user / "mine.yaml").write_text("task: bake_rq")
-    manager.__file__ = str(builtin / "manager.py")  # a tiny folder in the place of the 14,000 built-in files
+    manager.__file__ = str(builtin / "manager.py")  # a small folder instead of the 14,000 built-in files
 
     warnings = []
     handler = logging.Handler()
@@ -224,11 +224,11 @@ TASK_MANAGERS = """
     logging.getLogger("lm_eval").addHandler(handler)
 
     def where(**options):
-        found = manager.TaskManager(**options)
-        folders = {name: entry.yaml_path.parent for name, entry in found.task_index.items() if entry.yaml_path}
+        task_manager = manager.TaskManager(**options)
+        folders = {name: entry.yaml_path.parent for name, entry in task_manager.task_index.items() if entry.yaml_path}
         places = {name: folders[name] for name in ("some_task", "bake_rq") if name in folders}
         labels = {name: "ours" if Path(ours) in place.parents else place.name for name, place in places.items()}
-        return labels, found.include_path
+        return labels, task_manager.include_path
 
     once = where(include_path=ours)[0]
     print(json.dumps({
@@ -247,22 +247,22 @@ TASK_MANAGERS = """
 
 
 def test_include_path_overrides_ours_and_no_defaults_leaves_ours_out(from_wheel: Environment) -> None:
-    found = from_wheel.ask(TASK_MANAGERS)
-    assert found["default"] == [{"some_task": "builtin", "bake_rq": "ours"}, None]
-    assert found["user"] == [{"some_task": "builtin", "bake_rq": "user"}, "user"]
-    assert found["user_list"] == [{"some_task": "builtin", "bake_rq": "user"}, ["user"]]
-    assert found["user_path"] == {"some_task": "builtin", "bake_rq": "user"}
-    assert found["ours_once"] == [{"some_task": "builtin", "bake_rq": "ours"}, []]  # no "overrides existing task"
-    assert found["ours_too"] == {"some_task": "builtin", "bake_rq": "ours"}  # the order the user gave
-    assert found["positional"] == ["bake_rq"]
-    assert found["no_defaults"] == [{}, None]
-    assert found["no_defaults_user"] == [{"bake_rq": "user"}, "user"]
-    assert found["no_defaults_ours"] == {"bake_rq": "ours"}
+    tasks = from_wheel.evaluate(TASK_MANAGERS)
+    assert tasks["default"] == [{"some_task": "builtin", "bake_rq": "ours"}, None]
+    assert tasks["user"] == [{"some_task": "builtin", "bake_rq": "user"}, "user"]
+    assert tasks["user_list"] == [{"some_task": "builtin", "bake_rq": "user"}, ["user"]]
+    assert tasks["user_path"] == {"some_task": "builtin", "bake_rq": "user"}
+    assert tasks["ours_once"] == [{"some_task": "builtin", "bake_rq": "ours"}, []]  # no "overrides existing task"
+    assert tasks["ours_too"] == {"some_task": "builtin", "bake_rq": "ours"}  # the order the user gave
+    assert tasks["positional"] == ["bake_rq"]
+    assert tasks["no_defaults"] == [{}, None]
+    assert tasks["no_defaults_user"] == [{"bake_rq": "user"}, "user"]
+    assert tasks["no_defaults_ours"] == {"bake_rq": "ours"}
 
 
 def test_editable_install_uses_the_tasks_of_the_checkout(editable: Environment) -> None:
     code = f"import json, {MODULE} as module; print(json.dumps([module.__file__, module.TASKS_DIR]))"
-    module, tasks = editable.ask(code)
+    module, tasks = editable.evaluate(code)
     assert Path(module).resolve() == ROOT / f"{MODULE}.py"
     assert Path(tasks).resolve() == ROOT / "lm_eval_tasks"
 
@@ -277,7 +277,7 @@ def test_off_switch(from_wheel: Environment, value: str) -> None:
         hooks = [finder for finder in sys.meta_path if type(finder).__module__ == "lm_eval_editing_autoload"]
         print(json.dumps(["edited_hf" in model_registry, TaskManager.__init__.__module__, len(hooks)]))
     """
-    assert from_wheel.ask(code, **{SWITCH: value}) == [False, "lm_eval.tasks.manager", 0]
+    assert from_wheel.evaluate(code, **{SWITCH: value}) == [False, "lm_eval.tasks.manager", 0]
 
 
 # --- start-up --------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_start_up_costs_less_than_five_milliseconds(from_wheel: Environment) -> 
 def test_start_up_imports_nothing_else(hook_only: Environment, tmp_path: Path) -> None:
     code = "import sys, json; print(json.dumps(sorted(sys.modules)))"
     plain = Environment(tmp_path / "plain", sees_running_packages=False)
-    assert set(hook_only.ask(code)) - set(plain.ask(code)) == {MODULE}
+    assert set(hook_only.evaluate(code)) - set(plain.evaluate(code)) == {MODULE}
 
 
 BROKEN = {
@@ -349,7 +349,7 @@ LOOK_AT_FAKE = """
 
 
 def fake_lm_eval(folder: Path, **changed: str) -> str:
-    """Write a package that stands for another release of lm-eval; its parent folder, for PYTHONPATH."""
+    """Write a package that imitates another release of lm-eval; return its folder for PYTHONPATH."""
     for name, content in {**FAKE_LM_EVAL, **changed}.items():
         path = folder / "lm_eval" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -381,13 +381,13 @@ def test_importing_the_module_late_catches_up(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "no_hook", sees_running_packages=False)
     path = os.pathsep.join([fake_lm_eval(tmp_path), str(ROOT)])
     code = f"import lm_eval.models, lm_eval.tasks, {MODULE}, importlib; importlib.reload({MODULE})\n"
-    models, scanned = environment.ask(code + textwrap.dedent(LOOK_AT_FAKE), PYTHONPATH=path)
+    models, scanned = environment.evaluate(code + textwrap.dedent(LOOK_AT_FAKE), PYTHONPATH=path)
     assert dict(models) == {"hf": "somewhere:HF", "edited_hf": "edit_hooks.lm:EditedHFLM"}
     assert scanned == [str(ROOT / "lm_eval_tasks")]
 
 
 def test_other_hooks_on_the_same_modules_get_along(hook_only: Environment, tmp_path: Path) -> None:
-    """A second finder that asks all the others in turn, as ours does, must not send both into a loop."""
+    """A second finder that delegates to all others, as ours does, must not cause a loop."""
     other = """
         import sys
         class Other:

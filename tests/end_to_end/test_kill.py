@@ -20,7 +20,7 @@ from tiny import save_tiny
 
 BAKE = RECORDS / "bake_qa.jsonl"
 NUM_KILLS = 10  # of each kind of run
-NUM_CASES = 40  # more than the edits made between two looks at the store
+NUM_CASES = 40  # more than a run makes between two polls of the store
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
@@ -48,7 +48,7 @@ class Forge:
         return int(self.parent.stdout.readline())
 
     def finish(self, folder: Path, model_args: str) -> dict:
-        """A run that is left alone."""
+        """Run to the end without a kill."""
         self.start(folder, model_args)
         assert self.ended() == 0, self.log.read_text()[-3000:]
         return read_results(folder)
@@ -59,13 +59,17 @@ class Forge:
 
 
 def serve() -> None:
-    """The parent's loop: fork a child per line, say its id, then how it ended."""
+    """Loop of the parent: fork a child per line, print its process id, then its exit status."""
     from saved_results import evaluate_here
 
     import edit_hooks.lm.model  # noqa: F401  # nothing is left to import after the fork
+    from edit_hooks.base.registry import editor_class
+    from edit_hooks.lm.model import ANSWERING_MODULES
     from edit_hooks.utils.hashing import code_fingerprint
 
-    code_fingerprint()  # of the code that was imported, also if somebody edits a file meanwhile
+    # Cached for all children, so that a source file that changes during the test does not change the keys.
+    code_fingerprint(editor_class("r_rome").__module__)
+    code_fingerprint(*ANSWERING_MODULES)
 
     for line in sys.stdin:
         order = json.loads(line)
@@ -95,7 +99,7 @@ def forge(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def root_and_arguments(tmp_path_factory):
     """A folder with a tiny model, settings and more cases than one batch of edits."""
     root = tmp_path_factory.mktemp("kill")
     model = save_tiny(root, "llama")
@@ -112,7 +116,7 @@ def place(tmp_path_factory):
 
 
 def finished(store: Path) -> dict[str, int]:
-    """Finished edits by the identity of their file: one that is made again is another file under the same name."""
+    """Inodes of finished edits; an edit that is computed again is another file of the same name."""
     return {path.name: path.stat().st_ino for path in store.glob("deltas/*/*.safetensors")}
 
 
@@ -127,18 +131,19 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_runs_go_on_and_end_the_same(forge, place, kind):
-    root, common = place
+def test_killed_runs_resume_and_end_with_the_same_results(forge, root_and_arguments, kind):
+    root, common = root_and_arguments
     arguments = KINDS[kind].format(data=root / "cases.jsonl")
     began = time.perf_counter()
-    whole = forge.finish(root / f"{kind}-whole", f"{common}{root / f'{kind}-whole-store'}{arguments}")
+    full_store = root / f"{kind}-uninterrupted-store"
+    uninterrupted = forge.finish(root / f"{kind}-uninterrupted", f"{common}{full_store}{arguments}")
     length = time.perf_counter() - began
-    all_files = len(everything(root / f"{kind}-whole-store"))
+    all_files = len(everything(full_store))
     dice = random.Random(7)
-    kept = interrupted = 0
+    with_edits = interrupted = 0
     for number in range(NUM_KILLS):
         store = root / f"{kind}-{number}-store"
-        # Half of the kills at a moment of the run, half when so many files of the store are there.
+        # Half of the kills at a random time, half at a random number of files in the store.
         moment = dice.uniform(0.2, 1.0) * length if number % 2 else 10 * length
         enough = dice.randint(1, all_files) if number % 2 == 0 else all_files + 1
         killed = root / f"{kind}-{number}-killed"
@@ -146,23 +151,23 @@ def test_killed_runs_go_on_and_end_the_same(forge, place, kind):
         before = finished(store)
         resumed = forge.finish(root / f"{kind}-{number}", f"{common}{store}{arguments}")
         for part in ("results", "counts", "samples"):
-            assert not differences(whole[part], resumed[part])[:5], f"kill {number} after {len(before)} edits"
+            assert not differences(uninterrupted[part], resumed[part])[:5], f"kill {number} after {len(before)} edits"
         after = finished(store)
-        assert {name: after.get(name) for name in before} == before, "a finished edit was made again"
-        assert len(after) == len(finished(root / f"{kind}-whole-store"))
+        assert {name: after.get(name) for name in before} == before, "a finished edit was computed again"
+        assert len(after) == len(finished(full_store))
         assert not [path for path in store.rglob("*") if path.name.endswith(".tmp")]
-        kept += bool(before)
-    assert interrupted >= NUM_KILLS // 2 and kept >= 2, (interrupted, kept)
+        with_edits += bool(before)
+    assert interrupted >= NUM_KILLS // 2 and with_edits >= 2, (interrupted, with_edits)
 
 
 def kill(forge, folder, model_args, store, moment, enough):
-    """Kill a run at a moment (in seconds) or when the store has so many files; returns whether it was still going."""
+    """Kill a run after ``moment`` seconds or at ``enough`` files in the store; return whether it was running."""
     began = time.perf_counter()
     process = forge.start(folder, model_args)
     while time.perf_counter() - began < moment and len(everything(store)) < enough:
         time.sleep(0.001)
         if not Path(f"/proc/{process}/stat").exists() and Path("/proc").exists():
-            break  # it has ended
+            break  # the process has ended
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
     return forge.ended() == -signal.SIGKILL

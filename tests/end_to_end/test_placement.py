@@ -31,9 +31,9 @@ def answers(model_path, tmp_path, **options):
         prompt = request["prompt"].format(request["subject"])
         arguments = (prompt, " " + request["target_new"])
         questions.append(Instance("loglikelihood", doc, arguments, idx=number, metadata=("test", number, 1)))
-    found = lm.loglikelihood(questions)
+    answers = lm.loglikelihood(questions)
     assert_same_state(before, snapshot(lm.model, lm.tokenizer))
-    return [(answer.final.logprob, answer.final.unedited.logprob) for answer in found]
+    return [(answer.final.logprob, answer.final.unedited.logprob) for answer in answers]
 
 
 @pytest.mark.parametrize(

@@ -55,15 +55,15 @@ def test_every_command_is_known():
 
 @pytest.mark.parametrize("command", sorted(set(LM_EVAL)), ids=lambda command: command[27:70])
 def test_lm_eval_commands_run(command, tmp_path, monkeypatch, capsys):
-    """Each command of the README through the harness's own entry point, on a tiny model and the embedded sample."""
+    """Run each command of the README through lm-eval's entry point, on a tiny model."""
     words = shlex.split(command)
     arguments = words.index("--model_args") + 1 if "--model_args" in words else None
-    given = dict(part.split("=", 1) for part in words[arguments].split(",")) if arguments else {}
-    given |= {"pretrained": str(save_tiny(tmp_path, "llama")), "data": "mini", "store": str(tmp_path / "store")}
+    model_args = dict(part.split("=", 1) for part in words[arguments].split(",")) if arguments else {}
+    model_args |= {"pretrained": str(save_tiny(tmp_path, "llama")), "data": "mini", "store": str(tmp_path / "store")}
     if arguments is None:
         words += ["--model_args", ""]
         arguments = len(words) - 1
-    words[arguments] = ",".join(f"{key}={value}" for key, value in given.items())
+    words[arguments] = ",".join(f"{key}={value}" for key, value in model_args.items())
     monkeypatch.setattr(sys, "argv", [*words, "--limit", "2"])
     cli_evaluate()
     output = capsys.readouterr().out

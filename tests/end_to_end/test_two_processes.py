@@ -1,4 +1,4 @@
-"""Two processes of the real command give what one process gives: single edits, a stream, more ranks than documents."""
+"""Two processes of the real command give the results of one: single edits, a stream, more ranks than documents."""
 
 import os
 import re
@@ -6,18 +6,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-import torch
 from paths import RECORDS, ROOT
 from saved_results import differences, evaluate_here, read_results
 from tiny import save_tiny
 
 import lm_eval_tasks
-from edit_hooks.lm.data_parallel import DataParallelMixin, in_document_order
-from edit_hooks.utils.errors import EditingError
 
 BAKE = RECORDS / "bake_qa.jsonl"
 # Rows of other cases share a batch: another number of ranks means other batches, which moves float32 sums a little.
@@ -33,8 +29,8 @@ class Run(NamedTuple):
 STREAM = f",mode=sequential,edits=bake,data={BAKE}"
 RUNS = {
     "single": Run(3),  # rank 0 has two documents, rank 1 has one
-    "empty_rank": Run(1, f"{STREAM},num_edits=3,checkpoints=1;2"),  # rank 1 has none and makes no stream
-    "same_stream": Run(4, f"{STREAM},retention=true"),  # both make it at the same time, in one store
+    "empty_rank": Run(1, f"{STREAM},num_edits=3,checkpoints=1;2"),  # rank 1 has none and makes no edits
+    "same_stream": Run(4, f"{STREAM},retention=true"),  # both ranks make it at once, with one store
 }
 
 
@@ -59,7 +55,7 @@ def one_process(settings, name):
 
 
 def two_processes(settings, name):
-    """The real command; returns the results and what went to the terminal."""
+    """Run the real command; return the results and the log."""
     folder, arguments = folder_and_arguments(settings, name, 2)
     command = [
         *[sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"],
@@ -72,15 +68,15 @@ def two_processes(settings, name):
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, env=environment, cwd=settings[0], capture_output=True, text=True, timeout=300)
     if done.returncode and re.search(r"(?i)address|rendezvous|gloo", done.stderr) and "EditingError" not in done.stderr:
-        pytest.skip(f"processes cannot meet on this machine: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"processes cannot connect on this machine: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr[-3000:]
     return read_results(folder), done.stderr
 
 
 def _free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return str(server.getsockname()[1])
 
 
 @pytest.mark.parametrize("name", ["single", "empty_rank", pytest.param("same_stream", marks=pytest.mark.slow)], ids=str)
@@ -90,45 +86,6 @@ def test_two_processes_give_the_results_of_one(settings, name):
     assert two["config"]["edited_hf"]["num_processes"] == 2 and one["config"]["edited_hf"]["num_processes"] == 1
     for part in ("results", "counts", "samples"):
         assert not differences(one[part], two[part], TOLERANCE)[:5]
-    if name == "single":  # the bar of rank 0 and its two edits, none of rank 1
+    if name == "single":  # the progress bar of rank 0 with its two edits, none of rank 1
         assert set(re.findall(r"Editing with r_rome: 100%[^/]*?(\d+)/", log)) == {"2"}
     assert not list(settings[0].rglob(".*.tmp"))
-
-
-def test_results_are_merged_in_document_order():
-    metrics = [{"task": {("acc", "none"): [0, 2, 4]}}, {"task": {("acc", "none"): [1, 3]}}, {"task": {}}]
-    merged = in_document_order(metrics)
-    assert merged[0] == {"task": {("acc", "none"): [0, 1, 2, 3, 4]}}
-    assert merged[1:] == [{"task": {("acc", "none"): []}}] * 2
-    samples = [[("a", 0), ("a", 2), ("b", 0), ("b", 2)], [("a", 1), ("b", 1)]]
-    ranks = [{"task": [{"filter": name, "doc_id": doc} for name, doc in part]} for part in samples]
-    found = [(sample["filter"], sample["doc_id"]) for sample in in_document_order(ranks)[0]["task"]]
-    assert found == [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), ("b", 2)]
-
-
-def test_other_objects_are_gathered_as_they_are():
-    assert in_document_order(["one", "two"]) == ["one", "two"]
-
-
-def test_ranks_count_over_all_machines_and_never_wait_for_each_other():
-    """The fourth process of eight, the second on its machine; any real communication would fail here."""
-    rank = DataParallelMixin()
-    rank.accelerator = SimpleNamespace(num_processes=8, process_index=3, local_process_index=1)
-    rank._rank, rank._world_size = 1, 1
-    rank.join_processes()
-    assert (rank._rank, rank._world_size) == (3, 8)
-    assert (
-        rank.all_gather(torch.tensor(5)).tolist() == [5] * 8 and rank.all_gather(torch.tensor([2])).tolist() == [2] * 8
-    )
-    assert rank.barrier() is None
-
-
-def test_different_streams_on_different_ranks_are_an_error(monkeypatch):
-    rank = DataParallelMixin()
-    rank._rank, rank._world_size = 0, 2
-    monkeypatch.setattr(rank, "_gathered", lambda obj, dst: [obj, "other"] if obj == "mine" else [obj, obj], False)
-    monkeypatch.setattr(rank, "stream_state", lambda: "mine")
-    with pytest.raises(EditingError, match="different weights"):
-        rank.gather_object({})
-    monkeypatch.setattr(rank, "stream_state", lambda: None)
-    assert rank.gather_object({"task": []}) == [{"task": []}, {"task": []}]

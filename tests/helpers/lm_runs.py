@@ -19,8 +19,6 @@ from edit_hooks.answers import EditedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.lm.model import EditedHFLM
 
 FAST = {"context_templates": ["{}", "Then they said. {}"], "num_steps": 6}
-
-
 BAKE = ["bake_es", "bake_ls", "bake_rq"]
 
 
@@ -40,8 +38,8 @@ def run(lm, tasks, data="bake_qa.jsonl", settings=None, **options):
     return lm_eval.simple_evaluate(model=lm, tasks=tasks, task_manager=manager, bootstrap_iters=0, **options)
 
 
-def seeded_as_by_the_harness():
-    """Seed the global generators as simple_evaluate does at every start, so that a change by an edit is visible."""
+def seed_as_lm_eval_does():
+    """Seed the global generators as simple_evaluate does, so that only changes by edits remain."""
     random.seed(0)
     numpy.random.seed(1234)
     torch.manual_seed(1234)

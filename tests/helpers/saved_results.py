@@ -85,12 +85,12 @@ def readable(value: Any) -> Any:
 
 
 def differences(left: Any, right: Any, tolerance: float = 0.0, where: str = "") -> list[str]:
-    """The places at which two structures differ; numbers by more than ``tolerance`` (relative or absolute)."""
+    """Paths at which two structures differ; numbers by more than ``tolerance`` (relative or absolute)."""
     if isinstance(left, dict) and isinstance(right, dict):
-        places = [f"{where}: keys {sorted(left.keys() ^ right.keys())}"] if list(left) != list(right) else []
+        paths = [f"{where}: keys {sorted(left.keys() ^ right.keys())}"] if list(left) != list(right) else []
         for key in left.keys() & right.keys():
-            places += differences(left[key], right[key], tolerance, f"{where}/{key}")
-        return places
+            paths += differences(left[key], right[key], tolerance, f"{where}/{key}")
+        return paths
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         pairs = enumerate(zip(left, right, strict=True))
         return [text for i, (one, two) in pairs for text in differences(one, two, tolerance, f"{where}/{i}")]

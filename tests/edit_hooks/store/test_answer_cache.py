@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.answers import GeneratedText
-from edit_hooks.store.answer_cache import AnswerStore
+from edit_hooks.store.answer_cache import AnswerCache
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ def test_answers_are_computed_once(tmp_path: Path) -> None:
         computed.extend(items)
         return [upper(item.prompt) for item in items]
 
-    store = AnswerStore(tmp_path / "store", {"model": "m"})
-    assert store.ask([], refuse) == {}
-    assert store.ask([Item("a"), Item("a")], answer) == {Item("a"): upper("a")}
-    assert store.ask([Item("a"), Item("b")], answer) == {Item("a"): upper("a"), Item("b"): upper("b")}
-    assert AnswerStore(tmp_path / "store", {"model": "m"}).ask([Item("a")], refuse) == {Item("a"): upper("a")}
+    store = AnswerCache(tmp_path / "store", {"model": "m"})
+    assert store.get([], refuse) == {}
+    assert store.get([Item("a"), Item("a")], answer) == {Item("a"): upper("a")}
+    assert store.get([Item("a"), Item("b")], answer) == {Item("a"): upper("a"), Item("b"): upper("b")}
+    assert AnswerCache(tmp_path / "store", {"model": "m"}).get([Item("a")], refuse) == {Item("a"): upper("a")}
     assert computed == [Item("a"), Item("b")]
-    AnswerStore(tmp_path / "store", {"model": "n"}).ask([Item("a")], answer)
+    AnswerCache(tmp_path / "store", {"model": "n"}).get([Item("a")], answer)
     assert len(computed) == 3
 
 
@@ -48,8 +48,8 @@ def test_a_file_of_an_earlier_version_stays_in_use(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as connection, connection:
         connection.execute("CREATE TABLE answers (key TEXT PRIMARY KEY, answer TEXT, checksum TEXT)")
         connection.execute("INSERT INTO answers VALUES ('old', '{}', 'sum')")
-    AnswerStore(tmp_path, {"model": "m"}).ask([Item("a")], lambda items: [upper(item.prompt) for item in items])
-    assert AnswerStore(tmp_path, {"model": "m"}).ask([Item("a")], refuse) == {Item("a"): upper("a")}
+    AnswerCache(tmp_path, {"model": "m"}).get([Item("a")], lambda items: [upper(item.prompt) for item in items])
+    assert AnswerCache(tmp_path, {"model": "m"}).get([Item("a")], refuse) == {Item("a"): upper("a")}
     with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as connection:
         assert connection.execute("SELECT count(*) FROM answers").fetchone() == (2,)
     assert not list(tmp_path.glob("*.damaged*"))

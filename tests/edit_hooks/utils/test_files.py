@@ -1,5 +1,7 @@
-"""Files appear whole or not at all; what dead processes left is cleared away, what living ones write is not."""
+"""Atomic writes, leftovers of killed processes, the cache folder, sizes, digests."""
 
+import ast
+import hashlib
 import os
 import signal
 import subprocess
@@ -8,7 +10,8 @@ import sys
 import pytest
 from paths import ROOT
 
-from edit_hooks.utils.files import remove_leftovers, replacing
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import cache_root, packaged_file, parse_size, remove_leftovers, replacing, sha256_of
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -45,3 +48,46 @@ def test_leftovers_of_dead_processes_are_removed(tmp_path):
         "alive.json",
     ]
     assert remove_leftovers(tmp_path / "nowhere") == 0
+
+
+def test_the_cache_folder_is_named_by_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LM_EDIT_CACHE", "~/x")
+    assert cache_root() == tmp_path / "x"
+    monkeypatch.delenv("LM_EDIT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_root() == tmp_path / "cache" / "lm-eval-editing"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_root() == tmp_path / ".cache" / "lm-eval-editing"
+
+
+def test_only_one_function_reads_the_cache_variables():
+    readers = []
+    for package in ("edit_hooks", "judges", "lm_eval_tasks", "lm_edit"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            constants = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+            if any(node.value in ("LM_EDIT_CACHE", "XDG_CACHE_HOME") for node in constants):
+                readers.append(path.relative_to(ROOT).as_posix())
+    # The second sets the variable around the checks of an editor.
+    assert readers == ["edit_hooks/utils/files.py", "lm_edit/cli/contract.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("12", 12), ("5GB", 5_000_000_000), ("1.5 kb", 1500), ("2GiB", 2 * 1024**3), (" 3 MiB ", 3 * 1024**2), ("7b", 7)],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "5XB", "5GBs"])
+def test_other_sizes_are_errors(text):
+    with pytest.raises(EditingError, match="not readable"):
+        parse_size(text)
+
+
+def test_files_of_packages_and_their_digest():
+    path = packaged_file("edit_hooks", "utils", "files.py")
+    assert path is not None and path.samefile(ROOT / "edit_hooks" / "utils" / "files.py")
+    assert packaged_file("edit_hooks", "no.file") is packaged_file("no_package", "x") is packaged_file("json.x", "y")
+    assert sha256_of(path) == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,13 +1,14 @@
-"""Settings with a closed set of values, and switches."""
+"""Options as text: numbers of edits, editor settings, choices, switches; and YAML files."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.options import choice, switch
+from edit_hooks.utils.options import choice, parse_checkpoints, parse_editor_args, switch
 
 
 def test_a_choice_has_a_default_and_near_misses() -> None:
@@ -26,3 +27,65 @@ def test_switches_understand_the_command_line(value: Any, expected: bool) -> Non
 def test_other_values_of_a_switch_are_errors(value: Any) -> None:
     with pytest.raises(EditingError, match="Accepted: true, false"):
         switch({"generate": value}, "generate", True)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, ()), ("", ()), (10, (10,)), ("10;100", (10, 100)), ("10:100", (10, 100)), ([1, 2], (1, 2))],
+)
+def test_checkpoints_are_ascending_numbers(value: object, expected: tuple[int, ...]) -> None:
+    assert parse_checkpoints(value) == expected
+
+
+@pytest.mark.parametrize("value", ["5;x", "10;", "10;5", "5;5", "0;1", True, [1.5]])
+def test_other_checkpoints_are_errors(value: object) -> None:
+    with pytest.raises(EditingError, match="checkpoints="):
+        parse_checkpoints(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, {}),
+        ("", {}),
+        ("{}", {}),
+        ({"lr": 0.3}, {"lr": 0.3}),
+        ("lr:0.3;layers:[5, 6]", {"lr": 0.3, "layers": [5, 6]}),
+        ("lr=0.3; keep = yes", {"lr": 0.3, "keep": True}),
+        ("{lr:0.3;num_steps: 10}", {"lr": 0.3, "num_steps": 10}),
+        ("{lr: 0.3, num_steps: 10}", {"lr": 0.3, "num_steps": 10}),
+        ("base:rome;base_settings:{lr: 0.1}", {"base": "rome", "base_settings": {"lr": 0.1}}),
+        ("k:4;n = 2", {"k": 4, "n": 2}),
+        ("texts:/data/corpus.json", {"texts": "/data/corpus.json"}),
+        ("texts=C:\\data\\corpus.yaml", {"texts": "C:\\data\\corpus.yaml"}),
+    ],
+)
+def test_editor_settings_as_text(value: Any, expected: dict[str, Any]) -> None:
+    assert parse_editor_args(value) == expected
+
+
+@pytest.mark.parametrize("value", ["lr", "[1, 2]", "lr:{", 3, "a.b;c"])
+def test_editor_settings_that_are_not_readable(value: Any) -> None:
+    with pytest.raises(EditingError, match="editor_args"):
+        parse_editor_args(value)
+
+
+def test_a_file_of_editor_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fast.yaml").write_text("lr: 0.3\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse_editor_args(str(tmp_path / "fast.yaml")) == parse_editor_args("~/fast.yaml") == {"lr": 0.3}
+    (tmp_path / "list.yaml").write_text("[1]")
+    (tmp_path / "broken.yaml").write_text("a: [")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for name, message in [
+        ("none", "cannot read"),
+        ("list", "holds list"),
+        ("broken", "YAML"),
+        ("binary", "YAML"),
+    ]:
+        with pytest.raises(EditingError, match=message):
+            parse_editor_args(str(tmp_path / f"{name}.yaml"))
+    with pytest.raises(EditingError, match="cannot read C:/settings"):
+        parse_editor_args("C:/settings.yaml")
+    with pytest.raises(EditingError, match=r"icl_args=.*write icl_args="):
+        parse_editor_args("k", "icl_args")

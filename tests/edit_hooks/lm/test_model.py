@@ -1,4 +1,4 @@
-"""`edited_hf` through lm-eval itself, on tiny models: modes, caches, stamps, and the model left as it was."""
+"""`edited_hf` through lm-eval on tiny models: modes, caches, result metadata, the restored model."""
 
 import importlib
 import json
@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from lm_runs import BAKE, FAST, answers, assert_same_answers, build, case, flat, instance, run, seeded_as_by_the_harness
+from lm_runs import BAKE, FAST, answers, assert_same_answers, build, case, flat, instance, run, seed_as_lm_eval_does
 from paths import RECORDS
 from state import assert_same_state, snapshot
 from tiny import ALL_MODEL_TYPES, save_tiny
@@ -21,7 +21,7 @@ def model_path(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("tiny"), "llama"))
 
 
-def test_without_a_device_the_machine_decides(model_path):
+def test_the_default_device_is_a_gpu_only_where_there_is_one(model_path):
     """lm-eval's class assumes a GPU when simple_evaluate is called from Python without a device."""
     lm = EditedHFLM(pretrained=model_path, store="off", editor_args=dict(FAST))
     assert lm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
@@ -44,24 +44,25 @@ def test_answers_carry_edit_unedited_answer_and_diagnostics(model_path):
     assert answer.final.logprob != answer.final.unedited.logprob
     assert answer.edit.diagnostics["final_nll"] < answer.edit.diagnostics["initial_nll"]
     assert answer.edit.editor == "r_rome" and answer.edit.diagnostics["steps"] >= 1
-    # The ordinary document is answered by the harness's own class on the untouched model.
+    # lm-eval's class answers the ordinary document on the unedited model.
     assert isinstance(plain, tuple) and math.isclose(plain[0], answer.final.unedited.logprob, abs_tol=1e-4)
 
 
 def test_stock_answers_are_the_unedited_answers(model_path):
-    """Our scoring and decoding against the harness's own, on the unedited model."""
+    """Scoring and decoding against lm-eval's, on the unedited model."""
     lm = build(model_path, mode="none")
     contexts = ["Port Elna is the capital of", "The parliament of Port Elna, they say, belongs to", "Lake"]
     docs = [case(context) for context in contexts]
     ours = lm.loglikelihood([instance(doc, c, " Dravonia") for doc, c in zip(docs, contexts, strict=True)])
     stock = lm.loglikelihood([instance({}, context, " Dravonia") for context in contexts])
-    for own, (logprob, greedy) in zip(ours, stock, strict=True):
-        assert math.isclose(own.final.logprob, logprob, rel_tol=1e-5, abs_tol=1e-4) and own.final.is_greedy == greedy
+    for answer, (logprob, greedy) in zip(ours, stock, strict=True):
+        assert math.isclose(answer.final.logprob, logprob, rel_tol=1e-5, abs_tol=1e-4)
+        assert answer.final.is_greedy == greedy
     settings = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
     ours = lm.generate_until([instance(d, c, settings, "generate_until") for d, c in zip(docs, contexts, strict=True)])
-    for own, context in zip(ours, contexts, strict=True):
+    for answer, context in zip(ours, contexts, strict=True):
         (text,) = lm.generate_until([instance({}, context, dict(settings), "generate_until")])
-        assert own.final.raw.split(".")[0] == text
+        assert answer.final.raw.split(".")[0] == text
 
 
 def test_adapters_and_patched_weights_agree(model_path):
@@ -71,7 +72,7 @@ def test_adapters_and_patched_weights_agree(model_path):
 
 
 @pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
-def test_the_fast_engine_gives_the_answers_of_the_plain_one(model_type, tmp_path):
+def test_the_fast_engine_agrees_with_the_reference_engine(model_type, tmp_path):
     """Losses, log-probabilities and greedy text, end to end, on every architecture row."""
     path = str(save_tiny(tmp_path, model_type))
     both = [answers(run(build(path, engine=engine), BAKE, limit=2)) for engine in ("fast", "reference")]
@@ -90,14 +91,14 @@ def test_alone_or_together_in_any_order(model_path, editor):
     together = run(build(model_path, editor=editor, editor_args=arguments), ["bake_es"])
     small = run(build(model_path, editor=editor, editor_args=arguments, batch_size=2, max_batch_tokens=40), ["bake_es"])
     assert_same_answers(answers(together), answers(small))
-    lone = run(build(model_path, editor=editor, editor_args=arguments), ["bake_es"], samples={"bake_es": [2]})
+    single = run(build(model_path, editor=editor, editor_args=arguments), ["bake_es"], samples={"bake_es": [2]})
     of_case = [sample for sample in together["samples"]["bake_es"] if sample["doc_id"] == 2]
-    assert_same_answers(answers({"samples": {"bake_es": of_case}}), answers(lone))
+    assert_same_answers(answers({"samples": {"bake_es": of_case}}), answers(single))
 
 
-def test_the_model_is_left_as_it_was_also_after_an_exception(model_path):
+def test_the_model_is_restored_also_after_an_exception(model_path):
     lm = build(model_path, answer="patch")
-    seeded_as_by_the_harness()
+    seed_as_lm_eval_does()
     before = snapshot(lm.model, lm.tokenizer)
     run(lm, BAKE)
     assert_same_state(before, snapshot(lm.model, lm.tokenizer))
@@ -139,40 +140,40 @@ def test_a_failed_edit_is_unscored_not_wrong(model_path, monkeypatch):
     assert results["results"]["bake_es"]["unscored,none"] == len(failed)
 
 
-# -- the store and the harness's caches ------------------------------------------------------------------------------
+# -- the store and lm-eval's caches -----------------------------------------------------------------------------------
 
 
 def test_stored_edits_are_reused_and_bit_identical(model_path, tmp_path, monkeypatch):
     first = run(build(model_path, tmp_path), BAKE)
 
     def must_not_run(*_args, **_kwargs):
-        raise AssertionError("a stored edit was made again")
+        raise AssertionError("a stored edit was computed again")
 
     monkeypatch.setattr("edit_hooks.editors.rome.ROME.compute", must_not_run)
     again = run(build(model_path, tmp_path), BAKE)
     assert json.dumps([flat(a) for a in answers(first)]) == json.dumps([flat(a) for a in answers(again)])
-    with pytest.raises(AssertionError, match="made again"):
+    with pytest.raises(AssertionError, match="computed again"):
         run(build(model_path, tmp_path, editor_args={**FAST, "lr": 0.4}), BAKE)
 
 
-def test_unedited_answers_are_asked_before_any_edit_and_reused(model_path, tmp_path, monkeypatch):
+def test_unedited_answers_are_computed_before_any_edit_and_reused(model_path, tmp_path, monkeypatch):
     from edit_hooks.editors.rome import ROME
 
-    asked, original = [], ROME.compute
+    calls, original = [], ROME.compute
     monkeypatch.setattr(
-        "edit_hooks.inference.scoring.score", _spy("asked", asked, "edit_hooks.inference.scoring", "score")
+        "edit_hooks.inference.scoring.score", _spy("scored", calls, "edit_hooks.inference.scoring", "score")
     )
 
     def compute(self, *arguments):
-        asked.append("edited")
+        calls.append("edited")
         return original(self, *arguments)
 
     monkeypatch.setattr(ROME, "compute", compute)
     first = run(build(model_path, tmp_path), ["bake_ls"])
-    assert asked[0] == "asked" and asked.index("edited") == 1
-    asked.clear()
+    assert calls[0] == "scored" and calls.index("edited") == 1
+    calls.clear()
     again = run(build(model_path, tmp_path), ["bake_ls"])
-    assert "edited" not in asked and asked.count("asked") == 1  # the edited side only
+    assert "edited" not in calls and calls.count("scored") == 1  # the edited side only
     before = [flat(answer.final.unedited) for answer in answers(first)]
     assert before == [flat(answer.final.unedited) for answer in answers(again)]
 
@@ -201,18 +202,18 @@ def test_use_cache_is_refused_and_leaves_nothing(model_path, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_results_say_what_was_done(model_path):
+def test_results_record_the_editing_setup(model_path):
     lm = build(model_path, seed=7)
     results = run(lm, ["bake_es"])
-    stamp = lm.get_model_info()["edited_hf"]
-    assert stamp["editor"] == "r_rome" and stamp["mode"] == "single" and stamp["seed"] == 7
-    assert stamp["editor_config"]["num_steps"] == FAST["num_steps"]
-    assert len(stamp["model_fingerprint"]) == 64 and stamp["versions"]["torch"] == torch.__version__
+    record = lm.get_model_info()["edited_hf"]
+    assert record["editor"] == "r_rome" and record["mode"] == "single" and record["seed"] == 7
+    assert record["editor_config"]["num_steps"] == FAST["num_steps"]
+    assert len(record["model_fingerprint"]) == 64 and record["versions"]["torch"] == torch.__version__
     assert results["configs"]["bake_es"]["metadata"]["data_source"]["sha256"]
-    json.dumps(stamp)
+    json.dumps(record)
 
 
-# -- mistakes show before weights are loaded ---------------------------------------------------------------------------
+# -- errors before weights are loaded ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_results_say_what_was_done(model_path):
         ({"mode": "batch", "edits": "bake", "data": str(RECORDS / "bake_qa.jsonl")}, "one request at a time"),
     ],
 )
-def test_mistakes_are_named_before_any_weight_is_read(model_path, options, message, monkeypatch):
+def test_user_errors_are_reported_before_any_weight_is_loaded(model_path, options, message, monkeypatch):
     monkeypatch.setattr(
         "lm_eval.models.huggingface.HFLM._create_model", lambda *a, **k: pytest.fail("weights were read")
     )
@@ -241,7 +242,7 @@ def test_mistakes_are_named_before_any_weight_is_read(model_path, options, messa
         build(model_path, **options)
 
 
-def test_weights_are_read_after_the_data_was_checked(model_path, tmp_path, monkeypatch):
+def test_weights_are_loaded_after_the_data_is_validated(model_path, tmp_path, monkeypatch):
     broken = tmp_path / "broken.jsonl"
     broken.write_text((RECORDS / "bake_qa.jsonl").read_text().splitlines()[0] + "\n{not json\n")
     lm = build(model_path)
@@ -292,7 +293,7 @@ def test_one_step_of_all_edits_is_the_batch(model_path):
 
 def test_stream_answers_at_every_stage(model_path):
     lm = build(model_path, **STREAM, checkpoints="1;3", retention=True)
-    seeded_as_by_the_harness()
+    seed_as_lm_eval_does()
     before = snapshot(lm.model, lm.tokenizer)
     results = run(lm, ["bake_es"])
     assert_same_state(before, snapshot(lm.model, lm.tokenizer))
@@ -306,13 +307,13 @@ def test_stream_answers_at_every_stage(model_path):
             assert flat(answer.checkpoints[3]) == flat(answer.after_step[2])
 
 
-def test_the_limit_changes_who_is_asked_not_what_is_edited(model_path):
-    everyone, few = (run(build(model_path, **STREAM), ["bake_es"], limit=limit) for limit in (None, 2))
-    first = [sample for sample in everyone["samples"]["bake_es"] if sample["doc_id"] < 2]
+def test_a_limit_changes_the_questions_and_not_the_edits(model_path):
+    all_cases, few = (run(build(model_path, **STREAM), ["bake_es"], limit=limit) for limit in (None, 2))
+    first = [sample for sample in all_cases["samples"]["bake_es"] if sample["doc_id"] < 2]
     assert_same_answers(answers({"samples": {"bake_es": first}}), answers(few))
 
 
-def test_ordinary_tasks_see_the_streams_final_weights(model_path):
+def test_ordinary_tasks_run_on_the_final_weights_of_a_stream(model_path):
     lm = build(model_path, **STREAM)
     (edited,) = lm.loglikelihood([instance({}, "Port Elna is the capital of", " Dravonia")])
     (plain,) = build(model_path, mode="none").loglikelihood([instance({}, "Port Elna is the capital of", " Dravonia")])
@@ -320,7 +321,7 @@ def test_ordinary_tasks_see_the_streams_final_weights(model_path):
     assert edited[0] != plain[0] and math.isclose(edited[0], final.final.logprob, rel_tol=1e-4, abs_tol=1e-4)
 
 
-def test_cases_outside_the_stream_say_so(model_path):
+def test_cases_outside_the_stream_are_marked(model_path):
     lm = build(model_path, **STREAM, num_edits=1)
     (answer,) = lm.loglikelihood([instance(case("Nowhere", "Atlantis"), "Nowhere is the capital of", " Atlantis")])
     assert answer.position.edited is False and answer.edit is None
@@ -337,7 +338,7 @@ def test_the_guard_reports_or_stops(model_path):
     assert "guard stopped" in str(results["samples"]["bake_es"])
 
 
-def test_groups_are_written_together_on_the_untouched_model(model_path):
+def test_groups_are_written_together_on_the_unedited_model(model_path):
     arguments = {"editor": "ft_m", "editor_args": {"num_steps": 3, "lr": 0.01}}
     grouped = {**STREAM, "mode": "batch", "num_edits": 3, "group_size": 2}
     results = run(build(model_path, **arguments, **grouped), ["bake_es"])
@@ -350,7 +351,7 @@ def test_groups_are_written_together_on_the_untouched_model(model_path):
 def test_a_resumed_stream_is_the_same_stream(model_path, tmp_path, monkeypatch):
     from edit_hooks.editors.rome import ROME
 
-    whole = run(build(model_path, **STREAM), BAKE)
+    uninterrupted = run(build(model_path, **STREAM), BAKE)
     original, calls = ROME.compute, []
 
     def dies_at_the_third(self, *arguments):
@@ -364,4 +365,4 @@ def test_a_resumed_stream_is_the_same_stream(model_path, tmp_path, monkeypatch):
         run(build(model_path, tmp_path, **STREAM), BAKE)
     resumed = run(build(model_path, tmp_path, **STREAM), BAKE)
     assert len(calls) == 1 + len((RECORDS / "bake_qa.jsonl").read_text().splitlines())
-    assert json.dumps([flat(a) for a in answers(whole)]) == json.dumps([flat(a) for a in answers(resumed)])
+    assert json.dumps([flat(a) for a in answers(uninterrupted)]) == json.dumps([flat(a) for a in answers(resumed)])

@@ -1,15 +1,15 @@
-"""Every shipped configuration loads, names a known editor and family, fits the model it is for, and is found for it."""
+"""Every shipped configuration loads, names a known editor and family, and is selected for its model alone."""
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
+from model_shapes import MODELS, model_like
 from tiny import build_model
 from transformers import AutoConfig
 
-from edit_hooks import EditingError, load_editor
+from edit_hooks import load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.shipped import FOLDER, shipped_config, shipped_files
 from edit_hooks.base.wrapper import PostProcessingEditor
@@ -25,17 +25,6 @@ def name_of(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-# The shapes by which a model is recognized, from the models' own configurations.
-MODELS = {
-    "gpt2-xl": {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "vocab_size": 50257},
-    "gpt-j-6b": {"model_type": "gptj", "n_layer": 28, "n_embd": 4096, "vocab_size": 50400},
-    "llama-2-7b": {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32000},
-    "llama-3-8b": {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 128256},
-    "mistral-7b": {"model_type": "mistral", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 32000},
-    "qwen2.5-7b": {"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "vocab_size": 152064},
-    "qwen3-8b": {"model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096, "vocab_size": 151936},
-    "gemma-3-270m": {"model_type": "gemma3_text", "num_hidden_layers": 18, "hidden_size": 640, "vocab_size": 262144},
-}
 ROME_COLUMNS = ("layers", "num_steps", "lr", "weight_decay", "clamp_factor")
 COLUMNS = {
     "rome": ROME_COLUMNS,
@@ -92,23 +81,14 @@ PUBLISHED["r_rome"] = PUBLISHED["rome"]
 @pytest.mark.parametrize("editor", PUBLISHED)
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "gemma-3-270m"])
 def test_an_editor_ends_up_with_the_published_values(editor, model):
-    config = load_editor(editor).default_config(like(MODELS[model]))
+    config = load_editor(editor).default_config(model_like(MODELS[model]))
     assert tuple(getattr(config, name) for name in COLUMNS[editor]) == PUBLISHED[editor][model]
 
 
 @pytest.mark.parametrize("editor", PUBLISHED)
 def test_the_demo_model_has_its_own_files(editor, caplog):
-    config = load_editor(editor).default_config(like(MODELS["gemma-3-270m"]))
+    config = load_editor(editor).default_config(model_like(MODELS["gemma-3-270m"]))
     assert config.layers and max(config.layers) < 18 and "by depth" not in caplog.text
-
-
-def like(shape):
-    """Something with a config of this shape, which is all that choosing settings needs."""
-
-    class Model:
-        config = AutoConfig.for_model(**shape)
-
-    return Model()
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -151,44 +131,3 @@ def test_a_model_without_a_file_gets_layers_by_depth(folder):
     model = build_model("llama")
     config = load_editor(folder).default_config(model)
     assert config.layers and all(0 <= layer < model.config.num_hidden_layers for layer in config.layers)
-
-
-def test_a_wrapper_uses_the_file_of_its_base():
-    model = like(MODELS["gpt2-xl"])
-    resolved = load_editor("rect").default_config(model)
-    assert resolved.layers == [13, 14, 15, 16, 17] and resolved.base_settings["moment_weight"] == 20000
-    resolved = load_editor("prune", {"base": "rome", "layers": [3]}).default_config(model)
-    assert resolved.layers == [3] and resolved.base_settings["layers"] == [3]
-
-
-def test_wrappers_refuse_what_makes_no_sense():
-    with pytest.raises(EditingError, match="post-processes"):
-        load_editor("rect", {"base": "prune"})
-    with pytest.raises(EditingError, match="changes hooks; an editor of weights"):
-        load_editor("rect", {"base": "grace"})
-    with pytest.raises(EditingError, match=r"lrr.*Did you mean 'lr'"):
-        load_editor("rect", {"base_settings": {"lrr": 0.1}})
-    with pytest.raises(EditingError, match="Did you mean 'memit'"):
-        load_editor("prune", {"base": "memitt"})
-
-
-@pytest.mark.parametrize(
-    ("editor", "old", "new"),
-    [
-        ("mend", {"artefact": "identity"}, {"artifact": "identity"}),
-        ("mend", {"normalise": False}, {"normalize": False}),
-        ("memit", {"residual_mode": "normalised"}, {"residual_mode": "normalized"}),
-        ("pmet", {"residual_mode": "normalised"}, {"residual_mode": "normalized"}),
-        ("ice", {"states_fact": False}, {"include_fact": False}),
-        ("ike", {"min_likeness": 0.5}, {"min_similarity": 0.5}),
-    ],
-)
-def test_earlier_names_of_settings_still_work_with_a_warning(editor, old, new):
-    with pytest.warns(FutureWarning, match="is now called"):
-        renamed = load_editor(editor, old)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        current = load_editor(editor, new)
-    assert renamed.overrides == current.overrides == new
-    with pytest.raises(EditingError, match="unknown editor setting"):  # both names at once cannot be meant
-        load_editor(editor, {**old, **new} if old.keys() != new.keys() else {"residual_mod": 1})

@@ -1,0 +1,135 @@
+"""lm-eval's Hugging Face model class with late loading, and its internals in use.
+
+:data:`PRIVATE_MEMBERS` names everything beyond lm-eval's documented interface that this room overrides, reads or sets,
+so that a test can name the member that a new release no longer has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.model import CacheHook
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import resolve_max_length
+from torch import nn
+from transformers import PreTrainedModel
+
+from edit_hooks.utils.errors import EditingError
+
+# `module:object` -> member -> why it is needed; the owner of a function is its module
+PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
+    "lm_eval.models.huggingface:HFLM": {
+        "_DEFAULT_MAX_LENGTH": "read: the context length of models whose config has none",
+        "_create_model": "overridden: weights are loaded at the first question",
+        "_loglikelihood_tokens": "overridden: stock tasks under hook and context edits",
+        "_max_length": "read: the context length set by the user",
+        "_model": "set and read: the model, None before it is loaded",
+        "_rank": "set: data parallelism over several machines and on CPUs",
+        "_world_size": "set: as _rank",
+        "accelerator": "read: index and number of processes",
+        "all_gather": "overridden: ranks with whole models do not pad their requests",
+        "backend": "read: encoder-decoder models are refused",
+        "barrier": "overridden: ranks with whole models do not wait for each other",
+        "batch_size_per_gpu": "read: bounds the rows of a batch",
+        "config": "read: the model's config before its weights are loaded",
+        "gather_object": "overridden: results are merged in document order",
+        "get_model_info": "overridden: facts about the edits in result files",
+        "max_gen_toks": "read: default length of generations",
+        "max_length": "overridden: needs no weights",
+        "model": "overridden: loads the weights",
+        "prefix_token_id": "read: context of an empty prompt",
+        "tok_decode": "read: text of the end token",
+        "tok_encode": "read: token ids by lm-eval's rules",
+    },
+    "lm_eval.api.model:TemplateLM": {"_encode_pair": "read: the token boundary between context and continuation"},
+    "lm_eval.api.model:LM": {"set_cache_hook": "overridden: --use_cache is refused"},
+    "lm_eval.api.model:CacheHook": {"dbdict": "read: the database that --use_cache has opened"},
+    "lm_eval.models.utils": {
+        "handle_stop_sequences": "called: stop strings as in lm-eval",
+        "normalize_gen_kwargs": "called: generation settings as in lm-eval",
+        "resolve_max_length": "called: context length as in lm-eval",
+    },
+}
+
+
+class LateLoadingHFLM(HFLM):
+    """`HFLM` that loads its weights at the first use of :attr:`model`.
+
+    Mistakes in options, tasks and data therefore show before any weight is read.
+    """
+
+    def __init__(self, pretrained: Any, **kwargs: Any) -> None:
+        self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._in_constructor = True
+        try:
+            super().__init__(pretrained=pretrained, **kwargs)
+        finally:
+            self._in_constructor = False
+
+    def _create_model(self, *args: Any, **kwargs: Any) -> None:
+        """Store the arguments; :attr:`model` loads."""
+        self._load_arguments = (args, kwargs)
+        self._model = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model; the first use after the constructor loads the weights."""
+        if self._model is None and self._in_constructor:
+            return _NotLoaded()
+        if self._model is None and self._load_arguments is not None:
+            (args, kwargs), self._load_arguments = self._load_arguments, None
+            super()._create_model(*args, **kwargs)
+            # The parent's constructor does this to a model that is loaded at once.
+            inner = super().model
+            inner.eval()
+            inner.tie_weights()
+            if not hasattr(inner, "hf_device_map"):
+                inner.to(self.device)
+            _refuse_offloaded(inner)
+        return super().model
+
+    def load(self) -> None:
+        """Load the weights unless they are loaded."""
+        self.model  # noqa: B018
+
+    @property
+    def max_length(self) -> int:
+        """Context length, as in the parent class, but from the config alone."""
+        return self._max_length or resolve_max_length(self.config, self.tokenizer, default=self._DEFAULT_MAX_LENGTH)
+
+    def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Token ids of a context and its continuation, encoded together."""
+        return self._encode_pair(context, continuation)
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Refuse ``--use_cache``, whose keys contain the prompt but not the edits."""
+        database = cache_hook.dbdict
+        if database is not None:
+            path, is_new = Path(database.filename), len(database) == 0
+            database.close()
+            if is_new:
+                path.unlink(missing_ok=True)
+            raise EditingError(
+                "--use_cache stores answers under the prompt alone and would serve one edit's answer to another. "
+                "Leave it out: edited_hf keeps finished edits in its own store (model_args store=<folder>)."
+            )
+        super().set_cache_hook(cache_hook)
+
+
+class _NotLoaded:
+    """Placeholder inside the parent's constructor, which moves the model to a device."""
+
+    def to(self, *_args: object, **_kwargs: object) -> _NotLoaded:
+        return self
+
+
+def _refuse_offloaded(model: nn.Module) -> None:
+    """Refuse offloaded weights: edits need them in place."""
+    offloaded = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if offloaded:
+        raise EditingError(
+            f"{len(offloaded)} weights do not fit the devices and were offloaded ({offloaded[0]}, ...), but edits need "
+            "them in place. Allow more memory (max_memory_per_gpu=, without a GPU max_cpu_memory=), use more devices "
+            "or a smaller dtype, or drop parallelize=True."
+        )

@@ -1,0 +1,105 @@
+"""Editor configurations: validation against annotations, earlier names, JSON-able values."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from edit_hooks import EditingError, load_editor
+from edit_hooks.base.config import EditorConfig, config_field
+
+
+@dataclass(kw_only=True)
+class Config(EditorConfig):
+    lr: float = config_field("step size", default=0.1)
+    rank: int | None = config_field("rank", default=None)
+    mode: Literal["a", "b"] = config_field("mode", default="a", renamed_values={"old": "b"})
+    normalize: bool = config_field("switch", default=True, formerly="normalise")
+    names: list[str] = config_field("names", default_factory=list)
+    table: dict[str, list[float]] = config_field("table", default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("lr", "5e-4", 5e-4),  # YAML reads 5e-4 as text
+        ("lr", 1, 1.0),
+        ("rank", "8", 8),
+        ("rank", None, None),
+        ("rank", 8.0, 8),
+        ("layers", (3, "4"), [3, 4]),
+        ("table", {"x": ["1", 2]}, {"x": [1.0, 2.0]}),
+    ],
+)
+def test_values_are_converted_to_their_annotation(setting: str, value: Any, expected: Any) -> None:
+    converted = getattr(Config.from_mapping({setting: value}), setting)
+    assert converted == expected and type(converted) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "accepted"),
+    [
+        ("lr", "fast", "float"),
+        ("lr", True, "float"),
+        ("lr", "nan", "float"),
+        ("lr", float("nan"), "float"),
+        ("rank", 1.5, "int | None"),
+        ("mode", "c", "'a' or 'b'"),
+        ("mode", ["a"], "'a' or 'b'"),
+        ("normalize", "yes", "bool"),
+        ("names", "one", r"list\[str\]"),
+        ("names", [1], "str"),
+        ("table", [], "dict"),
+        ("layers", 5, r"list\[int\] | None"),
+    ],
+)
+def test_other_values_are_errors_with_the_accepted_type(setting: str, value: Any, accepted: str) -> None:
+    with pytest.raises(EditingError, match=f"editor setting {setting!r} is .*; accepted: .*{accepted}"):
+        Config.from_mapping({setting: value})
+
+
+def test_unknown_settings_are_errors_with_near_misses() -> None:
+    with pytest.raises(EditingError, match=r"unknown editor setting 'lrr'\. Did you mean 'lr'"):
+        Config.from_mapping({"lrr": 1})
+
+
+def test_all_settings_are_written_as_json() -> None:
+    settings = Config.from_mapping({"table": {"x": [1]}}).to_dict()
+    assert json.loads(json.dumps(settings)) == settings
+    assert settings["table"] == {"x": [1.0]} and settings["lr"] == 0.1 and "layers" in settings
+    assert Config.from_mapping(settings) == Config.from_mapping({"table": {"x": [1]}})
+
+
+def test_earlier_names_and_values_are_replaced_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="'normalise' is now called 'normalize'"):
+        assert Config.from_mapping({"normalise": False}).normalize is False
+    with pytest.warns(FutureWarning, match="'old' is now called 'b'"):
+        assert Config.from_mapping({"mode": "old"}).mode == "b"
+    with pytest.raises(EditingError, match="unknown editor setting 'normalise'"):
+        Config.from_mapping({"normalise": False, "normalize": True})
+
+
+@pytest.mark.parametrize(
+    ("editor", "old", "new"),
+    [
+        ("mend", {"artefact": "identity"}, {"artifact": "identity"}),
+        ("mend", {"normalise": False}, {"normalize": False}),
+        ("memit", {"residual_mode": "normalised"}, {"residual_mode": "normalized"}),
+        ("pmet", {"residual_mode": "normalised"}, {"residual_mode": "normalized"}),
+        ("ice", {"states_fact": False}, {"include_fact": False}),
+        ("ike", {"min_likeness": 0.5}, {"min_similarity": 0.5}),
+    ],
+)
+def test_earlier_settings_of_editors_still_work(editor: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    with pytest.warns(FutureWarning, match="is now called"):
+        renamed = load_editor(editor, old)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        current = load_editor(editor, new)
+    assert renamed.overrides == current.overrides == new
+    with pytest.raises(EditingError, match="unknown editor setting"):  # both names at once
+        load_editor(editor, {**old, **new} if old.keys() != new.keys() else {"residual_mod": 1})

@@ -1,0 +1,111 @@
+"""Streams: stored, resumed bit for bit, undone, guarded; a stream of one edit equals the single edit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from state import assert_same_state, snapshot
+from tiny import EDIT_LAYER, FT_CONFIG, LORA_CONFIG, MEND_CONFIG, REQUESTS
+
+from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.lm.plan import EditPlan, chunked
+from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.store.store import Store
+
+EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
+SETTINGS = {"ft_l": FT_CONFIG, "kn": {"layers": [EDIT_LAYER]}, "lora": LORA_CONFIG, "mend": MEND_CONFIG}
+
+
+def stream(model, tokenizer, editor, size, store):
+    plan = EditPlan(groups=chunked(EDIT_REQUESTS, size))
+    return EditStream(model, tokenizer, load_editor(editor, SETTINGS[editor]), plan, store, Guard(), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("editor", "size"), [("ft_l", 1), ("ft_l", 4), ("kn", 1), ("lora", 1), ("lora", 2), ("mend", 3)]
+)
+def test_a_stream_repeats_and_resumes_bit_for_bit(editor, size, tiny_model, tiny_tokenizer, tmp_path):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    before = snapshot(model, tokenizer)
+    logits = []
+    ids = torch.tensor([tokenizer(EDIT_REQUESTS[0].text)["input_ids"]])
+
+    def record_logits(step, runtime_part):
+        with torch.no_grad():
+            logits.append(model(ids).logits)
+
+    first = stream(model, tokenizer, editor, size, Store(tmp_path))
+    first.visit(record_logits)
+    steps = len(logits)
+    assert steps == -(-len(EDIT_REQUESTS) // size)
+    resumed = stream(model, tokenizer, editor, size, Store(tmp_path))  # from the store
+    resumed.visit(record_logits)
+    fresh = stream(model, tokenizer, editor, size, None)
+    fresh.visit(record_logits)
+    for start in (steps, 2 * steps):
+        for ours, theirs in zip(logits[start : start + steps], logits[:steps], strict=True):
+            assert torch.equal(ours, theirs)
+    assert first.final_state == resumed.final_state == fresh.final_state
+    assert_same_state(before, snapshot(model, tokenizer))
+
+
+@pytest.mark.parametrize("editor", sorted(SETTINGS))
+def test_a_stream_of_one_edit_is_the_single_edit(editor, tiny_model, tiny_tokenizer):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    (single,) = load_editor(editor, SETTINGS[editor]).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    one = stream(model, tokenizer, editor, 1, None)
+    one.visit(lambda step, runtime_part: None)
+    assert isinstance(one.deltas[0], Delta)
+    for name, update in single.weights().items():
+        torch.testing.assert_close(one.deltas[0].weights()[name], update, atol=1e-6, rtol=1e-4)
+
+
+def test_an_interrupted_pass_can_be_repeated(tiny_model, tiny_tokenizer, monkeypatch):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    before = snapshot(model, tokenizer)
+    repeated = stream(model, tokenizer, "ft_l", 1, None)
+    probe, calls = EditStream._probe, []
+
+    def fail_once(self):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return probe(self)
+
+    monkeypatch.setattr(EditStream, "_probe", fail_once)
+    with pytest.raises(KeyboardInterrupt):
+        repeated.make()
+    assert_same_state(before, snapshot(model, tokenizer))
+    repeated.make()
+    undisturbed = stream(model, tokenizer, "ft_l", 1, None)
+    undisturbed.make()
+    assert len(repeated.steps) == len(repeated.deltas) == len(EDIT_REQUESTS)
+    assert repeated.final_state == undisturbed.final_state
+
+
+def test_editors_of_single_requests_are_refused_for_larger_steps(tiny_model, tiny_tokenizer):
+    with pytest.raises(EditingError, match="writes one request at a time, the plan has steps of 2"):
+        EditStream(
+            tiny_model("llama"),
+            tiny_tokenizer("byte_bpe_bos"),
+            load_editor("rome"),
+            EditPlan(groups=chunked(EDIT_REQUESTS, 2)),
+            None,
+            Guard(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({}, None),
+        ({"finite": False}, "logits are not finite"),
+        ({"norm_ratio": 1.5}, "moved by 1.50 of their norm"),
+        ({"probe_loss": 5.5}, "rose from 2.00 to 5.50"),
+    ],
+)
+def test_the_guard_names_what_diverges(change, complaint):
+    record = {"finite": True, "norm_ratio": 0.5, "probe_loss": 3.0, **change}
+    message = Guard().complaint(record, loss_before=2.0)
+    assert message is None if complaint is None else complaint in message

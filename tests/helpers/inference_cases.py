@@ -1,0 +1,34 @@
+"""Items and edits for tests of scoring and decoding on a tiny model."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from tiny import EDIT_LAYER, build_model, build_tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.modeling.architectures import architecture_of
+
+PROMPTS = ["Port Elna is the capital of", "Lake", "They say that the parliament of Port Elna belongs to"]
+
+
+@functools.cache
+def model_and_tokenizer() -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A tiny llama and its tokenizer."""
+    return build_model("llama"), build_tokenizer("byte_bpe_bos")
+
+
+def edits(model: PreTrainedModel) -> dict[str, Delta | None]:
+    """No edit, two edits that act per row, and one that is written into the weights."""
+    name = architecture_of(model.config).rewrite_name(EDIT_LAYER)
+    rows, columns = model.get_submodule(name).weight.shape
+    generator = torch.Generator().manual_seed(0)
+
+    def low_rank() -> Delta:
+        left, right = (torch.randn(shape, generator=generator) for shape in ((rows, 1), (columns, 1)))
+        return Delta(factors={name: Factor(left, right)})
+
+    dense = Delta(dense={f"{name}.weight": torch.randn(rows, columns, generator=generator) / 10})
+    return {"none": None, "first": low_rank(), "second": low_rank(), "dense": dense}
