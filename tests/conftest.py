@@ -16,8 +16,9 @@ import pytest
 import torch
 from golden_data import unpack_golden_model
 from hypothesis import HealthCheck, settings
-from tiny import build_model, build_tokenizer, save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+from edit_hooks.contract.tiny_models import build_model, build_tokenizer, save_tiny
 
 torch.set_num_threads(1)
 settings.register_profile(
@@ -46,7 +47,7 @@ def tiny_model() -> Callable[..., PreTrainedModel]:
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Callable[[str], PreTrainedTokenizerFast]:
-    """`tiny_tokenizer("byte_bpe")`: a cached tokenizer of one of `tiny.TOKENIZER_KINDS`."""
+    """`tiny_tokenizer("byte_bpe")`: a cached tokenizer of one of `TOKENIZER_KINDS`."""
     return functools.cache(build_tokenizer)
 
 

@@ -6,9 +6,17 @@ import logging
 
 import pytest
 import torch
-from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, NATURAL_TOKENIZER, SENTENCES, build_model, build_tokenizer, save_tiny
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.contract.tiny_models import (
+    CONTEXT_TEMPLATES,
+    EDIT_LAYER,
+    NATURAL_TOKENIZER,
+    SENTENCES,
+    build_model,
+    build_tokenizer,
+    save_tiny,
+)
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from lm_edit.cli.main import main

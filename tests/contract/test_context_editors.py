@@ -10,11 +10,12 @@ import torch
 from context_edits import FACT, ICE, WORDS, context_edits
 from lm_runs import BAKE, answers, assert_same_answers, build, case, instance, run
 from paths import RECORDS
-from state import assert_same_state, snapshot
-from tiny import save_tiny
+from state import assert_same_state
 
 from edit_hooks import Delta, EditingError, EditRequest
 from edit_hooks.answers import ContextReport
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas.context_edit import ContextEdit
 
 

@@ -12,12 +12,13 @@ import math
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
+from state import assert_same_state
 
 from edit_hooks import Delta, EditingError, PerRowAdapters, edited, load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.checks import CHECKS
 from edit_hooks.contract.runner import run_contract
+from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
 from edit_hooks.modeling.architectures import ARCHITECTURES, architecture_of

@@ -12,12 +12,13 @@ import torch
 from hook_edits import EDIT_REQUESTS, SETTINGS, generate_item, loaded, make, nll, score_item, stream_of, texts
 from lm_runs import BAKE, answers, assert_same_answers, build, case, instance, run
 from paths import RECORDS
-from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, save_tiny
+from state import assert_same_state
 
 from edit_hooks import Delta, EditingError, edited
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.base.registry import EDITORS, editor_class
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, save_tiny
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.reference import generate_reference, score_reference
 from edit_hooks.inference.scoring import score

@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import CONTEXT_TEMPLATES, TOKENIZER_KINDS, TOKENIZER_TABLE, build_tokenizer
 
+from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, TOKENIZER_KINDS, TOKENIZER_TABLE, build_tokenizer
 from edit_hooks.locate.rows import fact_position, kl_row, rewriting_row
 from edit_hooks.modeling.tokens import encode, join_target, split_continuation, split_template
 from edit_hooks.request import EditRequest, require_subjects

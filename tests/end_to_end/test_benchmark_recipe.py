@@ -18,9 +18,9 @@ from paths import ROOT
 from scripted import ScriptedLM
 from task_runs import metrics_of
 from templates import TEMPLATES, copy_template
-from tiny import save_tiny
 
 import lm_eval_tasks
+from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.lm.edit_sources import load_edits
 from lm_edit.cli.main import main
 from lm_edit.mend_data import load_edit_data

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import NATURAL_TOKENIZER, REQUESTS, SENTENCES, build_model, build_tokenizer
 
 from edit_hooks import EditRequest, load_editor
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate.causal_trace import KINDS, TraceSettings, trace_facts
 from edit_hooks.locate.null_space import null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments

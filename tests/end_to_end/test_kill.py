@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from paths import HELPERS, RECORDS, ROOT
 from saved_results import differences, read_results
-from tiny import save_tiny
+
+from edit_hooks.contract.tiny_models import save_tiny
 
 BAKE = RECORDS / "bake_qa.jsonl"
 NUM_KILLS = 10  # of each kind of run

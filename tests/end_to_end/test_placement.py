@@ -2,10 +2,11 @@
 
 import pytest
 from lm_eval.api.instance import Instance
-from state import assert_same_state, snapshot
-from tiny import REQUESTS, save_tiny
+from state import assert_same_state
 
 from edit_hooks import EditingError
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.lm.model import EditedHFLM
 
 

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from lm_eval.__main__ import cli_evaluate
 from paths import ROOT
-from tiny import save_tiny
 
 from edit_hooks import EDITORS
 from edit_hooks.assets.demo_model import demo_available
+from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.cli.main import main
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 from paths import RECORDS, ROOT
 from saved_results import differences, evaluate_here, read_results
-from tiny import save_tiny
 
 import lm_eval_tasks
+from edit_hooks.contract.tiny_models import save_tiny
 
 BAKE = RECORDS / "bake_qa.jsonl"
 # Rows of other cases share a batch: another number of ranks means other batches, which moves float32 sums a little.

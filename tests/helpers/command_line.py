@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tiny import CONTEXT_TEMPLATES, REQUESTS
+from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, REQUESTS
 
 FAST_SETTINGS = {"num_steps": 3, "context_templates": CONTEXT_TEMPLATES}
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_runs import instance
-from tiny import NATURAL_TOKENIZER, build_model, build_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, build_model, build_tokenizer
 
 PROMPTS = [("The capital of Ostravia is", " Velm"), ("He speaks", " English"), ("The trumpet player moved", " from")]
 # float32: the adapter adds (x A) B, the edit in place multiplies with W + BA; only the order of sums differs.

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tiny import NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from edit_hooks import Delta, Editor, EditRequest, load_editor
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.subject import contract_settings
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score

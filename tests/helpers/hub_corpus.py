@@ -10,7 +10,8 @@ from typing import Any
 import datasets
 import huggingface_hub
 import pytest
-from tiny import SENTENCES
+
+from edit_hooks.contract.tiny_models import SENTENCES
 
 REVISION = "0123456789abcdef"
 
@@ -24,7 +25,7 @@ class HubCorpus:
 
 
 def serve_corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> HubCorpus:
-    """Write a corpus of :data:`tiny.SENTENCES` and replace the hub client by one that reads it."""
+    """Write a corpus of the sentences of the tiny models and replace the hub client by one that reads it."""
     corpus = HubCorpus(folder / "data" / "train-00000.jsonl")
     corpus.shard.parent.mkdir(parents=True)
     records = [json.dumps({"id": number, "text": text}) for number, text in enumerate(SENTENCES)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import torch
-from tiny import EDIT_LAYER, build_model, build_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.architectures import architecture_of
 

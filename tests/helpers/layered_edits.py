@@ -6,18 +6,18 @@ import functools
 
 import pytest
 import torch
-from tiny import (
+from editor_settings import MEMIT_CONFIG
+
+from edit_hooks import Delta, EditRequest, load_editor
+from edit_hooks.contract.tiny_models import (
     ALL_MODEL_TYPES,
     EDIT_LAYER,
-    MEMIT_CONFIG,
     NATURAL_TOKENIZER,
     REQUESTS,
     SENTENCES,
     build_model,
     build_tokenizer,
 )
-
-from edit_hooks import Delta, EditRequest, load_editor
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tiny import EDIT_LAYER
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from edit_hooks.contract.tiny_models import EDIT_LAYER
 from edit_hooks.training.edit_data import EditData, EditExample
 from edit_hooks.training.mend_config import training_config
 from edit_hooks.training.mend_trainer import Trainer

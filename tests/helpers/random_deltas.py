@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from tiny import EDIT_LAYER
 from transformers import PreTrainedModel
 
 from edit_hooks import Delta, Factor
+from edit_hooks.contract.tiny_models import EDIT_LAYER
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, map_shape
 from edit_hooks.modeling.tensors import pack_bits

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tiny import build_model, build_tokenizer, save_tiny
+
+from edit_hooks.contract.tiny_models import build_model, build_tokenizer, save_tiny
 
 # The bare conversation, so that the last token of the prompt is the last character of the answer.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edit_hooks.contract.state import changes, snapshot, tensor_digest
-
-__all__ = ["assert_same_state", "snapshot", "tensor_digest"]
+from edit_hooks.contract.state import changes
 
 
 def assert_same_state(before: dict[str, Any], after: dict[str, Any]) -> None:

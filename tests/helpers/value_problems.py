@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
+from torch.overrides import TorchFunctionMode
+
+from edit_hooks import EditRequest
+from edit_hooks.contract.tiny_models import (
     ALL_MODEL_TYPES,
     CONTEXT_TEMPLATES,
     EDIT_LAYER,
@@ -16,9 +19,6 @@ from tiny import (
     build_model,
     build_tokenizer,
 )
-from torch.overrides import TorchFunctionMode
-
-from edit_hooks import EditRequest
 from edit_hooks.locate.rows import kl_row, rewriting_row
 from edit_hooks.locate.value_optimization import OptimizedValue, ValueSettings
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tiny import EDIT_LAYER
 
+from edit_hooks.contract.tiny_models import EDIT_LAYER
 from lm_edit.stats import corpus_label, list_stored_moments, prepare_stats
 
 

@@ -16,7 +16,8 @@ import lm_eval
 import pytest
 from lm_eval.tasks import TaskManager
 from paths import ROOT
-from tiny import build_model, build_tokenizer
+
+from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 
 
 @pytest.fixture

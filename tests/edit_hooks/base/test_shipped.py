@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from model_shapes import MODELS, model_like
-from tiny import build_model
 from transformers import AutoConfig
 
 from edit_hooks import load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.shipped import FOLDER, shipped_config, shipped_files
 from edit_hooks.base.wrapper import PostProcessingEditor
+from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.utils.yaml_io import read_yaml
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
-from tiny import (
+from state import assert_same_state
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import (
     ALL_MODEL_TYPES,
     NATURAL_TOKENIZER,
     REQUESTS,
@@ -15,7 +18,6 @@ from tiny import (
     VOCAB_SIZE,
     build_model,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 # transformers builds the mask, torch the kernel: which families survive left padding is a matter of both versions.
 # Rows: (prompt, prompt) of different lengths; position ids are passed, as generate() does.
@@ -162,7 +164,7 @@ def _draw(model, tokenizer):
 @pytest.mark.parametrize("change", [_hook, _override, _one_bit, _padding, _frozen, _cache, _train, _swap, _draw])
 def test_the_snapshot_detects(change):
     """A photograph that misses a change would make every contract test worthless."""
-    from tiny import build_tokenizer
+    from edit_hooks.contract.tiny_models import build_tokenizer
 
     model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
     before = snapshot(model, tokenizer)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from random_deltas import codebook, dense_delta, masked_delta, random_delta, rewrite_name
-from state import assert_same_state, snapshot
-from tiny import build_model
+from state import assert_same_state
 
 from edit_hooks import Delta, EditingError, edited
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.modeling.architectures import architecture_of

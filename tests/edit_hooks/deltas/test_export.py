@@ -12,11 +12,12 @@ from exported import TOLERANCE, build, harness_answers, save
 from lm_eval.models.huggingface import HFLM
 from random_deltas import codebook, random_delta
 from safetensors.torch import load_file
-from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, EDIT_LAYER
+from state import assert_same_state
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edit_hooks import Delta, EditingError, edited
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.export import export_merged, export_peft, read_peft
 from edit_hooks.modeling.architectures import architecture_of

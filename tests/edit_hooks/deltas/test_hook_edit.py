@@ -9,9 +9,10 @@ import pytest
 import torch
 from fake_package import install_package
 from random_deltas import codebook, rewrite_name
-from state import assert_same_state, snapshot
+from state import assert_same_state
 
 from edit_hooks import Delta, EditingError, edited
+from edit_hooks.contract.state import snapshot
 from edit_hooks.deltas import hook_edit as hook_edit_module
 from edit_hooks.deltas.hook_edit import ENTRY_POINTS, HOOK_KINDS, HookEdit, HookKind, kind_class
 from edit_hooks.deltas.row_edits import RowEdits

@@ -10,9 +10,9 @@ import json
 
 import pytest
 from paths import TESTS
-from tiny import REQUESTS, build_model, build_tokenizer
 
 from edit_hooks import Delta, EditRequest
+from edit_hooks.contract.tiny_models import REQUESTS, build_model, build_tokenizer
 from edit_hooks.inference.items import ScoreItem
 from edit_hooks.inference.reference import score_reference
 from edit_hooks.modeling.tokens import split_continuation

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from random_deltas import dense_delta, masked_delta, random_delta
-from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES
+from state import assert_same_state
 
 from edit_hooks import EditingError, PerRowAdapters, edited
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12], [5, 6, 7, 8], [5, 6, 7, 8]])
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from random_deltas import codebook, dense_delta, random_delta, rewrite_name
-from state import assert_same_state, snapshot
+from state import assert_same_state
 
 from edit_hooks import Delta, EditingError, edited
+from edit_hooks.contract.state import snapshot
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.modeling.hooks import hooks, on_input

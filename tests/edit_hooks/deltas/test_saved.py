@@ -10,10 +10,11 @@ from exported import TOLERANCE, build, harness_answers, save
 from lm_eval.models.huggingface import HFLM
 from lm_runs import instance
 from random_deltas import random_delta
-from state import assert_same_state, snapshot
+from state import assert_same_state
 from transformers import AutoModelForCausalLM
 
 from edit_hooks import Delta, EditingError, EditRequest, edited
+from edit_hooks.contract.state import snapshot
 from edit_hooks.deltas.export import export_peft, read_peft
 from edit_hooks.deltas.saved import load_edit, read_deltas, save_edits
 from edit_hooks.lm.model import EditedHFLM

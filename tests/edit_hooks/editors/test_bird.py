@@ -7,10 +7,11 @@ import json
 
 import pytest
 import torch
+from editor_settings import BIRD_CONFIG, ROME_CONFIG
 from paths import ROOT
-from tiny import BIRD_CONFIG, CONTEXT_TEMPLATES, NATURAL_TOKENIZER, REQUESTS, ROME_CONFIG, build_model, build_tokenizer
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.editors import bird
 from edit_hooks.editors.bird import BIRDTerm, phrase_table
 from edit_hooks.lm.independent import IndependentEdits

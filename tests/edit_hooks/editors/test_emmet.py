@@ -12,9 +12,8 @@ from layered_edits import (
     rounding_bound,
     update_as_map,
 )
-from tiny import (
-    EDIT_LAYER,
-)
+
+from edit_hooks.contract.tiny_models import EDIT_LAYER
 
 
 @each_model

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, build_model
+from state import assert_same_state
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, build_model
 from edit_hooks.editors.ft_l import FTLConfig
 from edit_hooks.editors.ft_m import FTConfig
 from edit_hooks.modeling.tokens import encode, split_continuation

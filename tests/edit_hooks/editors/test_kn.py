@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
-from tiny import NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
+from state import assert_same_state
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
 from edit_hooks.editors.kn import KNConfig, Neuron, coarse_neurons, select_neurons
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 from edit_hooks.modeling.sampling import greedy_continuation

@@ -7,11 +7,12 @@ import importlib.util
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
+from state import assert_same_state
 from torch.nn.functional import cross_entropy
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
 from edit_hooks.editors.lora import Adapter, LoRAConfig
 from edit_hooks.modeling.architectures import ARCHITECTURES, ROLES
 from edit_hooks.modeling.tokens import split_continuation

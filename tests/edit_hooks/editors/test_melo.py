@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from hook_edits import EDIT_REQUESTS, make, nll, stream_of
-from tiny import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
 from value_problems import KeepWide
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
 from edit_hooks.editors.melo import MELOConfig, _initial_up, add_point
 from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point
 from edit_hooks.modeling.architectures import ARCHITECTURES, map_shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from editor_settings import MEMIT_CONFIG
 from layered_edits import (
     EDIT_REQUESTS,
     LAYERS,
@@ -15,14 +16,11 @@ from layered_edits import (
     rounding_bound,
     update_as_map,
 )
-from state import assert_same_state, snapshot
-from tiny import (
-    EDIT_LAYER,
-    MEMIT_CONFIG,
-    build_model,
-)
+from state import assert_same_state
 
 from edit_hooks import Delta, EditingError, edited, load_editor
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model
 from edit_hooks.locate.key_reader import read_rows
 from edit_hooks.locate.rows import rewriting_row
 from edit_hooks.modeling.architectures import ARCHITECTURES

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
+from state import assert_same_state
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
 from edit_hooks.editors.mend import MENDConfig, edited_shapes
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tokens import split_continuation

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny import MEMIT_CONFIG, NATURAL_TOKENIZER, PMET_CONFIG, REQUESTS, SENTENCES, build_model, build_tokenizer
+from editor_settings import MEMIT_CONFIG, PMET_CONFIG
 
 from edit_hooks import EditRequest, edited, load_editor
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, SENTENCES, build_model, build_tokenizer
 from edit_hooks.editors.memit import key_weights
 from edit_hooks.locate.post_norm import nearest_outputs
 from edit_hooks.locate.rows import kl_row, rewriting_row

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from editor_settings import MEMIT_CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 from layered_edits import (
@@ -14,14 +15,9 @@ from layered_edits import (
     load_wide,
     rounding_bound,
 )
-from tiny import (
-    EDIT_LAYER,
-    MEMIT_CONFIG,
-    build_model,
-    build_tokenizer,
-)
 
 from edit_hooks import Delta, edited, load_editor
+from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
 from edit_hooks.editors.prune import PRUNEConfig, restrain
 from edit_hooks.modeling.architectures import ARCHITECTURES
 

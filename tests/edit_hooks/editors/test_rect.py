@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from editor_settings import MEMIT_CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 from layered_edits import (
@@ -12,9 +13,6 @@ from layered_edits import (
     largest_difference,
     load_wide,
     random_keys,
-)
-from tiny import (
-    MEMIT_CONFIG,
 )
 
 from edit_hooks import load_editor

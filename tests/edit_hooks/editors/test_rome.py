@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, ROME_CONFIG, SENTENCES
+from editor_settings import ROME_CONFIG
 from value_problems import EDIT_REQUESTS, LIMIT, KeepWide, each_model, loaded, relative
 
 from edit_hooks import edited, load_editor
+from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES
 from edit_hooks.locate.reference_forward import ReferenceForward
 from edit_hooks.locate.rows import Row, rewriting_row
 from edit_hooks.locate.suffix_forward import SuffixForward

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import FT_CONFIG, MEMIT_CONFIG, NATURAL_TOKENIZER, REQUESTS, ROME_CONFIG, build_model, build_tokenizer
+from editor_settings import FT_CONFIG, MEMIT_CONFIG, ROME_CONFIG
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.editors.simie import output_change, solve_keys
 from edit_hooks.modeling.architectures import is_transposed
 from edit_hooks.modeling.tokens import split_continuation

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from tiny import EDIT_LAYER, REQUESTS
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.editors.mend import MENDConfig, edited_shapes
 from edit_hooks.gradient.artifact import (
     MANIFEST_NAME,

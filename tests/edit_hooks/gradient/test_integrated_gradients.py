@@ -7,9 +7,9 @@ import functools
 import pytest
 import torch
 from parity import relative_error
-from tiny import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS
 
 from edit_hooks import EditRequest
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS
 from edit_hooks.gradient.integrated_gradients import TokenProbability, integrated_gradients
 from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.modeling.hooks import frozen

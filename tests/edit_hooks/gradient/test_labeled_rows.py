@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import ALL_MODEL_TYPES, NATURAL_TOKENIZER, NUM_LAYERS
 
 from edit_hooks import EditingError
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, NUM_LAYERS
 from edit_hooks.gradient.labeled_rows import (
     LabeledRow,
     batch_rows,

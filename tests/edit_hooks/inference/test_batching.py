@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from inference_cases import edits, model_and_tokenizer
-from state import assert_same_state, snapshot
+from state import assert_same_state
 
+from edit_hooks.contract.state import snapshot
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.batching import run_in_batches
 from edit_hooks.inference.items import Limits

@@ -8,11 +8,12 @@ import pytest
 import torch
 from lm_runs import BAKE, FAST, answers, assert_same_answers, build, case, flat, instance, run, seed_as_lm_eval_does
 from paths import RECORDS
-from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, save_tiny
+from state import assert_same_state
 
 from edit_hooks import EditingError
 from edit_hooks.answers import FailedAnswer
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, save_tiny
 from edit_hooks.lm.model import EditedHFLM
 
 
@@ -254,8 +255,9 @@ def test_weights_are_loaded_after_the_data_is_validated(model_path, tmp_path, mo
 
 
 def test_an_unknown_architecture_is_refused_but_can_be_scored_unedited(tmp_path):
-    from tiny import build_tokenizer
     from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    from edit_hooks.contract.tiny_models import build_tokenizer
 
     tokenizer = build_tokenizer("byte_bpe")
     config = GPTNeoConfig(

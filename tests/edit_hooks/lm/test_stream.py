@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
-from tiny import EDIT_LAYER, FT_CONFIG, LORA_CONFIG, MEND_CONFIG, REQUESTS
+from editor_settings import FT_CONFIG, LORA_CONFIG, MEND_CONFIG
+from state import assert_same_state
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.stream import EditStream, Guard

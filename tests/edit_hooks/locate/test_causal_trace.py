@@ -6,10 +6,11 @@ import importlib.util
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
-from tiny import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
+from state import assert_same_state
 
 from edit_hooks import EditingError, EditRequest
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.locate.causal_trace import GROUPS, Trace, TraceSettings, group_of, trace_facts
 from edit_hooks.locate.restored_runs import KINDS, Fact, subject_noise
 from edit_hooks.modeling.architectures import architecture_of

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from state import assert_same_state, snapshot
+from state import assert_same_state
 
 from edit_hooks import EditingError
+from edit_hooks.contract.state import snapshot
 from edit_hooks.locate.context_templates import check_templates, sample_templates
 
 

@@ -6,9 +6,10 @@ import json
 
 import pytest
 import torch
-from tiny import EDIT_LAYER, MEMIT_CONFIG, REQUESTS, ROME_CONFIG, SENTENCES, build_model, build_tokenizer
+from editor_settings import MEMIT_CONFIG, ROME_CONFIG
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS, SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 
 TEXTS = list(SENTENCES)

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 import torch
-from tiny import EDIT_LAYER, SENTENCES, build_model, build_tokenizer
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.contract.tiny_models import EDIT_LAYER, SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate.null_space import MatrixProjector, null_space, null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment

@@ -10,10 +10,8 @@ from layered_edits import (
     load_wide,
     random_keys,
 )
-from tiny import (
-    EDIT_LAYER,
-)
 
+from edit_hooks.contract.tiny_models import EDIT_LAYER
 from edit_hooks.locate.post_norm import gains, nearest_on_ellipsoid, nearest_outputs
 from edit_hooks.modeling.architectures import ARCHITECTURES
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from golden_data import GOLDEN_MODELS, golden_covariance, golden_json
 from hub_corpus import serve_corpus
-from tiny import SENTENCES, build_model, build_tokenizer
 
 from edit_hooks import EditingError
+from edit_hooks.contract.tiny_models import SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate import second_moments as module
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment

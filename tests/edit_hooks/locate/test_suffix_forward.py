@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import EDIT_LAYER, REQUESTS
 from value_problems import (
     EDIT_REQUESTS,
     LIMIT,
@@ -27,6 +26,7 @@ from value_problems import (
 )
 
 from edit_hooks import EditRequest
+from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.locate import suffix_forward
 from edit_hooks.locate.reference_forward import ReferenceForward
 from edit_hooks.locate.rows import Row

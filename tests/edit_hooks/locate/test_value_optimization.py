@@ -17,12 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state import assert_same_state, snapshot
-from tiny import (
-    ALL_MODEL_TYPES,
-    CONTEXT_TEMPLATES,
-    NUM_LAYERS,
-)
+from state import assert_same_state
 from value_problems import (
     EDIT_REQUESTS,
     LIMIT,
@@ -36,6 +31,8 @@ from value_problems import (
 )
 
 from edit_hooks import EditRequest
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, CONTEXT_TEMPLATES, NUM_LAYERS
 from edit_hooks.locate import rows as rows_module
 from edit_hooks.locate.rows import Row
 from edit_hooks.locate.value_optimization import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import ALL_MODEL_TYPES, TOKENIZER_KINDS, build_tokenizer
 from value_problems import loaded, relative
 
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, TOKENIZER_KINDS, build_tokenizer
 from edit_hooks.modeling.embedding_noise import drift_positions, gaussian_noise, noise_at, noisy_embeddings
 from edit_hooks.modeling.tokens import encode
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
+from state import assert_same_state
 from torch import nn
 from value_problems import each_model, loaded
 
+from edit_hooks.contract.state import snapshot
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.hooks import (
     CachedOutput,

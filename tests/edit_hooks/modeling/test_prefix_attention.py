@@ -12,10 +12,10 @@ from unittest import mock
 
 import pytest
 import torch
-from tiny import ALL_MODEL_TYPES, build_model
 from transformers import AttentionInterface, DynamicCache
 from value_problems import EDIT_REQUESTS, LIMIT, SETTINGS, KeepWide, each_model, loaded, problem, relative
 
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, build_model
 from edit_hooks.locate.value_optimization import optimize_values
 from edit_hooks.modeling import prefix_attention
 from edit_hooks.modeling.architectures import decoder_of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from state import assert_same_state, snapshot
-from tiny import NATURAL_TOKENIZER
+from state import assert_same_state
 
+from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.sampling import TOP_K, greedy_continuation, sample_after, sample_documents, sample_texts
 from edit_hooks.modeling.tokens import encode

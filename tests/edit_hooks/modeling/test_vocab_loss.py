@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from tiny import build_model
 from value_problems import KeepWide, each_model, loaded, relative
 
+from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.modeling import lm_head, vocab_loss
 from edit_hooks.modeling.lm_head import WHOLE_VOCAB, ModelHead, PrecomputedLogits
 from edit_hooks.modeling.vocab_loss import greedy_tokens, log_likelihoods, top_tokens, vocab_losses

@@ -12,9 +12,9 @@ import torch
 from judge_server import labels_of
 from scripted import ScriptedLM
 from task_runs import metrics_of, run
-from tiny import build_model, build_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from edit_hooks.utils.errors import EditingError
 from judges.backends.base import Reply
 from judges.backends.hf import HFBackend, shares_weights

@@ -6,9 +6,9 @@ import json
 
 from command_line import printed_lines, write_requests
 from paths import RECORDS
-from tiny import REQUESTS
 
 from edit_hooks.base.registry import EDITORS
+from edit_hooks.contract.tiny_models import REQUESTS
 from lm_edit.cli.main import main
 
 BAKE = RECORDS / "bake_qa.jsonl"

@@ -6,9 +6,9 @@ import json
 
 import pytest
 from command_line import printed_lines, write_requests, write_settings
-from tiny import REQUESTS, save_tiny
 
 from edit_hooks import Delta
+from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.model import EditedHFLM
 from lm_edit.cli.main import main

@@ -7,9 +7,9 @@ import torch
 from command_line import printed_lines, split_cells
 from hub_corpus import REVISION, serve_corpus
 from safetensors.torch import load_file
-from tiny import REQUESTS, SENTENCES, build_model, build_tokenizer
 
 from edit_hooks import EditRequest, load_editor
+from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from lm_edit.cli.main import main
 from lm_edit.stats import StoredProjector, list_stored_moments

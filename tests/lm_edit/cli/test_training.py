@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tiny import REQUESTS, save_tiny
-
 from edit_hooks import Delta
+from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from lm_edit.cli.main import main
 
 

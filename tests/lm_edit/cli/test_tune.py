@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from command_line import printed_lines, split_cells
-from tiny import CONTEXT_TEMPLATES, build_model
 
 from edit_hooks import load_editor
+from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, build_model
 from edit_hooks.lm.options import EditingOptions
 from lm_edit.cli.main import main
 from lm_edit.tuning.search import FactScore

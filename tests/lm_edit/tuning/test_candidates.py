@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from tiny import build_model
 
 from edit_hooks import EditingError, load_editor
+from edit_hooks.contract.tiny_models import build_model
 from lm_edit.tuning.candidates import make_candidates, sample_candidates
 
 

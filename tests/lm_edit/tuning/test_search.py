@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from tiny import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES, build_model, build_tokenizer
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER, SENTENCES, build_model, build_tokenizer
 from edit_hooks.store.store import Store
 from lm_edit.tuning.search import FactScore, Trial, _plan_rounds, tune
 from lm_eval_tasks.common.cases import Case, Question
