@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
+import torch
+
+from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.utils.deprecation import warn_renamed, with_current_names
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 
@@ -94,7 +97,10 @@ class EditorConfig:
         return current
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings as JSON-able values, defaults included."""
+        """Return all settings as JSON-able values, defaults included.
+
+        Tensors are described by shape, dtype and checksum.
+        """
         return {item.name: _jsonable(getattr(self, item.name)) for item in dataclasses.fields(self)}
 
 
@@ -158,4 +164,6 @@ def _jsonable(value: Any) -> Any:
         return {str(key): _jsonable(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_jsonable(entry) for entry in value]
+    if isinstance(value, torch.Tensor):  # a matrix in the place of a file
+        return {"shape": list(value.shape), "dtype": str(value.dtype), "checksum": list(tensor_checksum(value))}
     return value

@@ -16,6 +16,7 @@ from templates import TEMPLATES, copy_template
 
 from edit_hooks.base import registry
 from edit_hooks.contract.tiny_models import save_tiny
+from lm_edit.cli.main import main
 
 RECIPE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("### An editor")[1].split("\n### ")[0]
 WORDS = {"my_editor": "town_editor", "my-editor": "town-editor", "MyEditor": "TownEditor"}
@@ -57,11 +58,9 @@ def test_an_installed_package_passes_the_contract_by_its_name(site: Path, tmp_pa
     assert "restore" in done.stdout and " 0 failed" in done.stdout
 
 
-def test_an_installed_package_is_listed_and_described(site: Path, tmp_path: Path) -> None:
-    listed = lm_edit("editors", path=site, folder=tmp_path)
-    assert listed.returncode == 0 and "town_editor" in listed.stdout, listed.stdout + listed.stderr
-    described = lm_edit("editors", "town_editor", path=site, folder=tmp_path)
-    assert described.returncode == 0 and "Adam steps per edit" in described.stdout, described.stdout + described.stderr
+def test_an_installed_package_is_listed_and_described(importable: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["editors"]) == 0 and "town_editor" in capsys.readouterr().out
+    assert main(["editors", "town_editor"]) == 0 and "Adam steps per edit" in capsys.readouterr().out
 
 
 def test_an_installed_package_runs_in_the_harness(importable: Path, tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from judge_server import serve
+from judge_server import grade_by_equality, serve
 from paths import ROOT
 
 from judges import prompt as judge_prompt
+from judges.base import Item
 from judges.evaluation.quality import PAIRS
 from lm_edit.cli.main import main
 
@@ -19,11 +20,17 @@ name: correctness
 version: 2
 labels: {RIGHT: correct, WRONG: incorrect}
 ---
+Reply with RIGHT or WRONG.
+
+Item
 Question: {question}
 Expected: {gold}
 Given: {answer}
-Reply with RIGHT or WRONG.
 """
+
+
+def grade(item: Item, attempt: int) -> str:
+    return "RIGHT" if grade_by_equality(item, attempt) == "A" else "WRONG"
 
 
 def test_a_new_version_is_one_file_and_its_agreement_is_measured(
@@ -33,11 +40,13 @@ def test_a_new_version_is_one_file_and_its_agreement_is_measured(
     (folder / "correctness_v2.txt").write_text(WORDING, encoding="utf-8")
     monkeypatch.setattr(judge_prompt, "PROMPT_FOLDER", folder)
     pairs = tmp_path / "pairs.jsonl"
-    pairs.write_text("\n".join(PAIRS.read_text(encoding="utf-8").splitlines()[::40]), encoding="utf-8")
-    with serve(lambda item, attempt: "RIGHT") as server:
+    pairs.write_text("\n".join(PAIRS.read_text(encoding="utf-8").splitlines()[::12]), encoding="utf-8")
+    with serve(grade) as server:
         words = ["judge-quality", "--judge", f"openai:m@{server.url}", "--prompt", "correctness_v2"]
         assert main([*words, "--pairs", str(pairs), "--store", str(tmp_path / "store")]) == 0
-    assert "m (correctness_v2)" in capsys.readouterr().out
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("m (correctness_v2)"))
+    accuracy, precision, _, coverage = map(float, row.split()[2:])
+    assert coverage == precision == 1.0 and 0.5 < accuracy < 1.0
 
 
 def test_the_recipe_names_the_files_and_the_command() -> None:

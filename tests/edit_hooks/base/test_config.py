@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from edit_hooks import EditingError, load_editor
 from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.registry import editor_class
 
 
 @dataclass(kw_only=True)
@@ -103,3 +105,13 @@ def test_earlier_settings_of_editors_still_work(editor: str, old: dict[str, Any]
     assert renamed.overrides == current.overrides == new
     with pytest.raises(EditingError, match="unknown editor setting"):  # both names at once
         load_editor(editor, {**old, **new} if old.keys() != new.keys() else {"residual_mod": 1})
+
+
+def test_tensors_are_described_by_shape_and_content() -> None:
+    """A second moment can be given as a matrix; edits with another matrix have another identity."""
+    matrices = [torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0]])]
+    config_class = editor_class("memit").config_class
+    described = [
+        json.dumps(config_class.from_mapping({"second_moments": {3: matrix}}).to_dict()) for matrix in matrices
+    ]
+    assert described[0] != described[1] and '"shape": [2, 2]' in described[0]

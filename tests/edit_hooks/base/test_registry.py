@@ -1,17 +1,20 @@
-"""Editors by name, by class, and from other packages, each in a new interpreter."""
+"""Editors by name, by class, and from other packages."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paths import ROOT
+from distributions import write_metadata
 
-from edit_hooks import EditingError
+from edit_hooks import EditingError, load_editor
+from edit_hooks.base import registry
+from edit_hooks.base.describe import describe_editors
 from edit_hooks.base.registry import EDITORS, ENTRY_POINTS, editor_class, editor_names
+from lm_edit.cli.main import main
 
 EDITOR = '''
 from edit_hooks import Editor, EditorConfig
@@ -36,42 +39,22 @@ something = 3
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder on the path with an editor's module."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path with an editor's module, as if no other editor had been looked up before."""
     (tmp_path / "my_editor.py").write_text(EDITOR)
     (tmp_path / "my_broken.py").write_text("x = 1\ny = x.missing\n")
     (tmp_path / "my_needy.py").write_text("import a_package_that_is_absent\n")
-    return tmp_path
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry._registered.cache_clear()
+    yield tmp_path
+    registry._registered.cache_clear()
+    for name in ("my_editor", "my_broken", "my_needy"):
+        sys.modules.pop(name, None)
 
 
 def install(folder: Path, package: str, **editors: str) -> None:
     """Make a folder on the path look like an installed package that registers editors."""
-    info = folder / f"{package}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    lines = [f"[{ENTRY_POINTS}]", *(f"{name} = {value}" for name, value in editors.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-
-
-def evaluate(folder: Path, *expressions: str) -> tuple[list[str], str]:
-    """Evaluate expressions in a new interpreter with the folder on its path.
-
-    Returns:
-        The value of each as text, or the text of its `EditingError`; and the log.
-    """
-    code = (
-        "from edit_hooks.base.describe import describe_editors\n"
-        "from edit_hooks.base.registry import editor_class, editor_names, load_editor\n"
-        "from edit_hooks.utils.errors import EditingError\n"
-    )
-    for expression in expressions:
-        code += f"try:\n    print({expression})\nexcept EditingError as error:\n    print('EditingError:', error)\n"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(expressions)
-    return lines, done.stderr
+    write_metadata(folder, package, {ENTRY_POINTS: editors})
 
 
 UNUSABLE = {
@@ -87,52 +70,49 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.parametrize("path", UNUSABLE)
+def test_a_path_that_names_no_editor_is_an_error(folder: Path, path: str) -> None:
+    with pytest.raises(EditingError) as error:
+        load_editor(path)
+    assert str(error.value).startswith("editor ") and UNUSABLE[path] in str(error.value)
+    assert ("my_broken.py, line 2" in str(error.value)) == (path == "my_broken:Noop")
+
+
 def test_an_editor_is_loaded_by_the_path_of_its_class(folder: Path) -> None:
-    calls = [f"load_editor({path!r})" for path in UNUSABLE]
-    (modules, *errors), _ = evaluate(folder, "load_editor('my_editor:Noop').source_modules", *calls)
-    assert modules == "('my_editor',)"
-    for error, message in zip(errors, UNUSABLE.values(), strict=True):
-        assert error.startswith("EditingError: editor ") and message in error
-    assert "my_broken.py, line 2" in errors[-1]
+    assert load_editor("my_editor:Noop").source_modules == ("my_editor",)
 
 
-def test_an_installed_package_registers_editors(folder: Path) -> None:
+def test_an_installed_package_registers_editors(
+    folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     install(folder, "plugin", broken="my_broken:Noop", noop="my_editor:Noop")
-    (name, names, row, rows, unknown, broken), log = evaluate(
-        folder,
-        "load_editor('noop').name",
-        "editor_names()[-2:]",
-        "describe_editors()[-1].summary",
-        "[row.name for row in describe_editors()][-2:]",
-        "load_editor('nop')",
-        "load_editor('broken')",
-    )
-    assert name == "noop" and names == "['broken', 'noop']" and row == "Change nothing."
-    assert rows == "['mend', 'noop']" and "my_broken.py, line 2" in log  # left out of the table with a warning
-    assert "Did you mean 'noop'" in unknown and "cannot be imported: AttributeError" in broken
+    assert load_editor("noop").name == "noop" and editor_names()[-2:] == ["broken", "noop"]
+    with caplog.at_level(logging.WARNING):
+        rows = describe_editors()
+    assert [row.name for row in rows][-2:] == ["mend", "noop"] and rows[-1].summary == "Change nothing."
+    assert "my_broken.py, line 2" in caplog.text  # left out of the table with a warning
+    with pytest.raises(EditingError, match="Did you mean 'noop'"):
+        load_editor("nop")
+    with pytest.raises(EditingError, match="cannot be imported: AttributeError"):
+        load_editor("broken")
+    assert main(["editors"]) == 0 and "Change nothing." in capsys.readouterr().out
 
 
 def test_two_packages_with_one_name_are_an_error(folder: Path) -> None:
     install(folder, "plugin", noop="my_editor:Noop")
     install(folder, "another", noop="my_editor:Nameless")
-    (error, built_in), _ = evaluate(folder, "load_editor('noop')", "editor_class('rome')")
-    assert "two installed packages register 'noop'" in error and "Uninstall one of them" in error
-    assert "my_editor:Noop of plugin" in error and "my_editor:Nameless of another" in error
-    assert "ROME" in built_in
+    with pytest.raises(EditingError, match="two installed packages register 'noop'") as error:
+        load_editor("noop")
+    for words in ("Uninstall one of them", "my_editor:Noop of plugin", "my_editor:Nameless of another"):
+        assert words in str(error.value)
+    assert editor_class("rome").__name__ == "ROME"
 
 
 def test_a_package_cannot_replace_a_built_in_editor(folder: Path) -> None:
     install(folder, "plugin", rome="my_editor:Noop")
-    (rome, names), _ = evaluate(folder, "editor_class('rome')", "editor_names()")
-    assert "edit_hooks.editors.rome.ROME" in rome and "my_editor:Noop as editor 'rome'" in names
-
-
-def test_the_command_lists_editors_of_other_packages(folder: Path) -> None:
-    install(folder, "plugin", noop="my_editor:Noop")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
-    command = [sys.executable, "-m", "lm_edit.cli.main", "editors"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "Change nothing." in done.stdout, done.stderr
+    assert editor_class("rome").__module__ == "edit_hooks.editors.rome"
+    with pytest.raises(EditingError, match="my_editor:Noop as editor 'rome'"):
+        editor_names()
 
 
 def test_unknown_names_are_errors_with_near_misses() -> None:

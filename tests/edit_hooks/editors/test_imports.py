@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -16,16 +17,33 @@ UNUSED = {
 PACKAGES = ("lm_eval", "sentence_transformers", "peft", "datasets")
 
 
-def modules_after_import(module: str) -> set[str]:
-    """Names of the modules that a fresh interpreter holds after importing ``module``."""
-    code = f"import sys, {module}; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+# Imports the libraries once, and each editor in a child of that process.
+CODE = """
+import importlib, os, sys
+import torch, transformers, edit_hooks
+for editor in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        importlib.import_module(f"edit_hooks.editors.{editor}")
+        print(editor, *sys.modules, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
 
 
+@pytest.fixture(scope="module")
+def modules_after_import() -> dict[str, set[str]]:
+    """Editor module -> names of the modules that an interpreter holds after importing it."""
+    command = [sys.executable, "-c", CODE, *UNUSED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return {name: set(modules) for name, *modules in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.xdist_group("imports of editors")
 @pytest.mark.parametrize("editor", UNUSED)
-def test_an_editor_loads_only_the_rooms_it_uses(editor):
-    loaded = modules_after_import(f"edit_hooks.editors.{editor}")
+def test_an_editor_loads_only_the_rooms_it_uses(editor, modules_after_import):
+    loaded = modules_after_import[editor]
     assert f"edit_hooks.editors.{editor}" in loaded
     assert not loaded & {f"edit_hooks.{room}" for room in UNUSED[editor]}
     assert not loaded & set(PACKAGES)
