@@ -22,7 +22,8 @@ lint-imports || failed+=(import-linter)
 say "mypy"
 python -m mypy || failed+=(mypy)
 say "pytest"
-python -m pytest -n 2 --dist loadgroup -q "$@" || failed+=(pytest)
+# One worker per file: fixtures of a module (a wheel, a loaded model) are made once.
+python -m pytest -n 2 --dist loadfile -q "$@" || failed+=(pytest)
 
 if [ "${#failed[@]}" -gt 0 ]; then
   fail "failed: $(IFS=,; echo "${failed[*]}")"

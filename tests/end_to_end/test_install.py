@@ -24,8 +24,6 @@ import yaml
 from distributions import write_metadata
 from paths import ROOT
 
-pytestmark = pytest.mark.xdist_group("install")  # one worker builds the wheel, once
-
 PACKAGES = ("edit_hooks", "judges", "lm_eval_tasks", "lm_edit")
 MODULE = "lm_eval_editing_autoload"
 SWITCH = "LM_EVAL_EDITING_AUTOLOAD"

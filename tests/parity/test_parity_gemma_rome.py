@@ -7,7 +7,7 @@ import torch
 from golden_data import golden_case, golden_json
 from parity import FLOAT32_BOUNDS, check_losses, golden_requests, relative_error, rome_config
 
-pytestmark = [pytest.mark.model, pytest.mark.xdist_group("demo model")]  # one worker loads the model, once
+pytestmark = pytest.mark.model
 CASES = [golden_case("rome", "gemma3-270m", f"nocov-edit{number}") for number in range(3)]
 # tests/golden/README.md allows ten times the bounds of the tiny models here.
 FACTOR = 10

@@ -40,7 +40,6 @@ def modules_after_import() -> dict[str, set[str]]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.xdist_group("imports of editors")
 @pytest.mark.parametrize("editor", UNUSED)
 def test_an_editor_loads_only_the_rooms_it_uses(editor, modules_after_import):
     loaded = modules_after_import[editor]
