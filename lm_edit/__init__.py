@@ -1,0 +1,1 @@
+"""The `lm-edit` application: edits, statistics, tuning, saved results and figures outside of evaluations."""

@@ -1,0 +1,1 @@
+"""Models that come as packages: the demo model and the sentence embedder."""

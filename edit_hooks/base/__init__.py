@@ -1,0 +1,1 @@
+"""Foundation of all editors: the `Editor` class, configurations, the registry, shipped settings."""

@@ -1,0 +1,1 @@
+"""Edits as values: `Delta`, hook edits and context edits; applying, saving and exporting them."""

@@ -1,0 +1,1 @@
+"""Shared parts of gradient-based editors: labeled rows, losses, hyper-networks, feature statistics."""

@@ -1,0 +1,1 @@
+"""Shared parts of in-context editing: demonstrations, embedders, selection of facts."""

@@ -1,0 +1,1 @@
+"""Scoring and greedy decoding of batches whose rows can have different edits."""

@@ -365,6 +365,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
 
 def has_edit_requests(request: Instance) -> bool:
+    """Whether the document of a request brings edits of its own."""
     return isinstance(request.doc, Mapping) and "edit_requests" in request.doc
 
 

@@ -1,0 +1,1 @@
+"""The locate-then-edit engine: keys, value optimization, second moments, solves, causal tracing."""

@@ -1,0 +1,1 @@
+"""Hook kinds: codebooks, side memories and adapter databases."""

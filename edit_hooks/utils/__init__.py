@@ -1,0 +1,1 @@
+"""Errors, files, hashes, options and plug-ins; imports no model library."""

@@ -1,0 +1,1 @@
+"""Connections to judge models: OpenAI-compatible servers and local models."""

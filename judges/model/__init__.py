@@ -1,0 +1,1 @@
+"""The model judge, its stored verdicts, and judges from settings."""

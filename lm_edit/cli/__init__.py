@@ -1,0 +1,1 @@
+"""The verbs of `lm-edit`; they read arguments and print."""

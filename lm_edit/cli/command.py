@@ -73,6 +73,7 @@ def open_store(folder: str | None) -> Store | None:
 
 
 def yes_no(value: bool) -> str:
+    """Spell a flag for a table."""
     return "yes" if value else "no"
 
 

@@ -1,0 +1,1 @@
+"""Saved samples of lm-eval: reading them and judging them again."""

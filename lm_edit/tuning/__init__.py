@@ -1,0 +1,1 @@
+"""Search over settings of an editor on held-out facts."""
