@@ -22,8 +22,9 @@ lint-imports || failed+=(import-linter)
 say "mypy"
 python -m mypy || failed+=(mypy)
 say "pytest"
-# One worker per file: fixtures of a module (a wheel, a loaded model) are made once.
-python -m pytest -n 2 --dist loadfile -q "$@" || failed+=(pytest)
+# One worker per file: fixtures of a module (a wheel, a loaded model) are made once. In the order of collection: the long
+# files come first.
+python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q "$@" || failed+=(pytest)
 
 if [ "${#failed[@]}" -gt 0 ]; then
   fail "failed: $(IFS=,; echo "${failed[*]}")"
