@@ -175,16 +175,16 @@ def test_our_model_is_found_and_the_built_in_ones_still_are(installed: Environme
     assert installed.evaluate(code) == ["EditedHFLM", "HFLM", "DummyLM"]
 
 
-def test_importing_our_model_first_keeps_the_built_in_ones(installed: Environment) -> None:
+def test_importing_our_model_first_keeps_the_built_in_ones(from_wheel: Environment) -> None:
     code = """
         import json, edit_hooks.lm
         from lm_eval.api.registry import get_model
         print(json.dumps([get_model(name).__name__ for name in ("hf", "dummy", "edited_hf")]))
     """
-    assert installed.evaluate(code) == ["HFLM", "DummyLM", "EditedHFLM"]
+    assert from_wheel.evaluate(code) == ["HFLM", "DummyLM", "EditedHFLM"]
 
 
-def test_simple_evaluate_finds_our_model(installed: Environment) -> None:
+def test_simple_evaluate_finds_our_model(from_wheel: Environment) -> None:
     code = """
         import json, lm_eval
         from lm_eval.api.registry import get_model
@@ -200,7 +200,7 @@ def test_simple_evaluate_finds_our_model(installed: Environment) -> None:
         except Found:
             print(json.dumps("found"))
     """
-    assert installed.evaluate(code) == "found"
+    assert from_wheel.evaluate(code) == "found"
 
 
 TASK_MANAGERS = """
@@ -265,8 +265,13 @@ def test_editable_install_uses_the_tasks_of_the_checkout(editable: Environment) 
     assert Path(tasks).resolve() == ROOT / "lm_eval_tasks"
 
 
-@pytest.mark.parametrize("value", ["0", "off", "False"])
-def test_off_switch(from_wheel: Environment, value: str) -> None:
+@pytest.mark.parametrize("value", ["0", "off", "False", "1"])
+def test_the_switch_is_read_before_the_hook_is_installed(hook_only: Environment, value: str) -> None:
+    code = "import json, sys; print(json.dumps([type(finder).__module__ for finder in sys.meta_path]))"
+    assert (MODULE in hook_only.evaluate(code, **{SWITCH: value})) == (value == "1")
+
+
+def test_a_switched_off_hook_leaves_lm_eval_alone(from_wheel: Environment) -> None:
     code = """
         import json, sys
         import lm_eval.models
@@ -275,7 +280,7 @@ def test_off_switch(from_wheel: Environment, value: str) -> None:
         hooks = [finder for finder in sys.meta_path if type(finder).__module__ == "lm_eval_editing_autoload"]
         print(json.dumps(["edited_hf" in model_registry, TaskManager.__init__.__module__, len(hooks)]))
     """
-    assert from_wheel.evaluate(code, **{SWITCH: value}) == [False, "lm_eval.tasks.manager", 0]
+    assert from_wheel.evaluate(code, **{SWITCH: "off"}) == [False, "lm_eval.tasks.manager", 0]
 
 
 # --- start-up --------------------------------------------------------------------------------------------------------
