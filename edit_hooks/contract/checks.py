@@ -15,7 +15,7 @@ import torch
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.contract.state import changes, snapshot
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, require
-from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, build_model, build_tokenizer
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, build_model, build_tokenizer, build_wider_model
 from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.inference.items import Limits
@@ -255,10 +255,7 @@ def check_foreign_model(subject: Subject) -> None:
     if not delta.writes:
         return  # a context fits every model
     other_type = "gpt2" if subject.model_type != "gpt2" else "llama"
-    wide = build_model("llama", hidden_size=48, intermediate_size=96) if subject.model_type == "llama" else None
-    for model in (build_model(other_type), wide):
-        if model is None:
-            continue
+    for model in (build_model(other_type), build_wider_model(subject.model_type)):
         before = snapshot(model)
         try:
             with edited(model, delta):

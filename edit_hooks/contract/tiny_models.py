@@ -257,6 +257,15 @@ def build_model(
     return model.to(dtype).eval()
 
 
+def build_wider_model(model_type: str) -> PreTrainedModel:
+    """A model of the same family whose weights have other shapes."""
+    widths = ("n_embd", "hidden_size", "intermediate_size")
+    wider: dict[str, Any] = {
+        name: value * 3 // 2 for name, value in MODEL_CONFIGS[model_type].items() if name in widths
+    }
+    return build_model(model_type, **wider)
+
+
 @torch.no_grad()
 def _randomize(model: nn.Module, seed: int) -> None:
     """Draw every parameter from the seed and its own name; norms and biases too, or nothing would notice a lost one."""
