@@ -91,7 +91,7 @@ class LateLoadingHFLM(HFLM):
 
     def load(self) -> None:
         """Load the weights unless they are loaded."""
-        self.model  # noqa: B018
+        self.model  # noqa: B018  # the property loads
 
     @property
     def max_length(self) -> int:
