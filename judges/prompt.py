@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from judges import published_wording
 from judges.base import LABELS, Item
 
 PROMPT_FOLDER = Path(__file__).parent / "prompts"
@@ -117,17 +118,20 @@ def _escape_character(character: str) -> str:
 
 
 def load_prompt(name: str) -> Prompt:
-    """Load a shipped prompt by name, or a user's prompt by path.
+    """Load a shipped prompt by name, the published wording of WILD, or a user's prompt by path.
 
     Raises:
-        EditingError: for an unknown name, an unreadable file, an invalid header or missing slots.
+        EditingError: for an unknown name, an unreadable file, an invalid header or missing slots, and for a published
+            wording that cannot be downloaded.
     """
+    if name == published_wording.NAME:
+        return Prompt(name=name, body=published_wording.fetch_published_wording(), quoting="raw")
     shipped = {path.stem: path for path in sorted(PROMPT_FOLDER.glob("*.txt"))}
     path = shipped.get(name) or Path(name).expanduser()
     if not path.is_file():
         raise EditingError(
-            f"there is no judge prompt {name!r}.{near_misses(name, shipped)} Shipped: {', '.join(shipped)}; "
-            "or give the path of a text file."
+            f"there is no judge prompt {name!r}.{near_misses(name, [*shipped, published_wording.NAME])} "
+            f"Shipped: {', '.join(shipped)}; downloaded: {published_wording.NAME}; or give the path of a text file."
         )
     try:
         return _parse_prompt(path.stem, path.read_text(encoding="utf-8"))

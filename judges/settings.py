@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from edit_hooks.utils.deprecation import warn_renamed
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 
 JUDGE_VARIABLE = "LM_EDIT_JUDGE"  # environment variable with the default judge
@@ -26,16 +27,21 @@ BACKENDS = ("openai", "hf")
 OPENAI_URL = "https://api.openai.com/v1"
 
 HOW_TO = (
-    "--metadata judge=published (gpt-4o-mini; OPENAI_API_KEY in the environment), "
+    "--metadata judge=published_setting (gpt-4o-mini; OPENAI_API_KEY in the environment; published_wording for the "
+    "authors' own prompt), "
     "judge=openai:MODEL@http://HOST:PORT/v1 (any compatible server), judge=hf:MODEL (a local model), judge=FILE.yaml, "
     f"or the same in the environment variable {JUDGE_VARIABLE}"
 )
 
+# As the released code of WILD: model, temperature, empty system message, one-letter reply.
+_WILD: dict[str, Any] = {"backend": "openai", "model": "gpt-4o-mini", "temperature": 0.0, "system": ""}
+
 # Named settings. Keys given beside a preset override its values.
 PRESETS: dict[str, dict[str, Any]] = {
-    # As the WILD paper states: model, temperature, empty system message, one-letter reply. The wording is ours.
-    "published": {"backend": "openai", "model": "gpt-4o-mini", "temperature": 0.0, "system": ""},
+    "published_setting": _WILD,  # with the default prompt, whose wording is ours
+    "published_wording": {**_WILD, "prompt": "published_wording"},  # with the authors' prompt
 }
+RENAMED_PRESETS = {"published": "published_setting"}
 
 _INTEGERS = (
     "concurrency",
@@ -61,7 +67,7 @@ class JudgeSettings:
     Args:
         backend: ``openai`` (any compatible server) or ``hf`` (a Hugging Face model in this process).
         model: the judge model; there is no default.
-        prompt: name of a shipped prompt, or path of a prompt file.
+        prompt: name of a shipped prompt, ``published_wording`` (downloaded), or path of a prompt file.
         system: system message that replaces the prompt's own; ``None`` keeps the prompt's own.
         temperature: sampling temperature; ``None`` sends none (some models accept only their default).
         max_reply_tokens: token limit of a reply; ``None`` sends none. Reasoning models need hundreds.
@@ -171,7 +177,7 @@ def read_settings(source: object, folder: Path | None = None) -> JudgeSettings:
             return _from_mapping(json.loads(source), folder)
         except json.JSONDecodeError as error:
             raise EditingError(f"judge: the JSON text cannot be read ({error.msg}, column {error.colno}).") from None
-    if source in PRESETS:
+    if source in PRESETS or source in RENAMED_PRESETS:
         return _from_mapping({"preset": source}, folder)
     backend, colon, model = source.partition(":")
     if colon and backend in BACKENDS:
@@ -203,6 +209,9 @@ def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> JudgeSetti
     if unknown := set(mapping) - {*known, "preset"}:
         raise unknown_keys_error("judge setting", map(str, unknown), [*known, "preset"])
     preset = mapping.get("preset")
+    if preset in RENAMED_PRESETS:
+        warn_renamed("judge preset", preset, RENAMED_PRESETS[preset])
+        preset = RENAMED_PRESETS[preset]
     if preset is not None and preset not in PRESETS:
         raise EditingError(f"judge preset {preset!r} is unknown. Accepted: {', '.join(PRESETS)}.")
     values = {**PRESETS.get(preset or "", {}), **{key: value for key, value in mapping.items() if key != "preset"}}

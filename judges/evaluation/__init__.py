@@ -1,1 +1,1 @@
-"""Agreement of two judges, and accuracy of a judge on hand-labeled answers."""
+"""Agreement of two judges, and accuracy of a judge on labeled answers."""

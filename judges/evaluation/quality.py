@@ -1,4 +1,4 @@
-"""Accuracy, precision and recall of a judge on hand-labeled answers, by category."""
+"""Accuracy, precision and recall of a judge on labeled answers, by category."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT_FIELDS = ("category", "question", "gold", "answer", "label", "reason")
 
 
 class LabeledPair(NamedTuple):
-    """A hand-labeled pair of gold answer and answer.
+    """A labeled pair of gold answer and answer.
 
     Args:
         id: category and number within it.
@@ -109,12 +109,12 @@ def measure_judge(judge: Judge, pairs: Sequence[LabeledPair]) -> JudgeQuality:
 
 
 def _score(results: Sequence[tuple[LabeledPair, Verdict]]) -> Scores:
-    # (labeled correct by hand, labeled correct by the judge)
+    # (labeled correct, judged correct)
     scored = [(pair.label == CORRECT, verdict.label == CORRECT) for pair, verdict in results if verdict.label]
-    num_right = sum(by_hand == by_judge for by_hand, by_judge in scored)
-    true_positives = sum(by_hand and by_judge for by_hand, by_judge in scored)
-    judged_correct = sum(by_judge for _, by_judge in scored)
-    labeled_correct = sum(by_hand for by_hand, _ in scored)
+    num_right = sum(label == verdict for label, verdict in scored)
+    true_positives = sum(label and verdict for label, verdict in scored)
+    judged_correct = sum(verdict for _, verdict in scored)
+    labeled_correct = sum(label for label, _ in scored)
     return Scores(
         num_pairs=len(results),
         num_correct=sum(pair.label == CORRECT for pair, _ in results),

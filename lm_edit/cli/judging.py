@@ -106,7 +106,7 @@ def _print_agreement(saved: Sequence[SavedAnswer], first: Sequence[Verdict], sec
 
 def _add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge", action="append", help="as for lm-edit judge, repeatable; default: all string judges")
-    parser.add_argument("--pairs", help="a JSONL file of hand-labeled pairs; default: the shipped pairs")
+    parser.add_argument("--pairs", help="a JSONL file of labeled pairs; default: the shipped pairs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parser.add_argument("--errors", action="store_true", help="list the pairs that a judge got wrong")
     _add_model_judge_arguments(parser)
@@ -120,7 +120,7 @@ def _run_quality(args: argparse.Namespace) -> int:
     pairs = load_pairs(args.pairs)
     print_table = _markdown_table if args.markdown else table
     qualities = [measure_judge(make_judge(name, **_settings_of(args)), pairs) for name in args.judge or RULES]
-    print(f"{len(pairs)} hand-labeled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
+    print(f"{len(pairs)} labeled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
     print_table(("judge", "accuracy", "precision", "recall", "coverage"), overview_rows(qualities))
     if len(qualities) > 1:
         print("\naccuracy by category\n")
@@ -146,5 +146,5 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Non
 
 VERBS: dict[str, Verb] = {
     "judge": Verb("judge saved answers again, also with two judges", _add_judge_arguments, _run_judge),
-    "judge-quality": Verb("measure judges on hand-labeled answers", _add_quality_arguments, _run_quality),
+    "judge-quality": Verb("measure judges on labeled answers", _add_quality_arguments, _run_quality),
 }

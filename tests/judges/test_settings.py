@@ -8,25 +8,38 @@ from typing import Any
 import pytest
 
 from edit_hooks.utils.errors import EditingError
+from judges.model.factory import make_judge
 from judges.settings import JudgeSettings, read_settings
 
 
-def test_the_published_preset() -> None:
-    settings = read_settings("published")
+@pytest.mark.parametrize(
+    ("preset", "prompt"), [("published_setting", "correctness_v1"), ("published_wording", "published_wording")]
+)
+def test_the_published_presets_differ_in_the_prompt_alone(preset: str, prompt: str) -> None:
+    settings = read_settings(preset)
     assert (settings.backend, settings.model, settings.temperature) == ("openai", "gpt-4o-mini", 0.0)
-    assert settings.system == ""
+    assert (settings.system, settings.prompt) == ("", prompt)
     assert settings.key_variable == "OPENAI_API_KEY"
-    assert read_settings({"preset": "published", "concurrency": 2}).concurrency == 2
+    assert read_settings({"preset": preset, "concurrency": 2}).concurrency == 2
+
+
+@pytest.mark.parametrize("source", ["published", {"preset": "published"}, '{"preset": "published"}'])
+def test_the_old_name_of_the_preset_works_with_a_warning(source: Any) -> None:
+    with pytest.warns(FutureWarning, match="'published' is now called 'published_setting'"):
+        settings = read_settings(source)
+    assert settings == read_settings("published_setting")
+    with pytest.warns(FutureWarning):
+        assert make_judge("published", store="off").describe()["prompt"] == "correctness_v1"
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("publishd", "Did you mean 'published'"),
+        ("publishd_setting", "Did you mean 'published_setting'"),
         ({"backend": "openai"}, "model missing"),
         ({"backend": "openai", "model": "m", "concurency": 2}, "Did you mean 'concurrency'"),
         ({"backend": "grpc", "model": "m"}, "Accepted: openai, hf"),
-        ({"preset": "paper"}, "Accepted: published"),
+        ({"preset": "paper"}, "Accepted: published_setting, published_wording"),
         ({"backend": "openai", "model": "m", "timeout": 0}, "positive number"),
         ({"backend": "openai", "model": "m", "max_calls": 1.5}, "whole number"),
         ({"backend": "openai", "model": "m", "min_coverage": 2}, "between 0 and 1"),

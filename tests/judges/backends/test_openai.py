@@ -17,7 +17,7 @@ LABELS = [CORRECT, INCORRECT] * 3
 def test_the_request_follows_the_published_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LM_EDIT_JUDGE_API_KEY", "local")
     with serve() as server:
-        judge_at(server, tmp_path, preset="published", model="gpt-4o-mini").judge(ITEMS[:1])
+        judge_at(server, tmp_path, preset="published_setting", model="gpt-4o-mini").judge(ITEMS[:1])
         (body,) = server.bodies
         assert server.authorizations == {"Bearer local"}
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("gpt-4o-mini", 0.0, 16)

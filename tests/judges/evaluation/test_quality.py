@@ -1,4 +1,4 @@
-"""The hand-labeled pairs, and scores of judges on them."""
+"""The labeled pairs, and scores of judges on them."""
 
 from __future__ import annotations
 

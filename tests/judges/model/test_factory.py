@@ -16,8 +16,8 @@ from judges.string_judge import RULES, StringJudge
 def test_the_task_settings_precede_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LM_EDIT_JUDGE", raising=False)
     assert chosen_judge({}) is None
-    monkeypatch.setenv("LM_EDIT_JUDGE", "published")
-    assert chosen_judge({}) == "published"
+    monkeypatch.setenv("LM_EDIT_JUDGE", "published_setting")
+    assert chosen_judge({}) == "published_setting"
     assert chosen_judge({"judge": "hf:m"}) == "hf:m"
     assert chosen_judge({"judge": "off"}) is None
     assert chosen_judge({"judge": False}) is None  # a bare "off" in YAML
@@ -32,16 +32,16 @@ def test_string_judges_are_made_by_name(name: str) -> None:
 
 
 def test_overrides_replace_settings() -> None:
-    judge = make_judge("published", store="off", min_coverage=0.5)
+    judge = make_judge("published_setting", store="off", min_coverage=0.5)
     assert isinstance(judge, ModelJudge)
     assert judge.settings.model == "gpt-4o-mini" and judge.settings.min_coverage == 0.5
     with pytest.raises(EditingError, match="between 0 and 1"):
-        make_judge("published", min_coverage=2.0)
+        make_judge("published_setting", min_coverage=2.0)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("emm", "Did you mean 'em'"), ("publishd", "Did you mean 'published'"), ("x", "String judges")],
+    [("emm", "Did you mean 'em'"), ("publishd_setting", "Did you mean 'published_setting'"), ("x", "String judges")],
 )
 def test_unknown_names_list_the_known_ones(name: str, message: str) -> None:
     with pytest.raises(EditingError, match=message):

@@ -53,7 +53,7 @@ def test_a_damaged_file_is_renamed(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ file format
 
-# A file as the first version wrote it: `published` on the shipped prompt.
+# A file as the first version wrote it: the preset `published_setting`, then called `published`, on the shipped prompt.
 COLUMNS = (
     "key TEXT PRIMARY KEY, judge TEXT, prompt_hash TEXT, question TEXT, gold TEXT, answer TEXT, reply TEXT, "
     "checksum TEXT, stored_at REAL"
@@ -75,7 +75,7 @@ ROW = (
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VerdictStore:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    return VerdictStore(tmp_path, read_settings("published").identity, load_prompt("correctness_v1").hash)
+    return VerdictStore(tmp_path, read_settings("published_setting").identity, load_prompt("correctness_v1").hash)
 
 
 def test_a_file_of_an_earlier_version_is_read_and_extended(tmp_path: Path, store: VerdictStore) -> None:

@@ -111,7 +111,7 @@ def test_without_a_judge_exact_match_and_one_hint(
         results = run(GROUP, ScriptedLM(texts=wild_texts))
         run(GROUP, ScriptedLM(texts=wild_texts))
     hints = [record.message for record in caplog.records if "No judge configured" in record.message]
-    assert len(hints) == 1 and "--metadata judge=published" in hints[0] and "\n" not in hints[0]
+    assert len(hints) == 1 and "--metadata judge=published_setting" in hints[0] and "\n" not in hints[0]
     assert metrics_of(results, WILD_TASK)["reliability_wild_em"] == 0.25
     assert not any("judge" in key for key in results["results"][WILD_TASK])
     assert not any(sample["filter"] == "judge" for sample in results["samples"][WILD_TASK])
@@ -156,7 +156,7 @@ def test_a_judge_that_cannot_be_used_is_an_error_before_the_model_is_asked(
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(EditingError, match="OPENAI_API_KEY"):
-        build(WILD_TASK, judge="published")
+        build(WILD_TASK, judge="published_setting")
     with serve() as server:
         url = server.url
     with pytest.raises(EditingError, match="no server answers"):
