@@ -28,14 +28,23 @@ def newest_result(path: Path) -> Path:
 
 
 def heading(results: dict[str, Any]) -> str:
-    """Editor, mode and data of a run; the model class for runs without edits."""
+    """Editor, mode and data of a run; the model class for runs without edits.
+
+    The data are what the tasks read, which need not be what the model was given.
+    """
+    sources = {
+        str(config["metadata"]["data_source"]["data"])
+        for config in results.get("configs", {}).values()
+        if "data_source" in (config.get("metadata") or {})
+    }
+    data = f" ({', '.join(sorted(sources))})" if sources else ""
     metadata = results["config"].get("edited_hf")
     if metadata is None:
-        return str(results["config"].get("model"))
+        return str(results["config"].get("model")) + data
     if metadata["mode"] == "none":
-        return f"unedited ({metadata['data']})"
+        return f"unedited{data}"
     size = f", {metadata['num_edits']} edits" if metadata.get("num_edits") else ""
-    return f"{metadata['editor']}, {metadata['mode']}{size} ({metadata['data']})"
+    return f"{metadata['editor']}, {metadata['mode']}{size}{data}"
 
 
 def format_metrics(results: dict[str, Any]) -> dict[tuple[str, str], str]:

@@ -334,7 +334,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             **self.session.result_metadata(),
             "editor": self.session.editor_name,
             "editor_writes": list(self.session.writes),
-            "data": self.data,
+            "edits_data": self.edits_data,
             "demo": self.is_demo,
             "num_processes": self.world_size,
             "model_fingerprint": self._model_fingerprint,
@@ -344,20 +344,29 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         return {**super().get_model_info(), "edited_hf": editing}
 
     @property
-    def data(self) -> str:
-        """Default data source of the tasks: sample sets in demo mode, else the hub."""
-        return self.options.data or ("mini" if self.is_demo else "hub")
+    def edits_data(self) -> str | None:
+        """Where the edits of a batch or stream come from; ``None`` without ``edits``.
+
+        The records of the tasks can come from elsewhere (``--metadata``); each task's metadata names their source.
+        """
+        return None if self.options.edits is None else self.options.data or ("mini" if self.is_demo else "hub")
 
     def _log_banner(self, pretrained: Any) -> None:
         edits = {"none": "no editing", "loaded": f"saved edit {self.options.load_edit}"}.get(
             self.options.mode, f"editor {self.editor.name}"
         )
         name = DEMO_NAME if self.is_demo else getattr(pretrained, "name_or_path", pretrained)
-        lines = [f"edited_hf: {name}; {edits}; mode {self.options.mode}; data {self.data}."]
+        source = "" if self.edits_data is None else f"; edits={self.options.edits}, data={self.edits_data}"
+        lines = [f"edited_hf: {name}; {edits}; mode {self.options.mode}{source}."]
         if self.is_demo:
+            data = (
+                f"data={self.options.data}"
+                if self.options.data
+                else "tasks read the embedded sample (data=mini) unless --metadata gives other data"
+            )
             lines.append(
-                "Demo: no pretrained=... given, so the embedded model and the embedded sample data (data=mini) are "
-                "used. Numbers are for trying things out, not for comparing with published tables."
+                f"Demo: no pretrained=... given, so the embedded model is used; {data}. Numbers are for trying things "
+                "out, not for comparing with published tables."
             )
         if self.rank == 0:
             for line in lines:

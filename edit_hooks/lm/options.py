@@ -56,7 +56,7 @@ class EditingOptions:
             default.
         load_edit: a saved edit (delta file, folder with one, or LoRA adapter folder) that applies to all questions.
         editor_args: settings that override the editor's shipped configuration.
-        data: source of the benchmark records; tasks read it, result files record it.
+        data: source of the benchmark records, for tasks and ``edits``. Each task's metadata records what it read.
         icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
             ``fact`` (only the line with the edit) and ``demonstrations`` (all but that line).
         icl_args: settings of the context, as ``editor_args``.

@@ -20,7 +20,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Settings, Source, choose_data, load_records
+from lm_eval_tasks.common.dataset import HUB, MINI, SET, Loaded, Settings, Source, choose_data, load_records
 from lm_eval_tasks.common.fields import Fields
 
 logger = logging.getLogger("lm_eval.editing_tasks")
@@ -59,13 +59,20 @@ class Benchmark(Generic[CaseT]):
         return loaded
 
     def _own_settings(self, settings: Settings) -> Settings:
-        """The settings without a ``data`` file that belongs to another benchmark.
+        """The settings without a ``data`` file or set that belongs to another benchmark.
 
-        The published name of a file identifies its benchmark.
+        The published name of a file identifies its benchmark, and so does the name of a set.
 
         With tasks of two benchmarks, ``data=QAEdit.json`` gives QAEdit its file. The other benchmark uses its default.
         """
         data = choose_data(settings)
+        if data.startswith(SET) and (name := data.removeprefix(SET)) not in self.source.sets:
+            for other in all_benchmarks().values():
+                if name in other.source.sets:
+                    logger.warning(
+                        "data=%s is a set of %s; %s uses data=hub.", data, other.source.title, self.source.title
+                    )
+                    return {**settings, "data": HUB}
         path = Path(data).expanduser()
         if data in (MINI, HUB) or path.name in self.source.files or not path.is_file():
             return settings

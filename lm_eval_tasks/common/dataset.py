@@ -9,12 +9,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.options import choice
+from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.fields import Fields
 
 logger = logging.getLogger("lm_eval.editing_tasks")
@@ -25,10 +26,12 @@ RecordT = TypeVar("RecordT")
 Settings: TypeAlias = Mapping[str, Any]
 
 MINI, HUB = "mini", "hub"
+SET = "hub:"  # prefix of a published selection, as in data=hub:inter_1k
 DATA_HINT = (
     "Use data=mini for the embedded sample, data=/path/to/file-or-folder for a copy you have, "
     "or a network connection (or a filled Hugging Face cache) for data=hub."
 )
+DEFAULT_REVISION = "main"
 MAX_LISTED = 5  # problems that one error message lists
 
 
@@ -42,12 +45,14 @@ class Source:
         files: accepted file names. The first is the published one, which is downloaded from the hub; a folder given as
             ``data=`` is searched for all of them.
         mini: the embedded sample, if there is one.
+        sets: published selections of the records by name, which ``data=hub:<name>`` chooses.
     """
 
     title: str
     hub_id: str
     files: Sequence[str]
     mini: Path | None = None
+    sets: Mapping[str, PinnedFile] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
 
     Args:
         source: the files of the benchmark.
-        settings: a task's metadata. Read here: ``data`` (mini, hub or a path; see :func:`choose_data`),
+        settings: a task's metadata. Read here: ``data`` (mini, hub, hub:set or a path; see :func:`choose_data`),
             ``data_revision`` (hub revision of the data; ``revision`` is the model's), ``bad_records`` (error or skip).
         parse: (fields of a record, row number from 0) -> record; raises EditingError if the record violates the schema.
 
@@ -104,7 +109,9 @@ def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[s
             )
         return source.mini, {"data": MINI, "file": source.mini.name}
     if data == HUB:
-        return _download(source, settings.get("data_revision") or "main")
+        return _download(source, settings.get("data_revision") or DEFAULT_REVISION)
+    if data.startswith(SET):
+        return _fetch_set(source, data, settings)
     path = _search(source, Path(data).expanduser())
     return path, {"data": data, "file": path.name}
 
@@ -127,6 +134,21 @@ def _download(source: Source, revision: str) -> tuple[Path, dict[str, Any]]:
     # The cache keeps files under snapshots/<commit>/, with the commit to which a branch name resolved.
     commit = path.parent.name if path.parent.parent.name == "snapshots" else None
     return path, {"data": HUB, "hub_id": source.hub_id, "revision": revision, "commit": commit, "file": path.name}
+
+
+def _fetch_set(source: Source, data: str, settings: Settings) -> tuple[Path, dict[str, Any]]:
+    """The file of a published selection, which its commit and digest identify."""
+    name = data.removeprefix(SET)
+    if name not in source.sets:
+        accepted = ", ".join([HUB, *(f"{SET}{known}" for known in source.sets)])
+        raise EditingError(
+            f"data={data}: {source.title} has no set {name!r}.{near_misses(name, source.sets)} Accepted: {accepted}."
+        )
+    if (revision := settings.get("data_revision")) not in (None, DEFAULT_REVISION):
+        raise EditingError(f"data_revision={revision!r} has no meaning for data={data}, a pinned file; drop it.")
+    pinned = source.sets[name]
+    where = {"repository": pinned.repository, "commit": pinned.commit, "file": pinned.name}
+    return pinned.fetch(), {"data": data, **where}
 
 
 def _search(source: Source, place: Path) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.pinned_file import PinnedFile
 from judges.match import normalize
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
@@ -61,6 +62,15 @@ QAEDIT = Benchmark(
         hub_id="WenDingY/QAEdit",
         files=("QAEdit.json", "QAEdit_inter_1k.json", "QAEdit.jsonl"),
         mini=Path(__file__).parent / "data" / "mini.jsonl",
+        # The 1,000 rows of the paper's sequential editing, which are not the first 1,000 of QAEdit.json.
+        sets={
+            "inter_1k": PinnedFile(
+                repository="WanliYoung/Revisit-Editing-Evaluation",
+                commit="61ccca3c1ecdb3976c9c0924e9352f3e64cc7d48",
+                path="data/QAEdit_inter_1k.json",
+                sha256="640e1d279759263fdaae543a385680d21a55aa3597ca8b597ffd7937fef07c42",
+            )
+        },
     ),
     parse=parse,
     count_odd=count_odd,

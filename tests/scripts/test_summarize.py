@@ -20,26 +20,29 @@ def summarize(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return summarize
 
 
-def write_results(folder: Path, value: float, metadata: dict[str, Any] | None, name: str = "results_1.json") -> Path:
+def write_results(
+    folder: Path, value: float, metadata: dict[str, Any] | None, name: str = "results_1.json", data: str = "mini"
+) -> Path:
     """Write a result file as lm-eval does, below a folder of the model."""
     row = {"alias": "bake_es", "es,none": value, "es_stderr,none": 0.125, "es_n,none": 8, "unscored,none": 0}
     config = {"model": "hf", **({"edited_hf": metadata} if metadata else {})}
     path = folder / "model" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"results": {"bake_es": row}, "config": config}), encoding="utf-8")
+    tasks = {"bake_es": {"metadata": {"version": 1.0, "data_source": {"data": data}}}, "stock": {"metadata": None}}
+    path.write_text(json.dumps({"results": {"bake_es": row}, "config": config, "configs": tasks}), encoding="utf-8")
     return path
 
 
 def test_columns_are_runs_and_rows_are_metrics(
     tmp_path: Path, summarize: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_results(tmp_path / "none", 0.0, {"mode": "none", "data": "mini"})
-    metadata = {"mode": "sequential", "editor": "memit", "num_edits": 48, "data": "mini"}
+    write_results(tmp_path / "none", 0.0, {"mode": "none", "data": "mini"}, data="own.jsonl")  # given in --metadata
+    metadata = {"mode": "sequential", "editor": "memit", "num_edits": 48}
     write_results(tmp_path / "memit", 0.75, metadata)
     file = write_results(tmp_path / "stock", 0.5, None)
     summarize.main([str(tmp_path / "none"), str(tmp_path / "memit"), str(file)])
     assert capsys.readouterr().out.splitlines() == [
-        "| task | metric | unedited (mini) | memit, sequential, 48 edits (mini) | hf |",
+        "| task | metric | unedited (own.jsonl) | memit, sequential, 48 edits (mini) | hf (mini) |",
         "|---|---|---|---|---|",
         "| bake_es | es | 0.000 ± 0.125 (8) | 0.750 ± 0.125 (8) | 0.500 ± 0.125 (8) |",
     ]

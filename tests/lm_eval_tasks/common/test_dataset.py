@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from record_files import write_jsonl
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.dataset import Loaded, Settings, Source, choose_data, load_records, read_rows
 from lm_eval_tasks.common.fields import Fields
 
@@ -81,6 +84,35 @@ def test_hub_data_records_the_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     expected = {"repo_id": "someone/towns", "filename": "towns.json", "repo_type": "dataset", "revision": "v2"}
     assert downloads == [expected]
     assert (loaded.source["commit"], loaded.source["revision"]) == ("0123abcd", "v2")
+
+
+@pytest.fixture
+def with_a_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: Source) -> Source:
+    """The source with a pinned set of two towns, which is in the cache already."""
+    content = json.dumps(RECORDS[1:]).encode()
+    pinned = PinnedFile(
+        repository="someone/release", commit="c" * 40, path="data/two.json", sha256=hashlib.sha256(content).hexdigest()
+    )
+    monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pinned.cached.parent.mkdir(parents=True)
+    pinned.cached.write_bytes(content)
+    return dataclasses.replace(source, sets={"two": pinned})
+
+
+def test_a_published_set_is_its_pinned_file(with_a_set: Source) -> None:
+    loaded = load(with_a_set, {"data": "hub:two", "data_revision": "main"})
+    assert [name for _, name in loaded.records] == ["Karsk", "Brenholt"]
+    place = {"data": "hub:two", "repository": "someone/release", "commit": "c" * 40, "file": "two.json"}
+    assert place.items() <= loaded.source.items()
+    assert loaded.source["sha256"] == with_a_set.sets["two"].sha256
+
+
+def test_a_set_that_does_not_exist_or_with_a_revision_is_an_error(with_a_set: Source) -> None:
+    with pytest.raises(EditingError, match=r"Did you mean 'two'.*Accepted: hub, hub:two"):
+        load(with_a_set, {"data": "hub:tow"})
+    with pytest.raises(EditingError, match="data_revision='v2' has no meaning"):
+        load(with_a_set, {"data": "hub:two", "data_revision": "v2"})
 
 
 def test_a_folder_is_searched_for_the_accepted_file_names(tmp_path: Path, source: Source) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ import pytest
 from paths import RECORDS
 from record_files import invented_records, published_data, with_field, write_jsonl
 
+from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.bake.benchmark import BAKE_QJ
+from lm_eval_tasks.common import benchmark
+from lm_eval_tasks.common.dataset import Loaded
 from lm_eval_tasks.qaedit.benchmark import QAEDIT
 
 INVENTED = {"data": str(RECORDS / "qaedit.jsonl")}
@@ -60,3 +65,28 @@ def test_published_rows() -> None:
     assert loaded.source["targets_empty_when_normalized"] == 1
     assert all(case.request.subject in case.request.text for case in loaded.records)
     assert Counter(case.extras["origin"] for case in loaded.records) == {"NQ": 247, "TQA": 364, "SQA": 389}
+
+
+@pytest.mark.realdata
+def test_the_set_of_sequential_editing_is_the_published_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`data=hub:inter_1k` gives tasks and streams the 1,000 rows, not the first 1,000 of the full file."""
+    published = (published_data() / "qaedit" / "QAEdit_inter_1k.json").read_bytes()
+    pinned = QAEDIT.source.sets["inter_1k"]
+    assert hashlib.sha256(published).hexdigest() == pinned.sha256
+    monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pinned.cached.parent.mkdir(parents=True)
+    pinned.cached.write_bytes(published)
+    loaded = QAEDIT.load({"data": "hub:inter_1k"})
+    assert (loaded.source["records"], loaded.source["file"]) == (1000, "QAEdit_inter_1k.json")
+    edits = load_edits("qaedit", {"data": "hub:inter_1k"}, 1000)
+    assert [edit.key for edit in edits] == [case.request.key for case in loaded.records]
+
+
+def test_another_benchmark_reads_its_own_data_beside_a_set(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(benchmark, "load_records", lambda source, settings, parse: Loaded([], {"read": settings}))
+    assert BAKE_QJ.load({"data": "hub:inter_1k"}).source["read"]["data"] == "hub"
+    assert "data=hub:inter_1k is a set of QAEdit; BAKE-Q&J uses data=hub" in caplog.text
+    assert BAKE_QJ.load({"data": "hub:unknown"}).source["read"]["data"] == "hub:unknown"  # refused by the loader

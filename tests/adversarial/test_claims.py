@@ -1,0 +1,60 @@
+"""What a run says about itself is true: the banner and the record of the data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lm_runs import FAST, run
+from paths import RECORDS
+
+from edit_hooks.lm.model import EditedHFLM
+
+OWN_DATA = str(RECORDS / "bake_qa.jsonl")
+
+
+@pytest.fixture
+def demo(
+    monkeypatch: pytest.MonkeyPatch, tiny_path: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> Callable[..., EditedHFLM]:
+    """The class as in a demo, on a tiny model in the place of the embedded one."""
+    monkeypatch.setattr("edit_hooks.lm.model.demo_model_path", lambda dtype: tiny_path("llama"))
+    caplog.set_level(logging.INFO, logger="lm_eval.edited_hf")
+    return lambda **options: EditedHFLM(editor_args=dict(FAST), store="off", device="cpu", **options)
+
+
+def test_the_demo_banner_names_the_data_in_force(
+    demo: Callable[..., EditedHFLM], caplog: pytest.LogCaptureFixture
+) -> None:
+    demo()
+    assert "embedded sample (data=mini) unless --metadata gives other data" in caplog.text
+    caplog.clear()
+    demo(data=OWN_DATA)
+    assert "embedded model is used" in caplog.text and f"data={OWN_DATA}" in caplog.text
+    assert "mini" not in caplog.text and "embedded sample" not in caplog.text
+
+
+def test_a_stream_names_the_data_of_its_edits(
+    demo: Callable[..., EditedHFLM], caplog: pytest.LogCaptureFixture
+) -> None:
+    demo(mode="sequential", edits="bake", num_edits=1)
+    assert "mode sequential; edits=bake, data=mini." in caplog.text
+    caplog.clear()
+    demo(mode="sequential", edits="bake", num_edits=1, data=OWN_DATA)
+    assert f"mode sequential; edits=bake, data={OWN_DATA}." in caplog.text
+
+
+def test_results_record_the_data_that_was_read(demo: Callable[..., EditedHFLM]) -> None:
+    """`data` in --metadata reaches the tasks alone: the model's record must not state its own default for theirs."""
+    lm = demo()
+    results = run(lm, ["bake_es"], limit=1)  # the helper passes the data as --metadata does
+    metadata = results["configs"]["bake_es"]["metadata"]
+    assert metadata["data"] == metadata["data_source"]["data"] == OWN_DATA
+    record = lm.get_model_info()["edited_hf"]
+    assert record["data"] is None and record["edits_data"] is None
+    stream = demo(mode="sequential", edits="bake", num_edits=1)
+    results = run(stream, ["bake_es"], limit=1)
+    assert stream.get_model_info()["edited_hf"]["edits_data"] == "mini"  # other data than the task's, and it shows
+    assert results["results"]["bake_es"]["unscored,none"] == 1
