@@ -21,7 +21,7 @@ from edit_hooks.request import EditRequest
 ALL_COLUMNS = {"initially_wrong": True}  # off by default where it costs a generation
 
 # Sections that the README of every benchmark has; docs/templates/benchmark/README.md is the template.
-SECTIONS = ["Tasks", "Protocols", "Which column reproduces which table", "Settings", "Odd records", "Checklist"]
+SECTIONS = ["Tasks", "Protocols", "Published tables", "Settings", "Odd records", "Checklist"]
 
 
 def path_of(task: str) -> Path:

@@ -1,0 +1,121 @@
+"""The map from published tables to columns names only what exists, covers every table, and is what the READMEs show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from paths import REAL_DATA, ROOT
+
+from edit_hooks import EDITORS
+from edit_hooks.base.registry import editor_class
+from edit_hooks.lm.model import OWN_OPTIONS
+from judges.settings import PRESETS
+from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
+from lm_eval_tasks.common.benchmark import find_benchmark
+from lm_eval_tasks.common.dataset import HUB, SET
+from lm_eval_tasks.common.stages import RETENTION
+from lm_eval_tasks.protocols.wild import CONTEXTS
+
+MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/published_tables.yaml").read_text(encoding="utf-8"))
+TABLES = [(name, table) for name, benchmark in MAP.items() for table in benchmark["tables"]]
+MAPPED = [(name, table) for name, table in TABLES if table["agreement"] != "none"]
+ALL_EDITORS = [editor for benchmark in MAP.values() for editor in benchmark["editors"]]
+SETTINGS = {
+    "judge": PRESETS,
+    "judge_template": JUDGE_TEMPLATES,
+    "wild_context": CONTEXTS,
+    "initially_wrong": ("true", "false"),
+}
+
+
+@pytest.fixture
+def published_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import published_tables
+
+    return published_tables
+
+
+def title(case: Any) -> str:
+    return str(case["published"])[:50] if isinstance(case, dict) else str(case)
+
+
+def declared_columns(benchmark: str, task: str) -> set[str]:
+    """The metrics in a task's own file."""
+    text = (ROOT / "lm_eval_tasks" / benchmark / f"{task}.yaml").read_text(encoding="utf-8")
+    config = yaml.safe_load(text.replace("!function", ""))
+    included = config.get("include", "")
+    if "metric_list" not in config and included.endswith(".yaml"):
+        return declared_columns(benchmark, included.removesuffix(".yaml"))
+    return {metric["metric"] for metric in config["metric_list"]}
+
+
+@pytest.mark.parametrize(("benchmark", "table"), MAPPED, ids=title)
+def test_every_named_task_and_column_exists(benchmark: str, table: dict[str, Any]) -> None:
+    columns = {task: declared_columns(benchmark, task) for task in table["tasks"]}
+    assert table["columns"] and set(table["columns"]) <= set().union(*columns.values())
+    assert all(found & set(table["columns"]) for found in columns.values())  # no task is named in vain
+    assert set(table.get("stages", [])) <= {RETENTION}
+
+
+@pytest.mark.parametrize(("benchmark", "table"), TABLES, ids=title)
+def test_what_differs_is_stated(benchmark: str, table: dict[str, Any]) -> None:
+    assert table["agreement"] in ("same", "near", "none")
+    if table["agreement"] == "none":
+        assert table["differs"] and not {"tasks", "columns", "run", "population"} & set(table)
+    else:
+        assert table["run"] and table["population"]
+        assert table["differs"] or table["agreement"] == "same"
+
+
+@pytest.mark.parametrize(("benchmark", "table"), MAPPED, ids=title)
+def test_every_named_setting_is_accepted(benchmark: str, table: dict[str, Any]) -> None:
+    for quoted in re.findall(r"`([^`]*=[^`]*)`", table["run"] + table["differs"]):
+        for setting in quoted.split(","):
+            key, value = setting.split("=")
+            assert key in SETTINGS or key in OWN_OPTIONS, setting
+            if key in SETTINGS:
+                assert value in SETTINGS[key], setting
+            if key == "data":
+                sets = find_benchmark(benchmark).source.sets
+                assert value == HUB or value.removeprefix(SET) in sets, setting
+
+
+@pytest.mark.parametrize("editor", ALL_EDITORS, ids=title)
+def test_every_named_editor_configuration_exists(editor: dict[str, Any]) -> None:
+    assert editor["editor"] in EDITORS
+    folders = [ROOT / "edit_hooks/configs" / folder for folder in editor_class(editor["editor"]).config_folders]
+    for name in editor["configs"]:
+        assert any((folder / f"{name}.yaml").is_file() for folder in folders), name
+
+
+def test_the_readmes_show_the_map(published_tables: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert published_tables.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def named_tables(text: str) -> set[int]:
+    """The table numbers in a text such as ``tables 3, 9 and 11 to 13``."""
+    found = set()
+    for part in re.findall(r"tables? ((?:\d+|, | and | to |\([^)]*\)| )+)", text):
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", part):
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("prefix", "benchmark", "paper"), [("bird", "bake", "BIRD"), ("bake", "bake", "TMLR"), ("wild", "qaedit", "")]
+)
+def test_every_published_table_has_a_row(prefix: str, benchmark: str, paper: str) -> None:
+    folder = REAL_DATA.parent / "spec" / "published"
+    if not folder.is_dir():
+        pytest.skip(f"no transcribed tables at {folder}; set LM_EDIT_SHARED_DATA to run this")
+    numbers = {int(re.findall(r"_t(\d+)", path.stem)[0]) for path in Path(folder).glob(f"{prefix}_t*.csv")}
+    rows = [table["published"] for table in MAP[benchmark]["tables"] if table["published"].startswith(paper)]
+    covered = set().union(*(named_tables(row) for row in rows))
+    assert numbers - covered <= {8} if paper == "TMLR" else numbers <= covered  # TMLR's table 8 counts the data
