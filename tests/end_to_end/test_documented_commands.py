@@ -1,0 +1,100 @@
+"""Commands in all Markdown files exist as they are written: verbs, flags, options, settings, tasks, scripts.
+
+`test_readme.py` runs those of the README; the others need data, keys or hours, so they are parsed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import subprocess
+
+import pytest
+import yaml
+from lm_eval.models.huggingface import HFLM
+from paths import ROOT
+
+from edit_hooks.lm.model import OWN_OPTIONS
+from judges.settings import read_settings
+from lm_edit.cli.main import VERBS, build_parser
+
+TRACKED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+# The changelog also quotes what is gone. Without git (an unpacked archive) all files are read.
+FILES = [ROOT / name for name in TRACKED.split()] or sorted(ROOT.rglob("*.md"))
+FILES = [path for path in FILES if path.name != "CHANGELOG.md"]
+FENCED = re.compile(r"^```(?:bash)?\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+TASKS = {
+    str(config[key])
+    for path in (ROOT / "lm_eval_tasks").glob("*/*.yaml")
+    for config in [yaml.safe_load(path.read_text(encoding="utf-8").replace("!function", ""))]
+    for key in ("task", "group")
+    if isinstance(config.get(key), str)
+}
+ELSEWHERE = {"mmlu", "..."}  # tasks of lm-eval itself, and a placeholder
+
+
+def commands(program: str) -> list[str]:
+    """Full command lines in fenced blocks, without comments."""
+    found = []
+    for path in FILES:
+        for block in FENCED.findall(path.read_text(encoding="utf-8")):
+            found += [line.split("   #")[0].strip() for line in block.splitlines() if line.startswith(f"{program} ")]
+    return sorted(set(found))
+
+
+def mentions(program: str) -> list[str]:
+    """Commands between backticks."""
+    texts = [path.read_text(encoding="utf-8") for path in FILES]
+    return sorted({quoted for text in texts for quoted in re.findall(rf"`({program} [^`]+)`", text)})
+
+
+def words_of(command: str) -> list[str]:
+    return shlex.split(command.replace("<", "").replace(">", ""))
+
+
+@pytest.mark.parametrize("command", commands("lm-edit"))
+def test_lm_edit_commands_parse(command: str) -> None:
+    words = words_of(command)[1:]
+    try:
+        build_parser().parse_args(words)
+    except SystemExit:
+        pytest.fail(f"not accepted: {command}")
+
+
+@pytest.mark.parametrize("command", mentions("lm-edit"))
+def test_mentioned_verbs_and_flags_exist(command: str) -> None:
+    _, verb, *words = words_of(command)
+    subparsers = next(action for action in build_parser()._actions if action.dest == "verb")
+    flags = {flag for action in subparsers.choices[verb]._actions for flag in action.option_strings}
+    assert {word for word in words if word.startswith("--")} <= flags
+
+
+def test_the_readme_names_every_verb() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:lm-edit )?([a-z-]+)[^`]*`", text)) | set(re.findall(r"^lm-edit ([a-z-]+)", text, re.M))
+    assert set(VERBS) <= named, set(VERBS) - named
+
+
+@pytest.mark.parametrize("command", [*commands("lm_eval"), *mentions("lm_eval --model edited_hf")])
+def test_lm_eval_commands_name_what_exists(command: str) -> None:
+    words = words_of(command)
+    if "--tasks" in words:
+        assert set(words[words.index("--tasks") + 1].split(",")) <= TASKS | ELSEWHERE
+    if "--metadata" in words:
+        key, value = words[words.index("--metadata") + 1].split("=", 1)
+        assert key == "judge" and read_settings(value)
+    if "--model_args" in words:
+        accepted = {*OWN_OPTIONS, *inspect.signature(HFLM).parameters}
+        given = {part.split("=")[0] for part in words[words.index("--model_args") + 1].split(",")}
+        assert given <= accepted, given - accepted
+
+
+@pytest.mark.parametrize("command", sorted({*commands("python"), *mentions("python"), *commands("bash")}))
+def test_scripts_exist_with_their_flags(command: str) -> None:
+    _, script, *words = words_of(command)
+    path = ROOT / script
+    assert path.is_file(), script
+    if path.suffix == ".py":
+        text = path.read_text(encoding="utf-8")
+        assert all(f'"{word}"' in text for word in words if word.startswith("--"))
