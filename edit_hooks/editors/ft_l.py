@@ -4,7 +4,7 @@ The objective of the FT baseline in ROME's release and of EasyEdit's "FT-L": the
 target token is scored against the same next-token distribution. The loss is the mean over requests of the mean over
 target tokens of -log p(token | prompt). This is a known mistake behind the numbers of many papers: with m different
 target tokens the loss cannot fall below log m, the early stop never fires, and greedy decoding may start with any
-piece of the target. Use ``ft_m`` as a baseline, and this editor to reproduce published "FT" rows.
+piece of the target. Use ``ft_m`` as a baseline, and this editor to compare with published "FT" rows.
 
 Everything else (Adam, early stop, ball, batches) is FT-M's. ``norm_constraint`` is the radius of the ball. ROME's
 release has one for gpt2-xl and GPT-J; EasyEdit's files have none for GPT-J, Llama and Qwen, although papers that use

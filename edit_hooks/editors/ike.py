@@ -7,7 +7,7 @@ assigned at random), the nearest record last; then one that copies the edit itse
 the edit itself. ICE is the fact's line alone.
 
 The pool must not contain the tested questions: a request whose prompt occurs in the pool is refused. BAKE's released
-protocol draws from the evaluation set itself; ``ike_leaky_pool`` reproduces it, for comparison with its numbers only.
+protocol draws from the evaluation set itself; ``ike_leaky_pool`` allows that, for comparison with its numbers only.
 
 With several edits (batch, stream) each has its own context, and a question is answered under the ``num_facts`` edits
 most similar to it. The releases build every context from scratch, so a stream is a series of single edits there.

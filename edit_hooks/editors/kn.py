@@ -10,8 +10,8 @@ with the whole activation vector of the block scaled by c; the integral is a mea
 selected for more than ``sharing`` of them remain (refine). Their output vectors r, columns of the rewrite module, move
 away from the embedding of the old answer and towards that of the new one.
 
-The paper's release ("original") and EasyEdit's, which is behind most published tables, differ in these settings; the
-first value is EasyEdit's and the default:
+The paper's release ("original") and EasyEdit's, which the BAKE papers ran, differ in these settings; the first value is
+EasyEdit's and the default:
 
 - ``site``: ``before_activation``, the output of the first MLP matrix; original: ``after_activation``, the input of the
   rewrite module.

@@ -21,7 +21,7 @@ MAX_DISAGREEMENTS = 10  # printed; --out has all of them
 def _add_judge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("samples", nargs="+", help="sample files of lm_eval --log_samples, folders with them, or JSONL")
     parser.add_argument(
-        "--judge", help="published, openai:MODEL@URL, hf:MODEL, FILE.yaml, em, ...; default: LM_EDIT_JUDGE"
+        "--judge", help="published_wording, openai:MODEL@URL, hf:MODEL, FILE.yaml, em, ...; default: LM_EDIT_JUDGE"
     )
     parser.add_argument("--compare", metavar="JUDGE", help="a second judge: agreement, Cohen's kappa, disagreements")
     parser.add_argument("--score", action="append", default=[], help="also print a score: match_ratio, bertscore, ...")

@@ -1,7 +1,8 @@
 """Teacher-forced ("synthetic") protocol: the argmax at each target position.
 
 Most editing papers evaluate this way. Source of the definition: Yang et al., The Mirage of Model Editing (ACL 2025) and
-its released code. The published filter is that of :mod:`lm_eval_tasks.protocols.wild`; it costs a generation per case.
+its released code. The filter is that of :mod:`lm_eval_tasks.protocols.wild`, by exact match (published: by the judge);
+it costs a generation per case.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Source: Yang et al., The Mirage of Model Editing: Revisiting Evaluation in the Wild (ACL 2025) and its released code.
 
-The published results cover only the cases whose edit question the unedited model answers wrongly. With the setting
-``initially_wrong`` a document has a helper probe for that, and every metric a second column, ``_initially_wrong``.
+The published results cover only the cases whose edit question the unedited model answers wrongly, in the judge's
+opinion. With the setting ``initially_wrong`` a document has a helper probe for that, and every metric a second column,
+``_initially_wrong``: judged metrics as published, all others by exact match.
 """
 
 from __future__ import annotations
@@ -122,9 +123,9 @@ def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Me
 
 
 def with_initially_wrong(metric: str, measure: Measure, answers: CaseAnswers) -> dict[str, Measure]:
-    """A metric over all cases, and over the published subset.
+    """A metric over all cases, and over those that the unedited model answers wrongly.
 
-    The subset is the cases that the unedited model answers wrongly.
+    Here that is decided by exact match; judged metrics have the judge's own decision, as the published results.
     """
 
     def is_known() -> float:

@@ -1,1 +1,1 @@
-"""QAEdit: edits of questions that models answer wrongly. See README.md."""
+"""QAEdit: edits that give questions their true answer. See README.md."""
