@@ -30,8 +30,7 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
     Raises:
         EditingError: for an unknown source, malformed lines, too few edits, and duplicate edits.
     """
-    path = Path(source).expanduser()
-    requests = _from_file(path) if path.suffix in (".jsonl", ".json") else _from_benchmark(source, settings)
+    requests = _from_file(Path(source).expanduser()) if is_file(source) else _from_benchmark(source, settings)
     if num_edits is not None:
         if num_edits > len(requests):
             raise EditingError(f"num_edits={num_edits}, but {source} has {len(requests)} edits.")
@@ -45,6 +44,11 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
             )
         seen[request.key] = request
     return requests
+
+
+def is_file(source: str) -> bool:
+    """Whether ``edits=source`` names a file of edit requests, not a benchmark."""
+    return Path(source).suffix in (".jsonl", ".json")
 
 
 def _from_file(path: Path) -> list[EditRequest]:

@@ -30,7 +30,7 @@ from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
-from edit_hooks.lm.edit_sources import load_edits
+from edit_hooks.lm.edit_sources import is_file, load_edits
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
@@ -345,18 +345,21 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     @property
     def edits_data(self) -> str | None:
-        """Where the edits of a batch or stream come from; ``None`` without ``edits``.
+        """Data of the benchmark that a batch or stream takes its edits from; ``None`` without one.
 
         The records of the tasks can come from elsewhere (``--metadata``); each task's metadata names their source.
         """
-        return None if self.options.edits is None else self.options.data or ("mini" if self.is_demo else "hub")
+        if self.options.edits is None or is_file(self.options.edits):
+            return None
+        return self.options.data or ("mini" if self.is_demo else "hub")
 
     def _log_banner(self, pretrained: Any) -> None:
         edits = {"none": "no editing", "loaded": f"saved edit {self.options.load_edit}"}.get(
             self.options.mode, f"editor {self.editor.name}"
         )
         name = DEMO_NAME if self.is_demo else getattr(pretrained, "name_or_path", pretrained)
-        source = "" if self.edits_data is None else f"; edits={self.options.edits}, data={self.edits_data}"
+        source = f"; edits={self.options.edits}" if self.options.edits else ""
+        source += f", data={self.edits_data}" if self.edits_data else ""
         lines = [f"edited_hf: {name}; {edits}; mode {self.options.mode}{source}."]
         if self.is_demo:
             data = (

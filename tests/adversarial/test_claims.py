@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import write_requests
 from lm_runs import FAST, run
 from paths import RECORDS
+from scripted import ScriptedLM
+from task_runs import metrics_of
+from task_runs import run as run_scripted
 
 from edit_hooks.lm.model import EditedHFLM
 
@@ -37,13 +41,17 @@ def test_the_demo_banner_names_the_data_in_force(
 
 
 def test_a_stream_names_the_data_of_its_edits(
-    demo: Callable[..., EditedHFLM], caplog: pytest.LogCaptureFixture
+    demo: Callable[..., EditedHFLM], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     demo(mode="sequential", edits="bake", num_edits=1)
     assert "mode sequential; edits=bake, data=mini." in caplog.text
     caplog.clear()
     demo(mode="sequential", edits="bake", num_edits=1, data=OWN_DATA)
     assert f"mode sequential; edits=bake, data={OWN_DATA}." in caplog.text
+    caplog.clear()
+    requests = write_requests(tmp_path / "edits.jsonl")  # a file of edits is not data of a benchmark
+    assert demo(mode="sequential", edits=str(requests)).edits_data is None
+    assert f"mode sequential; edits={requests}." in caplog.text
 
 
 def test_results_record_the_data_that_was_read(demo: Callable[..., EditedHFLM]) -> None:
@@ -58,3 +66,12 @@ def test_results_record_the_data_that_was_read(demo: Callable[..., EditedHFLM]) 
     results = run(stream, ["bake_es"], limit=1)
     assert stream.get_model_info()["edited_hf"]["edits_data"] == "mini"  # other data than the task's, and it shows
     assert results["results"]["bake_es"]["unscored,none"] == 1
+
+
+def test_one_population_for_all_columns_by_selecting_rows() -> None:
+    """The READMEs' way to the population of a published table: `--samples` with the rows, and the plain columns."""
+    rows = {"qaedit_wild_reliability": [0, 2], "qaedit_syn_reliability": [0, 2]}
+    for task, chosen in rows.items():
+        found = metrics_of(run_scripted(task, ScriptedLM(), samples={task: chosen}), task)
+        plain = "reliability_wild_em" if "wild" in task else "reliability_syn"
+        assert found[f"{plain}_n"] == len(chosen)

@@ -53,7 +53,7 @@ def same(ours: Any, released: Any) -> bool:
     return bool(ours == released)
 
 
-@pytest.mark.parametrize(("editor", "name", "released"), cases())
+@pytest.mark.parametrize(("editor", "name", "released"), list(cases()))
 def test_values_are_the_sources_or_the_text_says_so(editor: str, name: str, released: dict[str, Any]) -> None:
     text, settings = load(editor, name)
     comments = "\n".join(line for line in text.splitlines() if "#" in line or line.startswith("source:"))
