@@ -362,13 +362,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         source += f", data={self.edits_data}" if self.edits_data else ""
         lines = [f"edited_hf: {name}; {edits}; mode {self.options.mode}{source}."]
         if self.is_demo:
-            data = (
-                f"data={self.options.data}"
-                if self.options.data
-                else "tasks read the embedded sample (data=mini) unless --metadata gives other data"
-            )
+            # Tasks can get other data in --metadata, which the model does not see.
+            default = ", and the embedded sample wherever no data are given"
+            data = f"; data={self.options.data}" if self.options.data else default
             lines.append(
-                f"Demo: no pretrained=... given, so the embedded model is used; {data}. Numbers are for trying things "
+                f"Demo: no pretrained=... given, so the embedded model is used{data}. Numbers are for trying things "
                 "out, not for comparing with published tables."
             )
         if self.rank == 0:

@@ -33,7 +33,7 @@ def test_the_demo_banner_names_the_data_in_force(
     demo: Callable[..., EditedHFLM], caplog: pytest.LogCaptureFixture
 ) -> None:
     demo()
-    assert "embedded sample (data=mini) unless --metadata gives other data" in caplog.text
+    assert "embedded model is used, and the embedded sample wherever no data are given" in caplog.text
     caplog.clear()
     demo(data=OWN_DATA)
     assert "embedded model is used" in caplog.text and f"data={OWN_DATA}" in caplog.text
