@@ -98,6 +98,11 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
     _require_weights(delta)
     with _new_folder(folder) as work, AppliedDeltas(model) as applied:
         applied.add(delta)
+        if applied.adds_to_outputs:
+            raise EditingError(
+                "the edit is of quantized weights, whose codes cannot hold it. Export it as an adapter (lm-edit export "
+                "--format peft), or save it and load it again over the quantized model (load_edit=...)."
+            )
         config = dict(vars(model.config))
         try:
             model.save_pretrained(work)

@@ -15,6 +15,7 @@ from lm_eval.models.utils import resolve_max_length
 from torch import nn
 from transformers import PreTrainedModel
 
+from edit_hooks.modeling.weights import keep_layout
 from edit_hooks.utils.errors import EditingError
 
 # `module:object` -> member -> why it is needed; the owner of a function is its module
@@ -87,6 +88,7 @@ class LateLoadingHFLM(HFLM):
             if not hasattr(inner, "hf_device_map"):
                 inner.to(self.device)
             _refuse_offloaded(inner)
+            keep_layout(inner)
         return super().model
 
     def load(self) -> None:

@@ -98,6 +98,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             architecture_of(self.config)
         self._log_banner(pretrained)
 
+    def load(self) -> None:
+        """Load the weights unless they are loaded; refuse those that this run's editor cannot edit."""
+        super().load()
+        if self.options.makes_edits and self._session is None:
+            self.editor.check_model(self.model)
+
     # -- lm-eval's requests ------------------------------------------------------------------------------------------
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
