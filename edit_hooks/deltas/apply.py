@@ -122,7 +122,6 @@ class AppliedDeltas:
             total += float((read_parameter(self.model, name) - update).norm()) ** 2
         return (change / total) ** 0.5 if total else 0.0
 
-
     @property
     def adds_to_outputs(self) -> bool:
         """Whether any update acts beside a quantized weight, so that the model's parameters are not the edited ones."""

@@ -15,6 +15,7 @@ from lm_eval.models.utils import resolve_max_length
 from torch import nn
 from transformers import PreTrainedModel
 
+from edit_hooks.lm.quantization import take_quantization
 from edit_hooks.modeling.weights import keep_layout
 from edit_hooks.utils.errors import EditingError
 
@@ -70,6 +71,11 @@ class LateLoadingHFLM(HFLM):
 
     def _create_model(self, *args: Any, **kwargs: Any) -> None:
         """Store the arguments; :attr:`model` loads."""
+        quantization = take_quantization(kwargs)
+        if quantization is not None:
+            if kwargs.get("quantization_config") is not None:
+                raise EditingError("the checkpoint is quantized already; drop load_in_4bit and load_in_8bit.")
+            kwargs["quantization_config"] = quantization
         self._load_arguments = (args, kwargs)
         self._model = None
 
@@ -80,16 +86,21 @@ class LateLoadingHFLM(HFLM):
             return _NotLoaded()
         if self._model is None and self._load_arguments is not None:
             (args, kwargs), self._load_arguments = self._load_arguments, None
+            quantization = kwargs.get("quantization_config")
             super()._create_model(*args, **kwargs)
             # The parent's constructor does this to a model that is loaded at once.
             inner = super().model
             inner.eval()
             inner.tie_weights()
-            if not hasattr(inner, "hf_device_map"):
+            if not hasattr(inner, "hf_device_map") and quantization is None:  # else placed while it was quantized
                 inner.to(self.device)
             _refuse_offloaded(inner)
-            keep_layout(inner)
+            self.check_loaded(inner)
         return super().model
+
+    def check_loaded(self, model: nn.Module) -> None:
+        """Check a model right after loading, before anything runs on it."""
+        keep_layout(model)
 
     def load(self) -> None:
         """Load the weights unless they are loaded."""
