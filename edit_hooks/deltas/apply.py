@@ -17,7 +17,7 @@ from edit_hooks.deltas.hook_edit import HookEdit, attached
 from edit_hooks.modeling.architectures import is_transposed, linear_of, map_shape, unwrapped
 from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.weights import AddedMap, is_quantized, read_weight
+from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 
@@ -60,6 +60,8 @@ class AppliedDeltas:
             HookEdit.combine([self.hook_edit, delta.hook_edit])
         for name in delta.parameter_names:
             full_name = parameter_name(name, self._parameters)
+            module_name = full_name.rpartition(".")[0]
+            check_weights(linear_of(self.model.get_submodule(module_name)), module_name)
             shape = map_shape(module) if (module := self._quantized(full_name)) else self._parameters[full_name].shape
             if name in delta.dense and delta.dense[name].shape != torch.Size(shape):
                 raise EditingError(
@@ -213,6 +215,7 @@ def _check_shapes(model: nn.Module, delta: Delta) -> None:
             module = model.get_submodule(name)
         except AttributeError:
             raise EditingError(f"the model has no module {name!r}; was this edit made for another model?") from None
+        check_weights(linear_of(module), name)
         if (factor.left.shape[0], factor.right.shape[0]) != map_shape(module):
             raise EditingError(
                 f"the edit of {name} maps {factor.right.shape[0]} -> {factor.left.shape[0]}, "

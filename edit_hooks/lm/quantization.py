@@ -44,6 +44,9 @@ def take_quantization(options: dict[str, Any]) -> BitsAndBytesConfig | None:
         )
     if isinstance(skipped := given.get("llm_int8_skip_modules"), str):
         given["llm_int8_skip_modules"] = skipped.split(";")
+    kind = given.get("bnb_4bit_quant_type", "fp4")
+    if kind not in ("fp4", "nf4"):
+        raise EditingError(f"bnb_4bit_quant_type={kind!r} is not known. Accepted: nf4, fp4.")
     try:
         return BitsAndBytesConfig(**given)
     except (AttributeError, TypeError, ValueError) as error:

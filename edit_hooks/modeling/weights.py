@@ -155,13 +155,16 @@ def keep_layout(model: nn.Module) -> None:
         module.support_avx512bf16_for_cpu = False
 
 
-def check_weights(model: nn.Module) -> None:
-    """Refuse models with weights that edits cannot read or add to; looks at every module.
+def check_weights(model: nn.Module, prefix: str = "") -> None:
+    """Refuse models, or parts of one, with weights that edits cannot read or add to; looks at every module.
+
+    Args:
+        prefix: name of the part.
 
     Raises:
         EditingError: it names the first such module and the kinds of weights that are supported.
     """
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(prefix=prefix):
         if is_quantized(module):
             continue
         for tensor in module.parameters(recurse=False):
