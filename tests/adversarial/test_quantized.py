@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from lm_runs import answers, assert_same_answers, build, run
+from mend_runs import trainer
 from quantized_models import SCHEMES, dequantized, quantized, require_bitsandbytes, tokenizer_of
 from torch import nn
 
@@ -21,6 +22,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft, read_peft
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
+from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.weights import is_quantized, keep_layout, read_weight
 from edit_hooks.utils.errors import EditingError
 
@@ -200,6 +202,15 @@ def test_weights_are_trained_where_their_module_is_not_quantized(tmp_path):
     with edited(model, delta):
         assert state_of(model) != stored
     assert state_of(model) == stored
+
+
+def test_a_quantized_head_has_the_whole_vocabulary(tmp_path):
+    """Its packed weight has another number of rows."""
+    model = quantized(tmp_path, "llama", "nf4", llm_int8_skip_modules=["none"])
+    assert is_quantized(model.lm_head) and ModelHead(model).vocab_size == model.config.vocab_size
+    (delta,) = editor_of("memit").edit(model, tokenizer_of("llama"), [EDIT_REQUESTS[0]])
+    (theirs,) = editor_of("memit").edit(dequantized(tmp_path, "llama", model), tokenizer_of("llama"), EDIT_REQUESTS[:1])
+    assert_same_edit(delta, theirs)
 
 
 # -- deltas ------------------------------------------------------------------------------------------------------------
@@ -408,6 +419,23 @@ def test_other_kinds_of_quantization_are_refused_before_any_work(change, place):
             else:
                 with pytest.raises(EditingError, match=place):
                     editor_of(name).edit(model, tokenizer, [EDIT_REQUESTS[0]])
+
+
+def test_training_of_mend_is_refused_before_any_work(tmp_path):
+    model = build_model("llama")
+    model.model.layers[2].mlp.down_proj = PackedLinear(model.model.layers[2].mlp.down_proj)
+    with forbidden_forward(model), pytest.raises(EditingError, match=r"layers\.2\.mlp\.down_proj"):
+        trainer(model, tokenizer_of("llama"), tmp_path / "mend")
+
+
+def test_mend_is_trained_on_a_quantized_model(models, tmp_path):
+    model, _ = models("llama", "nf4")
+    stored = state_of(model)
+    progress = trainer(model, tokenizer_of("llama"), tmp_path / "mend", num_steps=4, validate_every=4).run()
+    assert progress.step == 4 and progress.skipped == 0 and state_of(model) == stored
+    editor = load_editor("mend", {"artifact": str(tmp_path / "mend")})
+    (delta,) = editor.edit(model, tokenizer_of("llama"), [EDIT_REQUESTS[0]])
+    assert delta.parameter_names
 
 
 def test_saved_edits_of_weights_that_cannot_be_read_are_refused():
