@@ -51,9 +51,8 @@ def test_incomplete_checkpoints_are_refused(checkpoint, number):
     write(changed)
     for options in ({"mode": "none", "editor_args": {}}, {}):
         lm = build(folder, **options)
-        for _ in range(2):  # a second attempt does not find the model that was refused
-            with pytest.raises(EditingError, match=message):
-                run(lm, ["bake_es"], limit=1)
+        with pytest.raises(EditingError, match=message):
+            run(lm, ["bake_es"], limit=1)
     judge = HFBackend(JudgeSettings(backend="hf", model=folder, prompt="bake_judge", device="cpu"))
     with pytest.raises(EditingError, match=message):
         judge.complete([[{"role": "user", "content": "Yes?"}]], lambda *reply: None)
@@ -95,5 +94,7 @@ def test_incomplete_adapters_of_the_peft_option_are_refused(tmp_path):
         ({**tensors, name.replace("layers.1", "layers.7"): tensors[name].clone()}, "another base model.*layers.7"),
     ):
         save_file(changed, path, {"format": "pt"})
-        with pytest.raises(EditingError, match=message):
-            run(build(base, peft=str(folder)), ["bake_es"], limit=1)
+        lm = build(base, peft=str(folder))
+        for _ in range(2):  # a second attempt does not find the model that was refused
+            with pytest.raises(EditingError, match=message):
+                run(lm, ["bake_es"], limit=1)
