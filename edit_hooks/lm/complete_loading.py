@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.checkpoints import REPORTED, require_complete
 from edit_hooks.utils.errors import EditingError
+
+if TYPE_CHECKING:  # an optional dependency
+    from peft import PeftModel
 
 
 class CompleteLoading:
@@ -31,7 +32,7 @@ class CompleteLoading:
         return model
 
 
-def require_complete_adapter(model: nn.Module, source: str, revision: str | None) -> None:
+def require_complete_adapter(model: PeftModel, source: str, revision: str | None) -> None:
     """Refuse a peft model whose adapter and tensors do not belong together.
 
     Args:

@@ -63,6 +63,8 @@ class LateLoadingHFLM(HFLM):
     Mistakes in options, tasks and data therefore show before any weight is read.
     """
 
+    AUTO_MODEL_CLASS: Any  # of transformers; set by the parent class
+
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._in_constructor = True
@@ -104,10 +106,10 @@ class LateLoadingHFLM(HFLM):
             super()._create_model(*args, **kwargs)
         finally:
             self.AUTO_MODEL_CLASS = model_class
-        if kwargs.get("peft"):
-            require_complete_adapter(self._model, kwargs["peft"], kwargs.get("revision"))
-        # The parent's constructor does this to a model that is loaded at once.
         inner = super().model
+        if kwargs.get("peft"):
+            require_complete_adapter(inner, kwargs["peft"], kwargs.get("revision"))
+        # The parent's constructor does this to a model that is loaded at once.
         inner.eval()
         inner.tie_weights()
         # Quantized weights are placed while they are quantized.
