@@ -20,6 +20,7 @@ from edit_hooks.base.shipped import shipped_config
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.tokens import encode, join_target
+from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout
 from edit_hooks.request import SLOT, EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.progress import Progress
@@ -71,6 +72,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
         needs_subject: requests must mark the subject.
         supports_joint: can write several requests into one delta.
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
+        edits_quantized: can edit maps with quantized weights: it reads them through
+            :func:`edit_hooks.modeling.weights.read_weight` and trains nothing in their place.
         default_depth: relative depth of the default layer for models without a shipped configuration.
         contract_settings: settings under which ``lm-edit check-editor`` runs the editor on tiny models.
         contract_exemptions: checks of that contract which cannot hold for the method -> reason.
@@ -82,6 +85,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     needs_subject: bool = True
     supports_joint: bool = False
     writes: tuple[str, ...] = ("weights",)
+    edits_quantized: bool = False
     default_depth: float = 0.3
     contract_settings: ClassVar[Mapping[str, Any]] = {}
     contract_exemptions: ClassVar[Mapping[str, str]] = {}
@@ -154,6 +158,35 @@ class Editor(abc.ABC, Generic[ConfigT]):
     def prepare(self, config: ConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Hook: compute the statistics of the unedited model that edits need."""
 
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    def target_modules(self, config: ConfigT, model: nn.Module) -> list[str]:
+        """Hook: names of the linear maps whose weights the editor reads or changes; by default the rewrite modules."""
+        arch = architecture_of(model)
+        return [arch.rewrite_name(layer) for layer in config.edited_layers]
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse models whose weights this editor cannot edit; computes nothing.
+
+        Raises:
+            EditingError: quantized weights of an unsupported kind anywhere in the model, or of a supported kind in a
+                module that this editor cannot edit quantized.
+        """
+        inner = unwrapped(model)
+        if self.writes == ("context",):
+            return
+        check_weights(inner)
+        keep_layout(inner)
+        if self.edits_quantized or not has_quantized_weights(inner):
+            return
+        for name in self.target_modules(self.default_config(inner), inner):
+            if is_quantized(inner.get_submodule(name)):
+                raise EditingError(
+                    f"editor {self.name!r} changes the weights themselves, and the weight of {name} is quantized; its "
+                    "codes cannot be trained. Use an editor whose update acts beside the weight (r_rome, memit, lora, "
+                    "...), keep this module unquantized (llm_int8_skip_modules), or load the model in bfloat16."
+                )
+
     # -- editing -----------------------------------------------------------------------------------------------------
 
     def edit(
@@ -183,6 +216,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             raise EditingError(f"editor {self.name!r} writes one request at a time; joint=True is not possible.")
         if self.needs_subject:
             require_subjects(requests, self.name)
+        self.check_model(model)
         inner = unwrapped(model)
         self._check_lengths(inner, tokenizer, requests)
         config = self.resolve_config(inner, tokenizer)

@@ -52,6 +52,7 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
         self.base = base_class({**config.base_settings, **shared})
         self.supports_joint = self.base.supports_joint
         self.needs_subject = self.base.needs_subject
+        self.edits_quantized = self.base.edits_quantized
 
     @property
     def source_modules(self) -> tuple[str, ...]:
@@ -68,6 +69,9 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
             base = self.base.resolve_config(inner, tokenizer, None if stored is None else stored["base_settings"])
             self._resolved[inner] = self._with_base(base, inner)
         return self._resolved[inner]
+
+    def target_modules(self, config: WrapperConfigT, model: nn.Module) -> list[str]:
+        return self.base.target_modules(self.base.default_config(model), model)
 
     def base_edits(self, job: EditJob[WrapperConfigT]) -> list[Delta]:
         """Compute the base editor's deltas for the same job."""

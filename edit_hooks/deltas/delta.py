@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,17 +124,24 @@ class Delta:
         """Size of the update's tensors in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Parameter name -> dense update in the stored orientation, float32 or wider."""
-        updates = dict(self.dense)
-        for name, factor in self.factors.items():
-            update = factor.update()
-            if name in self.masks:
-                update = update * unpack_bits(self.masks[name], update)
-            parameter = f"{name}.weight"
-            # In a sum, one step can be dense and another low-rank at the same weight.
-            updates[parameter] = updates[parameter] + update if parameter in updates else update
-        return updates
+    def weights(self, except_for: Container[str] = ()) -> dict[str, torch.Tensor]:
+        """Parameter name -> dense update in the stored orientation, float32 or wider.
+
+        Args:
+            except_for: names of parameters whose updates are not formed.
+        """
+        return {name: self.weight(name) for name in self.parameter_names if name not in except_for}
+
+    def weight(self, parameter: str) -> torch.Tensor:
+        """The dense update of one of the changed parameters."""
+        module = parameter.removesuffix(".weight")
+        if module not in self.factors or module == parameter:
+            return self.dense[parameter]
+        update = self.factors[module].update()
+        if module in self.masks:
+            update = update * unpack_bits(self.masks[module], update)
+        # In a sum, one step can be dense and another low-rank at the same weight.
+        return self.dense[parameter] + update if parameter in self.dense else update
 
     @classmethod
     def summed(cls, deltas: Sequence[Delta]) -> Delta:

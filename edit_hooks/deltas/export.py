@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.peft_rules import check_adapter_config, rank_of, scaling, target_names
 from edit_hooks.modeling.architectures import is_transposed, unwrapped
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
@@ -98,6 +99,11 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
     _require_weights(delta)
     with _new_folder(folder) as work, AppliedDeltas(model) as applied:
         applied.add(delta)
+        if applied.adds_to_outputs:
+            raise EditingError(
+                "the edit is of quantized weights, whose codes cannot hold it. Export it as an adapter (lm-edit export "
+                "--format peft), or save it and load it again over the quantized model (load_edit=...)."
+            )
         config = dict(vars(model.config))
         try:
             model.save_pretrained(work)
@@ -122,20 +128,44 @@ def read_peft(folder: str | Path, model: nn.Module) -> Delta:
     except Exception as error:
         raise EditingError(f"cannot read the adapter in {folder}: {error}") from error
     inner = unwrapped(model)
-    delta = Delta(meta=_read_origin(folder / ORIGIN_NAME))
-    for key, right in tensors.items():
-        name, _, kind = key.removeprefix(PREFIX).rpartition(".lora_")
-        if kind == "B.weight":
-            continue
-        left = tensors.get(key.replace(".lora_A.", ".lora_B."))
-        if kind != "A.weight" or left is None:
-            raise EditingError(f"{folder}: tensor {key!r} is not part of a low-rank update of a linear map.")
-        try:
-            transposed = is_transposed(inner.get_submodule(name))
-        except AttributeError:
-            raise EditingError(f"{folder}: the model has no module {name!r}; is it another base model?") from None
-        delta.factors[name] = Factor(left.float() * _scaling(config, name), right.float().T, transposed)
-    return delta
+    factors = {
+        name: _read_factor(inner, config, name, tensors, str(folder))
+        for name in dict.fromkeys(_module_of(key, str(folder)) for key in tensors)
+    }
+    targets = target_names(config, inner)
+    if targets is not None and (differing := sorted(targets ^ factors.keys())):
+        what = "no tensors for" if differing[0] in targets else "tensors, but target_modules leave out,"
+        raise EditingError(f"{folder} is incomplete or for another base model: it has {what} {', '.join(differing)}.")
+    return Delta(meta=_read_origin(folder / ORIGIN_NAME), factors=factors)
+
+
+def _module_of(key: str, source: str) -> str:
+    """Name of the module that a tensor of an adapter belongs to."""
+    name, _, kind = key.removeprefix(PREFIX).rpartition(".lora_")
+    if kind not in ("A.weight", "B.weight"):
+        raise EditingError(f"{source}: tensor {key!r} is not part of a low-rank update of a linear map.")
+    return name
+
+
+def _read_factor(
+    model: nn.Module, config: Mapping[str, Any], name: str, tensors: Mapping[str, torch.Tensor], source: str
+) -> Factor:
+    """The update of one module, scaling included."""
+    keys = {part: f"{PREFIX}{name}.lora_{part}.weight" for part in "AB"}
+    if missing := [key for key in keys.values() if key not in tensors]:
+        raise EditingError(f"{source} is incomplete: it has no tensor {missing[0]!r}.")
+    right_KF, left_DK = tensors[keys["A"]].float(), tensors[keys["B"]].float()
+    rank = rank_of(config, name)
+    if (len(right_KF), left_DK.shape[1]) != (rank, rank):
+        raise EditingError(
+            f"{source}: the tensors of {name} have ranks {len(right_KF)} and {left_DK.shape[1]}, its configuration "
+            f"says {rank}."
+        )
+    try:
+        transposed = is_transposed(model.get_submodule(name))
+    except AttributeError:
+        raise EditingError(f"{source}: the model has no module {name!r}; is it another base model?") from None
+    return Factor(left_DK * scaling(config, name), right_KF.T, transposed)
 
 
 def _require_weights(delta: Delta) -> None:
@@ -169,31 +199,13 @@ def _with_minimal_rank(factor: Factor) -> Factor:
     return Factor(update_DF.float(), torch.eye(width_in), factor.transposed)
 
 
-def _scaling(config: Mapping[str, Any], name: str) -> float:
-    """The factor of ``lora_B @ lora_A`` that peft applies at one module."""
-    rank, alpha = config["r"], config["lora_alpha"]
-    for pattern, value in (config.get("rank_pattern") or {}).items():
-        rank = value if name == pattern or name.endswith(f".{pattern}") else rank
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        alpha = value if name == pattern or name.endswith(f".{pattern}") else alpha
-    return float(alpha) / (float(rank) ** 0.5 if config.get("use_rslora") else float(rank))
-
-
 def _read_adapter_config(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        kind, _ = config["peft_type"], (config["r"], config["lora_alpha"])
+        _ = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EditingError(f"{path} is not readable as an adapter's configuration: {error!r}") from None
-    extras = [name for name in ("use_dora", "modules_to_save", "trainable_token_indices") if config.get(name)]
-    if config.get("bias", "none") != "none":
-        extras.append("bias")
-    if kind != "LORA" or extras:
-        description = f"{kind} with {', '.join(extras)}" if extras else kind
-        raise EditingError(
-            f"{path.parent}: only plain LoRA adapters are edits of weights; this one is {description}. Load it with "
-            f"peft={path.parent} instead."
-        )
+    check_adapter_config(config, str(path.parent))
     return config
 
 

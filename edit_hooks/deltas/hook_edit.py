@@ -230,7 +230,7 @@ def attached(
         return
     inner = unwrapped(model)
     hook_edit.check(inner)
-    lengths = None if prompt_lengths is None else torch.as_tensor(prompt_lengths)
+    lengths = None if prompt_lengths is None else torch.as_tensor(prompt_lengths).reshape(-1)
     kind = kind_class(hook_edit.kind)(inner, [hook_edit])
 
     def set_context(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

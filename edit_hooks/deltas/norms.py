@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from edit_hooks.deltas.apply import parameter_name
+from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.tensors import at_least_float32, weight_norm
+from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.weights import weight_norm
 
 
 @torch.no_grad()
@@ -30,8 +31,8 @@ def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
 
 def largest_norm_ratio(model: nn.Module, delta: Delta) -> float:
     """Largest ||update|| / ||W|| over the edited parameters; forms the dense updates, masks included."""
-    parameters = dict(unwrapped(model).named_parameters())
+    inner = unwrapped(model)
     return max(
-        float(update.norm()) / float(at_least_float32(parameters[parameter_name(name, parameters)].detach()).norm())
+        float(update.norm()) / float(at_least_float32(read_parameter(inner, name)).norm())
         for name, update in delta.weights().items()
     )

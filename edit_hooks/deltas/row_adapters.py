@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.modeling.architectures import map_shape, unwrapped, weight_of
+from edit_hooks.modeling.architectures import linear_of, map_shape, unwrapped, weight_of
+from edit_hooks.modeling.weights import check_weights
 from edit_hooks.utils.errors import EditingError
 
 
@@ -69,6 +70,7 @@ class PerRowAdapters:
 
 
 def _stacked(module: nn.Module, name: str, deltas: Sequence[Delta | None]) -> _StackedFactors:
+    check_weights(linear_of(module), name)
     weight = weight_of(module)
     dtype = torch.promote_types(weight.dtype, torch.float32)
     width_out, width_in = map_shape(module)

@@ -138,6 +138,7 @@ class GRACE(Editor[GRACEConfig]):
     config_class = GRACEConfig
     config_folders = ("grace",)
     needs_subject = False
+    edits_quantized = True
     writes = ("hooks",)
     default_depth = 0.85
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 0.5}

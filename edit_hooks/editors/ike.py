@@ -122,6 +122,7 @@ class ContextEditor(Editor[ICEConfigT]):
     needs_subject = False
     supports_joint = True
     writes = ("context",)
+    edits_quantized = True
 
     def default_config(self, model: nn.Module) -> ICEConfigT:
         """The user's settings: nothing depends on the model."""

@@ -63,11 +63,12 @@ from edit_hooks.gradient.integrated_gradients import (
     integrated_gradients,
 )
 from edit_hooks.gradient.labeled_rows import batch_rows, label_nll, mean_over_rows, target_row
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, num_layers, weight_of
+from edit_hooks.modeling.architectures import architecture_of, is_transposed, num_layers
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.sampling import greedy_continuation
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_continuation, split_template
+from edit_hooks.modeling.weights import read_weight
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -163,6 +164,7 @@ class KN(Editor[KNConfig]):
     config_class = KNConfig
     config_folders = ("kn",)
     needs_subject = False
+    edits_quantized = True
     contract_settings: ClassVar[Settings] = {"layers": [1]}
     contract_exemptions: ClassVar[Mapping[str, str]] = {
         "target": "embeddings of answers are added to MLP outputs, which means nothing to a random model's head"
@@ -240,7 +242,7 @@ def _direction(
 def _rewrite(module: nn.Module, units: torch.Tensor, direction_D: torch.Tensor, config: KNConfig) -> Factor:
     """The rank-one update that adds the direction to the units' output vectors."""
     transposed = is_transposed(module)
-    weight = at_least_float32(weight_of(module).detach())
+    weight = at_least_float32(read_weight(module))
     weight_DF = weight.T if transposed else weight
     right_F1 = weight_DF.new_zeros(weight_DF.shape[1], 1)
     right_F1[units, 0] = weight_DF[:, units].norm(dim=0) if config.factors == "original" else 1.0

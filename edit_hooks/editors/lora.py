@@ -107,6 +107,7 @@ class LoRA(Editor[LoRAConfig]):
     config_class = LoRAConfig
     config_folders = ("lora",)
     needs_subject = False
+    edits_quantized = True
     supports_joint = True
     # Published settings adapt attention projections; the contract compares with editors of the rewrite module.
     contract_settings: ClassVar[Settings] = {

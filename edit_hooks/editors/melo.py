@@ -139,6 +139,7 @@ class MELO(Editor[MELOConfig]):
     config_class = MELOConfig
     config_folders = ("melo",)
     needs_subject = False
+    edits_quantized = True
     writes = ("hooks",)
     default_depth = 0.766
     contract_settings: ClassVar[Settings] = {

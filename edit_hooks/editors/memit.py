@@ -71,12 +71,11 @@ from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
 from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,
-    linear_of,
     map_shape,
     num_layers,
     weight_of,
 )
-from edit_hooks.modeling.tensors import weight_norm
+from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.utils.errors import EditingError
 
 DEFAULT_WRITTEN_SHARE = 0.8
@@ -357,7 +356,7 @@ class _LayerwiseUpdate(Generic[MEMITConfigT]):
         left, right, _ = delta.factors[name]
         # ||L R^T||^2 is the sum over the entries of (L^T L) * (R^T R): no product of the size of the weight.
         gram = (left.T.double() @ left.double()) * (right.T.double() @ right.double())
-        return float(gram.sum().clamp(min=0).sqrt()) / weight_norm(linear_of(self.model.get_submodule(name)))
+        return float(gram.sum().clamp(min=0).sqrt()) / weight_norm(self.model.get_submodule(name))
 
     def _past_keys(self, layer: int) -> torch.Tensor:
         """Keys [P, f] of the earlier steps of the stream; none without ``carry_keys``."""

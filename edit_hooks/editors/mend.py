@@ -112,6 +112,7 @@ class MEND(Editor[MENDConfig]):
     config_class = MENDConfig
     config_folders = ("mend",)
     needs_subject = False
+    edits_quantized = True
     supports_joint = True
     # Untrained: one gradient step.
     contract_settings: ClassVar[Settings] = {

@@ -28,7 +28,7 @@ import torch
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
-from edit_hooks.deltas.apply import edited, parameter_name
+from edit_hooks.deltas.apply import edited, read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
@@ -113,7 +113,6 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
     @torch.no_grad()
     def _restrain_delta(self, job: EditJob[PRUNEConfig], raw: Delta, raw_history: Sequence[Delta]) -> Delta:
         """The restrained sum with this step minus the one that the weights hold."""
-        parameters = dict(job.model.named_parameters())
         delta = Delta(
             stream_state={**raw.stream_state, **_stream_state(raw)},
             diagnostics=raw.diagnostics,
@@ -123,7 +122,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         reports: dict[str, SingularValueReport] = {}
         steps = [*raw_history, raw]
         for name in raw.weights():
-            weight = parameters[parameter_name(name, parameters)]
+            weight = read_parameter(job.model, name)
             if weight.dim() != 2:
                 delta.dense[name] = raw.dense[name]
                 continue

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
 from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
-from edit_hooks.deltas.apply import parameter_name
+from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
@@ -72,10 +72,9 @@ class RECT(PostProcessingEditor[RECTConfig]):
 @torch.no_grad()
 def _sparsify(model: PreTrainedModel, delta: Delta, config: RECTConfig) -> Delta:
     """Restrict a finished delta, in place, to its largest relative changes."""
-    parameters = dict(model.named_parameters())
     report: dict[str, dict[str, float]] = {}
     for name, update in delta.weights().items():
-        mask = largest_changes(update, parameters[parameter_name(name, parameters)], config.keep, config.guard)
+        mask = largest_changes(update, read_parameter(model, name), config.keep, config.guard)
         module, _, leaf = name.rpartition(".")
         if name in delta.dense:
             delta.dense[name] = update * mask

@@ -46,8 +46,8 @@ from edit_hooks.locate.editor import (
 )
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.locate.value_optimization import OptimizedValue, optimize_values
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of
-from edit_hooks.modeling.tensors import weight_norm
+from edit_hooks.modeling.architectures import architecture_of, is_transposed
+from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -132,7 +132,7 @@ class RankOneEditor(LocateThenEditEditor[ROMEConfigT]):
         u_EF = u_EF / u_EF.norm(dim=1, keepdim=True)
         name = architecture_of(job.model).rewrite_name(layer)
         module = job.model.get_submodule(name)
-        norm = weight_norm(linear_of(module))
+        norm = weight_norm(module)
         deltas = []
         for value, edit_keys, u_F in zip(values, keys, u_EF, strict=True):
             divisor = torch.dot(edit_keys.key_F, u_F)

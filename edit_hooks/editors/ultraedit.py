@@ -58,7 +58,6 @@ from edit_hooks.locate.solve import ridge_keys
 from edit_hooks.modeling.architectures import (
     architecture_of,
     is_transposed,
-    linear_of,
     map_shape,
     num_layers,
     unwrapped,
@@ -66,8 +65,8 @@ from edit_hooks.modeling.architectures import (
 )
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.sampling import sample_texts
-from edit_hooks.modeling.tensors import weight_norm
 from edit_hooks.modeling.tokens import encode
+from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
 
@@ -170,6 +169,7 @@ class UltraEdit(Editor[UltraEditConfig]):
     config_class = UltraEditConfig
     config_folders = ("ultraedit",)
     needs_subject = False
+    edits_quantized = True
     supports_joint = True
     contract_settings: ClassVar[Settings] = {"layers": [1], "lr": 3e-3}
 
@@ -286,7 +286,7 @@ def _diagnose(model: nn.Module, delta: Delta, before: float, after: float) -> No
     ratios = {}
     for parameter, update in delta.weights().items():
         name = parameter.removesuffix(".weight")
-        ratios[name] = float(update.norm()) / weight_norm(linear_of(model.get_submodule(name)))
+        ratios[name] = float(update.norm()) / weight_norm(model.get_submodule(name))
     delta.diagnostics |= {
         **loss_diagnostics([before, after], num_steps=1),
         "final_nll": after,

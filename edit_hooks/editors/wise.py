@@ -51,10 +51,11 @@ from edit_hooks.memory.side_memory import (
     output_with_delta,
     row_distance,
 )
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
+from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped
 from edit_hooks.modeling.hooks import frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_template
+from edit_hooks.modeling.weights import read_weight
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -167,6 +168,7 @@ class WISE(Editor[WISEConfig]):
     config_class = WISEConfig
     config_folders = ("wise",)
     needs_subject = False
+    edits_quantized = True
     writes = ("hooks",)
     default_depth = 0.85
     contract_settings: ClassVar[Settings] = {
@@ -206,7 +208,7 @@ class WISE(Editor[WISEConfig]):
         deltas = []
         with frozen(job.model):
             for request in job.requests:
-                bank = MemoryBank.from_hook_edit(history, weight_of(job.model.get_submodule(name)).detach())
+                bank = MemoryBank.from_hook_edit(history, read_weight(job.model.get_submodule(name)))
                 deltas.append(_edit(job, request, bank, name))
                 job.progress(1)
         return deltas
@@ -215,7 +217,7 @@ class WISE(Editor[WISEConfig]):
 def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name: str) -> Delta:
     """Train the current memory on one request and add the edit to the bank."""
     model, config = job.model, job.config
-    weight = weight_of(model.get_submodule(name)).detach()
+    weight = read_weight(model.get_submodule(name))
     memory = bank.current or _new_memory(weight, bank, config)
     rows = batch_rows(model, training_rows(job.tokenizer, request, config))
     if config.engine == "fast":
@@ -333,7 +335,7 @@ def train(
         counted_RT: the tokens over which a row's distance is a mean.
         start: W' - W before the edit, in the stored orientation.
     """
-    weight = at_least_float32(weight_of(model.get_submodule(name)).detach())
+    weight = at_least_float32(read_weight(model.get_submodule(name)))
     change = start.clone().requires_grad_(True)
     history: list[dict[str, float]] = []
     steps, stopped = 0, False

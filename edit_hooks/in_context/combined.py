@@ -42,6 +42,7 @@ class EditorWithContext(Editor[CombinedConfig]):
         self.name = f"{base.name}+{context.name}"
         self.needs_subject, self.supports_joint = base.needs_subject, base.supports_joint
         self.writes = (*base.writes, *context.writes)
+        self.edits_quantized = base.edits_quantized
 
     @property
     def source_modules(self) -> tuple[str, ...]:
@@ -57,6 +58,9 @@ class EditorWithContext(Editor[CombinedConfig]):
         return _combine_configs(
             self.base.resolve_config(model, tokenizer, base), self.context.resolve_config(model, tokenizer, context)
         )
+
+    def check_model(self, model: nn.Module) -> None:
+        self.base.check_model(model)
 
     def edit(
         self,

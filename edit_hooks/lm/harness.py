@@ -15,12 +15,16 @@ from lm_eval.models.utils import resolve_max_length
 from torch import nn
 from transformers import PreTrainedModel
 
+from edit_hooks.lm.complete_loading import CompleteLoading, require_complete_adapter
+from edit_hooks.lm.quantization import take_quantization
+from edit_hooks.modeling.weights import keep_layout
 from edit_hooks.utils.errors import EditingError
 
 # `module:object` -> member -> why it is needed; the owner of a function is its module
 PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
     "lm_eval.models.huggingface:HFLM": {
         "_DEFAULT_MAX_LENGTH": "read: the context length of models whose config has none",
+        "AUTO_MODEL_CLASS": "set: its from_pretrained refuses incomplete checkpoints",
         "_create_model": "overridden: weights are loaded at the first question",
         "_loglikelihood_tokens": "overridden: stock tasks under hook and context edits",
         "_max_length": "read: the context length set by the user",
@@ -59,6 +63,8 @@ class LateLoadingHFLM(HFLM):
     Mistakes in options, tasks and data therefore show before any weight is read.
     """
 
+    AUTO_MODEL_CLASS: Any  # of transformers; set by the parent class
+
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._in_constructor = True
@@ -69,6 +75,11 @@ class LateLoadingHFLM(HFLM):
 
     def _create_model(self, *args: Any, **kwargs: Any) -> None:
         """Store the arguments; :attr:`model` loads."""
+        quantization = take_quantization(kwargs)
+        if quantization is not None:
+            if kwargs.get("quantization_config") is not None:
+                raise EditingError("the checkpoint is quantized already; drop load_in_4bit and load_in_8bit.")
+            kwargs["quantization_config"] = quantization
         self._load_arguments = (args, kwargs)
         self._model = None
 
@@ -78,16 +89,38 @@ class LateLoadingHFLM(HFLM):
         if self._model is None and self._in_constructor:
             return _NotLoaded()
         if self._model is None and self._load_arguments is not None:
-            (args, kwargs), self._load_arguments = self._load_arguments, None
-            super()._create_model(*args, **kwargs)
-            # The parent's constructor does this to a model that is loaded at once.
-            inner = super().model
-            inner.eval()
-            inner.tie_weights()
-            if not hasattr(inner, "hf_device_map"):
-                inner.to(self.device)
-            _refuse_offloaded(inner)
+            args, kwargs = self._load_arguments
+            try:
+                self._load(*args, **kwargs)
+            except BaseException:
+                self._model = None  # a refused model must not be there at the next use
+                raise
+            self._load_arguments = None
         return super().model
+
+    def _load(self, *args: Any, **kwargs: Any) -> None:
+        """Load as the parent class does, and refuse incomplete checkpoints and adapters."""
+        model_class = self.AUTO_MODEL_CLASS
+        self.AUTO_MODEL_CLASS = CompleteLoading(model_class)
+        try:
+            super()._create_model(*args, **kwargs)
+        finally:
+            self.AUTO_MODEL_CLASS = model_class
+        inner = super().model
+        if kwargs.get("peft"):
+            require_complete_adapter(inner, kwargs["peft"], kwargs.get("revision"))
+        # The parent's constructor does this to a model that is loaded at once.
+        inner.eval()
+        inner.tie_weights()
+        # Quantized weights are placed while they are quantized.
+        if not hasattr(inner, "hf_device_map") and kwargs.get("quantization_config") is None:
+            inner.to(self.device)
+        _refuse_offloaded(inner)
+        self.check_loaded(inner)
+
+    def check_loaded(self, model: nn.Module) -> None:
+        """Check a model right after loading, before anything runs on it."""
+        keep_layout(model)
 
     def load(self) -> None:
         """Load the weights unless they are loaded."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from torch import nn
 from tqdm import tqdm
 
 from edit_hooks.answers import EditedAnswer, EditReport, GeneratedText, ModelAnswer, ScoredContinuation
@@ -37,6 +38,7 @@ from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.options import EditingOptions, check_known_options
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.prompt_edits import PromptEdits
+from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
 from edit_hooks.lm.sessions import (
     Question,
     SavedEditSession,
@@ -90,13 +92,22 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.items = ItemBuilder(self)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
         self.plan = self._new_plan()
+        quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
         super().__init__(pretrained=pretrained, **kwargs)
         self.join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
         if self.options.makes_edits and self.editor.writes != ("context",):
             architecture_of(self.config)
+            check_quantization(self.editor, self.config, quantization)
+        if self._model is not None:  # given as an object
+            self.check_loaded(self._model)
         self._log_banner(pretrained)
+
+    def check_loaded(self, model: nn.Module) -> None:
+        super().check_loaded(model)
+        if self.options.makes_edits:
+            self.editor.check_model(model)
 
     # -- lm-eval's requests ------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.plan import MODES
+from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
 
@@ -27,14 +28,9 @@ ICL: dict[str, tuple[str, dict[str, Any]]] = {
 # Keyword arguments that lm-eval's class passes to transformers' from_pretrained.
 FROM_PRETRAINED = (
     "attn_implementation",
-    "bnb_4bit_compute_dtype",
-    "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant",
     "cache_dir",
     "device_map",
     "force_download",
-    "load_in_4bit",
-    "load_in_8bit",
     "local_files_only",
     "low_cpu_mem_usage",
     "max_memory",
@@ -193,6 +189,6 @@ def _whole(name: str, value: object, least: int) -> None:
 def check_known_options(names: Iterable[str], base_class: type, own: Iterable[str]) -> None:
     """Refuse options that neither this class, lm-eval's nor from_pretrained accepts."""
     accepted = set(inspect.signature(base_class).parameters) - {"kwargs"}
-    known = accepted | set(own) | set(FROM_PRETRAINED)
+    known = accepted | set(own) | set(FROM_PRETRAINED) | set(QUANTIZATION_OPTIONS)
     if unknown := set(names) - known:
         raise unknown_keys_error("option of edited_hf", unknown, known)

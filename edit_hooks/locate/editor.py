@@ -113,6 +113,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
     """
 
     site: Site = "mlp"
+    edits_quantized = True
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)

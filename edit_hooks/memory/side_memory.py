@@ -22,8 +22,9 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, target_module
-from edit_hooks.modeling.architectures import is_transposed, weight_of
+from edit_hooks.modeling.architectures import is_transposed, map_shape
 from edit_hooks.modeling.tensors import at_least_float32, pack_bits, unpack_bits
+from edit_hooks.modeling.weights import read_weight
 from edit_hooks.utils.errors import EditingError
 
 Decide = Literal["prompt", "every_call"]
@@ -143,7 +144,7 @@ class SideMemoryHooks(HookKind):
         super().__init__(model, edits, edit_of_row)
         (edit,) = edits
         module = target_module(model, edit)
-        self._memories = MemoryBank.from_hook_edit(edit, weight_of(module).detach()).memories
+        self._memories = MemoryBank.from_hook_edit(edit, read_weight(module)).memories
         self._has_current = edit.settings["current"] is not None
         self._transposed = is_transposed(module)
         self._choice_R: torch.Tensor | None = None  # index of each row's memory, chosen at prefill
@@ -151,10 +152,11 @@ class SideMemoryHooks(HookKind):
     @classmethod
     def check(cls, model: nn.Module, hook_edit: HookEdit) -> None:
         module, settings = target_module(model, hook_edit), hook_edit.settings
-        if list(weight_of(module).shape) != settings["shape"]:
+        rows, columns = map_shape(module)
+        shape = [columns, rows] if is_transposed(module) else [rows, columns]
+        if shape != settings["shape"]:
             raise EditingError(
-                f"the memories of {settings['module']} have shape {settings['shape']}, the model's weight "
-                f"{list(weight_of(module).shape)}."
+                f"the memories of {settings['module']} have shape {settings['shape']}, the model's weight {shape}."
             )
 
     @classmethod

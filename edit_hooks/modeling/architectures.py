@@ -200,7 +200,10 @@ def linear_of(module: nn.Module) -> nn.Module:
 
 
 def weight_of(module: nn.Module) -> nn.Parameter:
-    """The weight of a linear map, inside an adapter layer or not."""
+    """The weight of a linear map, inside an adapter layer or not.
+
+    For its device and dtype; :func:`edit_hooks.modeling.weights.read_weight` reads its numbers, also of quantized maps.
+    """
     weight = linear_of(module).weight
     assert isinstance(weight, nn.Parameter)
     return weight
@@ -212,7 +215,10 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def map_shape(module: nn.Module) -> tuple[int, int]:
-    """(output width d, input width f) of a linear map in either storage orientation."""
+    """(output width d, input width f) of a linear map in either storage orientation, quantized or not."""
+    linear = linear_of(module)
+    if isinstance(linear, nn.Linear):  # the weight of a quantized one may be packed into another shape
+        return linear.out_features, linear.in_features
     rows, columns = weight_of(module).shape
     return (columns, rows) if is_transposed(module) else (rows, columns)
 

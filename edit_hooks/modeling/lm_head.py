@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from edit_hooks.modeling.architectures import decoder_of, head_of, input_device
+from edit_hooks.modeling.architectures import decoder_of, head_of, input_device, map_shape
 from edit_hooks.modeling.hooks import forward_replaced
 
 # A slice of the vocabulary, W token ids, or token ids [N, W] of each state's own.
@@ -66,7 +66,7 @@ class ModelHead:
     def __init__(self, model: Any) -> None:
         module: Any = head_of(model)
         self.model, self.module = model, module
-        self.vocab_size = int(module.weight.shape[0])
+        self.vocab_size = map_shape(module)[0]
 
     @property
     def is_plain(self) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from edit_hooks.utils.files import replacing
 
@@ -42,10 +41,3 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     Losses, norms and updates are never computed in half precision.
     """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def weight_norm(module: nn.Module) -> float:
-    """Frobenius norm of a linear map's weight, summed in float64."""
-    weight = module.weight
-    assert isinstance(weight, torch.Tensor)
-    return float(torch.linalg.vector_norm(weight.detach(), dtype=torch.float64))

@@ -35,6 +35,7 @@ from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import write_tensors
+from edit_hooks.modeling.weights import check_weights, keep_layout
 from edit_hooks.training.edit_data import EditData, NumberedExample, training_batch
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS, TrainingConfig
 from edit_hooks.training.mend_loss import MENDLoss
@@ -92,6 +93,8 @@ class Trainer:
                 f"{len(data.train)} training and {len(data.validation)} validation edits; both are needed."
             )
         self.model = unwrapped(model)
+        check_weights(self.model)
+        keep_layout(self.model)
         self.config, self.data, self.out, self.quiet = config, data, Path(out), quiet
         weight = self.model.get_input_embeddings().weight
         dtype = torch.promote_types(weight.dtype, torch.float32)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from edit_hooks.utils.checkpoints import REPORTED, require_complete
 from edit_hooks.utils.errors import EditingError
 from judges.backends.base import BackendResult, OnReply, Outcome, Reply
 from judges.prompt import Chat
@@ -119,9 +120,10 @@ class HFBackend:
         log.info("loading the judge %s on %s", settings.model, device)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(settings.model, revision=settings.revision)
-            model = AutoModelForCausalLM.from_pretrained(
-                settings.model, revision=settings.revision, dtype=settings.dtype
+            model, report = AutoModelForCausalLM.from_pretrained(
+                settings.model, revision=settings.revision, dtype=settings.dtype, **REPORTED
             )
+            require_complete(report, f"judge hf:{settings.model}")
             self._model = model.to(device).eval()
         except torch.OutOfMemoryError:
             self.release()
