@@ -200,11 +200,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if self._stock_edit is None:
             stock = super()._loglikelihood_tokens
             return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
-        items = [
-            ScoreItem(tuple(context), tuple(target)) if texts is None else self.items.score_item(*texts).item
-            for texts, context, target in requests
-        ]
-        answers = self._score([(item, self._stock_edit) for item in items])
+        jobs = [(self.items.tokenized_item(*request), self._stock_edit) for request in requests]
+        answers = self.prompt_edits.answer(jobs, self._score_jobs, self.items.stock_score_item)
         return [(answer.logprob, answer.is_greedy) for answer in answers]
 
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:

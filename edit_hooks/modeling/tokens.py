@@ -29,8 +29,13 @@ def join_target(prompt: str, target: str) -> str:
     return f"{prompt.rstrip()} {target.lstrip()}"
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool | None = None) -> Encoding:
     """Encode a text with its leading special tokens, without trailing ones.
+
+    A text that begins with the BOS token, as rendered chat templates do, gets no second one.
+
+    Args:
+        add_special_tokens: whether to add special tokens to other texts; by default the tokenizer's own rule.
 
     Raises:
         EditingError: for tokenizers without character offsets.
@@ -40,7 +45,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
             f"{type(tokenizer).__name__} gives no character offsets, so subjects cannot be located; "
             "use the fast tokenizer of this model (use_fast_tokenizer=True)."
         )
-    encoded = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False)
+    if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
+        add_special_tokens = False
+    specials_added = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+    encoded = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False, **specials_added)
     ids, offsets = list(encoded["input_ids"]), [tuple(span) for span in encoded["offset_mapping"]]
     specials = set(tokenizer.all_special_ids)
     while ids and offsets[-1][0] == offsets[-1][1] and ids[-1] in specials:
@@ -49,13 +57,17 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
 
 
 def split_continuation(
-    tokenizer: PreTrainedTokenizerBase, context: str, continuation: str
+    tokenizer: PreTrainedTokenizerBase, context: str, continuation: str, add_special_tokens: bool | None = None
 ) -> tuple[list[int], list[int]]:
-    """Encode ``context`` and ``continuation`` together and split their token ids.
+    """Encode ``context`` and ``continuation`` together and split their token ids at the end of the context.
 
-    A token that reaches into the continuation belongs to it, so a merge across the seam is scored.
+    A token that reaches into the continuation belongs to it, so a merge across the seam is scored; white space at the
+    end of the context with a token of its own belongs to the context.
+
+    Args:
+        add_special_tokens: as in :func:`encode`.
     """
-    encoding = encode(tokenizer, context + continuation)
+    encoding = encode(tokenizer, context + continuation, add_special_tokens)
     start = first_token_past(encoding, len(context))
     return encoding.ids[:start], encoding.ids[start:]
 
