@@ -144,24 +144,28 @@ class EditReport:
         editor: name of the editor, if known.
         key: identity of the edited requests.
         error: reason of a failed edit.
+        texts: the texts on which the case's edits were made, each with its target.
         diagnostics: JSON-able facts of the editor and the run (final loss, steps, seconds, warnings, ...).
     """
 
     editor: str | None
     key: str | None = None
     error: str | None = None
+    texts: tuple[str, ...] = ()
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return one flat JSON-able mapping."""
-        named = {"editor": self.editor, "key": self.key, "error": self.error}
+        texts = list(self.texts) or None
+        named = {"editor": self.editor, "key": self.key, "error": self.error, "edited_texts": texts}
         return {**{name: value for name, value in named.items() if value is not None}, **self.diagnostics}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> EditReport:
         rest = dict(record)
         named = {name: rest.pop(name, None) for name in ("editor", "key", "error")}
-        return cls(**named, diagnostics=rest)
+        texts = tuple(rest.pop("edited_texts", ()))
+        return cls(**named, texts=texts, diagnostics=rest)
 
 
 @dataclass(frozen=True, kw_only=True)

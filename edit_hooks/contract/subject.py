@@ -20,7 +20,7 @@ from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
 
-EDIT_REQUESTS = tuple(EditRequest(**record) for record in REQUESTS)
+EDIT_REQUESTS = tuple(map(EditRequest.from_dict, REQUESTS))
 
 tiny_model = functools.cache(build_model)
 tiny_tokenizer = functools.cache(build_tokenizer)
@@ -99,7 +99,7 @@ class Subject:
     def item(self, request: EditRequest, delta: Delta | None = None) -> ScoreItem:
         """The target of a request after its prompt."""
         context = delta.contexts[0].before(request.text) if delta is not None and delta.contexts else ""
-        prompt, target = split_continuation(self.tokenizer, context + request.text, f" {request.target_new}")
+        prompt, target = split_continuation(self.tokenizer, context + request.text, request.continuation)
         room = self.model.config.max_position_embeddings + 1 - len(target)
         return ScoreItem(tuple(prompt[-room:]), tuple(target))
 

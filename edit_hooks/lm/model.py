@@ -29,6 +29,7 @@ from edit_hooks.deltas.saved import editor_of, load_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
+from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.harness import LateLoadingHFLM
@@ -89,8 +90,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
         self.items = ItemBuilder(self)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
+        self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
         self.plan = self._new_plan()
         super().__init__(pretrained=pretrained, **kwargs)
+        self.edit_context = edit_context_of(self.options.edit_context, self.tokenizer, super().apply_chat_template)
+        self.plan = self.plan.in_context(self.edit_context)
         self.join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
@@ -148,7 +152,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             for record in request.doc["edit_requests"]:
                 key = json.dumps(record, sort_keys=True)
                 if key not in validated:
-                    validated[key] = EditRequest.from_dict(record, where=str(request.task_name))
+                    edit = EditRequest.from_dict(record, where=str(request.task_name))
+                    validated[key] = edit.in_context(self.edit_context)
                 edits.append(validated[key])
             questions.append(
                 Question(self.items.from_instance(request), tuple(edits), bool(request.doc.get("ask_unedited")))
@@ -156,7 +161,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
-        return self.session.answer(questions, unedited, answer_jobs)
+        answers = self.session.answer(questions, unedited, answer_jobs)
+        edited = [self.session.requests_as_edited(question.requests) for question in questions]
+        first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
+        self._examples.record(requests[0], first, self.prompt_edits.is_chat(requests[0].args[0]))
+        return list(map(with_edited_texts, answers, edited))
 
     def _answer_unedited(self, items: Sequence[Item], answer_jobs: AnswerJobs) -> dict[Item, ModelAnswer]:
         """Answers of the unedited model, from the store if it has them."""
@@ -329,6 +338,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         editing = {
             **options,
             **self.session.result_metadata(),
+            **self._examples.to_json(),
             "editor": self.session.editor_name,
             "editor_writes": list(self.session.writes),
             "data": self.data,

@@ -16,13 +16,11 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.selection import select_facts
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.lm.item_builder import Built, ItemBuilder, ItemT
+from edit_hooks.prompt_context import ChatTemplate, Messages
 from edit_hooks.utils.errors import EditingError
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-Messages: TypeAlias = list[dict[str, str]]
-# (messages, add_generation_prompt) -> text
-ChatTemplate: TypeAlias = Callable[[Messages, bool], str]
 # (prompt, continuation) -> item
 ScoreItemBuilder: TypeAlias = Callable[[str, str], Built[ScoreItem]]
 AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText)
@@ -45,6 +43,10 @@ class PromptEdits:
         text = self._chat_template(messages, add_generation_prompt)
         self._chats[text] = ([dict(message) for message in messages], add_generation_prompt)
         return text
+
+    def is_chat(self, prompt: str) -> bool:
+        """Whether the model's chat template made a prompt."""
+        return prompt in self._chats
 
     def answer(
         self,

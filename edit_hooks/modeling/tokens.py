@@ -1,7 +1,7 @@
-"""Token positions of subject and target, and the seam between prompt and target.
+"""Token positions of subject and target.
 
 Positions come from the character offsets of one encoding of the full text, so they do not depend on how a tokenizer
-treats BOS, leading spaces and merges. Prompt and target are joined by exactly one space, here and nowhere else.
+treats BOS, leading spaces and merges.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.request import SLOT
+from edit_hooks.prompt_context import Messages, PromptContext, chat_context
 from edit_hooks.utils.errors import EditingError
 
 
@@ -22,11 +22,6 @@ class Encoding(NamedTuple):
 
     ids: list[int]
     offsets: list[tuple[int, int]]
-
-
-def join_target(prompt: str, target: str) -> str:
-    """Join prompt and target by exactly one space."""
-    return f"{prompt.rstrip()} {target.lstrip()}"
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool | None = None) -> Encoding:
@@ -72,18 +67,6 @@ def split_continuation(
     return encoding.ids[:start], encoding.ids[start:]
 
 
-def split_template(template: str) -> tuple[str, str]:
-    """Split a context template into the text before and after its slot.
-
-    Raises:
-        EditingError: unless there is exactly one ``{}``.
-    """
-    parts = template.split(SLOT)
-    if len(parts) != 2:
-        raise EditingError(f"context template {template!r} has {len(parts) - 1} slots; exactly one {{}} is needed.")
-    return parts[0], parts[1]
-
-
 def tokens_in_span(encoding: Encoding, span: tuple[int, int]) -> list[int]:
     """Positions of the tokens that overlap the characters [start, end)."""
     return [i for i, (start, end) in enumerate(encoding.offsets) if start < span[1] and end > span[0]]
@@ -95,3 +78,33 @@ def first_token_past(encoding: Encoding, length: int) -> int:
     The number of tokens if none does.
     """
     return next((i for i, (_, end) in enumerate(encoding.offsets) if end > length), len(encoding.ids))
+
+
+def tokenizer_chat_context(tokenizer: PreTrainedTokenizerBase) -> PromptContext:
+    """The context of the tokenizer's chat template, with the prompt as the user's message.
+
+    Raises:
+        EditingError: the tokenizer has no chat template.
+    """
+    require_chat_template(tokenizer)
+
+    def render(messages: Messages, add_generation_prompt: bool) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    return chat_context(render)
+
+
+def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse tokenizers without a chat template."""
+    if not tokenizer.chat_template:
+        raise EditingError(
+            "the tokenizer has no chat template, so edits cannot be made in one. Use an instruct model, or "
+            "edit_context=bare or edit_context=qa (editor wise: chat=false)."
+        )
