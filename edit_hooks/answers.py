@@ -75,9 +75,12 @@ class GeneratedText:
     """A free generation.
 
     Attributes:
-        raw: the text as generated. stops: the task's stop strings; :attr:`text` ends before the first of them.
-        token_ids: generated tokens; ``None`` from model classes that do not report them.
+        raw: the text as generated, after the thought. stops: the task's stop strings; :attr:`text` ends before the
+            first of them.
+        token_ids: generated tokens after the thought; ``None`` from model classes that do not report them.
         stop: why generation ended, likewise.
+        thought: text up to the end of the thought, of models that think before the answer (``think_end_token``).
+        unfinished: the thought has no end, so there is no answer.
         unedited: the unedited model's answer to the same question, if required.
     """
 
@@ -85,6 +88,8 @@ class GeneratedText:
     stops: tuple[str, ...] = ()
     token_ids: tuple[int, ...] | None = None
     stop: StopReason | None = None
+    thought: str | None = None
+    unfinished: bool = False
     context: ContextReport | None = None
     unedited: GeneratedText | None = None
 
@@ -239,7 +244,11 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
     record: dict[str, Any] = {"kind": "scored" if isinstance(answer, ScoredContinuation) else "generated"}
     for item in dataclasses.fields(answer):
         value = getattr(answer, item.name)
-        if value is None or item.name in ("unedited", "context", "stops"):
+        if (
+            value is None
+            or item.name in ("unedited", "context", "stops")
+            or (item.name, value) == ("unfinished", False)
+        ):
             continue
         record[item.name] = _plain_numbers(value)
     if answer.context is not None:

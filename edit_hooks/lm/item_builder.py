@@ -36,6 +36,17 @@ class ItemBuilder:
     def __init__(self, lm: LateLoadingHFLM) -> None:
         self._lm = lm
 
+    def check_special_tokens(self) -> None:
+        """Refuse an ``add_bos_token`` that the tokenizer does not follow, so that edits would ignore it."""
+        lm = self._lm
+        if lm.add_bos_token is None or not lm.tokenizer.is_fast:
+            return
+        if encode(lm.tokenizer, "A").ids != encode(lm.tokenizer, "A", lm.add_bos_token).ids:
+            raise EditingError(
+                f"add_bos_token={lm.add_bos_token}: this tokenizer does not follow it, so edits and questions would "
+                "begin differently; drop it, or give a tokenizer that is saved with the setting."
+            )
+
     def from_instance(self, request: Instance) -> Item:
         """Build the item of an lm-eval request.
 
@@ -104,4 +115,23 @@ class ItemBuilder:
         if room < 1:
             raise EditingError(f"max_gen_toks={max_new_tokens} leaves no room in {lm.max_length} positions.")
         ids = encode(lm.tokenizer, context, lm.add_bos_token).ids or [lm.prefix_token_id]
-        return Built(GenerateItem(tuple(ids[-room:]), stops, max_new_tokens, context), cut=len(ids) > room)
+        item = GenerateItem(tuple(ids[-room:]), stops, max_new_tokens, context, self._think_end(context))
+        return Built(item, cut=len(ids) > room)
+
+    def _think_end(self, context: str) -> int | str | None:
+        """The token id or text that ends the thought of an answer to a prompt.
+
+        ``None`` without thoughts, and if the prompt itself ends the thought (``enable_thinking=false`` in some chat
+        templates). A text that is one token is searched as a token, since decoding drops special tokens.
+        """
+        lm = self._lm
+        end = lm.think_end_token
+        if end is None:
+            return None
+        text = lm.tok_decode(end, skip_special_tokens=False) if isinstance(end, int) else end
+        if context.rstrip().endswith(text.strip()):
+            return None
+        if isinstance(end, int):
+            return end
+        ids = lm.tok_encode(end, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 else end

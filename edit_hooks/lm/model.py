@@ -20,7 +20,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 
-from edit_hooks.answers import EditedAnswer, EditReport, GeneratedText, ModelAnswer, ScoredContinuation
+from edit_hooks.answers import EditedAnswer, EditReport, GeneratedText, ModelAnswer, ScoredContinuation, truncate
 from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
@@ -95,6 +95,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         super().__init__(pretrained=pretrained, **kwargs)
         self.edit_context = edit_context_of(self.options.edit_context, self.tokenizer, super().apply_chat_template)
         self.plan = self.plan.in_context(self.edit_context)
+        self.items.check_special_tokens()
         self.join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
@@ -110,6 +111,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         Returns:
             `EditedAnswer` for documents with edit requests, lm-eval's pairs for others.
         """
+        if self.enable_thinking and any(map(has_edit_requests, requests)):
+            raise EditingError(
+                "enable_thinking=True: a target right after the prompt would be scored as a thought. Ask tasks that "
+                "only generate (qaedit_wild), or drop the option."
+            )
         return self._dispatch(requests, super().loglikelihood, self._score, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
@@ -219,7 +225,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
         items = [self.items.generate_item(*request.args).item for request in requests]
         answers = self._generate([(item, self._stock_edit) for item in items])
-        return [answer.until(item.stops).text for item, answer in zip(items, answers, strict=True)]
+        texts = [answer.thought or "" if answer.unfinished else answer.raw for answer in answers]
+        return [truncate(text, item.stops) for item, text in zip(items, texts, strict=True)]
 
     # -- engine ------------------------------------------------------------------------------------------------------
 

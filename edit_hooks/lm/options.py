@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from edit_hooks.base.registry import editor_class
+from edit_hooks.lm.parent_options import check_parent_options
 from edit_hooks.lm.plan import MODES
 from edit_hooks.prompt_context import EDIT_CONTEXTS
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
@@ -210,9 +211,10 @@ def _whole(name: str, value: object, least: int) -> None:
         raise EditingError(f"{name}={value!r}; a whole number >= {least} is needed.")
 
 
-def check_known_options(names: Iterable[str], base_class: type, own: Iterable[str]) -> None:
-    """Refuse options that neither this class, lm-eval's nor from_pretrained accepts."""
+def check_known_options(options: Mapping[str, Any], base_class: type, own: Iterable[str]) -> None:
+    """Refuse options that neither this class, lm-eval's nor from_pretrained has, and those that edits cannot honor."""
     accepted = set(inspect.signature(base_class).parameters) - {"kwargs"}
     known = accepted | set(own) | set(FROM_PRETRAINED)
-    if unknown := set(names) - known:
+    if unknown := set(options) - known:
         raise unknown_keys_error("option of edited_hf", unknown, known)
+    check_parent_options(options, accepted)
