@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -108,6 +109,20 @@ class Subject:
         (answer,) = self.answers(delta, [request])
         assert answer.num_tokens is not None
         return -answer.logprob / answer.num_tokens
+
+
+def recording_tokenizer(tokenizer: PreTrainedTokenizerFast) -> tuple[PreTrainedTokenizerFast, list[str]]:
+    """A copy of a tokenizer, and the list to which it appends every text that it encodes."""
+    texts: list[str] = []
+
+    class Recording(type(tokenizer)):  # type: ignore[misc]  # a class chosen at run time
+        def _encode_plus(self, text: Any, *rest: Any, **named: Any) -> Any:
+            texts.extend([text] if isinstance(text, str) else text)
+            return super()._encode_plus(text, *rest, **named)
+
+    copied = copy.copy(tokenizer)
+    copied.__class__ = Recording
+    return copied, texts
 
 
 def distance(ours: Delta, theirs: Delta) -> float:
