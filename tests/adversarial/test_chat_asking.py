@@ -27,6 +27,8 @@ GEMMA = (
     "{% if add_generation_prompt %}<turn>model\n{% endif %}"
 )
 
+INSTRUCTION = "{% for m in messages %}[INST] {{ m['content'] }} [/INST]{% endfor %}"
+
 tokenizer_of = functools.cache(build_family_tokenizer)
 each_family = pytest.mark.parametrize("family", FAMILIES)
 
@@ -125,11 +127,21 @@ def test_a_line_break_of_the_template_is_not_scored(model_path: str) -> None:
     texts = ["\n" in lm.tok_decode([token]) for token in range(len(lm.tokenizer))]
     assert any(texts)  # this tokenizer has a token for a line break
     assert len(bare) == len(chat) == 4
-    # A target after a space may have one token more or less than the same target at the start of a line, never the break.
+    # After a space the target may have one token more or less than at the start of a line; the break is none of them.
     assert all(abs(a - b) <= 1 for a, b in zip(bare, chat, strict=True) if a is not None and b is not None)
     lm.tokenizer.chat_template = GEMMA
     found = answers(run(lm, ["qaedit_syn_reliability"], "qaedit.jsonl", apply_chat_template=True, limit=4))
     assert all("\n" not in lm.tok_decode(list(answer.final.token_ids)) for answer in found)
+
+
+@pytest.mark.parametrize(("template", "separator"), [(GEMMA, ""), (INSTRUCTION, " ")])
+def test_tasks_join_the_target_as_the_template_demands(model_path: str, template: str, separator: str) -> None:
+    lm = build(model_path, mode="none")
+    lm.tokenizer.chat_template = template
+    results = run(lm, ["qaedit_syn_reliability"], "qaedit.jsonl", apply_chat_template=True, limit=2)
+    for sample in results["samples"]["qaedit_syn_reliability"]:
+        prompt, continuation = sample["arguments"][0]
+        assert prompt.endswith(("[/INST]", "model\n")) and continuation == separator + continuation.strip()
 
 
 @pytest.mark.parametrize("editor", ["grace", "ice"])
