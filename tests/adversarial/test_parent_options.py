@@ -125,16 +125,16 @@ def test_prefix_token_id_is_the_context_of_an_empty_prompt(model_path: str) -> N
 
 
 def test_max_length_cuts_prompts_at_their_beginning(model_path: str) -> None:
-    lm = build(model_path, mode="none", max_length=6)
-    item = lm.items.score_item(PROMPT, " Dravonia").item
-    whole = build(model_path, mode="none").items.score_item(PROMPT, " Dravonia").item
-    assert len(item.context) + len(item.continuation) == 7
+    lm = build(model_path, mode="none", max_length=5)
+    item = lm.items.score_item(PROMPT, " Velm").item
+    whole = build(model_path, mode="none").items.score_item(PROMPT, " Velm").item
+    assert len(item.context) + len(item.continuation) == 6 < len(whole.context)
     assert item.context == whole.context[-len(item.context) :] and item.continuation == whole.continuation
 
 
 @pytest.mark.parametrize("options", [{"logits_cache": False}, {"batch_size": 4}, {"max_batch_size": 2}])
 def test_options_of_batching_change_no_number(model_path: str, options: dict[str, Any]) -> None:
-    plain, other = (score(build(model_path, editor_args={"num_steps": 2}, **more)) for more in ({}, options))
+    plain, other = (score(build(model_path, mode="none", **more)) for more in ({}, options))
     assert other.logprob == pytest.approx(plain.logprob, abs=1e-5) and other.token_argmax == plain.token_argmax
 
 
@@ -163,17 +163,16 @@ def test_delta_weights_belong_to_the_unedited_model(model_path: str, tmp_path: P
         for parameter in model.parameters():
             parameter.mul_(0.5)
     model.save_pretrained(tmp_path)
-    with_delta, plain = (build(model_path, mode="none", **more) for more in ({"delta": str(tmp_path)}, {}))
-    assert score(with_delta).logprob != score(plain).logprob
-    assert (
-        with_delta.get_model_info()["edited_hf"]["model_fingerprint"]
-        != (plain.get_model_info()["edited_hf"]["model_fingerprint"])
-    )
+    with_delta, plain = (score(build(model_path, mode="none", **more)) for more in ({"delta": str(tmp_path)}, {}))
+    assert with_delta.logprob != plain.logprob
 
 
 def test_template_options_reach_edits_and_questions(tiny_model: Any, tiny_tokenizer: Any) -> None:
     tokenizer = tiny_tokenizer("byte_bpe_bos")
-    tokenizer.chat_template = "{% for m in messages %}<user>{{ m['content'] }}</user>{% endfor %}{{ mood }}<think>{{ enable_thinking }}</think>"
+    tokenizer.chat_template = (
+        "{% for m in messages %}<user>{{ m['content'] }}</user>{% endfor %}"
+        "{{ mood }}<think>{{ enable_thinking }}</think>"
+    )
     try:
         options = {"chat_template_args": {"mood": "calm"}, "enable_thinking": False, "edit_context": "chat"}
         lm = EditedHFLM(tiny_model("llama"), tokenizer=tokenizer, device="cpu", store="off", **options)
