@@ -75,9 +75,12 @@ class GeneratedText:
     """A free generation.
 
     Attributes:
-        raw: the text as generated. stops: the task's stop strings; :attr:`text` ends before the first of them.
-        token_ids: generated tokens; ``None`` from model classes that do not report them.
+        raw: the text as generated, after the thought. stops: the task's stop strings; :attr:`text` ends before the
+            first of them.
+        token_ids: generated tokens after the thought; ``None`` from model classes that do not report them.
         stop: why generation ended, likewise.
+        thought: text up to the end of the thought, of models that think before the answer (``think_end_token``).
+        unfinished: the thought has no end, so there is no answer.
         unedited: the unedited model's answer to the same question, if required.
     """
 
@@ -85,6 +88,8 @@ class GeneratedText:
     stops: tuple[str, ...] = ()
     token_ids: tuple[int, ...] | None = None
     stop: StopReason | None = None
+    thought: str | None = None
+    unfinished: bool = False
     context: ContextReport | None = None
     unedited: GeneratedText | None = None
 
@@ -144,24 +149,28 @@ class EditReport:
         editor: name of the editor, if known.
         key: identity of the edited requests.
         error: reason of a failed edit.
+        texts: the texts on which the case's edits were made, each with its target.
         diagnostics: JSON-able facts of the editor and the run (final loss, steps, seconds, warnings, ...).
     """
 
     editor: str | None
     key: str | None = None
     error: str | None = None
+    texts: tuple[str, ...] = ()
     diagnostics: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return one flat JSON-able mapping."""
-        named = {"editor": self.editor, "key": self.key, "error": self.error}
+        texts = list(self.texts) or None
+        named = {"editor": self.editor, "key": self.key, "error": self.error, "edited_texts": texts}
         return {**{name: value for name, value in named.items() if value is not None}, **self.diagnostics}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> EditReport:
         rest = dict(record)
         named = {name: rest.pop(name, None) for name in ("editor", "key", "error")}
-        return cls(**named, diagnostics=rest)
+        texts = tuple(rest.pop("edited_texts", ()))
+        return cls(**named, texts=texts, diagnostics=rest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +244,11 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
     record: dict[str, Any] = {"kind": "scored" if isinstance(answer, ScoredContinuation) else "generated"}
     for item in dataclasses.fields(answer):
         value = getattr(answer, item.name)
-        if value is None or item.name in ("unedited", "context", "stops"):
+        if (
+            value is None
+            or item.name in ("unedited", "context", "stops")
+            or (item.name, value) == ("unfinished", False)
+        ):
             continue
         record[item.name] = _plain_numbers(value)
     if answer.context is not None:

@@ -7,9 +7,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from edit_hooks.prompt_context import BARE, PromptContext
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 
 SLOT = "{}"
@@ -21,13 +22,16 @@ class EditRequest:
 
     Args:
         prompt: text that should be continued by ``target_new``; either a template with exactly one ``{}`` for the
-            subject, or a plain text. Outer white space is dropped: prompt and target are always joined by one space.
+            subject, or a plain text. Outer white space is dropped: a space joins prompt and target.
         target_new: the answer wanted after the edit, without outer white space.
         subject: the words whose representation is located; must occur in the prompt. ``None`` if the benchmark marks
             none; editors that need one refuse the request.
         target_true: the answer before the edit, if known.
         case_id: identity of the benchmark record. Not part of what is edited, so not part of ``key``.
         relation_id: identity of the relation (Wikidata P-number or the like), for editors that use it.
+        context: text around the prompt in which the edit is made; ``None`` for the prompt alone.
+
+    Editors read :attr:`text`, :attr:`subject_span` and :attr:`continuation`, which include the context.
 
     Raises:
         EditingError: for empty or non-string fields, a subject that does not occur in the prompt, and templates with
@@ -40,10 +44,14 @@ class EditRequest:
     target_true: str | None = None
     case_id: str | None = None
     relation_id: str | None = None
+    context: PromptContext | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "context":
+                object.__setattr__(self, "context", None if value is None else PromptContext.of(value))
+                continue
             required = field.name in ("prompt", "target_new")
             if value is None and not required:
                 continue
@@ -94,20 +102,63 @@ class EditRequest:
         if start < 0:
             whole = re.search(rf"(?<!\w){re.escape(self.subject)}(?!\w)", self.prompt)
             start = whole.start() if whole else self.prompt.index(self.subject)
+        start += len(self._context.before)
         return start, start + len(self.subject)
 
     @functools.cached_property
-    def text(self) -> str:
-        """The prompt with the subject filled in."""
+    def bare_text(self) -> str:
+        """The prompt with the subject filled in, without the context."""
         if self.subject is None or SLOT not in self.prompt:
             return self.prompt
         before, after = self.prompt.split(SLOT)  # not str.format: other braces are plain text
         return before + self.subject + after
 
     @functools.cached_property
+    def text(self) -> str:
+        """The text that the target continues: the prompt with the subject filled in, in its context."""
+        return self._context.wrap(self.bare_text)
+
+    @property
+    def continuation(self) -> str:
+        """``target_new`` as it continues :attr:`text`, with the white space between them."""
+        return self.continued_by(self.target_new)
+
+    def continued_by(self, target: str) -> str:
+        """Another target as it continues :attr:`text`."""
+        return self._context.continuation(target)
+
+    def in_context(self, context: PromptContext) -> EditRequest:
+        """The same edit, made in a context.
+
+        Raises:
+            EditingError: the request has a context already.
+        """
+        if context == BARE:
+            return self
+        if self.context is not None:
+            raise EditingError(
+                f"the edit request {self.bare_text!r}{self._case} has a context already; drop its field 'context' or "
+                "use edit_context=bare."
+            )
+        return replace(self, context=context)
+
+    def in_template(self, template: str) -> EditRequest:
+        """The same edit with a context template (``"TEXT {}"``) around its prompt, inside its context."""
+        return replace(self, context=self._context.around(*split_template(template)))
+
+    @property
+    def without_context(self) -> EditRequest:
+        """The same edit of the prompt alone."""
+        return replace(self, context=None)
+
+    @property
+    def _context(self) -> PromptContext:
+        return self.context or BARE
+
+    @functools.cached_property
     def key(self) -> str:
         """SHA-256 (hex) of all that can change the edit: every field except ``case_id``."""
-        content = {**self.to_dict(), "prompt": self.text, "subject_span": self.subject_span}
+        content = {**self.to_dict(), "prompt": self.bare_text, "subject_span": self.subject_span}
         content.pop("case_id", None)
         return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
@@ -139,6 +190,18 @@ class EditRequest:
             return cls(**record)
         except EditingError as error:
             raise EditingError(f"{prefix}{error}") from None
+
+
+def split_template(template: str) -> tuple[str, str]:
+    """Split a context template into the text before and after its slot.
+
+    Raises:
+        EditingError: unless there is exactly one ``{}``.
+    """
+    parts = template.split(SLOT)
+    if len(parts) != 2:
+        raise EditingError(f"context template {template!r} has {len(parts) - 1} slots; exactly one {{}} is needed.")
+    return parts[0], parts[1]
 
 
 def require_subjects(requests: Sequence[EditRequest], editor: str) -> None:

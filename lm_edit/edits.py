@@ -65,7 +65,9 @@ def make_edits(
         plan_options["edit_batch_size"] = edit_batch_size
     lm = EditedHFLM(**model_options, **plan_options)
     settings = {"data": data} if data else {"pretrained": None if lm.is_demo else True}
-    groups = lm.plan.groups or tuple((request,) for request in load_edits(edits, settings, num_edits))
+    groups = lm.plan.groups or tuple(
+        (request.in_context(lm.edit_context),) for request in load_edits(edits, settings, num_edits)
+    )
     saved: list[tuple[RequestGroup, Delta]] = []
     failed: dict[str, str] = {}
     for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps

@@ -19,7 +19,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.shipped import shipped_config
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
-from edit_hooks.modeling.tokens import encode, join_target
+from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout
 from edit_hooks.request import SLOT, EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
@@ -256,9 +256,10 @@ class Editor(abc.ABC, Generic[ConfigT]):
             return
         prefix = max((template.partition(SLOT)[0] for template in self.known_contexts(model)), key=len, default="")
         for request in requests:
-            length = len(encode(tokenizer, join_target(prefix + request.text, request.target_new)).ids) - 1
+            placed = request.in_template(prefix + SLOT)
+            length = len(encode(tokenizer, placed.text + placed.continuation).ids) - 1
             if length > limit:
-                context = ", the longest context included," if prefix else ""
+                context = ", the longest context included," if prefix or request.context else ""
                 raise EditingError(
                     f"case {request.case_id}: prompt and target_new take {length} tokens{context} and the model has "
                     f"{limit} positions; shorten target_new or the prompt, or drop the record."

@@ -14,12 +14,19 @@ import torch
 
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.contract.state import changes, snapshot
-from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, require
-from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, build_model, build_tokenizer, build_wider_model
+from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, recording_tokenizer, require
+from edit_hooks.contract.tiny_models import (
+    NATURAL_TOKENIZER,
+    SENTENCES,
+    build_model,
+    build_tokenizer,
+    build_wider_model,
+)
 from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
+from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -277,6 +284,29 @@ def check_diagnostics(subject: Subject) -> None:
         require(bool(record["meta"]["requests"]), "the metadata does not hold the requests")
 
 
+def check_context(subject: Subject) -> None:
+    """An edit with a context is made on its whole text, joined to the target as the context demands, and records it."""
+    context = PromptContext("<user>\n", "</user>\n<model>\n", separator="")
+    request = EDIT_REQUESTS[0].in_context(context)
+    tokenizer, texts = recording_tokenizer(subject.tokenizer)
+    (delta,) = subject.make().edit(subject.model, tokenizer, [request])
+    require(delta.meta["requests"] == [request.to_dict()], "the metadata does not hold the context")
+    prompts = [text for text in texts if request.bare_text in text and text not in SENTENCES]  # those are statistics
+    if subject.capabilities.writes == ("context",):
+        fact = delta.contexts[0].prompt
+        require(fact == request.bare_text, f"the fact is stated as {fact!r}, with the context of a weight edit")
+        return
+    require(bool(prompts), "the editor does not tokenize the request's text")
+    for text in prompts:
+        before, _, rest = text.partition(request.bare_text)
+        answer = rest.removeprefix(context.after)
+        require(
+            before.startswith(context.before) and answer != rest and not answer[:1].isspace(),
+            f"the editor tokenizes {text!r}, not the text of the request in its context ({request.text!r}, continued "
+            f"by {request.continuation!r}); use EditRequest.text, continuation and in_template",
+        )
+
+
 @dataclass(frozen=True)
 class Check:
     """One clause of the contract."""
@@ -309,6 +339,7 @@ CHECKS: tuple[Check, ...] = tuple(
         check_errors,
         check_foreign_model,
         check_diagnostics,
+        check_context,
     )
 )
 

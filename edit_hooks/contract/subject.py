@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
 
-EDIT_REQUESTS = tuple(EditRequest(**record) for record in REQUESTS)
+EDIT_REQUESTS = tuple(map(EditRequest.from_dict, REQUESTS))
 
 tiny_model = functools.cache(build_model)
 tiny_tokenizer = functools.cache(build_tokenizer)
@@ -99,7 +100,7 @@ class Subject:
     def item(self, request: EditRequest, delta: Delta | None = None) -> ScoreItem:
         """The target of a request after its prompt."""
         context = delta.contexts[0].before(request.text) if delta is not None and delta.contexts else ""
-        prompt, target = split_continuation(self.tokenizer, context + request.text, f" {request.target_new}")
+        prompt, target = split_continuation(self.tokenizer, context + request.text, request.continuation)
         room = self.model.config.max_position_embeddings + 1 - len(target)
         return ScoreItem(tuple(prompt[-room:]), tuple(target))
 
@@ -108,6 +109,20 @@ class Subject:
         (answer,) = self.answers(delta, [request])
         assert answer.num_tokens is not None
         return -answer.logprob / answer.num_tokens
+
+
+def recording_tokenizer(tokenizer: PreTrainedTokenizerFast) -> tuple[PreTrainedTokenizerFast, list[str]]:
+    """A copy of a tokenizer, and the list to which it appends every text that it encodes."""
+    texts: list[str] = []
+
+    class Recording(type(tokenizer)):  # type: ignore[misc]  # a class chosen at run time
+        def _encode_plus(self, text: Any, *rest: Any, **named: Any) -> Any:
+            texts.extend([text] if isinstance(text, str) else text)
+            return super()._encode_plus(text, *rest, **named)
+
+    copied = copy.copy(tokenizer)
+    copied.__class__ = Recording
+    return copied, texts
 
 
 def distance(ours: Delta, theirs: Delta) -> float:

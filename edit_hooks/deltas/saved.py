@@ -72,12 +72,15 @@ def check_base(delta: Delta, fingerprint: str, source: str) -> None:
 
 
 def requests_of(delta: Delta) -> dict[str, EditRequest] | None:
-    """The requests of a saved edit by key; ``None`` if the file does not contain them."""
+    """The requests of a saved edit by the key of the edit without its context.
+
+    ``None`` if the file does not contain them.
+    """
     records = [edit.get("requests") for edit in _summand_metadata(delta.meta)]
     if any(record is None for record in records):
         return None
     requests = [EditRequest.from_dict(request) for record in records for request in record or ()]
-    return {request.key: request for request in requests}
+    return {request.without_context.key: request for request in requests}
 
 
 def editor_of(delta: Delta) -> str | None:

@@ -49,8 +49,8 @@ from edit_hooks.modeling.architectures import decoder_of, input_device
 from edit_hooks.modeling.hooks import hooks, on_output
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.tokens import Encoding, encode, split_template, tokens_in_span
-from edit_hooks.request import EditRequest
+from edit_hooks.modeling.tokens import Encoding, encode, tokens_in_span
+from edit_hooks.request import EditRequest, split_template
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.hashing import key_of

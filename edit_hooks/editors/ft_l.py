@@ -66,5 +66,5 @@ class FTL(FineTuningEditor[FTLConfig]):
             raise EditingError(
                 f"prompt {request.text!r} has no token that could predict the target; give a longer prompt."
             )
-        target = tokenizer(f" {request.target_new}", verbose=False)["input_ids"]
+        target = tokenizer(request.continuation, verbose=False)["input_ids"]
         return LabeledRow(prompt, [(len(prompt) - 1, token) for token in target])

@@ -126,7 +126,7 @@ class FineTuningEditor(Editor[FTConfigT]):
 
     def row(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfigT) -> LabeledRow:
         """Hook: the row a request is trained on."""
-        return target_row(tokenizer, request.text, request.target_new, config.objective, config.append_eos)
+        return target_row(tokenizer, request.text, request.continuation, config.objective, config.append_eos)
 
 
 class FTM(FineTuningEditor[FTConfig]):

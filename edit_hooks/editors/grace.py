@@ -148,7 +148,9 @@ class GRACE(Editor[GRACEConfig]):
         model, config = job.model, job.config
         (layer,) = config.edited_layers
         name = architecture_of(model).linear_name(config.module, layer)
-        targets = [target_row(job.tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
+        targets = [
+            target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in job.requests
+        ]
         rows = batch_rows(model, targets)
         context = _prompt_context(rows)
         codebook = codebook_after(job.history, name)

@@ -133,7 +133,7 @@ class ContextEditor(Editor[ICEConfigT]):
         for request in job.requests:
             demonstrations = self.demonstrations(request, job.config)
             context = ContextEdit(
-                prompt=request.text,
+                prompt=request.bare_text,
                 target_new=request.target_new,
                 demonstrations=demonstrations.texts,
                 include_fact=job.config.include_fact,
@@ -192,11 +192,12 @@ class IKELeakyPool(IKE):
 
 
 def _require_disjoint(request: EditRequest, pool: Pool, config: IKEConfig) -> None:
-    if request.text.lower() in pool.prompts:
+    if request.bare_text.lower() in pool.prompts:
         raise EditingError(
-            f"case {request.case_id}: its prompt {request.text!r} is in the pool of demonstrations ({config.pool}), "
-            "which must not contain tested questions. Exclude tested records with pool_start, or give another pool. "
-            "(editor=ike_leaky_pool allows it, to reproduce a published protocol that leaks answers.)"
+            f"case {request.case_id}: its prompt {request.bare_text!r} is in the pool of demonstrations "
+            f"({config.pool}), which must not contain tested questions. Exclude tested records with pool_start, or "
+            "give another pool. (editor=ike_leaky_pool allows it, to reproduce a published protocol that leaks "
+            "answers.)"
         )
 
 

@@ -67,9 +67,9 @@ from edit_hooks.modeling.architectures import architecture_of, is_transposed, nu
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.sampling import greedy_continuation
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.tokens import encode, split_continuation, split_template
+from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.modeling.weights import read_weight
-from edit_hooks.request import EditRequest
+from edit_hooks.request import EditRequest, split_template
 from edit_hooks.utils.errors import EditingError
 
 SHARING_STEP, MIN_NEURONS, MAX_NEURONS = 0.05, 2, 5
@@ -196,7 +196,7 @@ class KN(Editor[KNConfig]):
 def _edit(job: EditJob[KNConfig], request: EditRequest) -> Delta:
     model, tokenizer, config = job.model, job.tokenizer, job.config
     scores = [
-        attributions(model, tokenizer, prompt, str(request.target_true), config)
+        attributions(model, tokenizer, prompt, request.continued_by(str(request.target_true)), config)
         for prompt in attribution_prompts(request, config)
     ]
     neurons, sharing = select_neurons(scores, config)
@@ -228,9 +228,9 @@ def _direction(
     ``factors: original`` scales it by that vector's norm.
     """
     embedding_VD = at_least_float32(model.get_input_embeddings().weight.detach())
-    _, new = split_continuation(tokenizer, request.text, f" {request.target_new}")
+    _, new = split_continuation(tokenizer, request.text, request.continuation)
     if config.factors == "original":
-        _, old = split_continuation(tokenizer, request.text, f" {request.target_true}")
+        _, old = split_continuation(tokenizer, request.text, request.continued_by(str(request.target_true)))
         old_D, new_D = embedding_VD[old].mean(0), embedding_VD[new].mean(0)
         return config.write * new_D / new_D.norm() - config.erase * old_D / old_D.norm()
     old = greedy_continuation(model, encode(tokenizer, request.text).ids, len(new))
@@ -254,7 +254,7 @@ def _losses(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, request: EditRequest, delta: Delta
 ) -> dict[str, Any]:
     """Loss of the new answer before and after the edit."""
-    rows = batch_rows(model, [target_row(tokenizer, request.text, request.target_new)])
+    rows = batch_rows(model, [target_row(tokenizer, request.text, request.continuation)])
     before = float(mean_over_rows(label_nll(model, rows), rows))
     with edited(model, delta):
         after = float(mean_over_rows(label_nll(model, rows), rows))
@@ -307,8 +307,9 @@ def coarse_neurons(scores: dict[int, torch.Tensor], threshold: float) -> list[Ne
 
 def attribution_prompts(request: EditRequest, config: KNConfig) -> list[str]:
     """The edit prompt in every context template, and its paraphrases."""
-    contexts = [before + request.text + after for before, after in map(split_template, config.context_templates)]
-    return [*contexts, *config.paraphrases.get(request.text, [])]
+    contexts = [request.in_template(template).text for template in config.context_templates]
+    paraphrases = config.paraphrases.get(request.bare_text, [])
+    return [*contexts, *(request.context.wrap(text) if request.context else text for text in paraphrases)]
 
 
 def attributions(
@@ -316,7 +317,7 @@ def attributions(
 ) -> dict[int, torch.Tensor]:
     """Attributions of ``answer`` after ``prompt``: layer -> [f].
 
-    The mean over the answer's tokens.
+    The mean over the answer's tokens. The answer begins with the white space that follows the prompt, if any.
     """
     total: dict[int, torch.Tensor] = {}
     contexts = list(_answer_contexts(model, tokenizer, prompt, answer, config.answer_context))
@@ -330,7 +331,7 @@ def _answer_contexts(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, kind: AnswerContext
 ) -> Iterator[tuple[list[int], int]]:
     """For every token of the answer, the ids that precede it."""
-    ids, answer_ids = split_continuation(tokenizer, prompt, f" {answer}")
+    ids, answer_ids = split_continuation(tokenizer, prompt, answer)
     if not ids or not answer_ids:
         raise EditingError(
             f"answer {answer!r} after prompt {prompt!r} has no token to attribute; give a prompt and an answer that "

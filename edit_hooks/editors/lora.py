@@ -164,7 +164,7 @@ def _train(
 def _chunks(job: EditJob[LoRAConfig], requests: Sequence[EditRequest]) -> list[LabeledRows]:
     """The requests in batches of ``batch_size``."""
     config = job.config
-    rows = [target_row(job.tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests]
+    rows = [target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in requests]
     chunks = [
         batch_rows(job.model, rows[start : start + config.batch_size])
         for start in range(0, len(rows), config.batch_size)

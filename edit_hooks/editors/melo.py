@@ -165,7 +165,9 @@ class MELO(Editor[MELOConfig]):
         query_name = arch.module_names("mlp_in", query_layer)[0]
         modules = arch.all_module_names(config.modules, config.edited_layers)
         history = _database_after(job.history, query_name, modules)
-        targets = [target_row(job.tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in job.requests]
+        targets = [
+            target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in job.requests
+        ]
         rows = batch_rows(model, targets)
         with frozen(model):
             end_R = torch.tensor([target.labels[0][0] for target in targets], device=rows.ids_RT.device)

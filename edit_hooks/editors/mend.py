@@ -162,7 +162,7 @@ class MEND(Editor[MENDConfig]):
         if config.artifact_digest not in self._training_digests:
             self._training_digests[config.artifact_digest] = read_training_digests(config.artifact)
         digests = self._training_digests[config.artifact_digest]
-        is_seen = any(edit_digest(request.text, request.target_new) in digests for request in requests)
+        is_seen = any(edit_digest(request.bare_text, request.target_new) in digests for request in requests)
         return [SEEN_IN_TRAINING_WARNING] if is_seen else []
 
     def _apply_manifest(self, config: MENDConfig, manifest: dict[str, Any]) -> None:
@@ -219,7 +219,7 @@ def _batch(job: EditJob[MENDConfig], requests: Sequence[EditRequest]) -> Labeled
     config = job.config
     rows = batch_rows(
         job.model,
-        [target_row(job.tokenizer, r.text, r.target_new, append_eos=config.append_eos) for r in requests],
+        [target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in requests],
     )
     if config.engine == "fast":
         cache_lower_blocks(job.model, rows, min(config.edited_layers))

@@ -165,7 +165,7 @@ def _read_keys(
 
     with frozen(model), hooks(*map(record_input, names)):
         for request in requests:
-            prompt, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
+            prompt, target = split_continuation(tokenizer, request.text, request.continuation)
             model(input_ids=torch.tensor([prompt + target], device=input_device(model)), use_cache=False)
     return {name: torch.cat(keys) for name, keys in parts.items()}
 

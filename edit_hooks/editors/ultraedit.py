@@ -204,7 +204,7 @@ class UltraEdit(Editor[UltraEditConfig]):
         model, config = job.model, job.config
         names = config.module_names(model)
         statistics = _statistics_after(job.history) if job.history else self._start[model]
-        rows = [target_row(job.tokenizer, request.text, request.target_new) for request in job.requests]
+        rows = [target_row(job.tokenizer, request.text, request.continuation) for request in job.requests]
         features = _capture(model, rows, names, config)
         indices = list(range(len(rows)))
         deltas = []

@@ -54,7 +54,7 @@ from edit_hooks.memory.side_memory import (
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped
 from edit_hooks.modeling.hooks import frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.modeling.tokens import encode, split_template
+from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -117,7 +117,7 @@ class WISEConfig(EditorConfig):
         "unrelated texts (question and answer), one of which each edit is trained to leave alone",
         default_factory=lambda: list(LOC_PROMPTS),
     )
-    chat: bool = config_field("wrap the prompt in the tokenizer's chat template as a user turn", default=False)
+    chat: bool = config_field("make the edit in the tokenizer's chat template, as edit_context=chat", default=False)
     save_every: int = config_field("number of edits after which a memory is stored and a new one started", default=500)
     merge_every: int = config_field(
         "number of edits after which stored memories are merged; a multiple of save_every", default=1000
@@ -258,25 +258,12 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
 
     The unrelated text has no labels; the request selects it.
     """
-    rows = []
-    for template in config.context_templates:
-        before, after = split_template(template)
-        text = before + request.text + after
-        rows.append(target_row(tokenizer, _chat_prompt(tokenizer, text) if config.chat else text, request.target_new))
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
+    if config.chat:
+        request = request.in_context(tokenizer_chat_context(tokenizer))
+    placed = [request.in_template(template) for template in config.context_templates]
+    rows = [target_row(tokenizer, edit.text, edit.continuation) for edit in placed]
     return [*rows, LabeledRow(encode(tokenizer, unrelated).ids, [])]
-
-
-def _chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """A user turn and the header of the answer, without a BOS.
-
-    The encoding adds the BOS.
-    """
-    if not tokenizer.chat_template:
-        raise EditingError("chat=true, but the tokenizer has no chat template; use an instruct model or chat=false.")
-    messages = [{"role": "user", "content": text}]
-    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return str(prompt).removeprefix(tokenizer.bos_token or "")
 
 
 def activation_of(model: nn.Module, config: WISEConfig) -> str | None:

@@ -75,13 +75,14 @@ class LabeledRows:
 def target_row(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
-    target: str,
+    continuation: str,
     objective: Objective = "target_tokens",
     append_eos: bool = False,
 ) -> LabeledRow:
-    """The row of ``prompt + " " + target``.
+    """The row of a prompt and its continuation.
 
     Args:
+        continuation: the target with the white space before it, as in ``EditRequest.continuation``.
         objective: ``target_tokens``: the tokens before a target token predict it; ``last_token``: the prompt alone is
             fed, and its last position predicts every target token.
         append_eos: the end-of-text token is one more target token.
@@ -89,11 +90,11 @@ def target_row(
     Raises:
         EditingError: the prompt is empty, the target adds no token, or the tokenizer has no end-of-text token.
     """
-    context, labels = split_continuation(tokenizer, prompt, f" {target}")
+    context, labels = split_continuation(tokenizer, prompt, continuation)
     if not context:
         raise EditingError(f"prompt {prompt!r} has no token before the target; nothing could predict it.")
     if not labels:
-        raise EditingError(f"target {target!r} has no token of its own after {prompt!r}.")
+        raise EditingError(f"target {continuation!r} has no token of its own after {prompt!r}.")
     if append_eos:
         if tokenizer.eos_token_id is None:
             raise EditingError("append_eos=true, but the tokenizer has no end-of-text token.")

@@ -37,16 +37,16 @@ class PoolRecord:
 
     def demonstration(self, question: str, answer: str) -> str:
         """The demonstration that answers a question given this fact."""
-        return format_demonstration(self.edit.text, self.edit.target_new, question, answer)
+        return format_demonstration(self.edit.bare_text, self.edit.target_new, question, answer)
 
     def copy_demonstration(self) -> str:
         """The demonstration whose question is the edit prompt itself; similarity to a request is measured with it."""
-        return self.demonstration(self.edit.text, self.edit.target_new)
+        return self.demonstration(self.edit.bare_text, self.edit.target_new)
 
 
 def query_text(request: EditRequest) -> str:
     """The text of a request that is compared with demonstrations: the fact and its question, without the answer."""
-    return f"{fact_line(request.text, request.target_new)}{QUESTION}{request.text}"
+    return f"{fact_line(request.bare_text, request.target_new)}{QUESTION}{request.bare_text}"
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Pool:
         return frozenset(
             text.lower()
             for record in self.records
-            for text in (record.edit.text, *record.paraphrases, *(question for question, _ in record.neighbors))
+            for text in (record.edit.bare_text, *record.paraphrases, *(question for question, _ in record.neighbors))
         )
 
     @functools.cached_property
     def edits(self) -> frozenset[str]:
         """All edit prompts of the pool, lower case."""
-        return frozenset(record.edit.text.lower() for record in self.records)
+        return frozenset(record.edit.bare_text.lower() for record in self.records)
 
 
 @functools.cache

@@ -120,22 +120,16 @@ class _GreedyLoop:
         """Append a token to an item; return whether the item has stopped."""
         item, tokens = self.items[index], self.new_tokens[index]
         tokens.append(token)
-        # The whole text, because one character may take several tokens and a stop string may cross them.
-        text = self._text(tokens) if item.stops else ""
         if token in self.end_tokens:
             self.stop[index] = "eos"
-        elif any(stop in text for stop in item.stops):
+        elif is_stopped(self.tokenizer, tokens, item):
             self.stop[index] = "stop_string"
         elif len(tokens) >= item.max_new_tokens:
             self.stop[index] = "length"
         return self.stop[index] is not None
 
-    def _text(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
-
     def _answer(self, index: int) -> GeneratedText:
-        tokens = self.new_tokens[index]
-        return GeneratedText(raw=self._text(tokens), token_ids=tuple(tokens), stop=self.stop[index])
+        return generated_text(self.tokenizer, self.new_tokens[index], self.items[index], self.stop[index])
 
 
 def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -144,3 +138,56 @@ def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[i
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ends.update(configured if isinstance(configured, (list, tuple)) else [configured])
     return {int(token) for token in ends if token is not None}
+
+
+def is_stopped(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem) -> bool:
+    """Whether the answer in these new tokens contains a stop string of the item."""
+    if not item.stops:
+        return False
+    length = thought_length(tokenizer, tokens, item.think_end)
+    if length is None:
+        return False
+    # The whole text, because one character may take several tokens and a stop string may cross them.
+    text = _decoded(tokenizer, tokens[length:])
+    return any(stop in (text.lstrip() if length else text) for stop in item.stops)
+
+
+def generated_text(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem, stop: StopReason | None
+) -> GeneratedText:
+    """The answer in new tokens, without the thought before it.
+
+    As in lm-eval, white space between thought and answer is dropped.
+    """
+    length = thought_length(tokenizer, tokens, item.think_end)
+    if length is None:
+        thought = _decoded(tokenizer, tokens)
+        return GeneratedText(raw="", token_ids=(), stop=stop, thought=thought, unfinished=True)
+    text = _decoded(tokenizer, tokens[length:])
+    return GeneratedText(
+        raw=text.lstrip() if length else text,
+        token_ids=tuple(tokens[length:]),
+        stop=stop,
+        thought=_decoded(tokenizer, tokens[:length]) if length else None,
+    )
+
+
+def thought_length(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], think_end: int | str | None
+) -> int | None:
+    """Number of tokens up to the last end of a thought; 0 without thoughts, ``None`` if the thought has no end."""
+    if think_end is None:
+        return 0
+    if isinstance(think_end, int):
+        return next((i + 1 for i in range(len(tokens) - 1, -1, -1) if tokens[i] == think_end), None)
+    ends = _decoded(tokenizer, tokens).count(think_end)
+    if ends == 0:
+        return None
+    length = len(tokens)
+    while _decoded(tokenizer, tokens[: length - 1]).count(think_end) == ends:
+        length -= 1
+    return length
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True))

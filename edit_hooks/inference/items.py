@@ -43,12 +43,14 @@ class GenerateItem:
         context: token ids.
         stops: strings that end the continuation, besides the end token.
         text: the context as text; context edits rebuild the item from it.
+        think_end: token id or text that ends a thought; stop strings count after the last one only.
     """
 
     context: tuple[int, ...]
     stops: tuple[str, ...]
     max_new_tokens: int
     text: str | None = None
+    think_end: int | str | None = None
 
 
 Item: TypeAlias = ScoreItem | GenerateItem

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from edit_hooks.answers import GeneratedText, ScoredContinuation, StopReason
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.decoding import end_token_ids
+from edit_hooks.inference.decoding import end_token_ids, generated_text, is_stopped
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
@@ -60,12 +60,12 @@ def generate_reference(
 
 
 class _StopOnText(StoppingCriteria):
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: tuple[str, ...], prompt_length: int) -> None:
-        self.tokenizer, self.stops, self.prompt_length = tokenizer, stops, prompt_length
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> None:
+        self.tokenizer, self.item = tokenizer, item
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
-        text = self.tokenizer.decode(input_ids[0, self.prompt_length :], skip_special_tokens=True)
-        return torch.tensor([any(stop in text for stop in self.stops)], device=input_ids.device)
+        new_tokens = input_ids[0, len(self.item.context) :].tolist()
+        return torch.tensor([is_stopped(self.tokenizer, new_tokens, self.item)], device=input_ids.device)
 
 
 def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> GeneratedText:
@@ -79,11 +79,10 @@ def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, it
         num_beams=1,
         eos_token_id=sorted(ends) or None,
         pad_token_id=min(ends, default=0),
-        stopping_criteria=StoppingCriteriaList([_StopOnText(tokenizer, item.stops, prompt.shape[1])]),
+        stopping_criteria=StoppingCriteriaList([_StopOnText(tokenizer, item)]),
     )
     tokens = output[0, prompt.shape[1] :].tolist()
-    text = tokenizer.decode(tokens, skip_special_tokens=True)
-    stop: StopReason = "stop_string" if any(end in text for end in item.stops) else "length"
+    stop: StopReason = "stop_string" if is_stopped(tokenizer, tokens, item) else "length"
     if tokens and tokens[-1] in ends:
         stop = "eos"
-    return GeneratedText(raw=text, token_ids=tuple(tokens), stop=stop)
+    return generated_text(tokenizer, tokens, item, stop)

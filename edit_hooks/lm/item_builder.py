@@ -1,11 +1,13 @@
-"""Questions as token ids, by lm-eval's rules.
+"""Questions as token ids.
 
-The rules cover special tokens, truncation and stop strings.
+Special tokens, truncation and stop strings follow lm-eval's rules. The targets of editing documents are split off at
+the end of the prompt, because their metrics count tokens: lm-eval moves white space at the end of the prompt, such as
+the line break of a chat template, into the target. Stock tasks keep lm-eval's tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from lm_eval.api.instance import Instance
@@ -13,6 +15,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.lm.harness import LateLoadingHFLM
+from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.utils.errors import EditingError
 
 GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
@@ -33,6 +36,17 @@ class ItemBuilder:
     def __init__(self, lm: LateLoadingHFLM) -> None:
         self._lm = lm
 
+    def check_special_tokens(self) -> None:
+        """Refuse an ``add_bos_token`` that the tokenizer does not follow, so that edits would ignore it."""
+        lm = self._lm
+        if lm.add_bos_token is None or not lm.tokenizer.is_fast:
+            return
+        if encode(lm.tokenizer, "A").ids != encode(lm.tokenizer, "A", lm.add_bos_token).ids:
+            raise EditingError(
+                f"add_bos_token={lm.add_bos_token}: this tokenizer does not follow it, so edits and questions would "
+                "begin differently; drop it, or give a tokenizer that is saved with the setting."
+            )
+
     def from_instance(self, request: Instance) -> Item:
         """Build the item of an lm-eval request.
 
@@ -44,19 +58,40 @@ class ItemBuilder:
         return self.generate_item(*request.args).item
 
     def score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
-        """Build an item for scoring; long contexts are cut at the start, as in lm-eval."""
+        """Build an item for scoring a target; its tokens are those past the end of the context."""
         lm = self._lm
         if context == "":
-            ids = [lm.prefix_token_id]
-            target = lm.tok_encode(continuation, add_special_tokens=False)
+            ids, target = [lm.prefix_token_id], lm.tok_encode(continuation, add_special_tokens=False)
+        else:
+            ids, target = split_continuation(lm.tokenizer, context, continuation, lm.add_bos_token)
+        return self._fitted(ids, target, (context, continuation))
+
+    def stock_score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
+        """Build the item of a stock task from texts, with the tokens that lm-eval scores."""
+        lm = self._lm
+        if context == "":
+            ids, target = [lm.prefix_token_id], lm.tok_encode(continuation, add_special_tokens=False)
         else:
             ids, target = lm.encode_pair(context, continuation)
+        return self._fitted(ids, target, (context, continuation))
+
+    def tokenized_item(
+        self, texts: tuple[str, str] | None, context: Sequence[int], continuation: Sequence[int]
+    ) -> ScoreItem:
+        """Build the item of a stock task from lm-eval's tokens; ``texts`` is ``None`` for rolling windows."""
+        return self._fitted(context, continuation, texts).item
+
+    def _fitted(self, ids: Sequence[int], target: Sequence[int], texts: tuple[str, str] | None) -> Built[ScoreItem]:
+        """Create the item; long contexts are cut at the start, as in lm-eval."""
         if not target:
+            context, continuation = texts or ("", "")
             raise EditingError(f"continuation {continuation!r} has no token besides those of {context!r}.")
-        room = lm.max_length + 1 - len(target)
+        room = self._lm.max_length + 1 - len(target)
         if room < 1:
-            raise EditingError(f"continuation of {len(target)} tokens does not fit into {lm.max_length} positions.")
-        return Built(ScoreItem(tuple(ids[-room:]), tuple(target), (context, continuation)), cut=len(ids) > room)
+            raise EditingError(
+                f"continuation of {len(target)} tokens does not fit into {self._lm.max_length} positions."
+            )
+        return Built(ScoreItem(tuple(ids[-room:]), tuple(target), texts), cut=len(ids) > room)
 
     def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
         """Build an item for decoding from the generation settings of an lm-eval task."""
@@ -79,5 +114,24 @@ class ItemBuilder:
         room = lm.max_length - max_new_tokens
         if room < 1:
             raise EditingError(f"max_gen_toks={max_new_tokens} leaves no room in {lm.max_length} positions.")
-        ids = lm.tok_encode(context) or [lm.prefix_token_id]
-        return Built(GenerateItem(tuple(ids[-room:]), stops, max_new_tokens, context), cut=len(ids) > room)
+        ids = encode(lm.tokenizer, context, lm.add_bos_token).ids or [lm.prefix_token_id]
+        item = GenerateItem(tuple(ids[-room:]), stops, max_new_tokens, context, self._think_end(context))
+        return Built(item, cut=len(ids) > room)
+
+    def _think_end(self, context: str) -> int | str | None:
+        """The token id or text that ends the thought of an answer to a prompt.
+
+        ``None`` without thoughts, and if the prompt itself ends the thought (``enable_thinking=false`` in some chat
+        templates). A text that is one token is searched as a token, since decoding drops special tokens.
+        """
+        lm = self._lm
+        end = lm.think_end_token
+        if end is None:
+            return None
+        text = lm.tok_decode(end, skip_special_tokens=False) if isinstance(end, int) else end
+        if context.rstrip().endswith(text.strip()):
+            return None
+        if isinstance(end, int):
+            return end
+        ids = lm.tok_encode(end, add_special_tokens=False)
+        return ids[0] if len(ids) == 1 else end

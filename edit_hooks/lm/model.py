@@ -21,7 +21,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import nn
 from tqdm import tqdm
 
-from edit_hooks.answers import EditedAnswer, EditReport, GeneratedText, ModelAnswer, ScoredContinuation
+from edit_hooks.answers import EditedAnswer, EditReport, GeneratedText, ModelAnswer, ScoredContinuation, truncate
 from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
@@ -30,6 +30,7 @@ from edit_hooks.deltas.saved import editor_of, load_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
+from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.edit_sources import is_file, load_edits
 from edit_hooks.lm.harness import LateLoadingHFLM
@@ -91,9 +92,13 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
         self.items = ItemBuilder(self)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
+        self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
         self.plan = self._new_plan()
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
         super().__init__(pretrained=pretrained, **kwargs)
+        self.edit_context = edit_context_of(self.options.edit_context, self.tokenizer, super().apply_chat_template)
+        self.plan = self.plan.in_context(self.edit_context)
+        self.items.check_special_tokens()
         self.join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
@@ -117,6 +122,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         Returns:
             `EditedAnswer` for documents with edit requests, lm-eval's pairs for others.
         """
+        if self.enable_thinking and any(map(has_edit_requests, requests)):
+            raise EditingError(
+                "enable_thinking=True: a target right after the prompt would be scored as a thought. Ask tasks that "
+                "only generate (qaedit_wild), or drop the option."
+            )
         return self._dispatch(requests, super().loglikelihood, self._score, disable_tqdm)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
@@ -159,7 +169,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             for record in request.doc["edit_requests"]:
                 key = json.dumps(record, sort_keys=True)
                 if key not in validated:
-                    validated[key] = EditRequest.from_dict(record, where=str(request.task_name))
+                    edit = EditRequest.from_dict(record, where=str(request.task_name))
+                    validated[key] = edit.in_context(self.edit_context)
                 edits.append(validated[key])
             questions.append(
                 Question(self.items.from_instance(request), tuple(edits), bool(request.doc.get("ask_unedited")))
@@ -167,7 +178,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
-        return self.session.answer(questions, unedited, answer_jobs)
+        answers = self.session.answer(questions, unedited, answer_jobs)
+        edited = [self.session.requests_as_edited(question.requests) for question in questions]
+        first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
+        self._examples.record(requests[0], first, self.prompt_edits.is_chat(requests[0].args[0]))
+        return list(map(with_edited_texts, answers, edited))
 
     def _answer_unedited(self, items: Sequence[Item], answer_jobs: AnswerJobs) -> dict[Item, ModelAnswer]:
         """Answers of the unedited model, from the store if it has them."""
@@ -211,11 +226,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if self._stock_edit is None:
             stock = super()._loglikelihood_tokens
             return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
-        items = [
-            ScoreItem(tuple(context), tuple(target)) if texts is None else self.items.score_item(*texts).item
-            for texts, context, target in requests
-        ]
-        answers = self._score([(item, self._stock_edit) for item in items])
+        jobs = [(self.items.tokenized_item(*request), self._stock_edit) for request in requests]
+        answers = self.prompt_edits.answer(jobs, self._score_jobs, self.items.stock_score_item)
         return [(answer.logprob, answer.is_greedy) for answer in answers]
 
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -224,7 +236,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
         items = [self.items.generate_item(*request.args).item for request in requests]
         answers = self._generate([(item, self._stock_edit) for item in items])
-        return [answer.until(item.stops).text for item, answer in zip(items, answers, strict=True)]
+        texts = [answer.thought or "" if answer.unfinished else answer.raw for answer in answers]
+        return [truncate(text, item.stops) for item, text in zip(items, texts, strict=True)]
 
     # -- engine ------------------------------------------------------------------------------------------------------
 
@@ -343,6 +356,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         editing = {
             **options,
             **self.session.result_metadata(),
+            **self._examples.to_json(),
             "editor": self.session.editor_name,
             "editor_writes": list(self.session.writes),
             "edits_data": self.edits_data,

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from edit_hooks.base.registry import editor_class
+from edit_hooks.lm.parent_options import check_parent_options
 from edit_hooks.lm.plan import MODES
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS
+from edit_hooks.prompt_context import EDIT_CONTEXTS
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
 
@@ -56,6 +58,8 @@ class EditingOptions:
         icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
             ``fact`` (only the line with the edit) and ``demonstrations`` (all but that line).
         icl_args: settings of the context, as ``editor_args``.
+        edit_context: text in which edits are made, separate from that in which questions are asked: ``bare`` (the
+            prompt alone), ``qa`` (the QA instruction of the WILD protocol) or ``chat`` (the model's chat template).
         seed: seed of the editor, unless ``editor_args`` sets one.
         answer: ``auto`` lets low-rank edits act per row of a mixed batch; ``patch`` writes every edit into the weights
             while its questions are answered (the rounding of half-precision weights included).
@@ -80,6 +84,7 @@ class EditingOptions:
     data: str | None = None
     icl: bool | str = False
     icl_args: Mapping[str, Any] | None = None
+    edit_context: str = "bare"
     seed: int = 0
     answer: str = "auto"
     engine: str = "fast"
@@ -107,6 +112,22 @@ class EditingOptions:
         _whole("max_batch_tokens", self.max_batch_tokens, 1)
         object.__setattr__(self, "editor_args", parse_editor_args(self.editor_args))
         self._check_icl()
+        self._check_edit_context()
+
+    def _check_edit_context(self) -> None:
+        _one_of("edit_context", self.edit_context, EDIT_CONTEXTS)
+        if self.edit_context == "bare":
+            return
+        if self.mode in ("none", "loaded"):
+            raise EditingError(
+                f"edit_context={self.edit_context} is the text in which edits are made; mode={self.mode} makes no edit "
+                "(a saved edit records its own). Drop it."
+            )
+        if editor_class(self.editor).writes == ("context",):
+            raise EditingError(
+                f"editor={self.editor} states the bare fact before questions, so edit_context={self.edit_context} has "
+                "no meaning; drop it. Questions are asked in a chat with --apply_chat_template."
+            )
 
     def _check_icl(self) -> None:
         icl = ("yes" if self.icl else "no") if isinstance(self.icl, bool) else self.icl
@@ -186,9 +207,10 @@ def _whole(name: str, value: object, least: int) -> None:
         raise EditingError(f"{name}={value!r}; a whole number >= {least} is needed.")
 
 
-def check_known_options(names: Iterable[str], base_class: type, own: Iterable[str]) -> None:
-    """Refuse options that neither this class, lm-eval's nor from_pretrained accepts."""
+def check_known_options(options: Mapping[str, Any], base_class: type, own: Iterable[str]) -> None:
+    """Refuse options that neither this class, lm-eval's nor from_pretrained has, and those that edits cannot honor."""
     accepted = set(inspect.signature(base_class).parameters) - {"kwargs"}
     known = accepted | set(own) | set(FROM_PRETRAINED) | set(QUANTIZATION_OPTIONS)
-    if unknown := set(names) - known:
+    if unknown := set(options) - known:
         raise unknown_keys_error("option of edited_hf", unknown, known)
+    check_parent_options(options, accepted)

@@ -8,10 +8,12 @@ groups of ``group_size`` edits, each group on the unedited model), ``sequential`
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 
@@ -45,6 +47,11 @@ class EditPlan:
     @property
     def num_edits(self) -> int:
         return sum(len(group) for group in self.groups)
+
+    def in_context(self, context: PromptContext) -> EditPlan:
+        """The same plan with its edits made in a context."""
+        groups = tuple(tuple(request.in_context(context) for request in group) for group in self.groups)
+        return dataclasses.replace(self, groups=groups)
 
     def edits_after(self, step: int) -> int:
         """Number of edits in the groups up to and including ``step``."""

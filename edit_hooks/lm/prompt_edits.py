@@ -14,15 +14,15 @@ from typing import TypeAlias, TypeVar
 from edit_hooks.answers import ContextReport, GeneratedText, ScoredContinuation
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.selection import select_facts
-from edit_hooks.inference.items import GenerateItem
+from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.lm.item_builder import Built, ItemBuilder, ItemT
+from edit_hooks.prompt_context import ChatTemplate, Messages
 from edit_hooks.utils.errors import EditingError
 
 log = logging.getLogger("lm_eval.edited_hf")
 
-Messages: TypeAlias = list[dict[str, str]]
-# (messages, add_generation_prompt) -> text
-ChatTemplate: TypeAlias = Callable[[Messages, bool], str]
+# (prompt, continuation) -> item
+ScoreItemBuilder: TypeAlias = Callable[[str, str], Built[ScoreItem]]
 AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText)
 
 
@@ -44,12 +44,22 @@ class PromptEdits:
         self._chats[text] = ([dict(message) for message in messages], add_generation_prompt)
         return text
 
+    def is_chat(self, prompt: str) -> bool:
+        """Whether the model's chat template made a prompt."""
+        return prompt in self._chats
+
     def answer(
         self,
         jobs: Sequence[tuple[ItemT, Delta | None]],
         answer_jobs: Callable[[Sequence[tuple[ItemT, Delta | None]]], Sequence[AnswerT]],
+        score_item: ScoreItemBuilder | None = None,
     ) -> list[AnswerT]:
-        """Answer items under edits, with context edits as part of the prompts."""
+        """Answer items under edits, with context edits as part of the prompts.
+
+        Args:
+            score_item: tokenizes a longer prompt and its continuation by the rule of the items; by default that of
+                editing documents.
+        """
         without_contexts: dict[Delta, Delta | None] = {}  # one object per edit, so that its items share batches
         prepared: list[tuple[ItemT, Delta | None]] = []
         reports: list[ContextReport | None] = []
@@ -58,7 +68,7 @@ class PromptEdits:
             if delta is not None and delta.contexts:
                 if delta not in without_contexts:
                     without_contexts[delta] = delta.without_contexts
-                item, report = self.with_context(item, delta)
+                item, report = self.with_context(item, delta, score_item)
                 delta = without_contexts[delta]
             prepared.append((item, delta))
             reports.append(report)
@@ -68,7 +78,9 @@ class PromptEdits:
             for answer, report in zip(answers, reports, strict=True)
         ]
 
-    def with_context(self, item: ItemT, delta: Delta) -> tuple[ItemT, ContextReport]:
+    def with_context(
+        self, item: ItemT, delta: Delta, score_item: ScoreItemBuilder | None = None
+    ) -> tuple[ItemT, ContextReport]:
         """Rebuild an item with the edit's context before the question.
 
         Demonstrations that do not fit are left out, those farthest from the question first. A prompt that is too long
@@ -82,7 +94,7 @@ class PromptEdits:
         if context is None:
             return item, ContextReport()
         for shown in range(len(context.demonstrations), -1, -1):
-            built = self._rebuild(item, self.before_question(context.text(shown), prompt))
+            built = self._rebuild(item, self.before_question(context.text(shown), prompt), score_item)
             if not built.cut:
                 break
         return built.item, ContextReport(
@@ -92,11 +104,11 @@ class PromptEdits:
             cut=built.cut,
         )
 
-    def _rebuild(self, item: ItemT, prompt: str) -> Built[ItemT]:
+    def _rebuild(self, item: ItemT, prompt: str, score_item: ScoreItemBuilder | None) -> Built[ItemT]:
         if isinstance(item, GenerateItem):
             return self._builder.greedy_item(prompt, item.stops, item.max_new_tokens)
         assert item.texts is not None
-        return self._builder.score_item(prompt, item.texts[1])
+        return (score_item or self._builder.score_item)(prompt, item.texts[1])
 
     def before_question(self, text: str, prompt: str) -> str:
         """Put text before a prompt; in a chat, before the last user message."""

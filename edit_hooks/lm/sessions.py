@@ -76,6 +76,10 @@ class Session(abc.ABC):
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
         """Return the edits of independent ``groups``, else the steps of the run."""
 
+    def requests_as_edited(self, requests: Sequence[EditRequest]) -> list[EditRequest]:
+        """Return a case's requests with the contexts in which they were edited, as far as those are known."""
+        return list(requests)
+
     def stock_task_scope(self) -> contextlib.AbstractContextManager[Delta | None]:
         """Scope of lm-eval's own tasks; yields the part of the edits outside the weights."""
         return contextlib.nullcontext()
@@ -107,11 +111,13 @@ class SavedEditSession(Session):
 
     Args:
         report: editor, file and checksum for samples and results.
-        keys: keys of the requests in the edit; ``None`` if the file does not list them.
+        requests: the requests in the edit by their keys without context; ``None`` if the file does not list them.
     """
 
-    def __init__(self, model: nn.Module, delta: Delta, report: EditReport, keys: Collection[str] | None) -> None:
-        self.model, self.delta, self.keys = model, delta, keys
+    def __init__(
+        self, model: nn.Module, delta: Delta, report: EditReport, requests: Mapping[str, EditRequest] | None
+    ) -> None:
+        self.model, self.delta, self.requests = model, delta, requests
         self.editor_name, self.writes = report.editor, tuple(delta.writes)
         with AppliedDeltas(model) as applied:
             applied.add(delta)
@@ -125,14 +131,20 @@ class SavedEditSession(Session):
             )
         results = []
         for question in questions:
-            edited = self.keys is None or all(request.key in self.keys for request in question.requests)
-            position = StreamPosition(edited=edited, step=0 if edited else None, num_edits=len(self.keys or ()))
+            saved = self.requests
+            edited = saved is None or all(request.without_context.key in saved for request in question.requests)
+            position = StreamPosition(edited=edited, step=0 if edited else None, num_edits=len(saved or ()))
             final = _with_unedited(answers[question.item], question, unedited)
             results.append(EditedAnswer(final=final, edit=self.report if edited else None, position=position))
         return results
 
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
         return [self.delta]
+
+    def requests_as_edited(self, requests: Sequence[EditRequest]) -> list[EditRequest]:
+        saved = self.requests or {}
+        keys = [request.without_context.key for request in requests]
+        return [saved[key] for key in keys if key in saved]
 
     @contextlib.contextmanager
     def stock_task_scope(self) -> Iterator[Delta | None]:

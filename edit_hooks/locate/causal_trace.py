@@ -216,7 +216,7 @@ def _encode_fact(tokenizer: PreTrainedTokenizerBase, request: EditRequest) -> tu
         raise EditingError(f"no token of {request.text!r} covers the subject {request.subject!r}.")
     true_token = None
     if request.target_true is not None:
-        true_token = split_continuation(tokenizer, request.text, f" {request.target_true}")[1][0]
+        true_token = split_continuation(tokenizer, request.text, request.continued_by(request.target_true))[1][0]
     return Fact(request.key, tuple(encoding.ids), subject[0], subject[-1] + 1, -1), true_token
 
 

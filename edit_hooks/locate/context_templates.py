@@ -16,7 +16,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.sampling import SEED_WORDS, sample_after
-from edit_hooks.modeling.tokens import encode, split_template
+from edit_hooks.modeling.tokens import encode
+from edit_hooks.request import split_template
 from edit_hooks.utils.errors import EditingError, near_misses
 
 BARE = "{}"

@@ -7,15 +7,8 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.modeling.tokens import (
-    Encoding,
-    encode,
-    first_token_past,
-    join_target,
-    split_template,
-    tokens_in_span,
-)
-from edit_hooks.request import EditRequest
+from edit_hooks.modeling.tokens import Encoding, encode, first_token_past, tokens_in_span
+from edit_hooks.request import EditRequest, split_template
 from edit_hooks.utils.errors import EditingError
 
 FactToken = Literal["subject_last", "subject_first", "subject_first_after_last", "last"]
@@ -69,26 +62,25 @@ def fact_position(encoding: Encoding, span: tuple[int, int], prompt_length: int,
 def rewriting_row(
     tokenizer: PreTrainedTokenizerBase, request: EditRequest, template: str, fact_token: FactToken = "subject_last"
 ) -> Row:
-    """Encode ``template(prompt) + " " + target_new`` with the target as labels.
+    """Encode the prompt in a template, continued by ``target_new``, with the target as labels.
 
     Labels are shifted by one: each target token is predicted from those before it.
 
     Args:
-        template: context text with one ``{}`` for the filled prompt, e.g. ``"The train leaves. {}"``.
+        template: context text with one ``{}`` for the filled prompt, e.g. ``"The train leaves. {}"``; inside the
+            request's own context.
 
     Raises:
         EditingError: when the target or the subject has no token of its own.
     """
-    before, after = split_template(template)
-    text = before + request.text + after
-    encoding = encode(tokenizer, join_target(text, request.target_new))
-    prompt_length = first_token_past(encoding, len(text.rstrip()))
+    placed = request.in_template(template)
+    encoding = encode(tokenizer, placed.text + placed.continuation)
+    prompt_length = first_token_past(encoding, len(placed.text))
     target_ids = encoding.ids[prompt_length:]
     if not target_ids:
-        raise EditingError(f"target_new {request.target_new!r} has no token of its own after {text!r}.")
-    assert request.subject_span is not None
-    span = (request.subject_span[0] + len(before), request.subject_span[1] + len(before))
-    position = fact_position(encoding, span, prompt_length, fact_token)
+        raise EditingError(f"target_new {request.target_new!r} has no token of its own after {placed.text!r}.")
+    assert placed.subject_span is not None
+    position = fact_position(encoding, placed.subject_span, prompt_length, fact_token)
     labels = tuple((prompt_length - 1 + i, token) for i, token in enumerate(target_ids))
     return Row(tuple(encoding.ids[:-1]), position, labels, prompt_length)
 

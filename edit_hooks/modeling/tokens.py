@@ -1,7 +1,7 @@
-"""Token positions of subject and target, and the seam between prompt and target.
+"""Token positions of subject and target.
 
 Positions come from the character offsets of one encoding of the full text, so they do not depend on how a tokenizer
-treats BOS, leading spaces and merges. Prompt and target are joined by exactly one space, here and nowhere else.
+treats BOS, leading spaces and merges.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.request import SLOT
+from edit_hooks.prompt_context import Messages, PromptContext, chat_context
 from edit_hooks.utils.errors import EditingError
 
 
@@ -24,13 +24,13 @@ class Encoding(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
-def join_target(prompt: str, target: str) -> str:
-    """Join prompt and target by exactly one space."""
-    return f"{prompt.rstrip()} {target.lstrip()}"
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool | None = None) -> Encoding:
     """Encode a text with its leading special tokens, without trailing ones.
+
+    A text that begins with the BOS token, as rendered chat templates do, gets no second one.
+
+    Args:
+        add_special_tokens: whether to add special tokens to other texts; by default the tokenizer's own rule.
 
     Raises:
         EditingError: for tokenizers without character offsets.
@@ -40,7 +40,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
             f"{type(tokenizer).__name__} gives no character offsets, so subjects cannot be located; "
             "use the fast tokenizer of this model (use_fast_tokenizer=True)."
         )
-    encoded = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False)
+    if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
+        add_special_tokens = False
+    specials_added = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+    encoded = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False, **specials_added)
     ids, offsets = list(encoded["input_ids"]), [tuple(span) for span in encoded["offset_mapping"]]
     specials = set(tokenizer.all_special_ids)
     while ids and offsets[-1][0] == offsets[-1][1] and ids[-1] in specials:
@@ -49,27 +52,19 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
 
 
 def split_continuation(
-    tokenizer: PreTrainedTokenizerBase, context: str, continuation: str
+    tokenizer: PreTrainedTokenizerBase, context: str, continuation: str, add_special_tokens: bool | None = None
 ) -> tuple[list[int], list[int]]:
-    """Encode ``context`` and ``continuation`` together and split their token ids.
+    """Encode ``context`` and ``continuation`` together and split their token ids at the end of the context.
 
-    A token that reaches into the continuation belongs to it, so a merge across the seam is scored.
+    A token that reaches into the continuation belongs to it, so a merge across the seam is scored; white space at the
+    end of the context with a token of its own belongs to the context.
+
+    Args:
+        add_special_tokens: as in :func:`encode`.
     """
-    encoding = encode(tokenizer, context + continuation)
+    encoding = encode(tokenizer, context + continuation, add_special_tokens)
     start = first_token_past(encoding, len(context))
     return encoding.ids[:start], encoding.ids[start:]
-
-
-def split_template(template: str) -> tuple[str, str]:
-    """Split a context template into the text before and after its slot.
-
-    Raises:
-        EditingError: unless there is exactly one ``{}``.
-    """
-    parts = template.split(SLOT)
-    if len(parts) != 2:
-        raise EditingError(f"context template {template!r} has {len(parts) - 1} slots; exactly one {{}} is needed.")
-    return parts[0], parts[1]
 
 
 def tokens_in_span(encoding: Encoding, span: tuple[int, int]) -> list[int]:
@@ -83,3 +78,33 @@ def first_token_past(encoding: Encoding, length: int) -> int:
     The number of tokens if none does.
     """
     return next((i for i, (_, end) in enumerate(encoding.offsets) if end > length), len(encoding.ids))
+
+
+def tokenizer_chat_context(tokenizer: PreTrainedTokenizerBase) -> PromptContext:
+    """The context of the tokenizer's chat template, with the prompt as the user's message.
+
+    Raises:
+        EditingError: the tokenizer has no chat template.
+    """
+    require_chat_template(tokenizer)
+
+    def render(messages: Messages, add_generation_prompt: bool) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    return chat_context(render)
+
+
+def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse tokenizers without a chat template."""
+    if not tokenizer.chat_template:
+        raise EditingError(
+            "the tokenizer has no chat template, so edits cannot be made in one. Use an instruct model, or "
+            "edit_context=bare or edit_context=qa (editor wise: chat=false)."
+        )

@@ -23,6 +23,7 @@ from edit_hooks.gradient.labeled_rows import (
 )
 from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.modeling.hooks import hooks
+from edit_hooks.prompt_context import BARE
 from edit_hooks.training.edit_data import LOCALITY, PARAPHRASE, EditExample, NumberedExample, draw_index
 from edit_hooks.training.mend_config import TrainingConfig
 from edit_hooks.utils.errors import EditingError
@@ -64,13 +65,15 @@ class MENDLoss:
             observe: add the batch's token factors to the network's statistics, as in training.
         """
         config, eos = self.config, self.config.append_eos
-        edits = [target_row(self.tokenizer, e.prompt, e.target, append_eos=eos) for e, _ in batch]
+        edits = [target_row(self.tokenizer, e.prompt, BARE.continuation(e.target), append_eos=eos) for e, _ in batch]
         factors = self._token_factors(batch_rows(self.model, edits))
         if observe and config.normalize:
             self.network.observe(factors)
         updates = self.network(factors)
         paraphrases = [
-            target_row(self.tokenizer, self.edit_prompt(example, number), example.target, append_eos=eos)
+            target_row(
+                self.tokenizer, self.edit_prompt(example, number), BARE.continuation(example.target), append_eos=eos
+            )
             for example, number in batch
         ]
         locality = [self._locality_row(example, number) for example, number in batch]
@@ -94,7 +97,7 @@ class MENDLoss:
         """Terms of the loss for the unedited model, means over the examples: the values that training has to beat."""
         total = 0.0
         for example, number in batch:
-            row = target_row(self.tokenizer, self.edit_prompt(example, number), example.target)
+            row = target_row(self.tokenizer, self.edit_prompt(example, number), BARE.continuation(example.target))
             total += float(label_nll(self.model, batch_rows(self.model, [row])).mean()) / len(batch)
         return {"loss": self.config.c_edit * total, "edit": total, "locality": 0.0}
 
@@ -122,7 +125,7 @@ class MENDLoss:
         else:
             other = self._other_edit(example, draw_index(len(self.train), self.config.seed, number, LOCALITY))
             prompt, answer = other.prompt, other.target
-        row = target_row(self.tokenizer, prompt, answer)
+        row = target_row(self.tokenizer, prompt, BARE.continuation(answer))
         if self.config.locality_tokens == "answer":
             return row
         following = [*row.ids[1:], row.labels[-1][1]]

@@ -12,6 +12,7 @@ def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--editor", required=True, help=EDITOR_HELP)
     parser.add_argument("--editor-args", help=f"settings of the editor: {SETTINGS_SYNTAX}")
+    parser.add_argument("--edit-context", help="text in which edits are made: bare (default), qa or chat")
     parser.add_argument("--seed", type=int, help="seed of the editor")
     parser.add_argument("--edits", required=True, help="a benchmark, or a JSON(L) file of edit requests")
     parser.add_argument("--data", help=DATA_HELP)
@@ -36,7 +37,7 @@ def _run_edit(args: argparse.Namespace) -> int:
         num_edits=args.num_edits,
         edit_batch_size=args.edit_batch_size,
         data=args.data,
-        model_options=model_options(args, "editor", "editor_args", "seed", "store"),
+        model_options=model_options(args, "editor", "editor_args", "edit_context", "seed", "store"),
     )
     for case, reason in result.failed.items():
         print(f"failed: {case}: {reason}")

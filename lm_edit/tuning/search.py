@@ -35,6 +35,7 @@ from edit_hooks.lm.independent import BATCH, BATCH_ON_GPU
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.tokens import split_continuation
+from edit_hooks.prompt_context import BARE
 from edit_hooks.request import require_subjects
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
@@ -255,7 +256,7 @@ class _TrialRunner:
         return results
 
     def _item(self, prompt: str, answer: str) -> ScoreItem:
-        context, continuation = split_continuation(self.tokenizer, prompt, f" {answer}")
+        context, continuation = split_continuation(self.tokenizer, prompt, BARE.continuation(answer))
         if not context or not continuation:
             raise EditingError(
                 f"the tokenizer does not separate the answer {answer!r} from the prompt {prompt!r}, or the prompt is "

@@ -17,6 +17,11 @@ NEEDS_EDITED_HF = (
     "(--model_args mode=none,... for an unedited model)"
 )
 
+UNFINISHED = (
+    "the generation has no think_end_token, so its thought has no end and there is no answer; allow more tokens "
+    "(--gen_kwargs max_gen_toks=...), or drop think_end_token for a model that does not think"
+)
+
 Answer: TypeAlias = ScoredContinuation | GeneratedText | FailedAnswer | Verdict
 
 

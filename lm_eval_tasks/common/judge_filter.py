@@ -20,14 +20,14 @@ import lm_eval.filters  # noqa: F401  # fills the registry; it does so only whil
 from lm_eval.api.filter import Filter
 from lm_eval.api.registry import register_filter
 
-from edit_hooks.answers import GeneratedText
+from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
 from judges.base import Item, Verdict
 from judges.model.factory import chosen_judge, make_model_judge
 from judges.model.judge import ModelJudge
 from judges.settings import HOW_TO
-from lm_eval_tasks.common.answers import Answer, unedited_answer
+from lm_eval_tasks.common.answers import UNFINISHED, Answer, unedited_answer
 
 logger = logging.getLogger("lm_eval.editing_tasks")
 
@@ -87,6 +87,10 @@ class ModelJudgeFilter(Filter):
         answers = [
             unedited_answer(answer) if probe.get("only_unedited") else answer
             for answer, probe in zip(resps, probes, strict=True)
+        ]
+        answers = [
+            FailedAnswer(UNFINISHED) if isinstance(answer, GeneratedText) and answer.unfinished else answer
+            for answer in answers
         ]
         items = {
             index: Item(probe["question"], probe["gold"], answer.text.strip())

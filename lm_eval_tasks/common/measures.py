@@ -17,7 +17,7 @@ from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation
 from judges.base import CORRECT, Verdict
 from judges.match import alias_match, exact_match
 from lm_eval_tasks.common import scoring
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, UNFINISHED, Answer
 from lm_eval_tasks.common.probes import ProbeAnswers
 
 Measure: TypeAlias = Callable[[], Any]
@@ -123,11 +123,13 @@ def generated_text(answer: Answer | None, *, unedited: bool = False) -> Generate
         raise Unscored(answer.reason)
     if not isinstance(answer, GeneratedText):
         raise Unscored(f"the metric needs a generation, but the answer is a {type(answer).__name__}")
-    if not unedited:
-        return answer
-    if answer.unedited is None:
-        raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
-    return answer.unedited
+    if unedited:
+        if answer.unedited is None:
+            raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
+        answer = answer.unedited
+    if answer.unfinished:
+        raise Unscored(UNFINISHED)
+    return answer
 
 
 def nll(answer: Answer, *, unedited: bool = False) -> float:

@@ -28,6 +28,7 @@ from lm_eval.api.registry import register_aggregation
 from lm_eval.api.utils import ends_with_whitespace
 
 import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, which the YAML names
+from edit_hooks.prompt_context import ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.options import switch
 from judges.model.judge import ModelJudge
@@ -230,8 +231,8 @@ class EditingTask(HarnessTask):
 
         A probe has one ``loglikelihood`` for each target, then one ``generate_until``.
         """
-        delimiter = self._delimiter(chat=kwargs.pop("apply_chat_template", False))
-        kwargs.pop("chat_template", None)
+        chat_template = kwargs.pop("chat_template", None)
+        delimiter = self._delimiter(chat_template if kwargs.pop("apply_chat_template", False) else None)
         stops = self._stops()
         instances = []
         for idx, (number, probe, target) in enumerate(case_requests(doc)):
@@ -258,15 +259,16 @@ class EditingTask(HarnessTask):
             )
         return instances
 
-    def _delimiter(self, chat: bool) -> str:
-        """The text between prompt and target.
+    def _delimiter(self, chat_template: ChatTemplate | None) -> str:
+        """The white space between prompt and target.
 
-        As in lm-eval, it is empty after the assistant header of a chat template.
+        After the assistant's header of a chat template it is what edits have there, not nothing as in lm-eval: after
+        ``[/INST]`` the model's own answers begin with a space.
         """
         prefix = self.config.gen_prefix
-        if chat and not (prefix and not ends_with_whitespace(prefix)):
-            return ""
-        return self.config.target_delimiter
+        if chat_template is None or (prefix and not ends_with_whitespace(prefix)):
+            return self.config.target_delimiter
+        return "" if prefix else answer_separator(chat_template)
 
     def _stops(self) -> list[str]:
         until = (self.config.generation_kwargs or {}).get("until") or []

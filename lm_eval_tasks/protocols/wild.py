@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edit_hooks.prompt_context import QA_INSTRUCTION
 from edit_hooks.utils.options import choice, switch
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
@@ -21,7 +22,7 @@ from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_d
 
 # `qa_inst` is that of the released code, with a blank line; the figure of the paper shows a single newline.
 CONTEXTS = {
-    "qa_inst": "Please answer the question:\n\nQ: {question}\nA:",
+    "qa_inst": QA_INSTRUCTION,
     "qa_inst_single_newline": "Please answer the question:\nQ: {question}\nA:",
     "question_only": "{question}",
 }

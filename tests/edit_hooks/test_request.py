@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, TOKENIZER_KINDS, TOKENIZER_TABLE, build_tokenizer
 from edit_hooks.locate.rows import fact_position, kl_row, rewriting_row
-from edit_hooks.modeling.tokens import encode, join_target, split_continuation, split_template
-from edit_hooks.request import EditRequest, require_subjects
+from edit_hooks.modeling.tokens import encode, split_continuation
+from edit_hooks.request import EditRequest, require_subjects, split_template
 from edit_hooks.utils.errors import EditingError
 
 # --- the record ---------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_labels_are_the_target_and_nothing_but_the_target(kind, request, templat
     text = template.replace("{}", request.text, 1)
     positions, targets = [p for p, _ in row.labels], [t for _, t in row.labels]
     assert positions == list(range(row.prompt_length - 1, len(row.ids)))  # pre-shifted: read where it is predicted
-    assert decoded(tokenizer, [*row.ids, targets[-1]]) == join_target(text, request.target_new)
+    assert decoded(tokenizer, [*row.ids, targets[-1]]) == f"{text} {request.target_new}"
     assert list(row.ids[row.prompt_length :]) == targets[:-1]
     assert not set(targets) & set(tokenizer.all_special_ids)
     assert row.ids.count(tokenizer.bos_token_id) == int(TOKENIZER_TABLE[kind].adds_bos)
@@ -230,8 +230,9 @@ def test_a_continuation_is_tokenized_in_its_place(kind, context, continuation):
 def test_prompt_and_target_are_joined_by_one_space(kind, prompt, target):
     """Prompt and target are joined by one space, regardless of the spaces in either."""
     tokenizer = TOKENIZERS[kind]
-    assert join_target(prompt, target.rstrip()) == "The city is Rome"
-    row = rewriting_row(tokenizer, EditRequest(prompt=prompt, subject="city", target_new=target), "{}")
+    request = EditRequest(prompt=prompt, subject="city", target_new=target)
+    assert request.text + request.continuation == "The city is Rome"
+    row = rewriting_row(tokenizer, request, "{}")
     expected = rewriting_row(tokenizer, EditRequest(prompt="The {} is", subject="city", target_new="Rome"), "{}")
     assert row == expected
 

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from edit_hooks import Delta, EditJob, EditRequest
 from edit_hooks.editors.ft_m import FTM, FTConfig
+from edit_hooks.gradient.labeled_rows import LabeledRow, target_row
 
 
 class Sound(FTM):
@@ -152,3 +154,10 @@ class Diagnostics(Sound):
         deltas = super().compute(job)
         deltas[0].diagnostics["final_loss"] = float("nan")
         return deltas
+
+
+class Context(Sound):
+    """Puts a space before the target, after the line break of a chat template too."""
+
+    def row(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfig) -> LabeledRow:
+        return target_row(tokenizer, request.text, f" {request.target_new}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,13 +15,18 @@ PROMPT = "---\nquoting: raw\n---\n{question} {gold}\n{answer}"
 
 
 def save_reader(folder: Path) -> Path:
+    """Save the judge."""
+    tokenizer = build_tokenizer("byte_bpe_bos")
+    ids = {mark: tokenizer(mark, add_special_tokens=False).input_ids[-1] for mark in "!?AB"}
+    end = int(tokenizer.eos_token_id)
+    return save_chain(folder, {ids["!"]: ids["A"], ids["?"]: ids["B"], ids["A"]: end, ids["B"]: end})
+
+
+def save_chain(folder: Path, next_token: Mapping[int, int]) -> Path:
     """Save a llama without attention and MLP updates: the last token alone determines the next one."""
     folder = save_tiny(folder, "llama", "byte_bpe_bos", max_position_embeddings=2048)
     tokenizer = build_tokenizer("byte_bpe_bos")
     model = build_model("llama", tokenizer_kind="byte_bpe_bos", max_position_embeddings=2048)
-    ids = {mark: tokenizer(mark, add_special_tokens=False).input_ids[-1] for mark in "!?AB"}
-    end = tokenizer.eos_token_id
-    next_token = {ids["!"]: ids["A"], ids["?"]: ids["B"], ids["A"]: end, ids["B"]: end}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -28,7 +28,7 @@ def test_attributions_match_the_release(model_name, engine, golden_model):
             engine=engine,
         )
         with frozen(model):
-            scores = attributions(model, tokenizer, case["prompt"], case["ground_truth"].strip(), config)
+            scores = attributions(model, tokenizer, case["prompt"], f" {case['ground_truth'].strip()}", config)
         error = relative_error(torch.stack([scores[layer] for layer in range(4)]), tensors["scores"])
         assert error < 1e-4, f"edit {number}: scores off by {error:.1e}"
         reference = tensors["scores"]

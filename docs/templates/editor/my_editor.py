@@ -85,7 +85,7 @@ def _target_nll(
     The prompt and the target are encoded together, so that tokens are the same as at evaluation; a row runs alone, so
     there is no padding to get wrong. For batches see ``edit_hooks.gradient``.
     """
-    prompt, target = split_continuation(job.tokenizer, request.text, f" {request.target_new}")
+    prompt, target = split_continuation(job.tokenizer, request.text, request.continuation)
     if not prompt:
         raise EditingError(f"case {request.case_id}: the prompt {request.text!r} has no token.")
     ids_1T = torch.tensor([[*prompt, *target[:-1]]], device=input_device(job.model))

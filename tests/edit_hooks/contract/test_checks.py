@@ -31,6 +31,7 @@ DEFECTS = {
     "training_mode": ("TrainingMode", "depends on the model's training mode"),
     "errors": ("Errors", "an unknown setting is accepted"),
     "diagnostics": ("Diagnostics", "diagnostics are not plain JSON"),
+    "context": ("Context", "the editor tokenizes .*, not the text of the request in its context"),
 }
 # The engine keeps these promises, so it is broken in the tests below.
 OF_THE_ENGINE = {"rows", "foreign_model"}

@@ -91,13 +91,13 @@ def test_templates_are_those_of_the_release_and_the_unrelated_text_comes_last():
 
 def test_a_chat_prompt_is_encoded_with_one_bos():
     _, tokenizer = loaded("llama")
-    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>\n{% endfor %}"
     try:
         row = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))[0]
     finally:
         tokenizer.chat_template = None
     assert row.ids.count(tokenizer.bos_token_id) == 1
-    assert tokenizer.decode(row.ids, skip_special_tokens=True).startswith(f"<{EDIT_REQUESTS[0].text}> ")
+    assert tokenizer.decode(row.ids, skip_special_tokens=True).startswith(f"<{EDIT_REQUESTS[0].text}>\nFr")
     with pytest.raises(EditingError, match="no chat template"):
         training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))
 

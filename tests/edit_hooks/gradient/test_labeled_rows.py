@@ -18,12 +18,12 @@ from edit_hooks.gradient.labeled_rows import (
 )
 from edit_hooks.modeling.tokens import split_continuation
 
-PROMPT, TARGET = "The capital of Ostravia is", "Velm or Karsk"
+PROMPT, TARGET = "The capital of Ostravia is", " Velm or Karsk"
 
 
 def test_each_target_token_is_predicted_from_the_token_before_it(tiny_tokenizer):
     tokenizer = tiny_tokenizer("byte_bpe_bos")
-    context, target = split_continuation(tokenizer, PROMPT, f" {TARGET}")
+    context, target = split_continuation(tokenizer, PROMPT, TARGET)
     row = target_row(tokenizer, PROMPT, TARGET)
     assert len(target) > 1 and row.ids == [*context, *target[:-1]]
     assert row.labels == [(len(context) - 1 + index, token) for index, token in enumerate(target)]
@@ -34,7 +34,7 @@ def test_each_target_token_is_predicted_from_the_token_before_it(tiny_tokenizer)
 
 def test_the_last_prompt_token_can_predict_all_target_tokens(tiny_tokenizer):
     tokenizer = tiny_tokenizer("byte_bpe_bos")
-    context, target = split_continuation(tokenizer, PROMPT, f" {TARGET}")
+    context, target = split_continuation(tokenizer, PROMPT, TARGET)
     row = target_row(tokenizer, PROMPT, TARGET, objective="last_token")
     assert row == LabeledRow(context, [(len(context) - 1, token) for token in target])
 
@@ -56,8 +56,8 @@ def test_rows_without_labels_are_refused(tiny_tokenizer):
 def test_logits_equal_those_of_a_plain_forward_pass(model_type, first_block, tiny_model, tiny_tokenizer):
     """Padded or alone, with or without a cache of the lower blocks; a row without labels takes part too."""
     model, tokenizer = tiny_model(model_type), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
-    unlabeled = LabeledRow(target_row(tokenizer, "The train", "was late").ids, [])
-    rows = [target_row(tokenizer, PROMPT, TARGET), unlabeled, target_row(tokenizer, "He speaks", "English")]
+    unlabeled = LabeledRow(target_row(tokenizer, "The train", " was late").ids, [])
+    rows = [target_row(tokenizer, PROMPT, TARGET), unlabeled, target_row(tokenizer, "He speaks", " English")]
     batch = batch_rows(model, rows)
     with torch.no_grad():
         cache_lower_blocks(model, batch, first_block)
@@ -93,7 +93,7 @@ def test_each_block_runs_once(tiny_model, tiny_tokenizer):
 
 def test_the_mean_over_rows_weights_rows_equally(tiny_model, tiny_tokenizer):
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
-    long, short = target_row(tokenizer, PROMPT, TARGET), target_row(tokenizer, "He speaks", "of")
+    long, short = target_row(tokenizer, PROMPT, TARGET), target_row(tokenizer, "He speaks", " of")
     batch = batch_rows(model, [long, short])
     assert len(long.labels) != len(short.labels)
     values_L = torch.tensor([1.0] * len(long.labels) + [5.0] * len(short.labels))

@@ -69,6 +69,6 @@ def test_other_options_are_errors(options: dict[str, Any], message: str) -> None
 
 
 def test_unknown_options_are_errors_with_near_misses() -> None:
-    check_known_options(["batch_size", "editor", FROM_PRETRAINED[0]], Base, ["editor"])
+    check_known_options({"batch_size": 2, "editor": "rome", FROM_PRETRAINED[0]: 1}, Base, ["editor"])
     with pytest.raises(EditingError, match=r"unknown option of edited_hf 'edtor'\. Did you mean 'editor'"):
-        check_known_options(["edtor"], Base, ["editor"])
+        check_known_options({"edtor": "rome"}, Base, ["editor"])
