@@ -11,7 +11,7 @@ from torch import nn
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit, attached
 from edit_hooks.modeling.architectures import is_transposed, map_shape, unwrapped
-from edit_hooks.modeling.fingerprint import tensor_checksum
+from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
@@ -84,9 +84,9 @@ class AppliedDeltas:
         """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write."""
         if not self._originals and self.runtime_part is None:
             return UNEDITED_STATE
-        parts: dict[str, object] = {name: tensor_checksum(self._parameters[name]) for name in sorted(self._originals)}
+        parts: dict[str, object] = {name: tensor_digest(self._parameters[name]) for name in sorted(self._originals)}
         if self.runtime_part is not None:
-            parts["standing"] = self.runtime_part.checksum()  # the name is part of saved fingerprints
+            parts["runtime_part"] = self.runtime_part.checksum()
         return key_of(parts)
 
     @torch.no_grad()
