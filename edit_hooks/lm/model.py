@@ -52,6 +52,7 @@ from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.request import EditRequest, require_subjects
 from edit_hooks.store.answer_cache import AnswerCache
+from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
@@ -321,18 +322,19 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     @property
     def identity(self) -> ModelIdentity:
         """Identity of the model and its tokenizer, as they were when the last requests came in."""
-        if self._identity is None:
-            self._identity = model_identity(self.model, self.tokenizer)
-        return self._identity
+        return self._identity or self._identify()
 
-    def _identify(self) -> None:
-        """Identify the model before requests are answered; edits of the model as it was before do not apply to it."""
+    def _identify(self) -> ModelIdentity:
+        """Identify the model before it answers requests; the edits of this run do not apply to a changed model."""
         identity = model_identity(self.model, self.tokenizer)
         if self._identity not in (None, identity):
             log.warning("the model or its tokenizer was changed after it answered: its edits are made anew.")
             self.editor = self._new_editor()
             self._session = None
+        if self._store and self._identity != identity:
+            record_model(self._store, identity)
         self._identity = identity
+        return identity
 
     def stream_state(self) -> str | None:
         return self._session.final_state if self._session is not None else None

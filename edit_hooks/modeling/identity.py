@@ -200,10 +200,20 @@ def _tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:
         **settings,
         **_class_of(tokenizer),
         "rules": rules,
-        "special_tokens": _plain(tokenizer.special_tokens_map),
+        "special_tokens": _special_tokens(tokenizer),
         "add_bos_token": _plain(getattr(tokenizer, "add_bos_token", None)),
         "add_eos_token": _plain(getattr(tokenizer, "add_eos_token", None)),
     }
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:
+    """Special tokens by role, without a pad token that is the token of another role.
+
+    Such a pad token is a stand-in, set by lm-eval for batches of its own, and changes no set of special tokens.
+    """
+    tokens: dict[str, Json] = _plain(tokenizer.special_tokens_map)
+    others = {role: token for role, token in tokens.items() if role != "pad_token"}
+    return others if tokens.get("pad_token") in others.values() else tokens
 
 
 def _backend_rules(tokenizer: PreTrainedTokenizerBase) -> str:
