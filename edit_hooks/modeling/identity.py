@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -53,6 +54,8 @@ MODULE_EXCLUSIONS = {
     "warnings_issued": "messages so far",
 }
 PEFT_STATE = ("_active_adapter", "_disable_adapters")  # of PEFT's layers; other private attributes do not count
+HOOK_DICTIONARIES = ("_forward_hooks", "_forward_pre_hooks")
+LIBRARIES_WITH_HOOKS = ("accelerate", "peft", "torch", "transformers")  # covered by versions, configuration and state
 # Attributes of a tokenizer that change no token -> why.
 TOKENIZER_EXCLUSIONS = {
     "init_inputs": "arguments of the constructor; their effect counts",
@@ -77,6 +80,8 @@ class ModelIdentity:
             modules: classes and plain attributes, among them the scaling and the state of PEFT layers.
         config: the model's configuration without :data:`CONFIG_EXCLUSIONS`, and its attention implementation.
         end_tokens: end tokens of the generation configuration. Nothing else of it is read: decoding is greedy.
+        hooks: forward hooks other than those of :data:`LIBRARIES_WITH_HOOKS`. A hook can do anything, so a model with
+            hooks is a new one each time: the list ends with a random number.
         adapters: PEFT configurations by name, without :data:`ADAPTER_EXCLUSIONS`.
         tokenizer: class and its source as for the model, SHA-256 of the serialized rules and vocabulary, attributes.
         libraries: versions of the packages that compute.
@@ -87,6 +92,7 @@ class ModelIdentity:
     model: dict[str, Json]
     config: dict[str, Json]
     end_tokens: Json
+    hooks: list[Json]
     adapters: dict[str, Json]
     tokenizer: dict[str, Json]
     libraries: dict[str, Json]
@@ -118,6 +124,7 @@ def model_identity(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Mode
         model={**_class_of(inner), "modules": key_of(list(_module_settings(inner)))},
         config={**_without(config, CONFIG_EXCLUSIONS), **_implementations(inner)},
         end_tokens=_plain(getattr(inner.generation_config, "eos_token_id", None)),
+        hooks=_hook_names(inner),
         adapters={name: _without(_plain(adapter.to_dict()), ADAPTER_EXCLUSIONS) for name, adapter in adapters.items()},
         tokenizer=_tokenizer_identity(tokenizer),
         libraries=_library_versions(bool(adapters), "quantization_config" in config),
@@ -162,6 +169,18 @@ def _module_settings(model: nn.Module) -> Iterator[Json]:
         # The rotary tables of Gemma list the types of layers in the order of a set, which differs between processes.
         lists = {key: sorted(value) for key, value in settings.items() if isinstance(value, list) and _is_names(value)}
         yield [name, _class_name(module), {**settings, **lists}]
+
+
+def _hook_names(model: nn.Module) -> list[Json]:
+    """Module and function of every foreign forward hook, and a random number if there is one."""
+    names: list[Json] = [
+        f"{name or 'model'}: {getattr(hook, '__qualname__', type(hook).__name__)}"
+        for name, module in model.named_modules()
+        for dictionary in HOOK_DICTIONARIES
+        for hook in getattr(module, dictionary).values()
+        if str(getattr(hook, "__module__", "")).partition(".")[0] not in LIBRARIES_WITH_HOOKS
+    ]
+    return [*names, uuid.uuid4().hex] if names else []
 
 
 def _implementations(model: PreTrainedModel) -> dict[str, Json]:

@@ -73,7 +73,7 @@ def _chunks(content: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _chunk_digest(chunk: torch.Tensor) -> bytes:
     """Hash bytes; hashlib releases the interpreter's lock, and a CPU tensor is not copied."""
-    return hashlib.sha256(memoryview(chunk.cpu().numpy())).digest()
+    return hashlib.sha256(chunk.cpu().numpy().data).digest()
 
 
 def _threads() -> ThreadPoolExecutor:

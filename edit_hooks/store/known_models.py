@@ -21,15 +21,25 @@ def record_model(store: Store, identity: ModelIdentity) -> None:
 
     A model that is recorded already is not compared, so the sentence is logged once.
     """
+    if identity.hooks:
+        log.warning(
+            "the model has forward hooks (%s), whose effect no key can cover, so nothing that is stored can be found "
+            "again; remove them, or use store=off.",
+            ", ".join(map(str, identity.hooks[:-1])),
+        )
+        return
     description = Description(what="model", model=identity.to_dict(), code="", inputs={})
     if store.load_json(KIND, description) is not None:
         return
-    found = [differences(identity.to_dict(), other) for other in _models(store) if other["weights"] == identity.weights]
+    ours = identity.to_dict()
+    found = sorted(
+        (differences(ours, other) for other in _models(store) if other["weights"] == ours["weights"]), key=len
+    )
     if found:
         log.warning(
             "the store has results for these weights, but of another model: it differs in %s. They are not used; edits "
             "and answers are made again.",
-            "; ".join(min(found, key=len)),
+            "; ".join(found[0]),
         )
     with contextlib.suppress(OSError):  # a store that is only read
         store.save_json(KIND, description, {"key": identity.key})

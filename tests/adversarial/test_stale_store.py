@@ -13,7 +13,7 @@ import torch
 from lm_runs import FAST, build, case, instance
 from safetensors.torch import load_file, save_file
 
-from edit_hooks import Delta, EditingError, EditRequest
+from edit_hooks import Delta, EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer, save_tiny
 from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
@@ -122,6 +122,51 @@ def test_a_model_changed_in_the_process_is_edited_and_asked_anew(
     assert all(abs(left - right) > 1e-4 for left, right in zip(after, before, strict=True)) and stored(tmp_path) == 2
     head.data.copy_(original)
     assert ask(lm) == before and stored(tmp_path) == 2
+
+
+def test_answers_of_a_hooked_model_are_not_stored_as_those_of_the_plain_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hook changes what a model computes and leaves weights and configuration as they are."""
+    folder = save_tiny(tmp_path, "llama")
+    hooked = lm_of(folder, tmp_path)
+    handle = hooked.model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * 1.5)
+    changed = ask(hooked)
+    assert "the model has forward hooks (model.layers.0: " in caplog.text
+    assert ask(lm_of(folder, tmp_path)) == ask(lm_of(folder)) != changed
+    assert ask(hooked) == changed
+    handle.remove()
+    assert ask(hooked) == ask(lm_of(folder))
+
+
+def test_an_editor_resolves_its_settings_for_every_tokenizer() -> None:
+    """Also within a process, where resolved settings are kept in memory."""
+    model, tokenizers = build_model("llama"), [build_tokenizer(kind) for kind in ("byte_bpe_bos", "byte_bpe")]
+    settings = {"context_templates": "sampled_6", "layers": [1]}
+    editor, rect = load_editor("rome", settings), load_editor("rect", {"base": "rome", "base_settings": settings})
+    for tokenizer in [*tokenizers, tokenizers[0]]:
+        fresh = load_editor("rome", settings).resolve_config(model, tokenizer).to_dict()
+        assert editor.resolve_config(model, tokenizer).to_dict() == fresh
+        assert rect.resolve_config(model, tokenizer).to_dict()["base_settings"] == fresh
+        assert editor.resolve_config(model, tokenizer) is editor.resolve_config(model, tokenizer)
+
+
+def test_files_named_in_settings_count_by_their_content(tmp_path: Path) -> None:
+    model, file, folder = build_model("llama"), tmp_path / "P.safetensors", tmp_path / "embedder"
+    (folder / "part").mkdir(parents=True)
+
+    def settings() -> list[Any]:
+        alphaedit = load_editor("alphaedit", {"projectors": str(file), "layers": [1]})
+        editors = [alphaedit, load_editor("ike", {"embedder": str(folder)})]
+        return [editor.default_config(model).to_dict() for editor in editors]
+
+    seen = []
+    for number in range(2):
+        save_file({"layer1": torch.eye(64) * number}, file)
+        (folder / "part" / "weights.bin").write_bytes(bytes([number]))
+        seen.append(settings())
+        assert settings() == seen[-1]
+    assert all(before != after for before, after in zip(*seen, strict=True))
 
 
 def change_rope(model: Any) -> None:
