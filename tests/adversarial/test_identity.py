@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, SPECIAL_TOKENS, build_model, build_tokenizer, save_tiny
 from edit_hooks.modeling import identity as identity_module
-from edit_hooks.modeling.identity import CONFIG_EXCLUSIONS, ModelIdentity, model_identity
+from edit_hooks.modeling.identity import ADAPTER_EXCLUSIONS, CONFIG_EXCLUSIONS, ModelIdentity, model_identity
 from edit_hooks.modeling.tensor_hash import tensor_digest
 
 FAMILIES = ("llama", "gpt2", "gemma3_text", "phi3")
@@ -152,6 +152,7 @@ def test_use_and_training_mode_do_not_count() -> None:
     model.generate(ids, max_new_tokens=3, do_sample=False)
     tokenizer(["a", "b c"], padding=True, truncation=True, max_length=7)
     tokenizer.padding_side = "left"
+    model.model.rotary_emb.layer_types.reverse()  # made from a set, so its order differs between processes
     assert model_identity(model, tokenizer) == unchanged
 
 
@@ -181,6 +182,13 @@ def test_adapters_count() -> None:
     assert len({identity.key for identity in identities}) == len(models)
     assert model_identity(adapted(), tokenizer) == identities[1]
     assert "peft" in identities[1].libraries and "peft" not in identities[0].libraries
+    model = adapted()
+    configuration = model.peft_config["default"]
+    for name, value in configuration.to_dict().items():  # also those that leave no trace in a module
+        vars(configuration)[name] = "another"
+        is_unchanged = model_identity(model, tokenizer).adapters == identities[1].adapters
+        assert is_unchanged == (name in ADAPTER_EXCLUSIONS), name
+        vars(configuration)[name] = value
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers", "tokenizers"])
@@ -254,11 +262,12 @@ def test_every_setting_in_the_files_of_a_tokenizer_counts(tmp_path: Path) -> Non
         keys.add(model_identity(model, AutoTokenizer.from_pretrained(folder)).key)
         assert unchanged not in keys, f"{name}={other!r}"
     path.write_text(json.dumps(settings))
-    for option in ({"add_bos_token": False}, {"add_eos_token": True}):
+    roles = {"bos_token": settings["eos_token"], "eos_token": settings["bos_token"]}  # the rules stay as they are
+    for option in ({"add_bos_token": False}, {"add_eos_token": True}, roles):
         keys.add(model_identity(model, AutoTokenizer.from_pretrained(folder, **option)).key)
     (folder / "chat_template.jinja").write_text("{{ messages[0] }}")
     keys.add(model_identity(model, AutoTokenizer.from_pretrained(folder)).key)
-    assert len(keys) == len(changes) + 4 and unchanged not in keys
+    assert len(keys) == len(changes) + 5 and unchanged not in keys
 
 
 # --- the same model --------------------------------------------------------------------------------------------------

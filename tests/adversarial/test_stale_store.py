@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from lm_runs import FAST, build, case, instance
 from safetensors.torch import load_file, save_file
 
@@ -110,7 +112,8 @@ def test_a_model_changed_in_the_process_is_edited_and_asked_anew(
 ) -> None:
     """Also by writes that the version counters of autograd do not see."""
     folder = save_tiny(tmp_path, "llama")
-    lm = lm_of(folder, tmp_path)
+    options = {"editor_args": {"num_steps": 2, "context_templates": "sampled_6"}}
+    lm = lm_of(folder, tmp_path, **options)
     before = ask(lm)
     head = lm.model.lm_head.weight
     original = head.detach().clone()
@@ -120,6 +123,7 @@ def test_a_model_changed_in_the_process_is_edited_and_asked_anew(
     after = ask(lm)
     assert "was changed after it answered" in caplog.text
     assert all(abs(left - right) > 1e-4 for left, right in zip(after, before, strict=True)) and stored(tmp_path) == 2
+    assert after == ask(build(lm.model, tokenizer=lm.tokenizer, **options))
     head.data.copy_(original)
     assert ask(lm) == before and stored(tmp_path) == 2
 
@@ -167,6 +171,23 @@ def test_files_named_in_settings_count_by_their_content(tmp_path: Path) -> None:
         seen.append(settings())
         assert settings() == seen[-1]
     assert all(before != after for before, after in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
+def test_use_of_a_model_does_not_change_its_identity(
+    model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Questions under edits, stock tasks and generations in turn."""
+    lm = lm_of(save_tiny(tmp_path, model_type), tmp_path)
+    before = lm.identity
+    rolling = Instance("loglikelihood_rolling", {}, ("The band released",), 0, metadata=("test", 0, 1))
+    for _ in range(2):
+        ask(lm)
+        lm.loglikelihood([instance({}, *QUESTION), instance({}, "The", " band")])
+        lm.loglikelihood_rolling([dataclasses.replace(rolling)])
+        for doc in (case(), {}):
+            lm.generate_until([instance(doc, QUESTION[0], {"until": ["."], "max_gen_toks": 3}, "generate_until")])
+    assert lm.identity == before and "was changed" not in caplog.text
 
 
 def change_rope(model: Any) -> None:
