@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -184,7 +183,7 @@ def test_use_of_a_model_does_not_change_its_identity(
     for _ in range(2):
         ask(lm)
         lm.loglikelihood([instance({}, *QUESTION), instance({}, "The", " band")])
-        lm.loglikelihood_rolling([dataclasses.replace(rolling)])
+        lm.loglikelihood_rolling([rolling])
         for doc in (case(), {}):
             lm.generate_until([instance(doc, QUESTION[0], {"until": ["."], "max_gen_toks": 3}, "generate_until")])
     assert lm.identity == before and "was changed" not in caplog.text
