@@ -16,7 +16,6 @@ from edit_hooks.deltas.export import export_merged, export_peft
 from edit_hooks.deltas.saved import check_base, read_deltas, save_edits
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.request import RequestGroup
 from edit_hooks.utils.errors import EditingError
 
@@ -98,10 +97,10 @@ def export_edits(
         raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
     lm = EditedHFLM(**model_options, mode="none")
     base = _describe_model(lm)
-    deltas = read_deltas(paths, base["model"])
+    deltas = read_deltas(paths, lm.model, lm.identity)
     delta = deltas[0] if len(deltas) == 1 else Delta.summed(deltas)
     delta.meta = {**base, **delta.meta}
-    check_base(delta, base["model"], "the edit")
+    check_base(delta, lm.model, lm.identity, "the edit")
     AppliedDeltas(lm.model).check(delta)
     if file_format == "merged":
         return export_merged(lm.model, lm.tokenizer, delta, out)
@@ -111,7 +110,7 @@ def export_edits(
 def _describe_model(lm: EditedHFLM) -> dict[str, Any]:
     """Metadata of a saved edit about its model."""
     return {
-        "model": model_fingerprint(lm.model),
+        "model": lm.identity.to_dict(),
         "model_name": str(lm.pretrained),
         "model_type": lm.config.model_type,
         "dtype": str(lm.model.dtype),

@@ -1,7 +1,7 @@
 """Second moments ahead of edits: collect, report and list them.
 
-An edit looks up its second moments by their full description: model, module, text, token budget, length limit,
-precision, tokenizer. So an editor finds the second moments that were collected here with its own settings.
+An edit looks up its second moments by their full description: identity of model and tokenizer, module, text, token
+budget, length limit, precision. So an editor finds the second moments that were collected here with its own settings.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def corpus_label(corpus: Mapping[str, Any]) -> str:
 
 def _sort_key(moment: StoredMoment) -> tuple[str, str, int]:
     description = moment.description
-    return description["model"], corpus_label(description["corpus"]), description["layer"]
+    return key_of(description["model"]), corpus_label(description["corpus"]), description["layer"]
 
 
 def _list_projectors(root: Path) -> dict[str, list[StoredProjector]]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Union
 
 import torch
 
-from edit_hooks.modeling.fingerprint import tensor_checksum
+from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.deprecation import warn_renamed, with_current_names
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 
@@ -99,7 +99,7 @@ class EditorConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return all settings as JSON-able values, defaults included.
 
-        Tensors are described by shape, dtype and checksum.
+        Tensors are described by shape, dtype and hash.
         """
         return {item.name: _jsonable(getattr(self, item.name)) for item in dataclasses.fields(self)}
 
@@ -165,5 +165,5 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_jsonable(entry) for entry in value]
     if isinstance(value, torch.Tensor):  # a matrix in the place of a file
-        return {"shape": list(value.shape), "dtype": str(value.dtype), "checksum": list(tensor_checksum(value))}
+        return {"shape": list(value.shape), "dtype": str(value.dtype), "sha256": tensor_digest(value)}
     return value

@@ -94,6 +94,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         self.overrides = self.config_class.with_current_names(overrides or {})
         self.config_class.from_mapping(self.overrides)  # fail fast: the model is not loaded yet
         self._resolved: weakref.WeakKeyDictionary[nn.Module, ConfigT] = weakref.WeakKeyDictionary()
+        self._tokenizers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self._logged: set[str] = set()
 
     @property
@@ -124,13 +125,13 @@ class Editor(abc.ABC, Generic[ConfigT]):
     ) -> ConfigT:
         """Return the full configuration for a model, with sampled settings made explicit.
 
-        Resolved once per model object, from its weights at the first call, and cached.
+        Resolved once per model object and tokenizer, from the weights at the first call, and cached.
 
         Args:
             stored: an earlier result for this model, as a mapping from ``to_dict``; its sampled settings are reused.
         """
         inner = unwrapped(model)
-        if inner not in self._resolved or stored is not None:
+        if self._is_new(inner, tokenizer) or stored is not None:
             config = self.default_config(inner)
             if stored is None:
                 config = self.fill_sampled_settings(config, inner, tokenizer)
@@ -141,6 +142,12 @@ class Editor(abc.ABC, Generic[ConfigT]):
             self.prepare(config, inner, tokenizer)
             self._resolved[inner] = config
         return self._resolved[inner]
+
+    def _is_new(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether the configuration was not resolved for this model and tokenizer; the tokenizer is remembered."""
+        known = self._tokenizers.get(model)
+        self._tokenizers[model] = weakref.ref(tokenizer)
+        return model not in self._resolved or known is None or known() is not tokenizer
 
     def default_layers(self, model_config: Any) -> list[int]:
         """Hook: layers for a model without a shipped configuration.

@@ -65,7 +65,7 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
     ) -> WrapperConfigT:
         inner = unwrapped(model)
-        if inner not in self._resolved or stored is not None:
+        if self._is_new(inner, tokenizer) or stored is not None:
             base = self.base.resolve_config(inner, tokenizer, None if stored is None else stored["base_settings"])
             self._resolved[inner] = self._with_base(base, inner)
         return self._resolved[inner]

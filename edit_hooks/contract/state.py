@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from edit_hooks.modeling.tensor_hash import tensor_digest
 
 _HOOK_DICTS = (
     "_forward_hooks",
@@ -22,14 +23,6 @@ _HOOK_DICTS = (
 )
 # Filled lazily by torch or transformers themselves the first time a model runs.
 _LAZY_ATTRIBUTES = {"_modules", "_parameters", "_buffers"}
-
-
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """sha256 over dtype, shape and raw bytes: NaN equals NaN, -0.0 differs from 0.0."""
-    data = tensor.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"{data.dtype}{tuple(data.shape)}".encode())
-    digest.update(data.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import nn
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit, attached
 from edit_hooks.modeling.architectures import is_transposed, linear_of, map_shape, unwrapped
-from edit_hooks.modeling.fingerprint import tensor_checksum
+from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight
 from edit_hooks.utils.errors import EditingError
@@ -104,11 +104,11 @@ class AppliedDeltas:
         """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write."""
         if not self._originals and not self._added and self.runtime_part is None:
             return UNEDITED_STATE
-        parts: dict[str, object] = {name: tensor_checksum(self._parameters[name]) for name in sorted(self._originals)}
+        parts: dict[str, object] = {name: tensor_digest(self._parameters[name]) for name in sorted(self._originals)}
         for name, added in sorted(self._added.items()):
-            parts[name] = [[list(tensor.shape), tensor_checksum(tensor)] for tensor in added.tensors]
+            parts[name] = [[list(tensor.shape), tensor_digest(tensor)] for tensor in added.tensors]
         if self.runtime_part is not None:
-            parts["standing"] = self.runtime_part.checksum()  # the name is part of saved fingerprints
+            parts["runtime_part"] = self.runtime_part.checksum()
         return key_of(parts)
 
     @torch.no_grad()

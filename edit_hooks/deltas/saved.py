@@ -1,74 +1,92 @@
 """Folders of saved edits, for later runs (``load_edit=``) and exports.
 
-A saved edit contains its requests and the fingerprint of its base model, and is refused on any other model. Steps of a
-stream are refused if they do not start at the unedited model or do not follow one another.
+A saved edit contains its requests and the identity of its base model. It is refused on other weights, and loaded with
+a warning if another part of the identity differs. Steps of a stream are refused if they do not start at the unedited
+model or do not follow one another.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft
+from edit_hooks.modeling.base_model import compare_models
+from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
-
-log = logging.getLogger(__name__)
 
 INDEX_NAME = "edits.json"
 
 
-def load_edit(path: str | Path, model: nn.Module, fingerprint: str) -> Delta:
+class LoadedEdit(NamedTuple):
+    """A saved edit, and how its model differs from the one it was loaded for.
+
+    Attributes:
+        differences: entries of the two identities that differ, and what could not be compared.
+    """
+
+    delta: Delta
+    differences: list[str]
+
+
+def load_edit(path: str | Path, model: nn.Module, identity: ModelIdentity) -> LoadedEdit:
     """Load an edit of ``model`` from a delta file, a folder with exactly one, or a LoRA adapter folder.
 
     Args:
-        fingerprint: :func:`edit_hooks.modeling.fingerprint.model_fingerprint` of the model.
+        identity: of the model and its tokenizer.
 
     Raises:
-        EditingError: for other paths, damaged files and edits of another base model.
+        EditingError: for other paths, damaged files and edits of other weights.
     """
     path = Path(path).expanduser()
     is_adapter = (path / CONFIG_NAME).is_file()
     delta = read_peft(path, model) if is_adapter else Delta.load(_delta_file(path))
-    check_base(delta, fingerprint, str(path))
+    found = check_base(delta, model, identity, str(path))
     AppliedDeltas(model).check(delta)
-    return delta
+    return LoadedEdit(delta, found)
 
 
-def read_deltas(paths: Sequence[str | Path], fingerprint: str) -> list[Delta]:
+def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelIdentity) -> list[Delta]:
     """Load delta files in order, to be summed.
 
     Raises:
-        EditingError: for files that are not saved edits, edits of another model, and steps of a stream out of order.
+        EditingError: for files that are not saved edits, edits of other weights, and steps of a stream out of order.
     """
     deltas = []
     for path in paths:
         delta = Delta.load(_delta_file(Path(path).expanduser()))
-        _check_fingerprint(delta, fingerprint, str(path))
+        _compare_models(delta, model, identity, str(path))
         deltas.append(delta)
     _check_chain([edit for delta in deltas for edit in _summand_metadata(delta.meta)], "these edits")
     return deltas
 
 
-def check_base(delta: Delta, fingerprint: str, source: str) -> None:
-    """Refuse an edit that was made for other weights; an edit without a fingerprint is accepted with a warning.
+def check_base(delta: Delta, model: nn.Module, identity: ModelIdentity, source: str) -> list[str]:
+    """Refuse an edit of other weights, and warn about one whose model differs in another part or is not known.
+
+    An edit is an update of weights, so on other weights it has no meaning. With another configuration, tokenizer or
+    release of a library it can be measured, but it is not the edit that would be made there.
 
     Args:
-        fingerprint: :func:`edit_hooks.modeling.fingerprint.model_fingerprint` of the model.
+        identity: of the model and its tokenizer.
         source: path or name of the edit, for messages.
 
+    Returns:
+        The differences that were logged, for result files.
+
     Raises:
-        EditingError: for edits of another model, and steps of a stream that do not start at the unedited model.
+        EditingError: for edits of other weights, and steps of a stream that do not start at the unedited model.
     """
-    _check_fingerprint(delta, fingerprint, source)
+    found = _compare_models(delta, model, identity, source)
     _check_chain(list(_summand_metadata(delta.meta)), source)
+    return found
 
 
 def requests_of(delta: Delta) -> dict[str, EditRequest] | None:
@@ -96,7 +114,7 @@ def save_edits(
 
     Args:
         folder: a new or empty folder.
-        metadata: entries of every edit: ``model`` (fingerprint), ``editor``, ``config``, ...
+        metadata: entries of every edit: ``model`` (parts of its identity), ``editor``, ``config``, ...
 
     Returns:
         The delta files, in order.
@@ -148,17 +166,17 @@ def _summand_metadata(meta: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield {**inherited, **edit}
 
 
-def _check_fingerprint(delta: Delta, fingerprint: str, source: str) -> None:
-    bases = {
-        edit.get("model") or (edit.get("description") or {}).get("model") for edit in _summand_metadata(delta.meta)
-    }
-    for base in bases - {None, fingerprint}:
-        raise EditingError(
-            f"{source} was made for another model: fingerprint {str(base)[:16]}..., this model has "
-            f"{fingerprint[:16]}.... Load the model it was made for, in the same dtype."
-        )
-    if None in bases:
-        log.warning("%s does not name the model it was made for; only its shapes are checked.", source)
+def _compare_models(delta: Delta, model: nn.Module, identity: ModelIdentity, source: str) -> list[str]:
+    """Differences between the model of an edit and this one; other weights are an error."""
+    bases = []
+    for edit in _summand_metadata(delta.meta):
+        base = edit.get("model") or (edit.get("description") or {}).get("model")
+        if base not in bases:
+            bases.append(base)
+    found: list[str] = []
+    for base in bases:
+        found += [text for text in compare_models(base, model, identity, source) if text not in found]
+    return found
 
 
 def _check_chain(edits: Sequence[Mapping[str, Any]], source: str) -> None:

@@ -28,9 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
@@ -41,6 +43,7 @@ from edit_hooks.locate.null_space import MatrixProjector, Projector, null_space_
 from edit_hooks.locate.solve import KeyMetric, load_matrices
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import path_digest
 
 DEFAULT_L2, RELATIVE_L2 = 10.0, 0.01
 
@@ -60,6 +63,7 @@ class AlphaEditConfig(MEMITConfig):
         "projector P per layer, used instead of second moments: a safetensors file or a mapping from layer to matrix",
         default=None,
     )
+    projectors_digest: str | None = config_field("set by the editor: checksum of the file of P", default=None)
     carry_keys: bool = config_field("in a stream, protect the keys of earlier steps", default=True)
 
     def __post_init__(self) -> None:
@@ -89,6 +93,12 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
         "nullspace_energy": 0.9,
         "l2": 0.02,
     }
+
+    def default_config(self, model: nn.Module) -> AlphaEditConfig:
+        config = super().default_config(model)
+        if isinstance(config.projectors, (str, Path)):
+            config.projectors_digest = path_digest(config.projectors)
+        return config
 
     def load_constraints(
         self, config: AlphaEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

@@ -30,9 +30,10 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_text
-from edit_hooks.in_context.embeddings import MINILM, most_similar, require_embedder
+from edit_hooks.in_context.embeddings import EMBEDDERS, MINILM, most_similar, require_embedder
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import path_digest
 
 KINDS = ("copy", "update", "retain")
 
@@ -48,6 +49,7 @@ class ICEConfig(EditorConfig):
     )
     num_facts: int = config_field("of several edits, number of facts stated before a question", default=1)
     embedder: str = config_field(EMBEDDER_HELP, default="words")
+    embedder_digest: str | None = config_field("set by the editor: checksum of the embedder's folder", default=None)
     min_similarity: float | None = config_field(
         "state a fact only before questions whose cosine similarity with it reaches this; null: before every question",
         default=None,
@@ -126,7 +128,10 @@ class ContextEditor(Editor[ICEConfigT]):
 
     def default_config(self, model: nn.Module) -> ICEConfigT:
         """The user's settings: nothing depends on the model."""
-        return self.config_class.from_mapping(self.overrides)
+        config = self.config_class.from_mapping(self.overrides)
+        if config.embedder not in EMBEDDERS:
+            config.embedder_digest = path_digest(config.embedder)
+        return config
 
     def compute(self, job: EditJob[ICEConfigT]) -> list[Delta]:
         deltas = []

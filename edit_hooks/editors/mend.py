@@ -44,9 +44,10 @@ from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings, Sign, TokenFactors
 from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
 from edit_hooks.gradient.token_factors import token_factors
-from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, unwrapped
-from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers
+from edit_hooks.modeling.base_model import compare_models
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -135,17 +136,8 @@ class MEND(Editor[MENDConfig]):
     def default_config(self, model: nn.Module) -> MENDConfig:
         config = super().default_config(model)
         if config.artifact is not None and config.artifact != IDENTITY:
-            manifest = read_manifest(config.artifact)
             config.artifact_digest = artifact_digest(config.artifact)
-            self._apply_manifest(config, manifest)
-            fingerprint = model_fingerprint(unwrapped(model))
-            if manifest["model"] != fingerprint:
-                raise EditingError(
-                    f"the hyper-network in {config.artifact} was trained for another model: {manifest['model_name']} "
-                    f"({manifest['model_type']}, {manifest['dtype']}, fingerprint {manifest['model'][:16]}...); this "
-                    f"model has {fingerprint[:16]}.... Train one for it; weights in another precision are another "
-                    "model."
-                )
+            self._apply_manifest(config, read_manifest(config.artifact))
         return config
 
     def prepare(self, config: MENDConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -154,6 +146,9 @@ class MEND(Editor[MENDConfig]):
                 "editor 'mend' needs a hyper-network trained for this model: run lm-edit train-mend and pass its "
                 "folder as editor_args=artifact:<folder> (artifact:identity: untrained, a plain gradient step)."
             )
+        if config.artifact != IDENTITY:
+            recorded, source = read_manifest(config.artifact)["model"], f"the hyper-network in {config.artifact}"
+            compare_models(recorded, model, model_identity(model, tokenizer), source)
 
     def warnings(self, job: EditJob[MENDConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
         config = job.config

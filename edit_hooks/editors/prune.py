@@ -32,7 +32,7 @@ from edit_hooks.deltas.apply import edited, read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
-from edit_hooks.modeling.fingerprint import tensor_checksum
+from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)
-        self._largest: dict[tuple[str, tuple[int, int]], float] = {}
+        self._largest: dict[tuple[str, str], float] = {}
 
     def compute(self, job: EditJob[PRUNEConfig]) -> list[Delta]:
         raw_history = [_raw_update(delta) for delta in job.history]
@@ -151,7 +151,7 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         for delta in history:
             if name in delta.weights():
                 original = original - delta.weights()[name].to(original)
-        identity = (name, tensor_checksum(original))
+        identity = (name, tensor_digest(original))
         if identity not in self._largest:
             gram = original @ original.T if original.shape[0] <= original.shape[1] else original.T @ original
             self._largest[identity] = float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0).sqrt())

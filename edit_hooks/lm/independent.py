@@ -17,6 +17,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.resolve import resolve_with_store
+from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.request import RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
@@ -48,10 +49,12 @@ class IndependentEdits:
         tokenizer: PreTrainedTokenizerBase,
         editor: Editor[Any],
         store: Store | None,
+        identity: ModelIdentity,
         quiet: bool = False,
     ) -> None:
         self.model, self.tokenizer, self.editor, self.store, self.quiet = model, tokenizer, editor, store, quiet
-        self.fingerprint, self.config = resolve_with_store(model, tokenizer, editor, store)
+        self.identity = identity
+        self.config = resolve_with_store(model, tokenizer, editor, store, identity)
         self._edits: dict[str, Delta | FailedEdit] = {}
         self._batch_size = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
@@ -75,7 +78,7 @@ class IndependentEdits:
     def _description(self, group: RequestGroup) -> Description:
         return Description(
             what="independent edit",
-            model=self.fingerprint,
+            model=self.identity.to_dict(),
             code=code_fingerprint(*self.editor.source_modules),
             inputs={
                 "editor": self.editor.name,

@@ -52,9 +52,10 @@ from edit_hooks.lm.sessions import (
 from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
-from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.request import EditRequest, require_subjects
-from edit_hooks.store.answer_cache import AnswerCache, tokenizer_fingerprint
+from edit_hooks.store.answer_cache import AnswerCache
+from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
@@ -89,6 +90,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             pretrained = str(demo_model_path(_demo_dtype(kwargs.get("dtype"))))
         start_processes(tensor_parallel=kwargs.get("tp_plan") is not None)
         self._session: Session | None = None
+        self._identity: ModelIdentity | None = None
         self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
         self.items = ItemBuilder(self)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
@@ -139,6 +141,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Score whole texts; in batch and sequential mode on the edited model."""
+        self._identify()
         with self._stock_tasks():
             return super().loglikelihood_rolling(requests, disable_tqdm)
 
@@ -149,7 +152,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def _dispatch(
         self, requests: list[Instance], stock: Callable[..., list[Any]], answer_jobs: AnswerJobs, disable_tqdm: bool
     ) -> list[Any]:
-        self.load()
+        self._identify()
         with_edits = [request for request in requests if has_edit_requests(request)]
         ordinary = [request for request in requests if not has_edit_requests(request)]
         stock_answers: Iterator[Any] = iter(())
@@ -194,12 +197,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if store is None:
             return answer_distinct(items, answer_missing)
         identity = {
-            "model": self._model_fingerprint,
-            "tokenizer": tokenizer_fingerprint(self.tokenizer),
+            "model": self.identity.to_dict(),
             "engine": self.options.engine,
             "device": self.device.type,
-            "attention": getattr(self.model.config, "_attn_implementation", None),
-            "torch": torch.__version__,
             "code": code_fingerprint(*ANSWERING_MODULES),
         }
         return AnswerCache(store.root, identity).get(items, answer_missing)
@@ -290,19 +290,27 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if options.mode == "none":
             return UneditedSession()
         if options.load_edit:
-            delta = load_edit(options.load_edit, self.model, self._model_fingerprint)
-            facts = {"loaded_from": options.load_edit, "checksum": delta.checksum()}
+            delta, found = load_edit(options.load_edit, self.model, self.identity)
+            facts = {"loaded_from": options.load_edit, "checksum": delta.checksum(), "model_differences": found}
             report = EditReport(editor=editor_of(delta), diagnostics=facts)
             return SavedEditSession(self.model, delta, report, requests_of(delta))
         store = self._store
         if store:
             store.remove_leftovers()
         if not self.plan.cumulative:
-            edits = IndependentEdits(self.model, self.tokenizer, self.editor, store, self._quiet)
+            edits = IndependentEdits(self.model, self.tokenizer, self.editor, store, self.identity, self._quiet)
             return SingleEditSession(edits, self.plan)
         guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
         stream = EditStream(
-            self.model, self.tokenizer, self.editor, self.plan, store, guard, self._quiet, shared=self.world_size > 1
+            self.model,
+            self.tokenizer,
+            self.editor,
+            self.plan,
+            store,
+            self.identity,
+            guard,
+            self._quiet,
+            shared=self.world_size > 1,
         )
         return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 
@@ -335,10 +343,22 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def _store(self) -> Store | None:
         return None if self.options.store == "off" else Store(self.options.store)
 
-    @functools.cached_property
-    def _model_fingerprint(self) -> str:
-        """Fingerprint of the unedited weights, taken at the first question."""
-        return model_fingerprint(self.model)
+    @property
+    def identity(self) -> ModelIdentity:
+        """Identity of the model and its tokenizer, as they were when the last requests came in."""
+        return self._identity or self._identify()
+
+    def _identify(self) -> ModelIdentity:
+        """Identify the model before it answers requests; the edits of this run do not apply to a changed model."""
+        identity = model_identity(self.model, self.tokenizer)
+        if self._identity not in (None, identity):
+            log.warning("the model or its tokenizer was changed after it answered: its edits are made anew.")
+            self.editor = self._new_editor()
+            self._session = None
+        if self._store and self._identity != identity:
+            record_model(self._store, identity)
+        self._identity = identity
+        return identity
 
     def stream_state(self) -> str | None:
         return self._session.final_state if self._session is not None else None
@@ -362,7 +382,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "edits_data": self.edits_data,
             "demo": self.is_demo,
             "num_processes": self.world_size,
-            "model_fingerprint": self._model_fingerprint,
+            "model_identity": {"key": self.identity.key, **self.identity.to_dict()},
             "code_fingerprint": code_fingerprint(__name__, *self.editor.source_modules),
             "versions": installed_versions(),
         }

@@ -8,22 +8,26 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.editor import Editor
-from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.hashing import code_fingerprint
 
 
 def resolve_with_store(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, editor: Editor[Any], store: Store | None
-) -> tuple[str, dict[str, Any]]:
-    """Return the unedited model's fingerprint and the editor's full configuration.
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    editor: Editor[Any],
+    store: Store | None,
+    identity: ModelIdentity,
+) -> dict[str, Any]:
+    """Return the editor's full configuration; sampled settings (context templates) come from the store if it has them.
 
-    Sampled settings (context templates) come from the store if it has them.
+    Args:
+        identity: of the unedited model.
     """
-    fingerprint = model_fingerprint(model)
     description = Description(
         what="resolved editor configuration",
-        model=fingerprint,
+        model=identity.to_dict(),
         code=code_fingerprint(*editor.source_modules),
         inputs={"editor": editor.name, "settings": editor.default_config(model).to_dict()},
     )
@@ -31,4 +35,4 @@ def resolve_with_store(
     config = editor.resolve_config(model, tokenizer, stored).to_dict()
     if store and stored is None:
         store.save_json("configurations", description, config)
-    return fingerprint, config
+    return config

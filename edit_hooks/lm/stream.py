@@ -27,6 +27,7 @@ from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.request import RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
@@ -77,6 +78,7 @@ class EditStream:
         editor: Editor[Any],
         plan: EditPlan,
         store: Store | None,
+        identity: ModelIdentity,
         guard: Guard,
         quiet: bool = False,
         shared: bool = False,
@@ -90,7 +92,8 @@ class EditStream:
         self.shared = shared
         self.store, self.guard, self.quiet = store, guard, quiet
         self._check(plan)
-        self.fingerprint, self.config = resolve_with_store(model, tokenizer, editor, store)
+        self.identity = identity
+        self.config = resolve_with_store(model, tokenizer, editor, store, identity)
         self._unedited_loss, _ = self._probe()
         self.steps: list[dict[str, Any]] = []
         self.stopped: str | None = None
@@ -172,7 +175,7 @@ class EditStream:
         if not self.shared or self.store is None:
             return contextlib.nullcontext()
         return self.store.lock(
-            key_of([self.fingerprint, self.editor.name, self.config, sorted(self.plan.group_of)])[:16]
+            key_of([self.identity.key, self.editor.name, self.config, sorted(self.plan.group_of)])[:16]
         )
 
     def _make(self, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
@@ -187,7 +190,7 @@ class EditStream:
     def _description(self, group: RequestGroup, state: str) -> Description:
         return Description(
             what="stream step",
-            model=self.fingerprint,
+            model=self.identity.to_dict(),
             code=code_fingerprint(*self.editor.source_modules),
             inputs={
                 "editor": self.editor.name,

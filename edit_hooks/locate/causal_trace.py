@@ -35,8 +35,8 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.locate.restored_runs import KINDS, Cell, Fact, RestoredRuns, last_logits
 from edit_hooks.modeling.architectures import input_device, num_layers, unwrapped
-from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tokens import encode, split_continuation, tokens_in_span
 from edit_hooks.request import EditRequest, require_subjects
@@ -174,7 +174,7 @@ def trace_facts(
                 "Use --answer predicted to trace what the model predicts, right or wrong."
             )
         noise_std = settings.noise * _embedding_std(inner, facts)
-        traces = _load_or_run(inner, facts, settings, noise_std, store, quiet)
+        traces = _load_or_run(inner, tokenizer, facts, settings, noise_std, store, quiet)
     depth = num_layers(inner)
     return Trace(
         settings={"layers": depth, **asdict(settings), "window": settings.window_for(depth)},
@@ -241,6 +241,7 @@ def _embedding_std(model: Any, facts: Sequence[Fact]) -> float:
 
 def _load_or_run(
     model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
     facts: Sequence[Fact],
     settings: TraceSettings,
     noise_std: float,
@@ -248,7 +249,7 @@ def _load_or_run(
     quiet: bool,
 ) -> list[FactTrace]:
     """Traces of all facts; new ones are stored as soon as their batch is done."""
-    fingerprint = model_fingerprint(model) if store else ""
+    model_parts = model_identity(model, tokenizer).to_dict() if store else {}
     identity = {
         "noise_std": noise_std,
         "samples": settings.samples,
@@ -258,7 +259,7 @@ def _load_or_run(
 
     def description(fact: Fact) -> Description:
         inputs = {**identity, "request": fact.key, "answer": fact.answer}
-        return Description(what="causal trace", model=fingerprint, code=code_fingerprint(__name__), inputs=inputs)
+        return Description(what="causal trace", model=model_parts, code=code_fingerprint(__name__), inputs=inputs)
 
     traces: dict[int, FactTrace] = {}
     for index, fact in enumerate(facts):

@@ -29,8 +29,8 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.locate.corpora import Corpus, Source, open_corpus
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, map_shape, unwrapped
-from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.hooks import frozen, hooks, on_input
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.sampling import sample_documents
 from edit_hooks.modeling.tokens import encode
@@ -118,7 +118,8 @@ def second_moments(
     root: Path | None = Path(folder) if folder is not None else cache_root() / "stats"
     if folder is None and not isinstance(settings.source, (str, os.PathLike)):
         root = None
-    descriptions = _describe(inner, tokenizer, layers, corpus, settings, model_fingerprint(inner) if root else "")
+    identity = model_identity(inner, tokenizer).to_dict() if root else {}
+    descriptions = _describe(inner, layers, corpus, settings, identity)
     moments: dict[int, SecondMoment] = {}
     for layer, description in descriptions.items():
         stored = _load(root, description) if root else None
@@ -338,30 +339,27 @@ def _log_report(layer: int, report: dict[str, Any]) -> None:
 
 def _describe(
     model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
     layers: Sequence[int],
     corpus: Corpus,
     settings: MomentSettings,
-    fingerprint: str,
+    identity: dict[str, Any],
 ) -> dict[int, dict[str, Any]]:
     """Everything that determines the matrix, by layer (JSON-able).
 
     It is the key of the file.
 
     Args:
-        fingerprint: of the model's weights.
+        identity: parts of the identity of the model and its tokenizer.
     """
-    tokenizer_key = key_of([len(tokenizer), encode(tokenizer, " A test: naïve 東京 1234\n\n  x").ids])
     return {
         layer: {
             "format": FORMAT,
-            "model": fingerprint,
+            "model": identity,
             "module": architecture_of(model).rewrite_name(layer),
             "layer": layer,
             "corpus": corpus.identity,
             "num_tokens": settings.num_tokens,
             "max_length": settings.max_length,
-            "tokenizer": tokenizer_key,
             "dtype": settings.dtype,
         }
         for layer in layers

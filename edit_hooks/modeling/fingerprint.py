@@ -1,4 +1,7 @@
-"""Exact fingerprints of model weights, for cache keys and result metadata."""
+"""Checksums of release 0.1.0: part of the format of saved edits, and the only name of the model in its files.
+
+They are sums, not hashes: good against damage, not for identity. Keys use :mod:`edit_hooks.modeling.identity`.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +37,16 @@ def tensor_checksum(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def model_fingerprint(model: nn.Module) -> str:
-    """SHA-256 (hex) of all parameters and persistent buffers.
+def first_release_fingerprint(model: nn.Module) -> str:
+    """The name that release 0.1.0 gave to the weights of a model in saved edits and MEND artifacts.
 
-    It covers names, shapes, dtypes and checksums.
-
-    Tied weights count once; weights on the meta device (offloaded) count by name, shape and dtype only.
+    Checksums of parameters and persistent buffers; about ten times slower than the hash of an identity.
     """
     digest = hashlib.sha256()
     seen: set[int] = set()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        if tensor.is_meta:
-            digest.update(json.dumps([name, list(tensor.shape), str(tensor.dtype), "offloaded"]).encode())
-            continue
-        if tensor.data_ptr() in seen:
-            continue
-        seen.add(tensor.data_ptr())
-        digest.update(json.dumps([name, list(tensor.shape), str(tensor.dtype), tensor_checksum(tensor)]).encode())
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            entry = [name, list(tensor.shape), str(tensor.dtype), tensor_checksum(tensor)]
+            digest.update(json.dumps(entry).encode())
     return digest.hexdigest()

@@ -1,23 +1,19 @@
 """SQLite cache of the unedited model's answers, shared by all runs on one model.
 
 Comparisons with the unedited model need these answers, and no edit changes them. A key covers everything that can alter
-an answer: weights, tokenizer, code, device, attention implementation, and the question with its decoding settings.
+an answer: identity of the model, code, engine, device, and the question with its decoding settings.
 Several processes may share one file.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transformers import PreTrainedTokenizerBase
-
 from edit_hooks.answers import ModelAnswer, answer_from_json, answer_to_json
-from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
 
@@ -25,20 +21,6 @@ FILE = "answers.sqlite"
 TABLE = CacheTable(name="answers", columns="key TEXT PRIMARY KEY, answer TEXT, checksum TEXT", value="answer")
 
 ItemT = TypeVar("ItemT", bound=Hashable)  # a dataclass: token ids and decoding settings
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 (hex) of a tokenizer's rules.
-
-    Raises:
-        EditingError: for slow tokenizers, which have no serialized form.
-    """
-    if not tokenizer.is_fast:
-        raise EditingError(
-            f"answers of models with {type(tokenizer).__name__} cannot be stored; use the fast tokenizer of this model "
-            "(use_fast_tokenizer=True) or store=off."
-        )
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 class AnswerCache:

@@ -35,13 +35,13 @@ class Description:
 
     Attributes:
         what: kind of result.
-        model: fingerprint of the model.
+        model: the parts of a :class:`~edit_hooks.modeling.identity.ModelIdentity`.
         code: fingerprint of the code behind the result.
         inputs: all other inputs (JSON-able): editor, configuration, requests, ...
     """
 
     what: str
-    model: str
+    model: Mapping[str, Any]
     code: str
     inputs: Mapping[str, Any]
 

@@ -32,8 +32,8 @@ from edit_hooks.editors.mend import edited_shapes
 from edit_hooks.gradient.artifact import edit_digest, save_network, with_current_settings
 from edit_hooks.gradient.hypernetwork import HyperNetwork
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.modeling.weights import check_weights, keep_layout
 from edit_hooks.training.edit_data import EditData, NumberedExample, training_batch
@@ -72,7 +72,7 @@ class Trainer:
 
     Args:
         out: folder of the artifact and of the state that a killed run resumes from.
-        model_info: JSON-able entries of the manifest about the model, as ``model_name``; the fingerprint is added.
+        model_info: JSON-able entries of the manifest about the model, as ``model_name``; its identity is added.
 
     Raises:
         EditingError: no training or validation edits, or a folder with a run of other settings, data or model.
@@ -107,7 +107,7 @@ class Trainer:
         )
         self.progress = TrainingProgress()
         self.model_info = {
-            "model": model_fingerprint(self.model),
+            "model": model_identity(self.model, tokenizer).to_dict(),
             "model_name": str(getattr(self.model.config, "name_or_path", "")),
             "model_type": self.model.config.model_type,
             "dtype": str(weight.dtype),

@@ -118,6 +118,19 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def path_digest(path: str | os.PathLike[str]) -> str | None:
+    """Hexadecimal SHA-256 of a file, or of the names and contents of all files of a folder; ``None`` if missing."""
+    root = Path(path).expanduser()
+    if root.is_file():
+        return sha256_of(root)
+    if not root.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(file for file in root.rglob("*") if file.is_file()):
+        digest.update(f"{file.relative_to(root).as_posix()}\0{sha256_of(file)}\0".encode())
+    return digest.hexdigest()
+
+
 def cache_root() -> Path:
     """Folder of all caches.
 

@@ -92,13 +92,14 @@ def _show(folder: Path | None) -> int:
 
 
 def _stored_cells(moment: StoredMoment) -> list[str]:
+    from edit_hooks.utils.hashing import key_of
     from lm_edit.stats import corpus_label
 
     description, report = moment.description, moment.report
     name = Path(report.get("model_name") or "model").name
     projectors = [f"{item.rule}: {item.rank}/{item.width}" for item in moment.projectors]
     return [
-        f"{name} {description['model'][:8]}",
+        f"{name} {key_of(description['model'])[:8]}",
         str(description["layer"]),
         f"{corpus_label(description['corpus'])}, cut at {description['max_length']}",
         str(report["num_tokens"]),

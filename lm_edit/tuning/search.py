@@ -33,7 +33,7 @@ from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.lm.independent import BATCH, BATCH_ON_GPU
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.prompt_context import BARE
 from edit_hooks.request import require_subjects
@@ -170,7 +170,7 @@ class _TrialRunner:
 
     def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, editor: str, store: Store | None) -> None:
         self.model, self.tokenizer, self.editor, self.store = model, tokenizer, editor, store
-        self.fingerprint = model_fingerprint(model) if store else ""
+        self.model_parts = model_identity(model, tokenizer).to_dict() if store else {}
         self.batch_size = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
     def run(self, trial: Trial, cases: Sequence[Case]) -> None:
@@ -192,7 +192,7 @@ class _TrialRunner:
     def _description(self, editor: Editor[Any], config: dict[str, Any], case: Case) -> Description:
         return Description(
             what="trial of a search",
-            model=self.fingerprint,
+            model=self.model_parts,
             code=code_fingerprint(*editor.source_modules, __name__),
             inputs={
                 "editor": self.editor,

@@ -21,7 +21,6 @@ from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.export import export_merged, export_peft, read_peft
 from edit_hooks.modeling.architectures import architecture_of
-from edit_hooks.modeling.fingerprint import model_fingerprint
 
 
 def assert_same_answers(first, second):
@@ -145,7 +144,7 @@ def test_a_merged_checkpoint_is_the_edited_model(model_type, dtype, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     assert loaded.dtype == dtype
     with edited(model, delta):
-        assert model_fingerprint(loaded) == model_fingerprint(model)
+        torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     if model.config.tie_word_embeddings:
         assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
     assert AutoTokenizer.from_pretrained(folder)("The harbour")["input_ids"] == tokenizer("The harbour")["input_ids"]

@@ -11,14 +11,14 @@ from lm_eval.models.huggingface import HFLM
 from lm_runs import instance
 from random_deltas import random_delta
 from state import assert_same_state
-from transformers import AutoModelForCausalLM
 
 from edit_hooks import Delta, EditingError, EditRequest, edited
 from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import build_tokenizer
 from edit_hooks.deltas.export import export_peft, read_peft
 from edit_hooks.deltas.saved import load_edit, read_deltas, save_edits
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.modeling.identity import ModelIdentity, model_identity
 
 REQUEST = EditRequest(prompt="{} is the capital of", subject="Ostravia", target_new="Velm")
 
@@ -34,12 +34,16 @@ def answer_of(lm, subject="Ostravia"):
     return lm.loglikelihood([instance(doc, "The capital of Ostravia is", " Velm")])[0]
 
 
+def identity_of(model) -> ModelIdentity:
+    return model_identity(model, build_tokenizer("byte_bpe_bos"))
+
+
 @pytest.fixture
 def saved(tmp_path):
     """A tiny model's folder, one edit of it as delta file and as adapter, and the model."""
     model, tokenizer = build("llama")
     path = save(model, tokenizer, tmp_path / "base")
-    stamp = {"model": model_fingerprint(AutoModelForCausalLM.from_pretrained(path)), "editor": "test"}
+    stamp = {"model": edited_lm(path, mode="none").identity.to_dict(), "editor": "test"}
     delta = random_delta(model)
     (file,) = save_edits(tmp_path / "edits", [((REQUEST,), delta)], stamp)
     return path, file, export_peft(delta, tmp_path / "adapter"), model, delta
@@ -93,32 +97,32 @@ def test_options_that_contradict_a_loaded_edit_are_refused(saved, options, messa
 def test_files_that_are_no_edits_are_refused(saved, tmp_path):
     path, file, _, model, _ = saved
     with pytest.raises(EditingError, match="cannot read"):
-        load_edit(tmp_path / "missing.safetensors", model, "")
+        load_edit(tmp_path / "missing.safetensors", model, identity_of(model))
     with pytest.raises(EditingError, match="pretrained="):
-        load_edit(path, model, "")
+        load_edit(path, model, identity_of(model))
     with pytest.raises(EditingError, match="damaged"):
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         (tmp_path / "bad.safetensors").write_bytes(content)
-        load_edit(tmp_path / "bad.safetensors", model, "")
+        load_edit(tmp_path / "bad.safetensors", model, identity_of(model))
 
 
 def test_steps_of_a_stream_belong_together(saved, tmp_path):
     """All steps from the first one, in order, add up to the stream."""
-    model = saved[3]
+    model, identity = saved[3], identity_of(saved[3])
     steps = [random_delta(model, seed=seed) for seed in range(3)]
     states = ["unedited", "a", "b", "c"]
     for number, step in enumerate(steps):
         step.meta |= {"description": {"state_before": states[number]}, "state_after": states[number + 1]}
     requests = [(EditRequest(prompt=f"Number {number} is", target_new="Velm"),) for number in range(3)]
-    files = save_edits(tmp_path / "stream", list(zip(requests, steps, strict=True)), {"model": "m"})
-    total = Delta.summed(read_deltas(files, "m"))
+    files = save_edits(tmp_path / "stream", list(zip(requests, steps, strict=True)), {"model": identity.to_dict()})
+    total = Delta.summed(read_deltas(files, model, identity))
     for name, update in total.weights().items():
         torch.testing.assert_close(update, sum(step.weights()[name] for step in steps))
     back = read_peft(export_peft(total, tmp_path / "whole"), model)
     assert [part["state_after"] for part in back.meta["parts"]] == ["a", "b", "c"]
     for wrong in ([files[1]], [files[1], files[0]], [files[0], files[2]]):
         with pytest.raises(EditingError, match="step of a stream"):
-            read_deltas(wrong, "m")
+            read_deltas(wrong, model, identity)
     with pytest.raises(EditingError, match="3 saved edits"):
-        load_edit(tmp_path / "stream", model, "m")
+        load_edit(tmp_path / "stream", model, identity)

@@ -17,6 +17,7 @@ from edit_hooks.editors.bird import BIRDTerm, phrase_table
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.locate.editor import forward_maker
 from edit_hooks.modeling.architectures import ARCHITECTURES
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
@@ -165,7 +166,10 @@ def test_another_phrase_table_is_another_stored_edit(monkeypatch, tmp_path):
     editor = load_editor("bird", {**BIRD_CONFIG, "num_steps": 3})
 
     def make_edit():
-        edits = IndependentEdits(model, tokenizer, type(editor)(editor.overrides), Store(tmp_path), quiet=True)
+        identity = model_identity(model, tokenizer)
+        edits = IndependentEdits(
+            model, tokenizer, type(editor)(editor.overrides), Store(tmp_path), identity, quiet=True
+        )
         (delta,) = edits.get([(EDITS[0],)]).values()
         return delta
 

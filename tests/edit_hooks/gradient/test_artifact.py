@@ -23,7 +23,7 @@ from edit_hooks.gradient.artifact import (
     save_network,
 )
 from edit_hooks.gradient.hypernetwork import HyperNetwork
-from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS
 
 # Current setting -> its name in release 0.1.0.
@@ -31,7 +31,7 @@ OLD_NAMES = {"normalize": "normalise", "artifact": "artefact", "artifact_digest"
 
 
 @pytest.fixture
-def artifact(tiny_model, tmp_path):
+def artifact(tiny_model, tiny_tokenizer, tmp_path):
     """The artifact of a network with random weights and statistics for the tiny Llama."""
     model = tiny_model("llama")
     config = MENDConfig(layers=[EDIT_LAYER], rank=4, edit_lr=1e-2)
@@ -45,7 +45,7 @@ def artifact(tiny_model, tmp_path):
                 tensor.fill_(5)
     settings = config.to_dict()
     manifest = {
-        "model": model_fingerprint(model),
+        "model": model_identity(model, tiny_tokenizer("byte_bpe_bos")).to_dict(),
         "model_name": "tiny",
         "editor": {name: settings[name] for name in ARTIFACT_SETTINGS},
         "training": {"artifact": None, "artifact_digest": None, "lr": 1e-3},

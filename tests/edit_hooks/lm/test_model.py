@@ -209,7 +209,7 @@ def test_results_record_the_editing_setup(model_path):
     record = lm.get_model_info()["edited_hf"]
     assert record["editor"] == "r_rome" and record["mode"] == "single" and record["seed"] == 7
     assert record["editor_config"]["num_steps"] == FAST["num_steps"]
-    assert len(record["model_fingerprint"]) == 64 and record["versions"]["torch"] == torch.__version__
+    assert len(record["model_identity"]["key"]) == 64 and record["versions"]["torch"] == torch.__version__
     assert results["configs"]["bake_es"]["metadata"]["data_source"]["sha256"]
     json.dumps(record)
 

@@ -13,6 +13,7 @@ from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
@@ -21,7 +22,9 @@ SETTINGS = {"ft_l": FT_CONFIG, "kn": {"layers": [EDIT_LAYER]}, "lora": LORA_CONF
 
 def stream(model, tokenizer, editor, size, store):
     plan = EditPlan(groups=chunked(EDIT_REQUESTS, size))
-    return EditStream(model, tokenizer, load_editor(editor, SETTINGS[editor]), plan, store, Guard(), quiet=True)
+    identity = model_identity(model, tokenizer)
+    editor = load_editor(editor, SETTINGS[editor])
+    return EditStream(model, tokenizer, editor, plan, store, identity, Guard(), quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +97,7 @@ def test_editors_of_single_requests_are_refused_for_larger_steps(tiny_model, tin
             load_editor("rome"),
             EditPlan(groups=chunked(EDIT_REQUESTS, 2)),
             None,
+            model_identity(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")),
             Guard(),
         )
 

@@ -136,7 +136,7 @@ def test_another_model_and_other_settings_are_refused(trained):
     model, tokenizer, out, _ = trained
     request = [EditRequest(**REQUESTS[0])]
     for other in (build_model("llama", seed=1), build_model("llama", dtype=torch.bfloat16)):
-        with pytest.raises(EditingError, match="trained for another model"):
+        with pytest.raises(EditingError, match="made for another model"):
             load_editor("mend", {"artifact": str(out)}).edit(other, tokenizer, request)
     for setting in ({"layers": [0]}, {"sign": "plus"}, {"rank": 8}):
         with pytest.raises(EditingError, match="was trained with"):

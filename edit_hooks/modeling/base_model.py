@@ -1,0 +1,53 @@
+"""Comparison of a model with the one that a file was made for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from torch import nn
+
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.fingerprint import first_release_fingerprint
+from edit_hooks.modeling.identity import ModelIdentity, differences
+from edit_hooks.utils.errors import EditingError
+
+log = logging.getLogger("lm_eval.edited_hf")
+
+FIRST_RELEASE = "it was made by release 0.1.0, which recorded the weights of its model and nothing else"
+UNKNOWN = "it does not name the model it was made for; only its shapes are checked"
+
+
+def compare_models(recorded: object, model: nn.Module, identity: ModelIdentity, source: str) -> list[str]:
+    """Compare the identity in a file with that of a model, and log what differs or cannot be compared.
+
+    Args:
+        recorded: parts of an identity, the fingerprint of release 0.1.0, or ``None``.
+        identity: of the model and its tokenizer.
+        source: name of the file, for messages.
+
+    Returns:
+        The logged sentences, for result files.
+
+    Raises:
+        EditingError: if the file was made for other weights.
+    """
+    if recorded is None:
+        found = [UNKNOWN]
+    elif isinstance(recorded, Mapping):
+        _require_equal_weights(str(recorded.get("weights")), identity.weights, source)
+        found = [f"its model differs from this one in {entry}" for entry in differences(identity.to_dict(), recorded)]
+    else:
+        _require_equal_weights(str(recorded), first_release_fingerprint(unwrapped(model)), source)
+        found = [FIRST_RELEASE]
+    for text in found:
+        log.warning("%s: %s.", source, text)
+    return found
+
+
+def _require_equal_weights(theirs: str, ours: str, source: str) -> None:
+    if theirs != ours:
+        raise EditingError(
+            f"{source} was made for another model: its weights have the hash {theirs[:16]}..., those of this model "
+            f"{ours[:16]}.... Load the model it was made for, in the same dtype."
+        )

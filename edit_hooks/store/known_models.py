@@ -1,0 +1,52 @@
+"""Record of the models whose results a store holds, to name the part that makes stored results useless."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from edit_hooks.modeling.identity import ModelIdentity, differences
+from edit_hooks.store.store import Description, Store
+
+log = logging.getLogger("lm_eval.edited_hf")
+
+KIND = "models"
+
+
+def record_model(store: Store, identity: ModelIdentity) -> None:
+    """Record a model; log how it differs from the most similar one with equal weights, if results of that are stored.
+
+    A model that is recorded already is not compared, so the sentence is logged once.
+    """
+    if identity.hooks:
+        log.warning(
+            "the model has forward hooks (%s), whose effect no key can cover, so nothing that is stored can be found "
+            "again; remove them, or use store=off.",
+            ", ".join(map(str, identity.hooks[:-1])),
+        )
+        return
+    description = Description(what="model", model=identity.to_dict(), code="", inputs={})
+    if store.load_json(KIND, description) is not None:
+        return
+    ours = identity.to_dict()
+    found = sorted(
+        (differences(ours, other) for other in _models(store) if other["weights"] == ours["weights"]), key=len
+    )
+    if found:
+        log.warning(
+            "the store has results for these weights, but of another model: it differs in %s. They are not used; edits "
+            "and answers are made again.",
+            "; ".join(found[0]),
+        )
+    with contextlib.suppress(OSError):  # a store that is only read
+        store.save_json(KIND, description, {"key": identity.key})
+
+
+def _models(store: Store) -> Iterator[Mapping[str, Any]]:
+    """The recorded models; unreadable files are skipped."""
+    for path in (store.root / "json" / KIND).glob("*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            yield json.loads(path.read_text(encoding="utf-8"))["description"]["model"]
