@@ -71,6 +71,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         needs_subject: requests must mark the subject.
         supports_joint: can write several requests into one delta.
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
+        feeds_last_token: runs the target's last token as well, not only those that predict a token.
         default_depth: relative depth of the default layer for models without a shipped configuration.
         contract_settings: settings under which ``lm-edit check-editor`` runs the editor on tiny models.
         contract_exemptions: checks of that contract which cannot hold for the method -> reason.
@@ -82,6 +83,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     needs_subject: bool = True
     supports_joint: bool = False
     writes: tuple[str, ...] = ("weights",)
+    feeds_last_token: bool = False
     default_depth: float = 0.3
     contract_settings: ClassVar[Mapping[str, Any]] = {}
     contract_exemptions: ClassVar[Mapping[str, str]] = {}
@@ -221,8 +223,10 @@ class Editor(abc.ABC, Generic[ConfigT]):
         if limit is None:
             return
         prefix = max((template.partition(SLOT)[0] for template in self.known_contexts(model)), key=len, default="")
+        # With append_eos the target's last token predicts the end of the text.
+        num_unfed = 0 if self.feeds_last_token or self.overrides.get("append_eos") else 1
         for request in requests:
-            length = len(encode(tokenizer, join_target(prefix + request.text, request.target_new)).ids) - 1
+            length = len(encode(tokenizer, join_target(prefix + request.text, request.target_new)).ids) - num_unfed
             if length > limit:
                 context = ", the longest context included," if prefix else ""
                 raise EditingError(

@@ -168,6 +168,7 @@ class WISE(Editor[WISEConfig]):
     config_folders = ("wise",)
     needs_subject = False
     writes = ("hooks",)
+    feeds_last_token = True
     default_depth = 0.85
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
@@ -254,13 +255,16 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
 def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> list[LabeledRow]:
     """The edit in every context template, and last an unrelated text.
 
-    The unrelated text has no labels; the request selects it.
+    The whole target is fed: a row's distance is a mean over all its tokens. The unrelated text has no labels; the
+    request selects it.
     """
     rows = []
     for template in config.context_templates:
         before, after = split_template(template)
         text = before + request.text + after
-        rows.append(target_row(tokenizer, _chat_prompt(tokenizer, text) if config.chat else text, request.target_new))
+        row = target_row(tokenizer, _chat_prompt(tokenizer, text) if config.chat else text, request.target_new)
+        _, last_token = row.labels[-1]
+        rows.append(row._replace(ids=[*row.ids, last_token]))
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
     return [*rows, LabeledRow(encode(tokenizer, unrelated).ids, [])]
 
