@@ -77,7 +77,6 @@ def test_a_sequence_continues_from_the_sparse_update(model_name, golden_model):
     memit, _ = golden_case("memit", model_name, "cov-seq01-2")
     case, tensors = golden_case("rect", model_name, "memit-seq01-2")
     editor = memit_rect(memit, model_name)
-    editor.base.overrides["keep_intermediates"] = True
     (first,) = editor.edit(model, tokenizer, golden_requests()[:2], joint=True)
     with edited(model, first):
         (second,) = editor.edit(model, tokenizer, golden_requests()[2:], history=[first])
