@@ -58,13 +58,17 @@ def set_adapters(model, adapters):
     """Start peft's layers, which come with draws of the global generator, from given adapters."""
     for name, adapter in adapters.items():
         layer = model.get_submodule(name)
-        a, b = layer.lora_A["default"], layer.lora_B["default"]
-        pairs = (
-            [(a.weight, adapter.A), (b.weight, adapter.B)] if adapter.E is None else [(a, adapter.A), (b, adapter.B)]
-        )
-        for parameter, value in [*pairs, *([] if adapter.E is None else [(layer.lora_E["default"], adapter.E)])]:
-            assert parameter.shape == value.shape
-            parameter.data.copy_(value)
+        for part, value in adapter._asdict().items():
+            if value is not None:
+                parameter = peft_parameter(layer, part)
+                assert parameter.shape == value.shape
+                parameter.data.copy_(value)
+
+
+def peft_parameter(layer, part):
+    """A, B or E of peft's layer."""
+    held = getattr(layer, f"lora_{part}")["default"]
+    return getattr(held, "weight", held)
 
 
 @pytest.mark.parametrize("kind", KINDS)
