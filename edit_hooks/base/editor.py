@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,6 +18,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.shipped import shipped_config
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
+from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tokens import encode, join_target
 from edit_hooks.request import SLOT, EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
@@ -187,10 +187,11 @@ class Editor(abc.ABC, Generic[ConfigT]):
             require_subjects(requests, self.name)
         inner = unwrapped(model)
         self._check_lengths(inner, tokenizer, requests)
-        config = self.resolve_config(inner, tokenizer)
-        job = EditJob(inner, tokenizer, config, list(requests), joint, list(history), progress or (lambda count: None))
         # lm-eval disables gradients; editors need them in any mode of the caller.
-        with torch.inference_mode(False), torch.enable_grad():
+        with gradients(True):
+            config = self.resolve_config(inner, tokenizer)
+            report = progress or (lambda count: None)
+            job = EditJob(inner, tokenizer, config, list(requests), joint, list(history), report)
             deltas = self.compute(job)
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):

@@ -277,7 +277,7 @@ def _subtract_output(module: nn.Module, factor: Factor) -> Registration:
         share = (args[0].to(factor.right) @ factor.right) @ factor.left.T
         return (at_least_float32(output) - share.to(output.device)).to(output.dtype)
 
-    return lambda: module.register_forward_hook(hook)
+    return Registration(module, hook)
 
 
 class _Dropout:
@@ -328,4 +328,4 @@ def _add_output(module: nn.Module, adapter: Adapter, dropout: _Dropout, config: 
         added = adapter.output(dropout(args[0].to(adapter.A.dtype)), config)
         return (at_least_float32(output) + added).to(output.dtype)
 
-    return lambda: module.register_forward_hook(hook)
+    return Registration(module, hook)

@@ -52,7 +52,7 @@ from edit_hooks.memory.side_memory import (
     row_distance,
 )
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped, weight_of
-from edit_hooks.modeling.hooks import frozen, hooks
+from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_template
 from edit_hooks.request import EditRequest
@@ -379,7 +379,7 @@ def _evaluate(
         shifts.append(activation_shift(output, copy_RTD, activation))
         return copy_RTD.to(output.dtype)
 
-    with hooks(lambda: module.register_forward_hook(replace_output)):
+    with hooks(Registration(module, replace_output)):
         nll_L = label_nll(model, rows)
     (shift_RT,) = shifts
     extra = 1 if config.target_mean == "released" else 0

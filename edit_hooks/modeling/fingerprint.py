@@ -33,6 +33,12 @@ def tensor_checksum(tensor: torch.Tensor) -> tuple[int, int]:
     return plain_sum, weighted_sum
 
 
+def bit_sum(tensor: torch.Tensor) -> int:
+    """Sum of a tensor's entries as integers: a quick check whether any of them has changed."""
+    flat = tensor.detach().contiguous().view(-1)
+    return int(flat.view(_INTEGER_VIEW[flat.element_size()]).sum(dtype=torch.int64))
+
+
 @torch.no_grad()
 def model_fingerprint(model: nn.Module) -> str:
     """SHA-256 (hex) of all parameters and persistent buffers.
