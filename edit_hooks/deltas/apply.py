@@ -83,8 +83,9 @@ class AppliedDeltas:
 
     def __del__(self) -> None:
         """Restore the weights if the exit was not run: an interrupt can come just before it."""
-        if self._originals:
-            self._close()
+        if self.__dict__.get("_originals"):
+            with undone(self._close):
+                pass
 
     @property
     def hook_edit(self) -> HookEdit | None:

@@ -61,13 +61,17 @@ class PerRowAdapters:
         ]
         return selected
 
+    def registrations(self) -> list[Registration]:
+        """New hooks of all edited modules."""
+        return [Registration(adapter.module, _adapter_hook(adapter)) for adapter in self._adapters]
+
     def __enter__(self) -> PerRowAdapters:
         if self._scope is not None:
             raise EditingError(
                 "these per-row adapters are active already and would act twice; leave their 'with' block first, or "
                 "make other ones."
             )
-        self._scope = hooks(*(Registration(adapter.module, _adapter_hook(adapter)) for adapter in self._adapters))
+        self._scope = hooks(*self.registrations())
         self._scope.__enter__()
         return self
 
