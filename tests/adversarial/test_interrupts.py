@@ -68,7 +68,7 @@ def run_files(model, tokenizer, folder):
 
 
 ACTIONS = {
-    run_edited: ("deltas/apply.py", "deltas/hook_edit.py", "utils/scopes.py"),
+    run_edited: ("deltas/apply.py", "deltas/hook_edit.py"),
     run_rows: ("deltas/row_edits.py", "deltas/row_adapters.py"),
     run_hooks: ("modeling/hooks.py",),
     run_prefix: ("modeling/prefix_attention.py",),
@@ -77,8 +77,8 @@ ACTIONS = {
 }
 
 
-def check_lines(action, folder, pick):
-    """Interrupt an action at the picked lines of its files; compare everything after each."""
+def check_lines(action, folder, files, pick=lambda line: True):
+    """Interrupt an action at the picked lines of some files; compare everything after each."""
     model, tokenizer = build_model("llama"), build_tokenizer(NATURAL_TOKENIZER["llama"])
     model.train()
     next(model.parameters()).requires_grad_(False)
@@ -88,7 +88,7 @@ def check_lines(action, folder, pick):
 
     act()  # imports, and what torch fills lazily
     before = complete_state(model, tokenizer)
-    lines = [line for line in executed_lines(act, *ACTIONS[action]) if pick(line)]
+    lines = [line for line in executed_lines(act, *files) if pick(line)]
     assert lines
     for line in lines:
         interrupt_at(line, act)
@@ -99,13 +99,18 @@ def check_lines(action, folder, pick):
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
 def test_an_interrupt_at_any_line_of_a_scope_is_undone(action, tmp_path):
     """At every line of the modules of scopes, the first time that it runs."""
-    check_lines(action, tmp_path, lambda line: line.occurrence == 1)
+    check_lines(action, tmp_path, ACTIONS[action], lambda line: line.occurrence == 1)
+
+
+def test_an_interrupt_while_a_scope_is_undone_does_not_stop_the_undoing(tmp_path):
+    """At every execution of every line of the scopes' common code."""
+    check_lines(run_edited, tmp_path, ["utils/scopes.py"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
-def test_an_interrupt_at_the_last_run_of_any_line_is_undone(action, tmp_path):
-    check_lines(action, tmp_path, lambda line: line.occurrence > 1)
+def test_an_interrupt_at_any_later_run_of_a_line_is_undone(action, tmp_path):
+    check_lines(action, tmp_path, [*ACTIONS[action], "utils/scopes.py"], lambda line: 1 < line.occurrence < 20)
 
 
 def editing(name, model, tokenizer):

@@ -60,10 +60,10 @@ def _traced(action: Callable[[], object], tracer: _Tracer) -> None:
 
 
 def executed_lines(action: Callable[[], object], *files: str) -> list[Line]:
-    """First and last execution of every line of some files of the package; of all by default."""
+    """Every execution of every line of some files of the package; of all by default."""
     tracer = _Tracer(tuple(f"{PACKAGE}/{file}" for file in files) or (PACKAGE,), None)
     _traced(action, tracer)
-    return [Line(*key, number) for key, count in tracer.counts.items() for number in sorted({1, count})]
+    return [Line(*key, number) for key, count in tracer.counts.items() for number in range(1, count + 1)]
 
 
 def interrupt_at(line: Line, action: Callable[[], object]) -> None:
