@@ -317,7 +317,7 @@ def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig)
             bound = 1 / math.sqrt(width_in)  # Kaiming with a = sqrt(5)
             a = torch.empty(config.rank, width_in).uniform_(-bound, bound, generator=generator)
             adapter = Adapter(a, torch.zeros(width_out, config.rank))
-        adapters[name] = adapter.map(lambda tensor, to=(weight.device, dtype): tensor.to(*to))
+        adapters[name] = Adapter(*(part if part is None else part.to(weight.device, dtype) for part in adapter))
     return adapters
 
 
