@@ -20,6 +20,7 @@ Shapes: r rank, f and d input and output width of an adapted map.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -317,7 +318,7 @@ def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig)
             bound = 1 / math.sqrt(width_in)  # Kaiming with a = sqrt(5)
             a = torch.empty(config.rank, width_in).uniform_(-bound, bound, generator=generator)
             adapter = Adapter(a, torch.zeros(width_out, config.rank))
-        adapters[name] = Adapter(*(part if part is None else part.to(weight.device, dtype) for part in adapter))
+        adapters[name] = adapter.map(functools.partial(torch.Tensor.to, device=weight.device, dtype=dtype))
     return adapters
 
 
