@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,6 +18,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.shipped import shipped_config
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
+from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout
 from edit_hooks.request import SLOT, EditRequest, require_subjects
@@ -74,6 +74,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
         edits_quantized: can edit maps with quantized weights: it reads them through
             :func:`edit_hooks.modeling.weights.read_weight` and trains nothing in their place.
+        feeds_last_token: runs the target's last token as well, not only those that predict a token.
         default_depth: relative depth of the default layer for models without a shipped configuration.
         contract_settings: settings under which ``lm-edit check-editor`` runs the editor on tiny models.
         contract_exemptions: checks of that contract which cannot hold for the method -> reason.
@@ -86,6 +87,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     supports_joint: bool = False
     writes: tuple[str, ...] = ("weights",)
     edits_quantized: bool = False
+    feeds_last_token: bool = False
     default_depth: float = 0.3
     contract_settings: ClassVar[Mapping[str, Any]] = {}
     contract_exemptions: ClassVar[Mapping[str, str]] = {}
@@ -226,10 +228,11 @@ class Editor(abc.ABC, Generic[ConfigT]):
         self.check_model(model)
         inner = unwrapped(model)
         self._check_lengths(inner, tokenizer, requests)
-        config = self.resolve_config(inner, tokenizer)
-        job = EditJob(inner, tokenizer, config, list(requests), joint, list(history), progress or (lambda count: None))
         # lm-eval disables gradients; editors need them in any mode of the caller.
-        with torch.inference_mode(False), torch.enable_grad():
+        with gradients(True):
+            config = self.resolve_config(inner, tokenizer)
+            report = progress or (lambda count: None)
+            job = EditJob(inner, tokenizer, config, list(requests), joint, list(history), report)
             deltas = self.compute(job)
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
@@ -262,9 +265,11 @@ class Editor(abc.ABC, Generic[ConfigT]):
         if limit is None:
             return
         prefix = max((template.partition(SLOT)[0] for template in self.known_contexts(model)), key=len, default="")
+        # With append_eos the target's last token predicts the end of the text.
+        num_unfed = 0 if self.feeds_last_token or self.overrides.get("append_eos") else 1
         for request in requests:
             placed = request.in_template(prefix + SLOT)
-            length = len(encode(tokenizer, placed.text + placed.continuation).ids) - 1
+            length = len(encode(tokenizer, placed.text + placed.continuation).ids) - num_unfed
             if length > limit:
                 context = ", the longest context included," if prefix or request.context else ""
                 raise EditingError(

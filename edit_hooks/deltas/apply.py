@@ -7,7 +7,10 @@ Quantized weights are not written: their updates are added to the outputs of the
 from __future__ import annotations
 
 import contextlib
+import logging
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -16,12 +19,32 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit, attached
 from edit_hooks.modeling.architectures import is_transposed, linear_of, map_shape, unwrapped
 from edit_hooks.modeling.tensor_hash import tensor_digest
-from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.tensors import at_least_float32, bit_sum
 from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.scopes import undone
+
+log = logging.getLogger("lm_eval.edited_hf")
 
 UNEDITED_STATE = "unedited"
+
+LEFT_TOO_EARLY = (
+    "a scope of edits was left while a later one on the same model was open. Both have ended and all weights are those "
+    "from before; answers since then are not under the edits of the later scope. Nest the scopes, and close generators "
+    "that contain one."
+)
+
+
+class _Written(NamedTuple):
+    """A parameter as a scope has last written it: checksum of its bits, and dtype."""
+
+    bits: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> _Written:
+        return cls(bit_sum(weight), weight.dtype)
 
 
 class AppliedDeltas:
@@ -32,6 +55,11 @@ class AppliedDeltas:
 
     A delta's parameter names and shapes are checked before its first write. Each sum W + update is formed in at least
     float32 and rounded once to the weight's dtype, so a stream of deltas rounds once per step.
+
+    Raises:
+        EditingError: on exit, after all weights are restored: scopes on one model were left in another order than last
+            in, first out, or other code changed an edited weight inside the scope. Logged instead while an exception
+            ends the block.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,13 +67,32 @@ class AppliedDeltas:
         self._parameters = dict(self.model.named_parameters())
         self._originals: dict[str, torch.Tensor] = {}
         self._added: dict[str, AddedMap] = {}  # by name of the quantized parameter
+        self._written: dict[str, _Written] = {}
+        self._is_open = False
+        self._complaint: str | None = None
         self.runtime_part: Delta | None = None
 
     def __enter__(self) -> AppliedDeltas:
+        if self._is_open:
+            raise EditingError("this scope of edits is open already; make another one for a nested block.")
+        self._complaint = None
+        self._is_open = True
+        _open_scopes.setdefault(self.model, []).append(weakref.ref(self))
         return self
 
-    def __exit__(self, *_exc: object) -> None:
-        self.restore()
+    def __exit__(self, exc_type: type[BaseException] | None, *_exc: object) -> None:
+        with undone(self._close):
+            complaint = self._complaints()
+        if complaint and exc_type is None:
+            raise EditingError(complaint)
+        if complaint:
+            log.error("%s", complaint)
+
+    def __del__(self) -> None:
+        """Restore the weights if the exit was not run: an interrupt can come just before it."""
+        if self.__dict__.get("_originals"):
+            with undone(self._close):
+                pass
 
     @property
     def hook_edit(self) -> HookEdit | None:
@@ -70,7 +117,18 @@ class AppliedDeltas:
 
     @torch.no_grad()
     def add(self, delta: Delta) -> None:
-        """Write one more delta."""
+        """Write one more delta.
+
+        Raises:
+            EditingError: the delta does not fit, or this is not the innermost open scope on the model.
+        """
+        if self._complaint or not self._is_open:
+            raise EditingError(self._complaint or "this scope of edits is not open; add edits inside its 'with' block.")
+        if self._inner_scopes():
+            raise EditingError(
+                "a later scope of edits on the same model is open, whose end would undo this edit; add it there, or "
+                "leave that scope first."
+            )
         self.check(delta)
         quantized = {
             name: module
@@ -84,21 +142,63 @@ class AppliedDeltas:
             weight = self._parameters[name]
             if name not in self._originals:
                 self._originals[name] = weight.detach().clone()
+            self._written.pop(name, None)
             weight.copy_((at_least_float32(weight) + update.to(weight.device)).to(weight.dtype))
+            self._written[name] = _Written.of(weight)
         if delta.runtime_part is not None:
             parts = [self.runtime_part, delta.runtime_part]
             self.runtime_part = Delta.summed([part for part in parts if part is not None])
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the original weights, and forget the hooks and contexts."""
+        """Restore the original weights, and forget the hooks and contexts; idempotent."""
         self.runtime_part = None
-        for name, original in self._originals.items():
-            self._parameters[name].copy_(original)
-        self._originals.clear()
-        for added in self._added.values():
+        self._written.clear()
+        while self._added:  # dropped after its removal, as the originals below
+            name, added = next(iter(self._added.items()))
             added.remove()
-        self._added.clear()
+            del self._added[name]
+        current = dict(self.model.named_parameters()) if self._originals else {}
+        while self._originals:  # an original is dropped after its use, so an interrupted call can be repeated
+            name, original = next(iter(self._originals.items()))
+            for weight in {id(weight): weight for weight in (self._parameters[name], current.get(name))}.values():
+                if weight is not None and weight.shape == original.shape:
+                    weight.copy_(original)
+            del self._originals[name]
+
+    def _close(self) -> None:
+        """End the scope, and those inside it, from the last to this one; idempotent."""
+        for scope in reversed(self._inner_scopes()):
+            scope._complaint = LEFT_TOO_EARLY
+            scope._close()
+        self.restore()
+        scopes = _open_scopes.get(self.model, [])
+        scopes[:] = [scope for scope in scopes if scope() not in (self, None)]
+        self._is_open = False
+
+    def _inner_scopes(self) -> list[AppliedDeltas]:
+        """The scopes that were opened on the model after this one, and are still open."""
+        scopes = [scope() for scope in _open_scopes.get(self.model, [])]
+        inner = scopes[scopes.index(self) + 1 :] if self in scopes else []
+        return [scope for scope in inner if scope is not None]
+
+    def _complaints(self) -> str | None:
+        """Why the weights are not as this scope has left them, as far as it can be seen."""
+        if self._complaint or self._inner_scopes():
+            return LEFT_TOO_EARLY
+        in_use = {id(parameter) for parameter in self.model.parameters()}
+        changed = [
+            name
+            for name, written in self._written.items()
+            if id(self._parameters[name]) not in in_use or _Written.of(self._parameters[name]) != written
+        ]
+        if not changed:
+            return None
+        return (
+            f"other code changed {', '.join(changed)} inside a scope of edits. The values from before the edits are "
+            "back in place, so that change is lost (after a change of dtype they are rounded to it). Change the model "
+            "outside the scope, or write the change as a delta."
+        )
 
     def state(self) -> str:
         """Fingerprint of the weights, hooks and contexts so far; ``unedited`` before the first write."""
@@ -140,12 +240,17 @@ class AppliedDeltas:
         full_name = parameter_name(name, self._parameters)
         if full_name not in self._added:
             self._added[full_name] = AddedMap(linear)
+            self._added[full_name].attach()
         added, module = self._added[full_name], name.removesuffix(".weight")
         factor = delta.factors.get(module)
         if factor is not None and module not in delta.masks and name not in delta.dense:
             added.add_low_rank(factor.left, factor.right)
         else:
             added.add_dense(delta.weight(name))
+
+
+# The open scopes on a model, in the order in which they were opened.
+_open_scopes: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[AppliedDeltas]]] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -160,11 +265,13 @@ def edited(
             all rows. By default all tokens fed at prefill are prompt. See :func:`edit_hooks.deltas.hook_edit.attached`.
 
     Raises:
-        EditingError: for edits of another model, and for contexts, which change prompts rather than the model.
+        EditingError: for edits of another model, and for contexts, which change prompts rather than the model; on
+            exit as :class:`AppliedDeltas`.
     """
     for delta in deltas:
         require_no_context(delta)
-    with AppliedDeltas(model) as applied:
+    applied = AppliedDeltas(model)
+    with undone(applied._close), applied:
         for delta in deltas:
             applied.check(delta)
         for delta in deltas:

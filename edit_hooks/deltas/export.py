@@ -30,6 +30,7 @@ from edit_hooks.deltas.peft_rules import check_adapter_config, rank_of, scaling,
 from edit_hooks.modeling.architectures import is_transposed, unwrapped
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.scopes import undone
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 ORIGIN_NAME = "edit_origin.json"  # metadata of the edit, beside peft's files
@@ -235,11 +236,9 @@ def _new_folder(folder: str | Path) -> Iterator[Path]:
         raise EditingError(f"{folder} exists and is not empty; name a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
-    work.mkdir()
-    try:
+    with undone(lambda: shutil.rmtree(work, ignore_errors=True)):
+        work.mkdir()
         yield work
         if folder.exists():
             folder.rmdir()
         work.rename(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

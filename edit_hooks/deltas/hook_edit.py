@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.modeling.architectures import map_shape, unwrapped
+from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.plugins import import_object, registered
 
@@ -127,21 +127,18 @@ class HookKind(abc.ABC):
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
         """Scope in which the modules have their hooks."""
-        handles: list[RemovableHandle] = []
-        try:
-            for index, edit in enumerate(self.edits):
-                module = target_module(self.model, edit)
-
-                def hook(
-                    _module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor, index: int = index
-                ) -> torch.Tensor:
-                    return self.transform_output(index, args[0], output)
-
-                handles.append(module.register_forward_hook(hook))
+        with hooks(*self.registrations()):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+    def registrations(self) -> list[Registration]:
+        """The hooks of all edits."""
+        return [self._registration(index, target_module(self.model, edit)) for index, edit in enumerate(self.edits)]
+
+    def _registration(self, index: int, module: nn.Module) -> Registration:
+        def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+            return self.transform_output(index, args[0], output)
+
+        return Registration(module, hook)
 
     def rows_of_edit(self, index: int, num_rows: int, device: torch.device) -> torch.Tensor:
         """Indices of the rows under edit ``index``."""
@@ -236,12 +233,9 @@ def attached(
     def set_context(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         kind.forward_context = _context_of_call(args, kwargs, lengths)
 
-    handle = getattr(inner, str(inner.base_model_prefix)).register_forward_pre_hook(set_context, with_kwargs=True)
-    try:
-        with kind.attached():
-            yield
-    finally:
-        handle.remove()
+    decoder = getattr(inner, str(inner.base_model_prefix))
+    with hooks(Registration(decoder, set_context, on_input=True)), kind.attached():
+        yield
 
 
 def _context_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], lengths: torch.Tensor | None) -> ForwardContext:

@@ -7,16 +7,18 @@ Shapes: R rows, T tokens, F and D input and output width of an edited map, K ran
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import linear_of, map_shape, unwrapped, weight_of
+from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.weights import check_weights
 from edit_hooks.utils.errors import EditingError
 
@@ -48,25 +50,38 @@ class PerRowAdapters:
             raise EditingError("only low-rank edits can act per row; apply this one with edited(model, delta).")
         names = sorted({name for delta in deltas if delta is not None for name in delta.factors})
         self._adapters = [_stacked(inner.get_submodule(name), name, deltas) for name in names]
-        self._handles: list[RemovableHandle] = []
+        self._scope: contextlib.AbstractContextManager[None] | None = None
 
     def select(self, rows: torch.Tensor) -> PerRowAdapters:
         """The adapters of some rows of the batch, in the order of ``rows``."""
         selected = copy.copy(self)
+        selected._scope = None
         selected._adapters = [
             _StackedFactors(module, left_RDK[rows.to(left_RDK.device)], right_RFK[rows.to(right_RFK.device)])
             for module, left_RDK, right_RFK in self._adapters
         ]
         return selected
 
+    def registrations(self) -> list[Registration]:
+        """New hooks of all edited modules."""
+        return [Registration(adapter.module, _adapter_hook(adapter)) for adapter in self._adapters]
+
     def __enter__(self) -> PerRowAdapters:
-        self._handles = [adapter.module.register_forward_hook(_adapter_hook(adapter)) for adapter in self._adapters]
+        if self._scope is not None:
+            raise EditingError(
+                "these per-row adapters are active already and would act twice; leave their 'with' block first, or "
+                "make other ones."
+            )
+        self._scope = hooks(*self.registrations())
+        self._scope.__enter__()
         return self
 
-    def __exit__(self, *_exc: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            scope.__exit__(exc_type, exc, traceback)
 
 
 def _stacked(module: nn.Module, name: str, deltas: Sequence[Delta | None]) -> _StackedFactors:

@@ -15,6 +15,7 @@ from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, kind_class
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.hooks import hooks
 
 
 class RowEdits:
@@ -66,7 +67,7 @@ class RowEdits:
     @contextlib.contextmanager
     def _scope(self, context: ForwardContext) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._adapters)
+            stack.enter_context(hooks(*self._adapters.registrations()))
             for kind in self._kinds:
                 kind.forward_context = context
                 stack.enter_context(kind.attached())

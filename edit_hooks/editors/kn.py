@@ -120,6 +120,7 @@ class KNConfig(EditorConfig):
     write: float = config_field(
         "factors=original: weight of the new answer, in norms of the output vector", default=8.0
     )
+    keep_intermediates: bool = config_field("keep the attributions on the delta for inspection", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,6 +215,8 @@ def _edit(job: EditJob[KNConfig], request: EditRequest) -> Delta:
         "sharing": sharing,
         "update_norm_ratio": update_norm_ratio(model, delta),
     }
+    if config.keep_intermediates:  # [prompts, layers, f]
+        delta.intermediates["attributions"] = torch.stack([torch.stack(list(layers.values())) for layers in scores])
     return delta
 
 

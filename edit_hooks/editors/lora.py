@@ -1,4 +1,4 @@
-"""LoRA: a low-rank adapter trained on the edited texts, through peft.
+"""LoRA: a low-rank adapter trained on the edited texts.
 
 ``kind: lora`` (Hu et al.): W x + (alpha / r) B A dropout(x), A [r, f] Kaiming, B [d, r] zero. ``kind: adalora`` (Zhang
 et al.), EasyEdit's choice for all models but Qwen2.5: W x + alpha / (r + 1e-5) B (E A) dropout(x), A and B normal with
@@ -6,29 +6,29 @@ deviation 0.02, E [r, 1] zero, plus half the mean of ||A A^T - I|| and ||B^T B -
 ``initial_rank``: the release never calls the rank allocator, so its rank stays 12, and the rank in its files is unused.
 
 The loss is the mean over all target tokens of a chunk; Adam; no early stop. All blocks are adapted unless ``layers`` is
-set. The result is B A as low-rank factors: using an edit does not need peft, it acts per row of a batch, and dropout
-cannot act when the edited model is used. In a stream the training of one adapter continues, with a new optimizer per
-step. A step's delta is the adapter after it minus the adapter before it; the adapter is stored in
-``Delta.stream_state``.
+set. The adapters are those of peft but act through forward hooks, and each module draws its adapter and its dropout
+masks from generators of its own: peft would put layers into the model and draw from the global generator. The result is
+B A as low-rank factors: an edit acts per row of a batch, and dropout cannot act when the edited model is used. In a
+stream the training of one adapter continues, with a new optimizer per step. A step's delta is the adapter after it
+minus the adapter before it; the adapter is stored in ``Delta.stream_state``.
 
 Not copied from EasyEdit: it leaves ``use_cache`` off, gradient checkpointing on and the adapters' dropout in training
-mode, so its answers after an edit are random; and it gives AdaLoRA no ``total_step``, which peft requires since 0.18
-(here: the number of steps, which has no effect without the rank allocator).
+mode, so its answers after an edit are random.
 
 Shapes: r rank, f and d input and output width of an adapted map.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -36,13 +36,13 @@ from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
-from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, num_layers, weight_of
+from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
-ADAPTER = "edit"  # peft's name of the adapter
+ADALORA_STD = 0.02  # of A and B of AdaLoRA at the start
 STATE_PREFIX = "adapter"  # of the adapter in saved edits
 
 
@@ -72,10 +72,6 @@ class LoRAConfig(EditorConfig):
             raise EditingError(f"editor setting 'dropout' is {self.dropout!r}; a share from 0 to below 1 is needed.")
         if not self.modules:
             raise EditingError("editor setting 'modules' is empty; name at least one kind of linear map.")
-        if importlib.util.find_spec("peft") is None:
-            raise EditingError(
-                "editor 'lora' needs peft, which is not installed. Run: pip install \"lm-eval-editing[peft]\""
-            )
 
 
 class Adapter(NamedTuple):
@@ -85,11 +81,19 @@ class Adapter(NamedTuple):
     B: torch.Tensor
     E: torch.Tensor | None = None
 
+    def scale(self, config: LoRAConfig) -> float:
+        """Factor of the adapter's output."""
+        return config.alpha / (len(self.A) if self.E is None else len(self.A) + 1e-5)
+
+    def output(self, x_RTF: torch.Tensor, config: LoRAConfig) -> torch.Tensor:
+        """What the adapter adds to its module's output, [R, T, d]."""
+        right = self.A if self.E is None else self.A * self.E
+        return (x_RTF @ right.T) @ self.B.T * self.scale(config)
+
     def factor(self, config: LoRAConfig, transposed: bool) -> Factor:
         """The update of the weight that equals this adapter."""
-        scale = config.alpha / (len(self.A) if self.E is None else len(self.A) + 1e-5)
         right = self.A if self.E is None else self.A * self.E
-        return Factor(self.B * scale, right.T, transposed)
+        return Factor(self.B * self.scale(config), right.T, transposed)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
         """Apply a function to every tensor."""
@@ -150,14 +154,20 @@ def _train(
     chunks = _chunks(job, requests)
     transposed = is_transposed(model.get_submodule(names[0]))
     written = {name: adapter.factor(config, transposed) for name, adapter in start.items()}
-    with _seeded(model, config.seed), _injected(model, names, config, len(chunks)) as layers:
-        adapters = {name: _adapter_of(layer) for name, layer in layers.items()}
-        for name, adapter in start.items():
-            for parameter, value in zip(adapters[name].tensors, adapter.tensors, strict=True):
-                parameter.data.copy_(value)
-        # Training continues the adapter that the weights hold, so its share must not act twice.
-        with hooks(*(_subtract_output(layers[name].base_layer, factor) for name, factor in written.items())):
-            losses = _fit(model, chunks, layers, adapters, config)
+    adapters = start or initial_adapters(model, names, config)
+    adapters = {name: adapter.map(lambda tensor: tensor.clone().requires_grad_()) for name, adapter in adapters.items()}
+    dropouts = [
+        _Dropout(config.dropout, weight_of(model.get_submodule(name)).device, config.seed, number)
+        for number, name in enumerate(names)
+    ]
+    # Training continues the adapter that the weights hold, so its share must not act twice.
+    standing = [_subtract_output(model.get_submodule(name), factor) for name, factor in written.items()]
+    trained = [
+        _add_output(model.get_submodule(name), adapters[name], dropout, config)
+        for name, dropout in zip(names, dropouts, strict=True)
+    ]
+    with hooks(*standing, *trained):
+        losses = _fit(model, chunks, adapters, dropouts, config)
     return _delta(model, adapters, written, losses, config)
 
 
@@ -178,8 +188,8 @@ def _chunks(job: EditJob[LoRAConfig], requests: Sequence[EditRequest]) -> list[L
 def _fit(
     model: nn.Module,
     chunks: list[LabeledRows],
-    layers: dict[str, Any],
     adapters: dict[str, Adapter],
+    dropouts: Sequence[_Dropout],
     config: LoRAConfig,
 ) -> list[float]:
     """Train in place.
@@ -192,8 +202,8 @@ def _fit(
     losses = []
     for step in range(config.num_steps + 1):
         is_training = step < config.num_steps
-        for layer in layers.values():
-            layer.train(is_training)
+        for dropout in dropouts:
+            dropout.is_active = is_training
         total = count = 0.0
         for chunk in chunks:
             with torch.set_grad_enabled(is_training):
@@ -269,68 +279,55 @@ def _subtract_output(module: nn.Module, factor: Factor) -> Registration:
         share = (args[0].to(factor.right) @ factor.right) @ factor.left.T
         return (at_least_float32(output) - share.to(output.device)).to(output.dtype)
 
-    return lambda: module.register_forward_hook(hook)
+    return Registration(module, hook)
 
 
-@contextlib.contextmanager
-def _injected(
-    model: PreTrainedModel, names: list[str], config: LoRAConfig, num_chunks: int
-) -> Iterator[dict[str, Any]]:
-    """Replace modules by peft's adapter layers; restore them on exit.
+class _Dropout:
+    """Dropout whose masks come from a generator of its own.
 
-    The adapters are float32 or wider.
-
-    Yields:
-        Module name -> adapter layer.
+    The generator is on the device of the masks.
     """
-    import peft  # an optional dependency, and slow to import
 
-    originals = {name: model.get_submodule(name) for name in names}
-    shared = {
-        "target_modules": names,
-        "lora_alpha": config.alpha,
-        "lora_dropout": config.dropout,
-        "bias": "none",
-        "fan_in_fan_out": is_transposed(originals[names[0]]),
-    }
-    if config.kind == "adalora":
-        num_steps = config.num_steps * num_chunks
-        peft_config = peft.AdaLoraConfig(init_r=config.initial_rank, total_step=num_steps, **shared)
-    else:
-        peft_config = peft.LoraConfig(r=config.rank, **shared)
-    try:
-        peft.inject_adapter_in_model(peft_config, model, adapter_name=ADAPTER)
-        layers = {name: model.get_submodule(name) for name in names}
-        for name, layer in layers.items():
-            dtype = torch.promote_types(originals[name].weight.dtype, torch.float32)
-            for tensor in _adapter_of(layer).tensors:
-                tensor.data = tensor.data.to(dtype)
-                tensor.requires_grad_(True)
-            if config.kind == "adalora":
-                layer.ranknum[ADAPTER].data = layer.ranknum[ADAPTER].data.to(dtype)
-        yield layers
-    finally:
-        for name, module in originals.items():
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, module)
-        vars(model).pop("peft_config", None)
+    def __init__(self, share: float, device: torch.device, seed: int, number: int) -> None:
+        self.share, self.is_active = share, True
+        self._generator = torch.Generator(device).manual_seed(seed * 1_000_003 + 2 * number + 1)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_active or self.share == 0:
+            return x
+        kept = torch.rand(x.shape, generator=self._generator, device=x.device) >= self.share
+        return x * kept / (1 - self.share)
 
 
-def _adapter_of(layer: Any) -> Adapter:
-    """The trained parameters of peft's layer."""
-    a, b = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]
-    if isinstance(a, nn.Linear) and isinstance(b, nn.Linear):
-        return Adapter(a.weight, b.weight)
-    return Adapter(a, b, layer.lora_E[ADAPTER])
+def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig) -> dict[str, Adapter]:
+    """Adapters that change nothing yet, by module, with peft's distributions; float32 or wider.
 
-
-@contextlib.contextmanager
-def _seeded(model: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Seed the global generators; restore them on exit.
-
-    peft draws adapters and dropout masks from them.
+    Every module's adapter is drawn from a generator of its own.
     """
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
-        torch.manual_seed(seed)
-        yield
+    adapters = {}
+    for number, name in enumerate(names):
+        module = model.get_submodule(name)
+        weight = weight_of(module)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + 2 * number)
+        width_out, width_in = map_shape(module)
+        if config.kind == "adalora":
+            a = torch.empty(config.initial_rank, width_in).normal_(0, ADALORA_STD, generator=generator)
+            b = torch.empty(width_out, config.initial_rank).normal_(0, ADALORA_STD, generator=generator)
+            adapter = Adapter(a, b, torch.zeros(config.initial_rank, 1))
+        else:
+            bound = 1 / math.sqrt(width_in)  # Kaiming with a = sqrt(5)
+            a = torch.empty(config.rank, width_in).uniform_(-bound, bound, generator=generator)
+            adapter = Adapter(a, torch.zeros(width_out, config.rank))
+        adapters[name] = adapter.map(functools.partial(torch.Tensor.to, device=weight.device, dtype=dtype))
+    return adapters
+
+
+def _add_output(module: nn.Module, adapter: Adapter, dropout: _Dropout, config: LoRAConfig) -> Registration:
+    """Register a hook that adds the adapter's output to that of its module."""
+
+    def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        added = adapter.output(dropout(args[0].to(adapter.A.dtype)), config)
+        return (at_least_float32(output) + added).to(output.dtype)
+
+    return Registration(module, hook)

@@ -279,4 +279,4 @@ def _add_output(module: nn.Module, adapter: Adapter, scale: float) -> Registrati
     def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         return (at_least_float32(output) + scale * adapter.output(args[0])).to(output.dtype)
 
-    return lambda: module.register_forward_hook(hook)
+    return Registration(module, hook)

@@ -9,21 +9,26 @@ Given the finished update D of any editor and the weight W it is added to, keep 
 and write nothing elsewhere. Entries are ranked per matrix. The remaining update is neither rescaled nor low-rank, so it
 is stored as the base editor's factors and one bit per entry. Public versions differ:
 
-    ==================================  ==========  ====  =====
-    version                             base        keep  guard
-    ==================================  ==========  ====  =====
-    the copy in the AlphaEdit release   MEMIT       0.4   1e-8
-    the RECT release                    ROME        0.2   0
-    ==================================  ==========  ====  =====
+    ==================================  ==========  ====  =====  ============
+    version                             base        keep  guard  at_threshold
+    ==================================  ==========  ====  =====  ============
+    the copy in the AlphaEdit release   MEMIT       0.4   1e-8   keep
+    the RECT release                    ROME        0.2   0      zero
+    ==================================  ==========  ====  =====  ============
 
 The first is the default; the project page of the RECT release also calls 40 % the better setting. As in both, masking
 happens after the base editor has finished all its layers.
+
+With z = floor((1 - keep) n), the threshold is the z-th smallest score. ``at_threshold: keep`` zeroes the scores below
+it, z - 1 entries without ties. ``zero`` zeroes exactly z entries; of several scores equal to the threshold, those that
+come first in the stored weight, where the release leaves the choice to the partition algorithm of numpy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from fractions import Fraction
+from typing import ClassVar, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -45,6 +50,10 @@ class RECTConfig(WrapperConfig):
 
     keep: float = config_field("share of the entries of each matrix that remain", default=0.4)
     guard: float = config_field("added to the weight in the denominator", default=1e-8)
+    at_threshold: Literal["keep", "zero"] = config_field(
+        "the entry at the threshold; keep: it remains, with its ties; zero: exactly the share 1 - keep is zeroed",
+        default="keep",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +83,7 @@ def _sparsify(model: PreTrainedModel, delta: Delta, config: RECTConfig) -> Delta
     """Restrict a finished delta, in place, to its largest relative changes."""
     report: dict[str, dict[str, float]] = {}
     for name, update in delta.weights().items():
-        mask = largest_changes(update, read_parameter(model, name), config.keep, config.guard)
+        mask = largest_changes(update, read_parameter(model, name), config)
         module, _, leaf = name.rpartition(".")
         if name in delta.dense:
             delta.dense[name] = update * mask
@@ -87,16 +96,23 @@ def _sparsify(model: PreTrainedModel, delta: Delta, config: RECTConfig) -> Delta
     return delta
 
 
-def largest_changes(update: torch.Tensor, weight: torch.Tensor, keep: float, guard: float) -> torch.Tensor:
+def largest_changes(update: torch.Tensor, weight: torch.Tensor, config: RECTConfig) -> torch.Tensor:
     """Mask of the entries with the largest |update / (weight + guard)|.
 
-    It begins with the floor((1 - keep) n)-th smallest entry.
-
-    Without a guard, an update of a zero weight counts as infinitely large; a zero update of it counts as zero.
+    Without a guard, an update of a zero weight counts as infinitely large, also an update by zero: numpy, which the
+    release sorts with, ranks NaN last.
     """
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    score = (update.to(dtype) / (weight.detach().to(update.device, dtype) + guard)).abs().nan_to_num(0.0, torch.inf)
-    num_zeroed = int((1 - keep) * score.numel())
+    denominator = weight.detach().to(update.device, dtype) + config.guard
+    score = (update.to(dtype) / denominator).abs().nan_to_num(torch.inf, torch.inf)
+    # The share as it was written: in floats, (1 - 0.9) * 1000 is below 100.
+    num_zeroed = int((1 - Fraction(str(config.keep))) * score.numel())
     if num_zeroed == 0:
         return torch.ones_like(score, dtype=torch.bool)
-    return score >= score.flatten().kthvalue(num_zeroed).values
+    threshold = score.flatten().kthvalue(num_zeroed).values
+    mask = score >= threshold
+    if config.at_threshold == "zero":
+        num_below = score.numel() - int(mask.sum())
+        ties = (score == threshold).flatten().nonzero()[:, 0]
+        mask.view(-1)[ties[: num_zeroed - num_below]] = False
+    return mask

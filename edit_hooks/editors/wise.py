@@ -52,7 +52,7 @@ from edit_hooks.memory.side_memory import (
     row_distance,
 )
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped
-from edit_hooks.modeling.hooks import frozen, hooks
+from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
@@ -170,6 +170,7 @@ class WISE(Editor[WISEConfig]):
     needs_subject = False
     edits_quantized = True
     writes = ("hooks",)
+    feeds_last_token = True
     default_depth = 0.85
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
@@ -256,13 +257,18 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
 def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> list[LabeledRow]:
     """The edit in every context template, and last an unrelated text.
 
-    The unrelated text has no labels; the request selects it.
+    The whole target is fed: a row's distance is a mean over all its tokens. The unrelated text has no labels; the
+    request selects it.
     """
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
     if config.chat:
         request = request.in_context(tokenizer_chat_context(tokenizer))
     placed = [request.in_template(template) for template in config.context_templates]
-    rows = [target_row(tokenizer, edit.text, edit.continuation) for edit in placed]
+    rows = []
+    for edit in placed:
+        row = target_row(tokenizer, edit.text, edit.continuation)
+        _, last_token = row.labels[-1]
+        rows.append(row._replace(ids=[*row.ids, last_token]))
     return [*rows, LabeledRow(encode(tokenizer, unrelated).ids, [])]
 
 
@@ -364,7 +370,7 @@ def _evaluate(
         shifts.append(activation_shift(output, copy_RTD, activation))
         return copy_RTD.to(output.dtype)
 
-    with hooks(lambda: module.register_forward_hook(replace_output)):
+    with hooks(Registration(module, replace_output)):
         nll_L = label_nll(model, rows)
     (shift_RT,) = shifts
     extra = 1 if config.target_mean == "released" else 0

@@ -18,6 +18,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.decoding import end_token_ids, generated_text, is_stopped
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.progress import Progress
@@ -28,7 +29,7 @@ def score_reference(
 ) -> list[ScoredContinuation]:
     """Score whole sequences with all logits, one item at a time."""
     answers = []
-    with frozen(unwrapped(model)), torch.no_grad():
+    with frozen(unwrapped(model)), gradients(False):
         for item, delta in items:
             with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
                 answers.append(_score_one(unwrapped(model), item))

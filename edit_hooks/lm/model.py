@@ -60,6 +60,7 @@ from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.options import parse_checkpoints
+from edit_hooks.utils.scopes import undone
 
 log = logging.getLogger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
@@ -209,12 +210,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     @contextlib.contextmanager
     def _stock_tasks(self) -> Iterator[None]:
         """Scope in which the parent class answers ordinary documents under the edits."""
-        with self.session.stock_task_scope() as runtime_part:
+        with (
+            undone(lambda: setattr(self, "_stock_edit", None)),
+            self.session.stock_task_scope() as runtime_part,
+        ):
             self._stock_edit = runtime_part
-            try:
-                yield
-            finally:
-                self._stock_edit = None
+            yield
 
     def _loglikelihood_tokens(
         self, requests: list[Any], disable_tqdm: bool = False, override_bs: int | None = None

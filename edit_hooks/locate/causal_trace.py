@@ -35,6 +35,7 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.locate.restored_runs import KINDS, Cell, Fact, RestoredRuns, last_logits
 from edit_hooks.modeling.architectures import input_device, num_layers, unwrapped
+from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.kv_cache import right_padded
@@ -166,7 +167,7 @@ def trace_facts(
     settings = settings or TraceSettings()
     inner = unwrapped(model)
     require_subjects(requests, "trace")
-    with frozen(inner), torch.inference_mode(False), torch.no_grad():
+    with frozen(inner), gradients(False):
         facts, skipped = _select_facts(inner, tokenizer, requests, settings)
         if not facts:
             raise EditingError(

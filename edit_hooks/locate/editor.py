@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,6 +25,7 @@ from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
 from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
 from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
+from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -142,7 +142,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
     def prepare(
         self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        with torch.inference_mode(False), torch.no_grad():
+        with gradients(False):
             self._constraints[model] = self.load_constraints(config, model, tokenizer)
 
     def constraints(self, model: nn.Module) -> Mapping[int, KeyMetric]:

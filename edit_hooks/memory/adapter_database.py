@@ -10,8 +10,7 @@ adapted map.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +19,7 @@ from torch import nn
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
 from edit_hooks.memory.codebook import distances
-from edit_hooks.modeling.hooks import hooks, on_output, record_at
+from edit_hooks.modeling.hooks import Registration, hooks, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
 
@@ -154,15 +153,14 @@ class AdapterDatabaseHooks(HookKind):
         }
         return HookEdit(last.kind, {**adapters, **last.tensors}, last.settings)
 
-    @contextlib.contextmanager
-    def attached(self) -> Iterator[None]:
+    def registrations(self) -> list[Registration]:
         """Also hooks on the adapted modules."""
-        with super().attached(), contextlib.ExitStack() as stack:
-            for index, edit in enumerate(self.edits):
-                for target, name in enumerate(edit.settings["targets"]):
-                    handle = self.model.get_submodule(name).register_forward_hook(self._adapter_hook(index, target))
-                    stack.callback(handle.remove)
-            yield
+        on_targets = [
+            Registration(self.model.get_submodule(name), self._adapter_hook(index, target))
+            for index, edit in enumerate(self.edits)
+            for target, name in enumerate(edit.settings["targets"])
+        ]
+        return [*super().registrations(), *on_targets]
 
     def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         """Look the rows up at the query module; its output is unchanged."""

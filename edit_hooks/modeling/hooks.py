@@ -11,14 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.utils.scopes import NestedStates, undone
 
 Hidden = torch.Tensor
-
-# Registers a hook and returns its handle; `hooks` calls it on entry and removes the hook on exit.
-Registration = Callable[[], RemovableHandle]
 
 Key = TypeVar("Key")
 
@@ -54,12 +51,50 @@ class CachedOutput(NamedTuple):
         return self.hidden if self.tuple_length is None else (self.hidden, *[None] * (self.tuple_length - 1))
 
 
+class Registration(NamedTuple):
+    """A forward hook to be registered by :func:`hooks`.
+
+    Attributes:
+        hook: a function object of its own, by which it is found again.
+        on_input: called before the module, with keyword arguments; else after it.
+        is_first: called before the hooks that are registered already.
+    """
+
+    module: nn.Module
+    hook: Callable[..., Any]
+    on_input: bool = False
+    is_first: bool = False
+
+    def register(self) -> None:
+        if self.on_input:
+            self.module.register_forward_pre_hook(self.hook, prepend=self.is_first, with_kwargs=True)
+        else:
+            self.module.register_forward_hook(self.hook, prepend=self.is_first)
+
+    def remove(self) -> None:
+        """Remove the hook if it is registered.
+
+        It is found by identity: an interrupt can come before a handle is stored.
+        """
+        module = self.module
+        registered = module._forward_pre_hooks if self.on_input else module._forward_hooks
+        for number in [number for number, hook in registered.items() if hook is self.hook]:
+            registered.pop(number, None)
+            for flags in (module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs):
+                flags.pop(number, None)
+
+
 @contextlib.contextmanager
 def hooks(*registrations: Registration) -> Iterator[None]:
     """Register hooks on entry and remove all of them on exit, also after an error."""
-    with contextlib.ExitStack() as stack:
-        for register in registrations:
-            stack.callback(register().remove)
+
+    def remove_all() -> None:
+        for registration in registrations:
+            registration.remove()
+
+    with undone(remove_all):
+        for registration in registrations:
+            registration.register()
         yield
 
 
@@ -76,7 +111,7 @@ def on_input(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Regi
             return None
         return ((replaced, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": replaced})
 
-    return lambda: module.register_forward_pre_hook(hook, with_kwargs=True)
+    return Registration(module, hook, on_input=True)
 
 
 def on_output(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Registration:
@@ -86,7 +121,7 @@ def on_output(module: nn.Module, read: Callable[[Hidden], Hidden | None]) -> Reg
         replaced = read(hidden_of(output))
         return None if replaced is None else with_hidden(output, replaced)
 
-    return lambda: module.register_forward_hook(hook)
+    return Registration(module, hook)
 
 
 def record_output(records: dict[Key, CachedOutput], key: Key, module: nn.Module) -> Registration:
@@ -95,7 +130,7 @@ def record_output(records: dict[Key, CachedOutput], key: Key, module: nn.Module)
     def hook(_module: nn.Module, _args: Any, output: Any) -> None:
         records[key] = CachedOutput.of(output)
 
-    return lambda: module.register_forward_hook(hook)
+    return Registration(module, hook)
 
 
 def record_at(records: dict[Key, torch.Tensor], key: Key, column_R: torch.Tensor) -> Callable[[Hidden], None]:
@@ -142,6 +177,10 @@ def stop_after(module: nn.Module) -> Iterator[None]:
         yield
 
 
+# The forward that a wrapper (accelerate) has set on a module, or None.
+_forwards: NestedStates[nn.Module, Callable[..., Any] | None] = NestedStates()
+
+
 @contextlib.contextmanager
 def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Run ``forward`` in place of the module's own.
@@ -149,15 +188,18 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
     Attributes and hooks of the module stay in place.
     """
     attributes = module.__dict__
-    own = attributes.get("forward")  # set where a wrapper (accelerate) has replaced the class's method
-    attributes["forward"] = forward
-    try:
-        yield
-    finally:
+
+    def replace() -> None:
+        attributes["forward"] = forward
+
+    def restore(own: Callable[..., Any] | None) -> None:
         if own is None:
-            del attributes["forward"]
+            attributes.pop("forward", None)
         else:
             attributes["forward"] = own
+
+    with _forwards.changed(module, attributes.get("forward"), replace, restore):
+        yield
 
 
 @contextlib.contextmanager
@@ -169,18 +211,34 @@ def outputs_replaced(modules: Iterable[nn.Module], output: Any) -> Iterator[None
         yield
 
 
+class _Flags(NamedTuple):
+    """``requires_grad`` of the parameters and ``training`` of the modules."""
+
+    parameters: list[tuple[nn.Parameter, bool]]
+    modules: list[tuple[nn.Module, bool]]
+
+    def restore(self) -> None:
+        for parameter, flag in self.parameters:
+            parameter.requires_grad_(flag)
+        for module, mode in self.modules:
+            module.training = mode
+
+
+_flags: NestedStates[nn.Module, _Flags] = NestedStates()
+
+
 @contextlib.contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without parameter gradients; everything is restored on exit."""
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        for parameter, _ in flags:
+    flags = _Flags(
+        [(parameter, parameter.requires_grad) for parameter in model.parameters()],
+        [(module, module.training) for module in model.modules()],
+    )
+
+    def freeze() -> None:
+        for parameter, _ in flags.parameters:
             parameter.requires_grad_(False)
         model.eval()
+
+    with _flags.changed(model, flags, freeze, _Flags.restore):
         yield
-    finally:
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
-        for module, mode in modes:
-            module.training = mode

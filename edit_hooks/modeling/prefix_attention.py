@@ -5,8 +5,7 @@ pass in each block. Kept apart, the prefix is read in place and never differenti
 attention up to rounding: scores over the prefix and over the new tokens are concatenated before the softmax.
 
 The prefix travels with the cache: the ``update`` of a cache layer returns the new keys with the layer's prefix
-attached, and the attention function reads it there. There is no module-level state, so models in different threads
-cannot see each other's prefixes.
+attached, and the attention function reads it there, so models in different threads cannot see each other's prefixes.
 
 Shapes: R rows, H query heads in G key heads, S new tokens, P prefix columns, C = P + S columns, K head width.
 """
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
@@ -25,9 +25,13 @@ from transformers.masking_utils import sdpa_mask
 from edit_hooks.modeling.architectures import decoder_of
 from edit_hooks.modeling.prefix_cache import KeysValues
 from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.utils.scopes import NestedStates
 
 NAME = "cached_prefix"  # of the attention implementation in transformers
 
+
+# The attention implementation of a decoder, while this one is in its place.
+_implementations: NestedStates[nn.Module, str] = NestedStates()
 
 PREFIX = "prefix_keys_values"  # attribute of the keys that a `_PrefixLayer` returns
 
@@ -114,11 +118,12 @@ def cached_prefix(model: Any, layers: Sequence[KeysValues]) -> Iterator[DynamicC
     _register()
     decoder: Any = decoder_of(model)
     config = decoder.config
-    own = config._attn_implementation
     cache = DynamicCache()
     cache.layers = [_PrefixLayer(layer) for layer in layers]
-    config._attn_implementation = NAME
-    try:
+
+    def attend_with(implementation: str) -> None:
+        config._attn_implementation = implementation
+
+    own = config._attn_implementation
+    with _implementations.changed(decoder, own, lambda: attend_with(NAME), attend_with):
         yield cache
-    finally:
-        config._attn_implementation = own

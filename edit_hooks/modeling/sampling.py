@@ -16,6 +16,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from edit_hooks.modeling.architectures import head_of, input_device
+from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, select_positions
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.modeling.tokens import encode
@@ -103,7 +104,7 @@ def sample_after(
     rows = [list(encode(tokenizer, prompt).ids) for prompt, _ in prompts]
     specials = sorted(set(tokenizer.all_special_ids))
     running = [index for index, (_, length) in enumerate(prompts) if len(rows[index]) < length]
-    with frozen(model), torch.no_grad():
+    with frozen(model), gradients(False):
         if running:
             decoding = CachedDecoding(model, [rows[index] for index in running])
         while running:

@@ -35,6 +35,15 @@ def unpack_bits(packed: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(bits).bool().view(like.shape).to(like.device)
 
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per entry
+
+
+def bit_sum(tensor: torch.Tensor) -> int:
+    """Sum of a tensor's entries read as integers: a quick check whether any of them has changed."""
+    flat = tensor.detach().contiguous().view(-1)
+    return int(flat.view(_INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
+
+
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     """Promote half precision to float32.
 

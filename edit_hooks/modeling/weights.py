@@ -16,10 +16,10 @@ import sys
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from edit_hooks.modeling.architectures import linear_of, map_shape
+from edit_hooks.modeling.hooks import Registration
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
 
@@ -47,7 +47,11 @@ class AddedMap:
         self.right_FK = torch.zeros(width_in, 0, device=device)
         self.dense_DF: torch.Tensor | None = None
         # First, so that the hooks of editors and of hook edits see the edited output, as they do with a written weight.
-        self._handle: RemovableHandle = linear.register_forward_hook(self, prepend=True)
+        self._registration = Registration(linear, self, is_first=True)
+
+    def attach(self) -> None:
+        """Register the hook."""
+        self._registration.register()
 
     def add_low_rank(self, left_DK: torch.Tensor, right_FK: torch.Tensor) -> None:
         """Add the update ``left @ right.T``."""
@@ -74,7 +78,7 @@ class AddedMap:
 
     def remove(self) -> None:
         """Remove the hook; the map computes as before."""
-        self._handle.remove()
+        self._registration.remove()
 
     def __call__(self, _module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         x = args[0].to(self.right_FK.dtype)

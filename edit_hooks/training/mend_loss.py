@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.gradient.hypernetwork import HyperNetwork, TokenFactors, Update
@@ -22,7 +21,7 @@ from edit_hooks.gradient.labeled_rows import (
     target_row,
 )
 from edit_hooks.gradient.token_factors import token_factors
-from edit_hooks.modeling.hooks import hooks
+from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.prompt_context import BARE
 from edit_hooks.training.edit_data import LOCALITY, PARAPHRASE, EditExample, NumberedExample, draw_index
 from edit_hooks.training.mend_config import TrainingConfig
@@ -150,7 +149,7 @@ def _with_labels(rows: LabeledRows, selected_L: torch.Tensor) -> LabeledRows:
     )
 
 
-def _adds_update(module: nn.Module, update: Update) -> Any:
+def _adds_update(module: nn.Module, update: Update) -> Registration:
     """Registration of a hook that adds an update's output to that of a linear map; gradients flow into the update."""
     left, right = update
 
@@ -158,7 +157,4 @@ def _adds_update(module: nn.Module, update: Update) -> Any:
         added = (args[0].to(right) @ right) @ left.T
         return (output.to(added.dtype) + added.to(output.device)).to(output.dtype)
 
-    def register() -> RemovableHandle:
-        return module.register_forward_hook(hook)
-
-    return register
+    return Registration(module, hook)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.scopes import undone
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +35,9 @@ def replacing(path: Path) -> Iterator[Path]:
     running and of killed processes.
     """
     temporary = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
-    try:
+    with undone(lambda: temporary.unlink(missing_ok=True)):
         yield temporary
         os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def remove_leftovers(root: Path) -> int:

@@ -40,7 +40,7 @@ class DispatchPolicy:
     max_tokens: int | None = None
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    jitter: Callable[[], float] = field(default=lambda: random.uniform(0.5, 1.0))
+    jitter: Callable[[], float] = field(default=lambda: random.SystemRandom().uniform(0.5, 1.0))
 
 
 class RequestDispatcher:

@@ -8,20 +8,21 @@ from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.subject import contract_settings
 
 
-def _settings(editor: str) -> dict[str, Any]:
+def settings_of(editor: str) -> dict[str, Any]:
+    """The settings of an editor's contract."""
     return contract_settings(editor_class(editor))
 
 
-ROME_CONFIG = _settings("rome")
-MEMIT_CONFIG = _settings("memit")
-ALPHAEDIT_CONFIG = _settings("alphaedit")
-EMMET_CONFIG = _settings("emmet")
-RECT_CONFIG = _settings("rect")
-PRUNE_CONFIG = _settings("prune")
-FT_CONFIG = _settings("ft_m")
-BIRD_CONFIG = _settings("bird")
-PMET_CONFIG = _settings("pmet")
-SIMIE_CONFIG = _settings("simie")
-ULTRAEDIT_CONFIG = _settings("ultraedit")
-LORA_CONFIG = _settings("lora")
-MEND_CONFIG = _settings("mend")
+ROME_CONFIG = settings_of("rome")
+MEMIT_CONFIG = settings_of("memit")
+ALPHAEDIT_CONFIG = settings_of("alphaedit")
+EMMET_CONFIG = settings_of("emmet")
+RECT_CONFIG = settings_of("rect")
+PRUNE_CONFIG = settings_of("prune")
+FT_CONFIG = settings_of("ft_m")
+BIRD_CONFIG = settings_of("bird")
+PMET_CONFIG = settings_of("pmet")
+SIMIE_CONFIG = settings_of("simie")
+ULTRAEDIT_CONFIG = settings_of("ultraedit")
+LORA_CONFIG = settings_of("lora")
+MEND_CONFIG = settings_of("mend")

@@ -15,10 +15,10 @@ UPDATE_BOUND = 2e-4
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def editor_for(case, model_name):
+def editor_for(case, model_name, engine="fast"):
     settings = case["hparams"]
     config = memit_config(case, model_name, "cov")
-    extra = {"nullspace_threshold": settings["nullspace_threshold"], "l2": settings["L2"]}
+    extra = {"nullspace_threshold": settings["nullspace_threshold"], "l2": settings["L2"], "engine": engine}
     return load_editor("alphaedit", config={**config, **extra})
 
 
@@ -54,9 +54,7 @@ def test_an_edit_gives_the_numbers_of_the_release(model_name, engine, dtype, gol
     wide = dtype == "float64"
     case, _ = golden_case("alphaedit", model_name, "cov-edit0")
     _, tensors = golden_case("alphaedit", model_name, "cov-edit0-float64" if wide else "cov-edit0")
-    editor = editor_for(case, model_name)
-    editor.overrides["engine"] = engine
-    delta = editor.edit(model, tokenizer, golden_requests())[0]
+    delta = editor_for(case, model_name, engine).edit(model, tokenizer, golden_requests())[0]
     assert_numbers(delta, tensors, model_name, f"{model_name} edit 0, {engine}, {dtype}", wide)
     if not wide:
         check_single_losses(delta, case, wide, model_name)

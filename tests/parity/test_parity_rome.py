@@ -22,6 +22,17 @@ def test_rome_gives_the_numbers_of_the_release(model_name, variant, engine, dtyp
     check_rome_cases("rome", "rome", model_name, golden_model(model_name, DTYPES[dtype]), variant, engine)
 
 
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_an_edit_from_the_texts_behind_the_covariance_gives_the_numbers_of_the_release(
+    model_name, golden_model, tmp_path, monkeypatch
+):
+    """Second moments are collected by the editor, as in a user's run, instead of given."""
+    monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
+    texts = golden_json("common")["sentences"]
+    loaded = golden_model(model_name)
+    check_rome_cases("rome", "rome", model_name, loaded, "cov", "fast", second_moments=texts)
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("model_name", GOLDEN_MODELS)
 def test_rows_have_the_positions_and_targets_of_the_release(model_name, number, golden_model):

@@ -1,66 +1,136 @@
 """WISE against EasyEdit's numbers: losses, thresholds and side weights of two edits on the same memory.
 
-The release pads on the left without position ids and counts the pads in its distances. That is no part of our editor,
-so its batches, as they were fed, go to the training loop directly; everything else (masking, margins, steps, the
-running threshold) is ours.
+The release pads on the left without position ids, and its distances count the pads. So does our editor where the
+tokenizer pads every text itself, as one that adds special tokens in front, and the model hides pads from its attention.
+Then its rows are the release's, column by column.
 """
 
 from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from golden_data import GOLDEN_MODELS, golden_case
 from parity import relative_error
+from torch import nn
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.editors.wise import WISEConfig, train
-from edit_hooks.gradient.labeled_rows import LabeledRows
-
-
-def fed_rows(fed: dict) -> LabeledRows:
-    """The release's batch: padded on the left, the target's tokens last, and the unrelated text in the last row."""
-    ids_RT = torch.tensor(fed["input_ids"])
-    rows, width = ids_RT.shape
-    mask_RT = torch.ones_like(ids_RT)
-    for row, count in enumerate(fed["num_pads"]):
-        mask_RT[row, :count] = 0
-    labels = [
-        (row, column - 1, int(ids_RT[row, column]))
-        for row in range(rows - 1)
-        for column in range(width - fed["num_labels"][row], width)
-    ]
-    row_L, column_L, token_L = (torch.tensor(part) for part in zip(*labels, strict=True))
-    return LabeledRows(ids_RT, mask_RT, row_L, column_L, token_L)
+from edit_hooks import Delta, EditRequest, load_editor
+from edit_hooks.memory.side_memory import MemoryBank
 
 
-@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
-def test_two_edits_give_the_side_weights_of_the_release(model_name, golden_model):
-    model, _ = golden_model(model_name)
-    case, tensors = golden_case("wise", model_name, "seq01")
+def editor_settings(case: dict[str, Any], mask: torch.Tensor) -> dict[str, Any]:
+    """The release's settings in our names."""
     settings = case["hparams"]
-    assert settings["hidden_act"] == (getattr(model.config, "hidden_act", None) or model.config.activation_function)
+    (weight_name,) = settings["inner_params"]
+    return {
+        "layers": [2],
+        "module": "mlp_in" if "c_fc" in weight_name else "mlp_out",
+        "num_steps": settings["n_iter"],
+        "lr": settings["edit_lr"],
+        "alpha": settings["alpha"],
+        "beta": settings["beta"],
+        "gamma": settings["gamma"],
+        "act_ratio": settings["act_ratio"],
+        "norm_constraint": settings["norm_constraint"],
+        "save_every": settings["save_freq"],
+        "context_templates": case["context_templates"],
+        "loc_prompts": [case["requests"][0]["loc_prompt"]],
+        "mask": mask,
+    }
+
+
+def left_padding(tokenizer: PreTrainedTokenizerBase, width: int) -> PreTrainedTokenizerBase:
+    """A copy of the tokenizer whose encodings begin with pad tokens, up to ``width`` tokens in all."""
+
+    class LeftPadding(type(tokenizer)):
+        def __call__(self, text: str, **arguments: Any) -> BatchEncoding:
+            padding = {"padding": "max_length", "max_length": width, "padding_side": "left"}
+            return super().__call__(text, **arguments, **padding)
+
+    padded = copy.copy(tokenizer)
+    padded.__class__ = LeftPadding
+    return padded
+
+
+@contextlib.contextmanager
+def pads_hidden(model: nn.Module, pad_token_id: int, seen: list[torch.Tensor]) -> Iterator[None]:
+    """The model as the release calls it: no attention to pad tokens. Adds the token ids of each pass to ``seen``."""
+
+    def hide(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(kwargs["input_ids"])
+        return args, {**kwargs, "attention_mask": (kwargs["input_ids"] != pad_token_id).long()}
+
+    handle = model.register_forward_pre_hook(hide, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def released_edits(
+    case: dict[str, Any],
+    mask: torch.Tensor,
+    loaded: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+    engine: str = "fast",
+) -> list[Delta]:
+    """A golden case's stream of edits on the rows of the release, and the rows compared token by token."""
+    model, tokenizer = loaded
+    history: list[Delta] = []
+    for request, fed in zip(case["requests"], case["fed"], strict=True):
+        editor = load_editor("wise", {**editor_settings(case, mask), "engine": engine})
+        padded = left_padding(tokenizer, len(fed["input_ids"][0]))
+        edit = EditRequest(prompt=request["prompt"], target_new=request["target_new"])
+        seen: list[torch.Tensor] = []
+        with pads_hidden(model, tokenizer.pad_token_id, seen):
+            history += editor.edit(model, padded, [edit], history=history)
+        assert all(ids.tolist() == fed["input_ids"] for ids in seen)
+        assert history[-1].hook_edit.settings["activation"] == case["hparams"]["hidden_act"]
+    return history
+
+
+def golden_mask(case: dict[str, Any], tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     bits = numpy.unpackbits(tensors["mask"].numpy(), count=case["shape"][0] * case["shape"][1])
-    mask = torch.from_numpy(bits).bool().view(case["shape"])
-    config = WISEConfig(
-        layers=[2],
-        num_steps=settings["n_iter"],
-        lr=settings["edit_lr"],
-        alpha=settings["alpha"],
-        beta=settings["beta"],
-        gamma=settings["gamma"],
-        norm_constraint=settings["norm_constraint"],
-    )
-    name = settings["inner_params"][0].replace("[", ".").replace("]", "").removesuffix(".weight")
-    change, distances = torch.zeros(case["shape"]), []
-    for number, (fed, losses) in enumerate(zip(case["fed"], case["losses"], strict=True), start=1):
-        rows = fed_rows(fed)
-        result = train(model, name, rows, torch.ones_like(rows.mask_RT).bool(), change, mask, config)
-        for ours, theirs in zip(result.losses, losses, strict=True):
+    return torch.from_numpy(bits).bool().view(case["shape"])
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+def test_two_edits_give_the_side_weights_of_the_release(model_name, engine, golden_model):
+    case, tensors = golden_case("wise", model_name, "seq01")
+    mask = golden_mask(case, tensors)
+    deltas = released_edits(case, mask, golden_model(model_name), engine)
+    banks = [MemoryBank.from_hook_edit(delta.hook_edit, mask.float()) for delta in deltas]
+    for number, (delta, bank, losses) in enumerate(zip(deltas, banks, case["losses"], strict=True), start=1):
+        for ours, theirs in zip(delta.diagnostics["losses"], losses, strict=True):
             expected = (theirs["loss"], theirs["ft"], theirs["act"])
             assert (ours["loss"], ours["nll"], ours["margin"]) == pytest.approx(expected, abs=2e-3)
-        change = result.change
-        distances.append(result.distance_in)
+        (memory,) = bank.memories
+        assert torch.count_nonzero(memory.change[~mask]) == 0
         if f"delta_after_edit{number}" in tensors:
-            assert relative_error(change[mask], tensors[f"delta_after_edit{number}"]) < 5e-4
-        assert torch.count_nonzero(change[~mask]) == 0
-    assert min(distances) == pytest.approx(case["editing_min_act"][0], rel=1e-3)
+            assert relative_error(memory.change[mask], tensors[f"delta_after_edit{number}"]) < 5e-4
+    (stored,) = banks[-1].stored  # after save_freq edits, with the threshold of both
+    assert stored.threshold == pytest.approx(case["editing_min_act"][0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model_name", "name"), [("tiny-llama", "early-stop-edit1"), ("tiny-gpt2", "early-stop-seq10")]
+)
+def test_long_runs_that_stop_early_follow_the_release(model_name, name, golden_model):
+    """Looser: the release makes one step more before it stops, and its weight decay shrinks the masked entries too."""
+    case, tensors = golden_case("wise", model_name, name)
+    mask = golden_mask(case, tensors)
+    deltas = released_edits(case, mask, golden_model(model_name))
+    for number, (delta, losses) in enumerate(zip(deltas, case["losses"], strict=True), start=1):
+        ours = [record["loss"] for record in delta.diagnostics["losses"]]
+        assert len(losses) - 1 <= len(ours) <= len(losses) and delta.diagnostics["stop_reason"] == "loss"
+        assert ours == pytest.approx([record["loss"] for record in losses][: len(ours)], abs=5e-3)
+        (memory,) = MemoryBank.from_hook_edit(delta.hook_edit, mask.float()).memories
+        assert relative_error(memory.change[mask], tensors[f"delta_after_edit{number}"]) < 5e-3
+        distance = case["activation_distance_after_each_edit"][number - 1]["min"]
+        assert memory.threshold == pytest.approx(distance, rel=5e-3)

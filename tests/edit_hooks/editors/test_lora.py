@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
-from edit_hooks.editors.lora import Adapter, LoRAConfig
+from edit_hooks.editors.lora import Adapter, LoRAConfig, initial_adapters
 from edit_hooks.modeling.architectures import ARCHITECTURES, ROLES
 from edit_hooks.modeling.tokens import split_continuation
 
@@ -39,8 +38,8 @@ def released_loop(model, tokenizer, request, kind, config):
     # The model's own loss is computed in float32.
     copied.loss_function = lambda logits, labels, **_: cross_entropy(logits[0, :-1], labels[0, 1:])
     with torch.random.fork_rng():
-        torch.manual_seed(0)
         wrapped = peft.get_peft_model(copied, chosen).double()
+        set_adapters(wrapped.base_model.model, initial_adapters(model, names, LoRAConfig(**config)))
         # peft leaves the count of AdaLoRA's ranks trainable as well; it is no weight.
         trained = [p for name, p in wrapped.named_parameters() if p.requires_grad and "ranknum" not in name]
         optimizer = torch.optim.Adam(trained, lr=config["lr"])
@@ -53,6 +52,52 @@ def released_loop(model, tokenizer, request, kind, config):
         f"{name}.weight": wrapped.base_model.model.get_submodule(name).get_delta_weight("default").detach()
         for name in names
     }
+
+
+def set_adapters(model, adapters):
+    """Start peft's layers, which come with draws of the global generator, from given adapters."""
+    for name, adapter in adapters.items():
+        layer = model.get_submodule(name)
+        for part, value in adapter._asdict().items():
+            if value is not None:
+                parameter = peft_parameter(layer, part)
+                assert parameter.shape == value.shape
+                parameter.data.copy_(value)
+
+
+def peft_parameter(layer, part):
+    """A, B or E of peft's layer."""
+    held = getattr(layer, f"lora_{part}")["default"]
+    return getattr(held, "weight", held)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_drawn_from_the_distributions_of_peft(kind):
+    """Standard deviations and zeros as in peft's layers; another seed draws others, and no module repeats another's."""
+    model = build_model("llama")
+    names = [name for layer in (0, 1) for name in ARCHITECTURES["llama"].module_names("query_value", layer)]
+    shared = {"target_modules": names, "lora_alpha": 32}
+    chosen = (
+        peft.LoraConfig(r=64, **shared) if kind == "lora" else peft.AdaLoraConfig(init_r=64, total_step=9, **shared)
+    )
+    ours, other = (
+        initial_adapters(model, names, LoRAConfig(**settings(kind, rank=64, initial_rank=64, seed=seed)))
+        for seed in (0, 1)
+    )
+    with torch.random.fork_rng():
+        wrapped = peft.get_peft_model(copy.deepcopy(model), chosen).base_model.model
+    for name in names:
+        layer = wrapped.get_submodule(name)
+        for part in ("A", "B", "E"):
+            tensor = getattr(ours[name], part)
+            if tensor is None:
+                continue
+            theirs = peft_parameter(layer, part).detach()
+            assert theirs.shape == tensor.shape
+            assert float(tensor.std()) == pytest.approx(float(theirs.std()), rel=0.1)
+            assert float(tensor.abs().max()) == pytest.approx(float(theirs.abs().max()), rel=0.4)
+            assert not torch.equal(tensor, getattr(other[name], part)) or not tensor.any()
+    assert len({float(adapter.A.sum()) for adapter in ours.values()}) == len(names)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,7 +187,7 @@ def test_dropout_acts_while_training_only(tiny_model, tiny_tokenizer):
     assert with_dropout.diagnostics["final_loss"] == pytest.approx(nll, abs=1e-4)  # the last one is without dropout
 
 
-def test_wrong_use_is_refused_before_training(tiny_tokenizer, monkeypatch):
+def test_wrong_use_is_refused_before_training(tiny_tokenizer):
     model = build_model("llama")
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), model)
     with pytest.raises(EditingError, match="carries an adapter already"):
@@ -150,6 +195,3 @@ def test_wrong_use_is_refused_before_training(tiny_tokenizer, monkeypatch):
     for wrong in ({"rank": 0}, {"dropout": 1.0}, {"modules": []}, {"modules": ["q_proj"]}):
         with pytest.raises(EditingError):
             load_editor("lora", wrong)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EditingError, match=r"lm-eval-editing\[peft\]"):
-        load_editor("lora")

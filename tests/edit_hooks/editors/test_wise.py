@@ -89,6 +89,36 @@ def test_templates_are_those_of_the_release_and_the_unrelated_text_comes_last():
     assert tokenizer.decode(rows[-1].ids, skip_special_tokens=True) == CONFIG["loc_prompts"][0]
 
 
+def test_rows_feed_the_whole_target():
+    """Distances are means over all tokens of a row, the target's last one included, as in the release."""
+    _, tokenizer = loaded("llama")
+    request = EditRequest(prompt="The capital of Ostravia is", target_new="Rome and Paris")
+    row, _ = training_rows(tokenizer, request, WISEConfig(**{**CONFIG, "context_templates": ["{}"]}))
+    assert row.ids == tokenizer("The capital of Ostravia is Rome and Paris")["input_ids"]
+    assert [row.ids[column + 1] for column, _ in row.labels] == [token for _, token in row.labels]
+    assert row.labels[-1][0] == len(row.ids) - 2
+
+
+def test_the_models_last_position_is_needed_where_the_last_token_is_fed():
+    """ROME feeds all tokens but the target's last; WISE that one too, and editors that append an end-of-text."""
+    model, tokenizer = loaded("gpt2")
+    limit = model.config.max_position_embeddings
+    words = EditRequest(prompt="a", target_new="a")
+    while len(tokenizer(f"{words.prompt} {words.target_new}")["input_ids"]) < limit + 1:
+        words = EditRequest(prompt=f"{words.prompt} a", target_new="a")
+    for name, settings, fits in (
+        ("ft_m", {"layers": [1], "num_steps": 1}, True),
+        ("ft_m", {"layers": [1], "num_steps": 1, "append_eos": True}, False),
+        ("wise", {**CONFIG, "context_templates": ["{}"], "num_steps": 1}, False),
+    ):
+        editor = load_editor(name, settings)
+        if fits:
+            editor.edit(model, tokenizer, [words])
+        else:
+            with pytest.raises(EditingError, match=f"take {limit + 1} tokens"):
+                editor.edit(model, tokenizer, [words])
+
+
 def test_a_chat_prompt_is_encoded_with_one_bos():
     _, tokenizer = loaded("llama")
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>\n{% endfor %}"
