@@ -1,8 +1,8 @@
 """Files of a store on disk: which ones belong to it, and how it is recognized.
 
-Pruning deletes files, so a file belongs to a store only if its whole path has the form that the store writes. Links are
-not followed. The root carries a marker file. Stores of release 0.1.0 have none; they are recognized if they hold nothing
-but files of a store.
+Pruning deletes files, so a file belongs to a store only if its whole path has the form that the store writes. Links
+are not followed. The root carries a marker file. Stores of release 0.1.0 have none; they are recognized if they hold
+nothing but files of a store.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Content-addressed store on disk for finished edits and other results.
 
 Layout: ``<root>/deltas/<2 hex>/<key>.safetensors``, ``<root>/json/<kind>/<key>.json``, ``<root>/answers.sqlite`` and a
-marker file. A key is the SHA-256 of the complete description of a result. The description is stored with the content and
-compared on reading. Files are written atomically, so several processes may share a store, and one of them may prune it.
-A damaged file is logged, removed and computed again; a file that cannot be written is logged, and the run goes on. See
-``docs/design/store-keys.md``.
+marker file. A key is the SHA-256 of the complete description of a result. The description is stored with the content
+and compared on reading. Files are written atomically, so several processes may share a store, and one of them may prune
+it. A damaged file is logged, removed and computed again; a file that cannot be written is logged, and the run goes on.
+See ``docs/design/store-keys.md``.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def _prune(store: Store, max_bytes: int, *, dry_run: bool, force: bool) -> None:
     print(f"{len(files)} files would be removed, {sum(file.num_bytes for file in files) / 1e6:.1f} MB")
     if foreign and not dry_run:
         raise EditingError(
-            f"{store.root} is not marked as a store and holds other files, such as {foreign[0]}; nothing was removed. Only "
-            "the files listed would be: if it is the store of an earlier release, remove them with --force."
+            f"{store.root} is not marked as a store and holds other files, such as {foreign[0]}; nothing was removed. "
+            "Only the files listed would be: if it is the store of an earlier release, remove them with --force."
         )
 
 
