@@ -19,6 +19,7 @@ from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.request import RequestGroup
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.outputs import check_output_folder
 
 Grouping = Literal["independent", "joint", "sequential"]
 
@@ -55,8 +56,7 @@ def make_edits(
     Raises:
         EditingError: for a folder with files in it, and for options and requests that cannot be used.
     """
-    if Path(out).exists() and any(Path(out).iterdir()):
-        raise EditingError(f"{out} exists and is not empty; name a new folder.")
+    out = check_output_folder(out)
     plan_options: dict[str, object] = {"data": data}
     if grouping != "independent":
         mode = "batch" if grouping == "joint" else "sequential"
@@ -94,6 +94,7 @@ def export_edits(
     """
     if file_format not in FORMATS:
         raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
+    out = check_output_folder(out)
     lm = EditedHFLM(**model_options, mode="none")
     base = _describe_model(lm)
     deltas = read_deltas(paths, base["model"])

@@ -19,6 +19,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.outputs import check_output_folder
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +102,7 @@ def save_edits(
     Raises:
         EditingError: the folder is not empty.
     """
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise EditingError(f"{folder} exists and is not empty; name a new folder.")
+    folder = check_output_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(edits)))
     paths, index = [], []
