@@ -108,6 +108,7 @@ def test_links_are_not_followed(store, tmp_path):
     (other.root / "deltas").mkdir(parents=True)
     (other.root / "deltas" / delta.parent.name).symlink_to(delta.parent)
     (other.root / "json").symlink_to(store.root / "json")
+    (other.root / "answers.sqlite").symlink_to(store.root / "answers.sqlite")
     assert (
         other.size() == {} and main(["cache", "prune", "--max-size", "0", "--store", str(other.root), "--force"]) == 0
     )
