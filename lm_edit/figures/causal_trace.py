@@ -43,7 +43,7 @@ def plot_trace(trace: Trace, path: str | Path, title: str = "") -> Path:
         figure.colorbar(image, ax=axes)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:
-        kind = target.suffix[1:]
-        figure.savefig(temporary, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    with replacing(target) as temporary:  # its name does not show the format
+        file_format = target.suffix[1:]
+        figure.savefig(temporary, format=file_format, metadata={"Date": None} if file_format == "svg" else None)
     return target
