@@ -18,6 +18,7 @@ from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.request import RequestGroup
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.outputs import check_output_folder
 
 Grouping = Literal["independent", "joint", "sequential"]
 
@@ -54,8 +55,7 @@ def make_edits(
     Raises:
         EditingError: for a folder with files in it, and for options and requests that cannot be used.
     """
-    if Path(out).exists() and any(Path(out).iterdir()):
-        raise EditingError(f"{out} exists and is not empty; name a new folder.")
+    out = check_output_folder(out)
     plan_options: dict[str, object] = {"data": data}
     if grouping != "independent":
         mode = "batch" if grouping == "joint" else "sequential"
@@ -95,6 +95,7 @@ def export_edits(
     """
     if file_format not in FORMATS:
         raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
+    out = check_output_folder(out)
     lm = EditedHFLM(**model_options, mode="none")
     base = _describe_model(lm)
     deltas = read_deltas(paths, lm.model, lm.identity)

@@ -26,6 +26,7 @@ from edit_hooks.modeling.architectures import check_layers, input_device
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.outputs import check_writable_folder
 
 log = logging.getLogger(__name__)
 
@@ -117,11 +118,11 @@ def prepare_stats(
         raise EditingError("no layers are named; use --layers 4 5 6, or --editor memit for the layers it would edit.")
     if threshold is not None and energy is not None:
         raise EditingError("the null space is defined by a threshold or by an energy, not by both; drop one of them.")
+    root = check_writable_folder(folder or cache_root() / "stats")
     lm = EditedHFLM(**model_options, mode="none")
     if locate_editor is not None:
         settings, limit = _settings_of(locate_editor, lm, limit)
     check_layers(settings["layers"], lm.model)
-    root = folder or cache_root() / "stats"
     stored_keys = {manifest.stem for manifest in root.rglob("*.json")}
     moment_settings = MomentSettings(
         settings.get("second_moments") or SELF,
@@ -137,7 +138,12 @@ def prepare_stats(
         if limit != NullSpaceLimit(None, None):
             share = DEFAULT_ENERGY if limit.energy is None else limit.energy
             projector = null_space_of(moment, limit.threshold, share, input_device(lm.model))
-        is_new = key_of(moment.report["description"]) not in stored_keys  # manifests are named after this key
+        key = key_of(moment.report["description"])  # manifests are named after it
+        if not any(root.rglob(f"{key}.json")):
+            raise EditingError(
+                f"the second moment of layer {layer} cannot be written to {root}; free some space there."
+            )
+        is_new = key not in stored_keys
         reports.append(LayerReport(layer, moment.report, projector, is_new))
     return reports
 
@@ -151,7 +157,9 @@ def list_stored_moments(folder: Path | None = None) -> list[StoredMoment]:
         try:
             record = json.loads(manifest.read_text(encoding="utf-8"))
             description, report = record["description"], record["report"]
-        except (OSError, ValueError, KeyError) as error:
+            if key_of(description) != manifest.stem:
+                raise EditingError("it does not describe this file")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%r); an edit that needs it collects it again.", manifest, error)
             continue
         matrix = manifest.with_suffix(".safetensors")
@@ -191,7 +199,9 @@ def _list_projectors(root: Path) -> dict[str, list[StoredProjector]]:
                     continue
                 key, numbers = json.loads(header["key"]), json.loads(header["projector"])
                 width, columns = file.get_slice("basis").get_shape()
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            if key_of(key) != path.stem:
+                raise EditingError("it does not describe this file")
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%s); an edit that needs it computes it again.", path, error)
             continue
         rule = f"energy {key['energy']:g}" if key["threshold"] is None else f"threshold {key['threshold']:g}"

@@ -103,9 +103,9 @@ def demo_model_path(dtype: DemoDtype = "float32") -> Path:
             f"Accepted: {', '.join(get_args(DemoDtype))}."
         )
     folder = _folder(dtype)
-    if _is_usable(folder, dtype):
-        return folder
     try:
+        if _is_usable(folder, dtype):
+            return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _conversion_lock(folder.parent):
             if not _is_usable(folder, dtype):  # another process may have finished while this one waited

@@ -21,6 +21,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 
 FORMAT = "lm-eval-editing/delta/1"
+HEADER_CHECKSUM = "header_checksum"
 # Attributes of release 0.1.0 -> their current names.
 RENAMED = {"hooked": "hook_edit", "carry": "stream_state", "standing": "runtime_part"}
 
@@ -186,7 +187,11 @@ class Delta:
     # ------------------------------------------------------------------------------------------------- files
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write tensors and metadata to one safetensors file, atomically."""
+        """Write tensors and metadata to one safetensors file, atomically.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
         header = {
             "format": FORMAT,
             "meta": json.dumps(self.meta),
@@ -195,7 +200,7 @@ class Delta:
             **{name: json.dumps(value) for name, value in self._settings.items()},
             "checksum": self.checksum(),
         }
-        write_tensors(Path(path), self._tensors, header)
+        write_tensors(Path(path), self._tensors, {**header, HEADER_CHECKSUM: key_of(header)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Delta:
@@ -212,11 +217,15 @@ class Delta:
             raise EditingError(f"cannot read the edit in {path}: {error}") from error
         if header.get("format") != FORMAT:
             raise EditingError(f"{path} is not a saved edit (format {header.get('format')!r}, want {FORMAT!r}).")
+        # Files of release 0.1.0 have no checksum of the header, which holds orientations, metadata and diagnostics.
+        if header.pop(HEADER_CHECKSUM, None) not in (None, key_of(header)):
+            raise EditingError(f"the edit in {path} is damaged (checksum of the header differs).")
         try:
             delta = cls._from_file(header, tensors)
-        except (KeyError, TypeError, ValueError) as error:
+            is_intact = delta.checksum() == header.get("checksum")
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise EditingError(f"the edit in {path} is damaged: {error!r}") from error
-        if delta.checksum() != header.get("checksum"):
+        if not is_intact:
             raise EditingError(f"the edit in {path} is damaged (checksum differs).")
         return delta
 

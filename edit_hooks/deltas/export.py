@@ -30,6 +30,7 @@ from edit_hooks.deltas.peft_rules import check_adapter_config, rank_of, scaling,
 from edit_hooks.modeling.architectures import is_transposed, unwrapped
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.outputs import check_output_folder
 from edit_hooks.utils.scopes import undone
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
@@ -50,6 +51,7 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None)
         EditingError: the edit is not a sum of low-rank updates, changes no weight, or the folder is not empty.
     """
     _require_low_rank(delta)
+    target = check_output_folder(folder)
     factors = {name: _with_minimal_rank(factor) for name, factor in delta.factors.items()}
     transposed = {factor.transposed for factor in factors.values()}
     if len(transposed) > 1:
@@ -77,11 +79,11 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None)
         "rank_pattern": {},
         "alpha_pattern": {},
     }
-    with _new_folder(folder) as work:
+    with _new_folder(target) as work:
         write_tensors(work / WEIGHTS_NAME, {name: tensor.cpu() for name, tensor in tensors.items()}, {"format": "pt"})
         _write_json(work / CONFIG_NAME, config)
         _write_json(work / ORIGIN_NAME, _origin(delta))
-    return Path(folder)
+    return target
 
 
 def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, delta: Delta, folder: str | Path) -> Path:
@@ -98,7 +100,8 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
     if unwrapped(model) is not model:
         raise EditingError("the model has adapters; merge them into it before exporting an edit.")
     _require_weights(delta)
-    with _new_folder(folder) as work, AppliedDeltas(model) as applied:
+    target = check_output_folder(folder)
+    with _new_folder(target) as work, AppliedDeltas(model) as applied:
         applied.add(delta)
         if applied.adds_to_outputs:
             raise EditingError(
@@ -112,7 +115,7 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
             vars(model.config).update(config)  # save_pretrained writes the class's name into the configuration
         tokenizer.save_pretrained(work)
         _write_json(work / ORIGIN_NAME, _origin(delta))
-    return Path(folder)
+    return target
 
 
 def read_peft(folder: str | Path, model: nn.Module) -> Delta:
@@ -229,11 +232,8 @@ def _read_origin(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _new_folder(folder: str | Path) -> Iterator[Path]:
+def _new_folder(folder: Path) -> Iterator[Path]:
     """A temporary sibling that is renamed to ``folder`` if the block succeeds and removed otherwise."""
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise EditingError(f"{folder} exists and is not empty; name a new folder.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
     with undone(lambda: shutil.rmtree(work, ignore_errors=True)):

@@ -21,6 +21,7 @@ from edit_hooks.modeling.base_model import compare_models
 from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.outputs import check_output_folder
 
 INDEX_NAME = "edits.json"
 
@@ -122,9 +123,7 @@ def save_edits(
     Raises:
         EditingError: the folder is not empty.
     """
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise EditingError(f"{folder} exists and is not empty; name a new folder.")
+    folder = check_output_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(edits)))
     paths, index = [], []

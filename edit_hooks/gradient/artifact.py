@@ -17,9 +17,11 @@ import torch
 from safetensors import safe_open
 
 from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings
+from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of, write_atomically
+from edit_hooks.utils.hashing import key_of
 
 FORMAT = "lm-eval-editing/mend/1"
 WEIGHTS_NAME, MANIFEST_NAME = "hypernetwork.safetensors", "manifest.json"
@@ -48,7 +50,8 @@ def save_network(
     full = {**manifest, "format": FORMAT, "network": asdict(network.settings), "shapes": network.shapes}
     text = json.dumps(full, indent=1)
     tensors = network.state_dict() | {TRAINED_ON: torch.tensor(sorted(training_digests), dtype=torch.int64)}
-    write_tensors(folder / WEIGHTS_NAME, tensors, {"format": FORMAT, "manifest": text})
+    header = {"format": FORMAT, "manifest": text, "checksum": _checksum(text, tensors)}
+    write_tensors(folder / WEIGHTS_NAME, tensors, header)
     write_atomically(folder / MANIFEST_NAME, text + "\n")
 
 
@@ -81,9 +84,12 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         raise EditingError(f"cannot read the hyper-network in {file}: {error}") from error
     if header.get("format") != FORMAT:
         raise EditingError(f"{file} is no trained hyper-network (format {header.get('format')!r}, want {FORMAT!r}).")
-    manifest = json.loads(header["manifest"])
-    for section in {"editor", "training", "network"} & set(manifest):
-        manifest[section] = with_current_settings(manifest[section])
+    try:
+        manifest: dict[str, Any] = json.loads(header["manifest"])
+        for section in {"editor", "training", "network"} & set(manifest):
+            manifest[section] = with_current_settings(manifest[section])
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise EditingError(f"the hyper-network in {file} is damaged: {error!r}") from error
     return manifest
 
 
@@ -99,11 +105,15 @@ def load_network(path: str | Path) -> tuple[HyperNetwork, dict[str, Any]]:
         EditingError: see :func:`read_manifest`.
     """
     manifest = read_manifest(path)
+    with safe_open(artifact_file(path), framework="pt") as file:
+        header = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    # Artifacts of release 0.1.0 have no checksum.
+    if "checksum" in header and header["checksum"] != _checksum(header["manifest"], tensors):
+        raise EditingError(f"the hyper-network in {artifact_file(path)} is damaged (checksum differs); train it again.")
     shapes = {name: (int(d), int(f)) for name, (d, f) in manifest["shapes"].items()}
     network = HyperNetwork(shapes, NetworkSettings(**manifest["network"]))
-    with safe_open(artifact_file(path), framework="pt") as file:
-        names = [name for name in file.keys() if name != TRAINED_ON]  # noqa: SIM118
-        network.load_state_dict({name: file.get_tensor(name) for name in names})
+    network.load_state_dict({name: tensor for name, tensor in tensors.items() if name != TRAINED_ON})
     return network, manifest
 
 
@@ -111,3 +121,7 @@ def read_training_digests(path: str | Path) -> frozenset[int]:
     """:func:`edit_digest` of every edit that an artifact was trained on."""
     with safe_open(artifact_file(path), framework="pt") as file:
         return frozenset(file.get_tensor(TRAINED_ON).tolist() if TRAINED_ON in file.keys() else ())  # noqa: SIM118
+
+
+def _checksum(manifest: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    return key_of([manifest, {name: [list(t.shape), str(t.dtype), tensor_digest(t)] for name, t in tensors.items()}])

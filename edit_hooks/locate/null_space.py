@@ -11,17 +11,19 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from edit_hooks.locate.solve import SecondMoment
+from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import replacing
+from edit_hooks.utils.files import write_to_cache
 from edit_hooks.utils.hashing import key_of
 
 log = logging.getLogger(__name__)
@@ -228,11 +230,10 @@ def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.T
 
 
 def _save_projector(path: Path, key: dict[str, Any], projector: Projector) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     numbers = {"is_complement": projector.is_complement, "threshold": projector.threshold, "trace": projector.trace}
     header = {"key": json.dumps(key), "projector": json.dumps(numbers)}
-    with replacing(path) as temporary:
-        save_file({"basis": projector.basis_FR.contiguous()}, temporary, metadata=header)
+    header["checksum"] = _checksum(header, projector.basis_FR)
+    write_to_cache(path, lambda: write_tensors(path, {"basis": projector.basis_FR}, header))
 
 
 def _load_projector(path: Path, key: dict[str, Any]) -> Projector | None:
@@ -240,14 +241,20 @@ def _load_projector(path: Path, key: dict[str, Any]) -> Projector | None:
 
     Damaged files and files with another key are ignored with a warning.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            header = file.metadata()
-            if json.loads(header["key"]) != key:
-                raise EditingError("it was computed for something else")
-            return Projector(file.get_tensor("basis"), **json.loads(header["projector"]))
+            header, basis_FR = file.metadata(), file.get_tensor("basis")
+        if json.loads(header["key"]) != key:
+            raise EditingError("it was computed for something else")
+        if header.pop("checksum", None) != _checksum(header, basis_FR):
+            raise EditingError("its checksum differs, or it is of release 0.1.0")
+        return Projector(basis_FR, **json.loads(header["projector"]))
     except Exception as error:  # any damage: report it and compute the projector again
         log.warning("cannot use the projector in %s (%s); it is computed again.", path, error)
         return None
+
+
+def _checksum(header: dict[str, str], basis_FR: torch.Tensor) -> str:
+    return key_of([header, list(basis_FR.shape), str(basis_FR.dtype), tensor_digest(basis_FR)])

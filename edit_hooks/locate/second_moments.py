@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -33,10 +33,12 @@ from edit_hooks.modeling.hooks import frozen, hooks, on_input
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.sampling import sample_documents
+from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root, replacing, write_atomically
+from edit_hooks.utils.files import cache_root, write_atomically, write_to_cache
 from edit_hooks.utils.hashing import key_of
 
 log = logging.getLogger(__name__)
@@ -381,10 +383,10 @@ def _save(root: Path, moment: SecondMoment) -> None:
     report = {name: value for name, value in moment.report.items() if name != "description"}
     assert moment.matrix_FF is not None
     tensors, manifest = _paths(root, description)
-    tensors.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(tensors) as temporary:
-        save_file({f"layer{description['layer']}": moment.matrix_FF.contiguous()}, temporary)
-    write_atomically(manifest, json.dumps({"description": description, "report": report}, indent=2) + "\n")
+    matrix_FF, name = moment.matrix_FF, f"layer{description['layer']}"
+    record = {"description": description, "report": report, "checksum": _checksum(report, matrix_FF)}
+    write_to_cache(tensors, lambda: write_tensors(tensors, {name: matrix_FF}, {}))
+    write_to_cache(manifest, lambda: write_atomically(manifest, json.dumps(record, indent=2) + "\n"))
 
 
 def _load(root: Path, description: dict[str, Any]) -> SecondMoment | None:
@@ -393,14 +395,21 @@ def _load(root: Path, description: dict[str, Any]) -> SecondMoment | None:
     Damaged files and files with another description are ignored with a warning.
     """
     tensors, manifest = _paths(root, description)
-    if not manifest.exists():
+    if not os.path.lexists(manifest):
         return None
     try:
         record = json.loads(manifest.read_text(encoding="utf-8"))
         if record["description"] != description:
             raise EditingError("it was collected for something else")
         (matrix_FF,) = load_file(tensors).values()
+        # Files of release 0.1.0 have no checksum; they took hours to collect, so they stay in use.
+        if "checksum" in record and record["checksum"] != _checksum(record["report"], matrix_FF):
+            raise EditingError("its checksum differs")
     except Exception as error:  # any damage: report it and collect again
         log.warning("cannot use the second moment in %s (%s); it is collected again.", tensors, error)
         return None
     return SecondMoment(matrix_FF, {"description": description, **record["report"]})
+
+
+def _checksum(report: dict[str, Any], matrix_FF: torch.Tensor) -> str:
+    return key_of([report, list(matrix_FF.shape), str(matrix_FF.dtype), tensor_digest(matrix_FF)])

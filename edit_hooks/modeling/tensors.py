@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from edit_hooks.utils.files import replacing
@@ -16,11 +17,17 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
     """Write a safetensors file with text metadata, atomically.
 
     Its permissions are those of the umask.
+
+    Raises:
+        OSError: if the file cannot be written.
     """
     with replacing(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # safetensors restricts its files to their owner
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=dict(header))
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=dict(header))
+        except SafetensorError as error:  # also a full disk
+            raise OSError(f"cannot write {path}: {error}") from error
         temporary.chmod(mode)
 
 

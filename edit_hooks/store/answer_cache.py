@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edit_hooks.answers import ModelAnswer, answer_from_json, answer_to_json
+from edit_hooks.store.layout import ANSWERS, ANSWERS_TABLE, mark
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
 
-FILE = "answers.sqlite"
-TABLE = CacheTable(name="answers", columns="key TEXT PRIMARY KEY, answer TEXT, checksum TEXT", value="answer")
+TABLE = CacheTable(name=ANSWERS_TABLE, columns="key TEXT PRIMARY KEY, answer TEXT, checksum TEXT", value="answer")
 
 ItemT = TypeVar("ItemT", bound=Hashable)  # a dataclass: token ids and decoding settings
 
@@ -32,7 +32,8 @@ class AnswerCache:
     """
 
     def __init__(self, root: Path, identity: Mapping[str, Any]) -> None:
-        self._cache = SQLiteCache(root / FILE, TABLE)
+        self.root = root
+        self._cache = SQLiteCache(root / ANSWERS, TABLE)
         self.identity = dict(identity)
 
     def get(
@@ -48,6 +49,7 @@ class AnswerCache:
         missing = [item for item in distinct if item not in answers]
         if missing:
             fresh = dict(zip(missing, compute(missing), strict=True))
+            mark(self.root)
             self._cache.write({keys[item]: json.dumps(answer_to_json(answer)) for item, answer in fresh.items()})
             answers |= fresh
         return answers

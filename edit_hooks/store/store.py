@@ -1,9 +1,10 @@
 """Content-addressed store on disk for finished edits and other results.
 
-Layout: ``<root>/deltas/<2 hex>/<key>.safetensors`` and ``<root>/json/<kind>/<key>.json``. A key is the SHA-256 of the
-complete description of a result. The description is stored with the content and compared on reading. Files are written
-atomically, so several processes may share a store. A damaged file is logged, removed and computed again. See
-``docs/design/store-keys.md``.
+Layout: ``<root>/deltas/<2 hex>/<key>.safetensors``, ``<root>/json/<kind>/<key>.json``, ``<root>/answers.sqlite`` and a
+marker file. A key is the SHA-256 of the complete description of a result. The description is stored with the content
+and compared on reading. Files are written atomically, so several processes may share a store, and one of them may prune
+it. A damaged file is logged, removed and computed again; a file that cannot be written is logged, and the run goes on.
+See ``docs/design/store-keys.md``.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.store.layout import ANSWERS, DELTAS, JSON, LOCKS, StoredFile, foreign_files, mark, stored_files
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root, remove_leftovers, write_atomically
+from edit_hooks.utils.files import cache_root, remove_leftovers, set_aside, write_atomically, write_to_cache
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.sqlite_cache import remove_database
 
 log = logging.getLogger("lm_eval.edited_hf")
 
 Content = TypeVar("Content")
-
-STORED_SUFFIXES = (".safetensors", ".json", ".sqlite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +75,8 @@ class Store:
     def save_delta(self, description: Description, delta: Delta) -> None:
         """Store a finished edit; the description is added to its metadata."""
         path = self._delta_path(description.key)
-        path.parent.mkdir(parents=True, exist_ok=True)
         delta.meta["description"] = description.to_dict()
-        delta.save(path)
+        self._write(path, lambda: delta.save(path))
 
     def load_json(self, kind: str, description: Description) -> Any | None:
         """Return the result stored under this description, or ``None``."""
@@ -85,36 +86,53 @@ class Store:
     def save_json(self, kind: str, description: Description, content: Any) -> None:
         """Store a JSON-able result."""
         path = self._json_path(kind, description.key)
-        path.parent.mkdir(parents=True, exist_ok=True)
         record = {"description": description.to_dict(), "content": content, "checksum": key_of(content)}
-        write_atomically(path, json.dumps(record, ensure_ascii=False))
+        self._write(path, lambda: write_atomically(path, json.dumps(record, ensure_ascii=False)))
 
     def size(self) -> dict[str, tuple[int, int]]:
         """Return number of files and bytes by kind."""
         totals: dict[str, tuple[int, int]] = {}
-        named = {".safetensors": "deltas", ".sqlite": "answers"}
-        for path, status in self._files():
-            kind = named.get(path.suffix, path.parent.name)
-            count, size = totals.get(kind, (0, 0))
-            totals[kind] = (count + 1, size + status.st_size)
+        for file in stored_files(self.root):
+            count, size = totals.get(file.kind, (0, 0))
+            totals[file.kind] = (count + 1, size + file.num_bytes)
         return totals
 
+    def foreign_files(self) -> list[Path]:
+        """Files that are not of a store, if the folder has no marker of a store; see :mod:`edit_hooks.store.layout`."""
+        return foreign_files(self.root)
+
+    def to_prune(self, max_bytes: int = 0) -> list[StoredFile]:
+        """The least recently used files, so that at most ``max_bytes`` remain without them."""
+        # A time in the future is that of another machine's clock; such a file is as old as any other.
+        now = time.time()
+        files = sorted(stored_files(self.root), key=lambda file: file.used_at if file.used_at <= now else 0.0)
+        excess = sum(file.num_bytes for file in files) - max_bytes
+        chosen = []
+        for file in files:
+            if excess <= 0:
+                break
+            excess -= file.num_bytes
+            chosen.append(file)
+        return chosen
+
     def prune(self, max_bytes: int = 0) -> int:
-        """Remove the least recently used files until at most ``max_bytes`` remain.
+        """Remove the least recently used files until at most ``max_bytes`` remain; runs may go on meanwhile.
+
+        Other files in the folder are left alone.
 
         Returns:
             The number of files removed.
+
+        Raises:
+            EditingError: if a file cannot be removed.
         """
-        files = sorted(self._files(), key=lambda entry: entry[1].st_mtime)
-        total = sum(status.st_size for _, status in files)
-        removed = 0
-        for path, status in files:
-            if total <= max_bytes:
-                break
-            total -= status.st_size
-            path.unlink(missing_ok=True)
-            removed += 1
-        return removed
+        files = self.to_prune(max_bytes)
+        for file in files:
+            try:
+                remove_database(file.path) if file.path.name == ANSWERS else file.path.unlink(missing_ok=True)
+            except OSError as error:
+                raise EditingError(f"{error}; give write permission, or wait for the run that uses it.") from error
+        return len(files)
 
     def remove_leftovers(self) -> int:
         """Remove temporary files of killed processes; return their number."""
@@ -128,33 +146,33 @@ class Store:
         """
         from filelock import FileLock
 
-        folder = self.root / "locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{name}.lock"):
+        lock = FileLock(self.root / LOCKS / f"{name}.lock")
+        write_to_cache(Path(lock.lock_file), lock.acquire)
+        try:
             yield
-
-    def _files(self) -> list[tuple[Path, os.stat_result]]:
-        files = []
-        for path in self.root.rglob("*") if self.root.is_dir() else ():
-            if path.suffix in STORED_SUFFIXES:
-                with contextlib.suppress(FileNotFoundError):  # pruned by another process
-                    files.append((path, path.stat()))
-        return files
+        finally:
+            lock.release()
 
     def _delta_path(self, key: str) -> Path:
-        return self.root / "deltas" / key[:2] / f"{key}.safetensors"
+        return self.root / DELTAS / key[:2] / f"{key}.safetensors"
 
     def _json_path(self, kind: str, key: str) -> Path:
-        return self.root / "json" / kind / f"{key}.json"
+        return self.root / JSON / kind / f"{key}.json"
+
+    def _write(self, path: Path, write: Callable[[], None]) -> None:
+        mark(self.root)
+        write_to_cache(path, write)
 
     def _read(self, path: Path, read: Callable[[], Content]) -> Content | None:
-        if not path.exists():
-            return None
         try:
             content = read()
         except EditingError as error:
-            log.warning("%s; it is removed and computed again.", error)
-            path.unlink(missing_ok=True)
+            if not os.path.lexists(path):  # never stored, or pruned by another process
+                return None
+            log.warning("%s; it is computed again.", error)
+            if os.access(path, os.R_OK):
+                with contextlib.suppress(OSError):  # a read-only store
+                    set_aside(path) if path.is_dir() else path.unlink()
             return None
         with contextlib.suppress(OSError):  # a read-only store, or a file that another process has just pruned
             os.utime(path)  # time of last use, for pruning
@@ -167,8 +185,11 @@ def sizes_outside_store(store: Store) -> dict[str, tuple[int, int]]:
     totals = {}
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.is_dir() and folder.resolve() != store.root.resolve():
-            files = [path for path in folder.rglob("*") if path.is_file()]
-            totals[str(folder)] = (len(files), sum(path.stat().st_size for path in files))
+            sizes = []
+            for path in folder.rglob("*"):
+                with contextlib.suppress(OSError):  # removed by another process
+                    sizes += [path.stat().st_size] if path.is_file() else []
+            totals[str(folder)] = (len(sizes), sum(sizes))
     return totals
 
 
@@ -183,7 +204,7 @@ def _checked_json(path: Path, description: Description) -> Any:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         intact = record["checksum"] == key_of(record["content"]) and key_of(record["description"]) == description.key
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EditingError(f"cannot read {path}: {error}") from None
     if not intact:
         raise EditingError(f"{path} is damaged or was stored under another description")

@@ -40,7 +40,9 @@ from edit_hooks.training.edit_data import EditData, NumberedExample, training_ba
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS, TrainingConfig
 from edit_hooks.training.mend_loss import MENDLoss
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import remove_leftovers
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.outputs import check_output_folder, check_writable_folder
 
 log = logging.getLogger("lm_eval.edited_hf")
 
@@ -65,6 +67,17 @@ class TrainingProgress:
     best_loss: float = math.inf
     skipped: int = 0
     losses: list[dict[str, float]] = dataclasses.field(default_factory=list)
+
+
+def check_training_folder(out: str | Path) -> Path:
+    """Check that a training can write into a folder: a new or empty one, or that of an interrupted run.
+
+    Raises:
+        EditingError: for other folders.
+    """
+    folder = check_writable_folder(out)
+    remove_leftovers(folder)
+    return folder if (folder / RESUME_NAME).exists() else check_output_folder(out)
 
 
 class Trainer:
@@ -95,7 +108,7 @@ class Trainer:
         self.model = unwrapped(model)
         check_weights(self.model)
         keep_layout(self.model)
-        self.config, self.data, self.out, self.quiet = config, data, Path(out), quiet
+        self.config, self.data, self.out, self.quiet = config, data, check_training_folder(out), quiet
         weight = self.model.get_input_embeddings().weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         network = HyperNetwork(edited_shapes(self.model, config), config.network_settings())

@@ -1,4 +1,4 @@
-"""Files: atomic writes, leftovers of killed processes, packaged data, digests."""
+"""Files: atomic writes, caches on bad disks, leftovers of killed processes, packaged data, digests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import logging
 import os
 import platform
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 BLOCK_BYTES = 1 << 22
 
 
-_TEMPORARY = re.compile(r"\.(?P<machine>[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
+_TEMPORARY = re.compile(r"^\..+\.(?P<machine>[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp$")
 
 
 @contextlib.contextmanager
@@ -35,9 +36,47 @@ def replacing(path: Path) -> Iterator[Path]:
     running and of killed processes.
     """
     temporary = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
-    with undone(lambda: temporary.unlink(missing_ok=True)):
+
+    def clean_up() -> None:
+        with contextlib.suppress(OSError):  # the error of the block matters, not that of the clean-up
+            temporary.unlink(missing_ok=True)
+
+    with undone(clean_up):
         yield temporary
         os.replace(temporary, path)
+
+
+def write_to_cache(path: Path, write: Callable[[], object]) -> None:
+    """Call ``write``, which writes a cache's file at ``path``; log its OSErrors instead of raising them.
+
+    The folder of ``path`` is created, and a folder in the file's place is renamed. A full or read-only disk costs the
+    stored copy, not the run: each folder and reason is logged once per process.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            log.warning("%s is a folder in the place of a file; it is renamed to %s.", path, set_aside(path).name)
+        write()
+    except OSError as error:
+        _warn_unwritable(path.parent, error.strerror or str(error))
+
+
+@functools.cache
+def _warn_unwritable(folder: Path, reason: str) -> None:
+    log.warning(
+        "cannot write to %s: %s. The run goes on, and results that cannot be stored there are computed again by the "
+        "next run; free some space, or choose another folder.",
+        folder,
+        reason,
+    )
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file or folder to the first free ``<name>.damaged-<n>``; return the new path."""
+    names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
+    path.rename(aside)
+    return aside
 
 
 def remove_leftovers(root: Path) -> int:
@@ -52,11 +91,17 @@ def remove_leftovers(root: Path) -> int:
     for path in root.rglob(".*.tmp") if root.is_dir() else ():
         match = _TEMPORARY.search(path.name)
         if match and match["machine"] == _machine() and not _is_alive(int(match["pid"])):
-            path.unlink(missing_ok=True)
-            removed += 1
+            with contextlib.suppress(OSError):  # a read-only disk, or a file that another process removes
+                path.unlink()
+                removed += 1
     if removed:
         log.info("removed %d temporary files of killed processes from %s.", removed, root)
     return removed
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file's name is one that :func:`replacing` gives."""
+    return _TEMPORARY.search(path.name) is not None
 
 
 def _is_alive(pid: int) -> bool:

@@ -24,6 +24,7 @@ _NOT_COMPUTING = frozenset(
         "utils.files",
         "utils.hashing",
         "utils.options",
+        "utils.outputs",
         "utils.plugins",
         "utils.progress",
         "utils.sqlite_cache",

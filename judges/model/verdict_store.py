@@ -24,7 +24,6 @@ TABLE = CacheTable(
     columns="key TEXT PRIMARY KEY, judge TEXT, prompt_hash TEXT, question TEXT, gold TEXT, answer TEXT, reply TEXT, "
     "checksum TEXT, stored_at REAL",
     value="reply",
-    checksum_covers_key=True,
 )
 
 
@@ -41,8 +40,7 @@ class VerdictStore:
         self.path = None if folder is None else folder / FILE
         self.judge = json.dumps(judge, sort_keys=True, ensure_ascii=False)
         self.prompt_hash = prompt_hash
-        self._cache = None if self.path is None else SQLiteCache(self.path, TABLE)
-        self._memory: dict[str, str] = {}
+        self._cache = SQLiteCache(self.path, TABLE)
         self._lock = threading.Lock()
 
     def key(self, item: Item) -> str:
@@ -53,7 +51,7 @@ class VerdictStore:
     def read(self, items: Iterable[Item]) -> dict[Item, Reply]:
         """Return the stored replies by item."""
         keys = {item: self.key(item) for item in items}
-        stored = self._memory if self._cache is None else self._cache.read(list(keys.values()))
+        stored = self._cache.read(list(keys.values()))
         return {item: Reply(**json.loads(stored[key])) for item, key in keys.items() if key in stored}
 
     def write(self, item: Item, reply: Reply) -> None:
@@ -68,7 +66,4 @@ class VerdictStore:
             "stored_at": time.time(),
         }
         with self._lock:  # the threads of a process would otherwise wait for the file in SQLite's busy loop
-            if self._cache is None:
-                self._memory[key] = text
-            else:
-                self._cache.write({key: text}, details)
+            self._cache.write({key: text}, details)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.command import Verb, table
+
+if TYPE_CHECKING:
+    from edit_hooks.store.store import Store
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=("show", "prune"), default="show", help="default: show")
     parser.add_argument("--max-size", help="prune: remove the least recently used files down to this size, as 5GB")
     parser.add_argument("--store", help="folder of the store; default: the user's")
+    parser.add_argument("--dry-run", action="store_true", help="prune: list the files and remove nothing")
+    parser.add_argument("--force", action="store_true", help="prune a folder that is not marked as a store")
 
 
 def _run_cache(args: argparse.Namespace) -> int:
@@ -22,8 +28,7 @@ def _run_cache(args: argparse.Namespace) -> int:
 
     store = Store(args.store)
     if args.action == "prune":
-        removed = store.prune(parse_size(args.max_size)) + store.remove_leftovers()
-        print(f"{removed} files removed")
+        _prune(store, parse_size(args.max_size), dry_run=args.dry_run, force=args.force)
     print(f"store: {store.root}")
     sizes = store.size()
     total = (sum(count for count, _ in sizes.values()), sum(size for _, size in sizes.values()))
@@ -31,6 +36,23 @@ def _run_cache(args: argparse.Namespace) -> int:
     rows = [*sorted(sizes.items()), ("total", total), *((f"outside: {name}", size) for name, size in outside.items())]
     table(("kind", "files", "size"), [(kind, str(count), f"{size / 1e6:.1f} MB") for kind, (count, size) in rows])
     return 0
+
+
+def _prune(store: Store, max_bytes: int, *, dry_run: bool, force: bool) -> None:
+    """Prune the store; list the files instead for a dry run, and for folders that may be something else."""
+    foreign = [] if force else store.foreign_files()
+    if not dry_run and not foreign:
+        print(f"{store.prune(max_bytes) + store.remove_leftovers()} files removed")
+        return
+    files = store.to_prune(max_bytes)
+    for file in files:
+        print(f"would remove {file.path}")
+    print(f"{len(files)} files would be removed, {sum(file.num_bytes for file in files) / 1e6:.1f} MB")
+    if foreign and not dry_run:
+        raise EditingError(
+            f"{store.root} is not marked as a store and holds other files, such as {foreign[0]}; nothing was removed. "
+            "Only the files listed would be: if it is the store of an earlier release, remove them with --force."
+        )
 
 
 def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:

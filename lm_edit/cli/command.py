@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from edit_hooks.utils.errors import EditingError
 
 if TYPE_CHECKING:
     from edit_hooks.lm.model import EditedHFLM
@@ -34,6 +37,42 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="revision on the hub")
     parser.add_argument("--dtype", help="precision of the weights; default: that of the checkpoint")
     parser.add_argument("--device", help="cuda, cuda:1, cpu, ...; default: a GPU if there is one")
+
+
+def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--overwrite``, for verbs that write files."""
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing output file")
+
+
+def check_output_files(args: argparse.Namespace, *names: str, inputs: Iterable[str | Path | None]) -> None:
+    """Check the named output options before the work; they become paths with ``~`` expanded.
+
+    Args:
+        inputs: what the verb reads; see :func:`edit_hooks.utils.outputs.check_output_file`.
+
+    Raises:
+        EditingError: for paths that cannot be written or would overwrite something.
+    """
+    from edit_hooks.utils.outputs import check_output_file
+
+    sources = [source for source in inputs if source is not None]
+    outputs: list[Path] = []
+    for name in names:
+        if getattr(args, name) is None:
+            continue
+        path = check_output_file(getattr(args, name), inputs=sources, overwrite=args.overwrite)
+        if path.resolve() in outputs:
+            raise EditingError(f"--{name} {path} is also the path of another output; name another file.")
+        outputs.append(path.resolve())
+        setattr(args, name, path)
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write an output file atomically, with its folder."""
+    from edit_hooks.utils.files import write_atomically
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
 
 
 def model_options(args: argparse.Namespace, *names: str) -> dict[str, object]:

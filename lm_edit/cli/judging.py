@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import Verb, table
+from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, table, write_output
 
 if TYPE_CHECKING:
     from judges.base import Judge, Verdict
@@ -26,6 +25,7 @@ def _add_judge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", metavar="JUDGE", help="a second judge: agreement, Cohen's kappa, disagreements")
     parser.add_argument("--score", action="append", default=[], help="also print a score: match_ratio, bertscore, ...")
     parser.add_argument("--out", help="write every verdict to this JSONL file")
+    add_overwrite_argument(parser)
     parser.add_argument("--locality", action="store_true", help="also judge answers of locality tasks by their gold")
     parser.add_argument("--dry-run", action="store_true", help="count calls and tokens without sending a request")
     _add_model_judge_arguments(parser)
@@ -48,8 +48,10 @@ def _run_judge(args: argparse.Namespace) -> int:
     from judges.model.judge import ModelJudge
     from judges.settings import HOW_TO
     from lm_edit.results.rejudge import judge_answers, score_answers, table_rows, verdict_rows
-    from lm_edit.results.samples import read_saved_answers
+    from lm_edit.results.samples import find_sample_files, read_saved_answers
 
+    read_from = find_sample_files(args.samples)
+    check_output_files(args, "out", inputs=[*read_from, *filter(None, [args.judge, args.compare, args.prompt])])
     saved = read_saved_answers(args.samples, locality=args.locality)
     name = args.judge or chosen_judge({})
     if name is None:
@@ -69,8 +71,7 @@ def _run_judge(args: argparse.Namespace) -> int:
     if args.compare:
         _print_agreement(saved, *(verdicts for verdicts, _ in judged))
     if args.out:
-        lines = [json.dumps(row) + "\n" for row in verdict_rows(saved, columns)]
-        Path(args.out).write_text("".join(lines), encoding="utf-8")
+        write_output(args.out, "".join(json.dumps(row) + "\n" for row in verdict_rows(saved, columns)))
         print(f"verdicts written to {args.out}")
     for judge, (_, report) in zip(judges, judged, strict=True):
         report.require(judge.settings.min_coverage if isinstance(judge, ModelJudge) else 1.0)

@@ -51,6 +51,11 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
     except EditingError as error:
         print(f"lm-edit {args.verb}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, missing permission, a device that fails
+        print(f"lm-edit {args.verb}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

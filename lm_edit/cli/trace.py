@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_edit.cli.command import (
     DATA_HELP,
     Verb,
     add_model_arguments,
+    add_overwrite_argument,
+    check_output_files,
     data_settings,
     load_model,
     model_name,
     open_store,
     table,
+    write_output,
 )
 
 if TYPE_CHECKING:
@@ -43,16 +45,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
     parser.add_argument("--max-tokens", type=int, default=4096, help="tokens per forward pass (default 4096)")
     parser.add_argument("--store", help="folder of the store of finished facts, or off")
-    parser.add_argument("--out", type=Path, help="write all effects to this JSON file")
-    parser.add_argument("--plot", type=Path, help="write a figure, .svg, .png or .pdf (needs matplotlib)")
+    parser.add_argument("--out", help="write all effects to this JSON file")
+    parser.add_argument("--plot", help="write a figure, .svg, .png or .pdf (needs matplotlib)")
+    add_overwrite_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.lm.edit_sources import load_edits
     from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
-    from edit_hooks.utils.files import write_atomically
     from lm_edit.figures.causal_trace import check_plot, plot_trace
 
+    check_output_files(args, "out", "plot", inputs=[args.edits, args.data, args.pretrained])
     if args.plot:
         check_plot(args.plot)
     settings = TraceSettings(args.samples, args.noise, args.seed, args.window, args.answer, args.max_tokens)
@@ -61,7 +64,7 @@ def _run(args: argparse.Namespace) -> int:
     trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=open_store(args.store))
     _print_trace(trace)
     if args.out:
-        write_atomically(args.out, json.dumps({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")
+        write_output(args.out, json.dumps({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")
         print(f"written to {args.out}")
     if args.plot:
         print(f"plot: {plot_trace(trace, args.plot)}")

@@ -21,11 +21,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.training.mend_config import training_config
-    from edit_hooks.training.mend_trainer import Trainer
+    from edit_hooks.training.mend_trainer import Trainer, check_training_folder
     from edit_hooks.utils.options import parse_editor_args
     from lm_edit.mend_data import load_edit_data
 
     logging.getLogger("lm_eval.edited_hf").setLevel(logging.INFO)
+    out = check_training_folder(args.out)
     settings = parse_editor_args(args.settings)
     data = load_edit_data(
         args.edits,
@@ -36,14 +37,14 @@ def _run(args: argparse.Namespace) -> int:
     )
     lm = load_model(args)
     config = training_config(lm.model, settings)
-    trainer = Trainer(lm.model, lm.tokenizer, config, data, args.out, {"model_name": str(lm.pretrained)})
+    trainer = Trainer(lm.model, lm.tokenizer, config, data, out, {"model_name": str(lm.pretrained)})
     progress = trainer.run()
     first, best = progress.losses[0], next(r for r in progress.losses if r["step"] == progress.best_step)
     print(
         f"validation edit loss: unedited {first['edit']:.3f}, after training {best['edit']:.3f}, "
         f"locality {best['locality']:.4f}; best step {progress.best_step} of {progress.step}"
     )
-    print(f"use it: lm_eval --model edited_hf --model_args editor=mend,editor_args=artifact:{args.out} ...")
+    print(f"use it: lm_eval --model edited_hf --model_args editor=mend,editor_args=artifact:{out} ...")
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
@@ -14,6 +13,8 @@ from lm_edit.cli.command import (
     SETTINGS_SYNTAX,
     Verb,
     add_model_arguments,
+    add_overwrite_argument,
+    check_output_files,
     data_settings,
     load_model,
     model_name,
@@ -44,7 +45,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, help="try at most this many candidates, drawn at random")
     parser.add_argument("--grid", action="store_true", help="run every candidate on every fact, without halving")
     parser.add_argument("--store", help="folder of the store of finished trials, or off")
-    parser.add_argument("--out", type=Path, help="write the best settings to this YAML file, for editor_args=")
+    parser.add_argument("--out", help="write the best settings to this YAML file, for editor_args=")
+    add_overwrite_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -53,6 +55,7 @@ def _run(args: argparse.Namespace) -> int:
     from lm_edit.tuning.search import tune
     from lm_edit.tuning.settings_file import write_settings
 
+    check_output_files(args, "out", inputs=[args.edits, args.data, args.editor_args, args.pretrained])
     vary = _parse_candidates(args)
     cases = _load_facts(args)
     lm = load_model(args)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edit_hooks.locate.causal_trace import GROUPS, KINDS, Trace
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import replacing
 
 SUFFIXES = (".svg", ".png", ".pdf")
 INSTALL_COMMAND = 'pip install "lm-eval-editing[report]"'
@@ -40,5 +41,9 @@ def plot_trace(trace: Trace, path: str | Path, title: str = "") -> Path:
         axes.set_xlabel("layer")
         axes.set_yticks(range(len(groups)), [group.replace("_", " ") for group in groups])
         figure.colorbar(image, ax=axes)
-    figure.savefig(path, metadata={"Date": None} if Path(path).suffix == ".svg" else None)
-    return Path(path)
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as temporary:  # its name does not show the format
+        file_format = target.suffix[1:]
+        figure.savefig(temporary, format=file_format, metadata={"Date": None} if file_format == "svg" else None)
+    return target

@@ -56,7 +56,7 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
         EditingError: for missing and unreadable files, and when there is no answer to judge.
     """
     answers: list[SavedAnswer] = []
-    for path in _find_files(paths):
+    for path in find_sample_files(paths):
         seen: set[int] = set()
         for number, (where, row) in enumerate(read_rows(path)):
             if not isinstance(row, Mapping):
@@ -74,7 +74,12 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
     return answers
 
 
-def _find_files(paths: Sequence[str]) -> Iterator[Path]:
+def find_sample_files(paths: Sequence[str]) -> Iterator[Path]:
+    """Yield the files themselves, and the sample files below folders.
+
+    Raises:
+        EditingError: for paths that do not exist, and folders without samples.
+    """
     for name in paths:
         path = Path(name).expanduser()
         if path.is_dir():

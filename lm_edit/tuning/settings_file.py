@@ -20,4 +20,5 @@ def write_settings(path: Path, trial: Trial, *, editor: str, model: str, facts: 
     comment = (
         f"# {editor} for {model}: best of lm-edit tune on {facts}, S {trial.score:.3f}. Score it on other facts.\n"
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, comment + yaml.safe_dump(settings, sort_keys=False))

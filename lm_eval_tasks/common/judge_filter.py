@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from lm_eval.api.registry import register_filter
 
 from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.files import write_atomically, write_to_cache
 from judges.base import Item, Verdict
 from judges.model.factory import chosen_judge, make_model_judge
 from judges.model.judge import ModelJudge
@@ -115,24 +115,25 @@ def save_until_judged(items: Sequence[Item], judge: ModelJudge) -> Iterator[None
 
     Generating them again would cost more than judging them.
     """
-    if not judge.store.path:
+    path = _save_answers(judge.store.path.parent / "pending", items) if judge.store.path else None
+    if path is None:
         yield
         return
-    path = _save_answers(judge.store.path.parent / "pending", items)
     try:
         yield
     except EditingError as error:
         raise type(error)(f"{error} The answers are saved; judge them with: lm-edit judge {path} --judge ...") from None
-    path.unlink(missing_ok=True)
+    with suppress(OSError):  # a disk that has become read-only
+        path.unlink()
 
 
-def _save_answers(folder: Path, items: Sequence[Item]) -> Path:
+def _save_answers(folder: Path, items: Sequence[Item]) -> Path | None:
+    """Write the answers as rows for ``lm-edit judge``; ``None`` if the disk does not take them."""
     lines = [json.dumps({"question": item.question, "gold": item.gold, "answer": item.answer}) for item in items]
     text = "\n".join(lines) + "\n"
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text)
-    return path
+    write_to_cache(path, lambda: write_atomically(path, text))
+    return path if path.is_file() else None
 
 
 def describe_verdicts(answers: Sequence[Answer]) -> list[dict[str, Any]]:

@@ -138,11 +138,26 @@ class EditingTask(HarnessTask):
             self.add_column(f"{column}_stderr", AGGREGATIONS["stderr_scored"])
 
     def dump_config(self) -> dict[str, Any]:
-        """The config for the results, with functions by name.
+        """The config for the results and for lm-eval's loggers, with functions by name.
 
-        It is the same in every run and on every machine.
+        It is the same in every run and on every machine. ``metric_list`` is what all samples have; the metrics of each
+        filter pipeline are in ``metrics_by_filter``.
         """
         config = super().dump_config()
+        if not self.is_predict_only:
+            by_filter = {
+                pipeline.name: [metric["metric"] for metric in self._reported_metrics(is_judge(pipeline))]
+                for pipeline in self.pipelines
+            }
+            # The loggers look up every metric of the list in every sample, whichever filter the sample is of.
+            config["metric_list"] = [
+                metric
+                for metric in config["metric_list"]
+                if all(metric["metric"] in names for names in by_filter.values())
+            ]
+            config["metrics_by_filter"] = by_filter
+        # For likelihoods the loggers expect pairs; our answers are objects that print as JSON, as texts are logged.
+        config["output_type"] = "generate_until"
         config.pop("fewshot_config", None)  # repeats fields of the config; printing it would show memory addresses
         config["custom_dataset"] = self.benchmark.name
         for key in ("process_docs", "process_results"):

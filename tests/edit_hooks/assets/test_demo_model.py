@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import empty, flipped, replace_by_a_folder, restore, truncate
 from paths import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -177,6 +178,28 @@ def test_a_folder_that_changed_is_converted_again(
     assert "is converted again" in caplog.text
     assert (folder / "model.safetensors").read_bytes() == before
     assert cache_entries() == [folder.name]
+
+
+@pytest.mark.parametrize("victim", ["config.json", demo.MANIFEST_NAME])
+def test_any_damage_to_a_small_file_is_noticed(fake: Path, victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = demo.demo_model_path()
+    manifest = json.loads((folder / demo.MANIFEST_NAME).read_text())
+    whole, converted = (folder / victim).read_bytes(), list[str]()
+    monkeypatch.setattr(demo, "_convert_into", lambda *_: converted.append(victim))
+    for content in flipped(whole, every=11):
+        (folder / victim).write_bytes(content)
+        monkeypatch.setattr(demo, "_verified", set())
+        assert demo.demo_model_path() == folder
+        if not converted:  # believed: only facts about the versions are wrong
+            again = json.loads((folder / demo.MANIFEST_NAME).read_text())
+            assert victim == demo.MANIFEST_NAME and again["files"] == manifest["files"]
+        converted.clear()
+    for damage in (truncate, empty, replace_by_a_folder):
+        restore(folder / victim, whole)
+        damage(folder / victim)
+        monkeypatch.setattr(demo, "_verified", set())
+        assert not converted and demo.demo_model_path() == folder and converted
+        converted.clear()
 
 
 def test_missing_extra_names_the_install_command(fake: Path) -> None:

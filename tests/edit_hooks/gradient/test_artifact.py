@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from damage import flipped
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -85,7 +86,7 @@ def test_an_artifact_of_the_first_release_loads_and_edits_alike(artifact, tiny_m
         for section in ("network", "editor", "training"):
             manifest[section] = {OLD_NAMES.get(name, name): value for name, value in manifest[section].items()}
         assert "normalise" in manifest["network"] and "normalise" in manifest["editor"]
-        return {**header, "manifest": json.dumps(manifest)}
+        return {"format": header["format"], "manifest": json.dumps(manifest)}  # and no checksum
 
     rewrite_header(folder / WEIGHTS_NAME, with_old_names)
     assert read_manifest(folder) == current
@@ -104,3 +105,17 @@ def test_files_that_are_no_artifacts_are_refused(artifact, tmp_path):
     rewrite_header(folder / WEIGHTS_NAME, lambda header: {**header, "format": "something else"})
     with pytest.raises(EditingError, match="'something else'"):
         load_network(folder)
+
+
+def test_a_damaged_artifact_is_refused(artifact):
+    _, folder = artifact
+    path = folder / WEIGHTS_NAME
+    content, (_, manifest) = path.read_bytes(), load_network(folder)
+    refused = 0
+    for damaged in flipped(content, every=len(content) // 60):
+        path.write_bytes(damaged)
+        try:
+            assert load_network(folder)[1] == manifest
+        except EditingError as error:
+            refused += str(path) in str(error)
+    assert refused > 50

@@ -14,7 +14,6 @@ import pytest
 from paths import ROOT
 
 from edit_hooks.utils import sqlite_cache
-from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
 
 TABLE = CacheTable(name="things", columns="key TEXT PRIMARY KEY, note TEXT, thing TEXT, checksum TEXT", value="thing")
@@ -60,9 +59,7 @@ def test_a_row_with_a_wrong_checksum_counts_as_missing(cache: SQLiteCache, chang
     assert cache.read(["a", "b"]) == {"b": "2"}
 
 
-def test_a_checksum_over_the_key_detects_a_moved_row(tmp_path: Path) -> None:
-    table = CacheTable(name="things", columns=TABLE.columns, value="thing", checksum_covers_key=True)
-    cache = SQLiteCache(tmp_path / "cache.sqlite", table)
+def test_the_checksum_covers_the_key(cache: SQLiteCache) -> None:
     cache.write({"a": "1"})
     execute(cache.path, "UPDATE things SET key = 'b'")
     assert cache.read(["a", "b"]) == {}
@@ -110,7 +107,7 @@ def test_a_file_that_another_process_has_replaced_stays(cache: SQLiteCache) -> N
 
 
 def read_only(connect: Connect) -> Connect:
-    return lambda path, **options: connect(f"file:{path}?mode=ro", uri=True, **options)
+    return lambda path, **options: connect(f"file:{path}?mode=ro", **{**options, "uri": True})
 
 
 def on_a_full_disk(connect: Connect) -> Connect:
@@ -125,48 +122,122 @@ def on_a_full_disk(connect: Connect) -> Connect:
 @pytest.mark.parametrize(
     ("restrict", "message"), [(read_only, "readonly"), (on_a_full_disk, "disk is full")], ids=["read-only", "full"]
 )
-def test_a_file_that_cannot_be_written_stays(
-    cache: SQLiteCache, restrict: Callable[[Connect], Connect], message: str, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_cannot_be_written_stays_and_the_values_are_kept_in_memory(
+    cache: SQLiteCache,
+    restrict: Callable[[Connect], Connect],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cache.write({"a": "1"})
     content = cache.path.read_bytes()
     monkeypatch.setattr(sqlite3, "connect", restrict(sqlite3.connect))
-    with pytest.raises(EditingError, match=message):
-        cache.write({"b": "2" * 10_000})
-    assert cache.read(["a", "b"]) == {"a": "1"}
+    cache.write({"b": "2" * 10_000})
+    cache.write({"c": "3"})
+    assert cache.read(["a", "b", "c", "d"]) == {"a": "1", "b": "2" * 10_000, "c": "3"}
+    assert len(caplog.records) == 1 and message in caplog.text and "The run goes on" in caplog.text
     assert [path.name for path in cache.path.parent.iterdir()] == ["cache.sqlite"]
     assert cache.path.read_bytes() == content
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])
-def test_a_locked_file_stays(cache: SQLiteCache, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_file_stays(
+    cache: SQLiteCache, operation: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     cache.write({"a": "1"})
     monkeypatch.setattr(sqlite_cache, "LOCK_TIMEOUT_SECONDS", 0.05)
-    holder = sqlite3.connect(cache.path, isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(EditingError, match=r"cannot use the cache .*locked.*no other process"):
-        cache.read(["a"]) if operation == "read" else cache.write({"b": "2"})
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(cache.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == b"locked\n"
+    assert cache.read(["a"]) == {} if operation == "read" else cache.write({"b": "2"}) is None
+    assert len(caplog.records) == 1 and "locked" in caplog.text and "no other process" in caplog.text
     assert [path.name for path in cache.path.parent.iterdir() if path.suffix != ".sqlite-journal"] == ["cache.sqlite"]
-    holder.execute("ROLLBACK")
-    holder.close()
-    assert cache.read(["a"]) == {"a": "1"}
+    holder.communicate(timeout=60)
+    assert SQLiteCache(cache.path, TABLE).read(["a"]) == {"a": "1"}
 
 
-def test_a_table_with_other_columns_is_an_error(cache: SQLiteCache) -> None:
+def test_a_table_with_other_columns_is_renamed(cache: SQLiteCache, caplog: pytest.LogCaptureFixture) -> None:
     cache.path.parent.mkdir()
     execute(cache.path, "CREATE TABLE things (name TEXT)")
-    with pytest.raises(EditingError, match="no such column"):
-        cache.read(["a"])
-    assert cache.path.exists()
+    cache.write({"a": "1"})
+    assert cache.read(["a"]) == {"a": "1"} and "no column" in caplog.text
+    assert execute(cache.path.with_name("cache.sqlite.damaged-1"), "SELECT * FROM things") == []
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+def test_a_table_of_another_program_stays(cache: SQLiteCache) -> None:
+    cache.path.parent.mkdir()
+    execute(cache.path, "CREATE TABLE others AS SELECT 1")
+    cache.write({"a": "1"})
+    assert cache.read(["a"]) == {"a": "1"} and execute(cache.path, "SELECT * FROM others") == [(1,)]
+
+
+@pytest.mark.parametrize("place", ["file/cache.sqlite", "\0"], ids=["below a file", "no name of a file"])
+def test_a_folder_that_cannot_be_made_costs_a_warning(
+    place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(EditingError, match="cannot use the cache"):
-        SQLiteCache(tmp_path / "file" / "cache.sqlite", TABLE).write({"a": "1"})
+    cache = SQLiteCache(tmp_path / place, TABLE)
+    cache.write({"a": "1"})
+    assert cache.read(["a"]) == {"a": "1"} and "cannot use the cache" in caplog.text
+
+
+def test_a_folder_in_the_place_of_the_file_is_renamed(cache: SQLiteCache) -> None:
+    (cache.path / "inside").mkdir(parents=True)
+    assert cache.read(["a"]) == {}
+    cache.write({"a": "1"})
+    assert SQLiteCache(cache.path, TABLE).read(["a"]) == {"a": "1"}
+    assert cache.path.with_name("cache.sqlite.damaged-1").is_dir()
+
+
+# ------------------------------------------------------------------ deletion
+
+
+def test_a_file_that_is_removed_while_it_is_open_costs_nothing(
+    cache: SQLiteCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process prunes between the connection and the first statement of a transaction."""
+    cache.write({"a": "1"})
+    connect, removed = sqlite3.connect, list[str]()
+
+    def connect_and_remove(path: Path, **options: Any) -> sqlite3.Connection:
+        connection = connect(path, **options)
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not removed:
+            removed.append(str(path))
+            path.unlink()
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", connect_and_remove)
+    cache.write({"b": "2"})
+    assert cache.read(["a", "b"]) == {"b": "2"} and removed and not caplog.records
+    assert SQLiteCache(cache.path, TABLE).read(["a", "b"]) == {"b": "2"}
+
+
+def test_a_database_in_use_is_not_removed(cache: SQLiteCache) -> None:
+    cache.write({"a": "1"})
+    holder = sqlite3.connect(cache.path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(OSError, match="locked"):
+        sqlite_cache.remove_database(cache.path)
+    assert cache.path.exists()
+    holder.close()
+    sqlite_cache.remove_database(cache.path)
+    assert not cache.path.exists()
+    cache.path.write_bytes(b"no database" * 100)
+    sqlite_cache.remove_database(cache.path)
+    assert not cache.path.exists()
 
 
 # ------------------------------------------------------------------ processes
+
+HOLDER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
 
 WRITER = """
 import sys

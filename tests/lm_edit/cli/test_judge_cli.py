@@ -39,7 +39,7 @@ def test_judging_again_asks_no_edited_model_and_pays_once(
         arguments = ["judge", samples, "--judge", f"openai:m@{server.url}", "--store", str(tmp_path), "--out", str(out)]
         assert main(arguments) == 0
         first = capsys.readouterr().out
-        assert main(arguments) == 0
+        assert main([*arguments, "--overwrite"]) == 0
         assert set(server.replies.values()) == {1} and len(server.replies) == 6
     assert row(first, WILD_TASK, "all")[1:] == ["all", "4", "0.667", "3/4", "0.333"]
     # the unedited model knew case 3; case 1 is unscored before and after
