@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.files import read_text, user_path
+from edit_hooks.utils.yaml_io import parse_yaml
 from judges.base import LABELS, Item
 
 PROMPT_FOLDER = Path(__file__).parent / "prompts"
@@ -123,16 +123,13 @@ def load_prompt(name: str) -> Prompt:
         EditingError: for an unknown name, an unreadable file, an invalid header or missing slots.
     """
     shipped = {path.stem: path for path in sorted(PROMPT_FOLDER.glob("*.txt"))}
-    path = shipped.get(name) or Path(name).expanduser()
+    path = shipped.get(name) or user_path(name, "judge prompt")
     if not path.is_file():
         raise EditingError(
             f"there is no judge prompt {name!r}.{near_misses(name, shipped)} Shipped: {', '.join(shipped)}; "
             "or give the path of a text file."
         )
-    try:
-        return _parse_prompt(path.stem, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise EditingError(f"judge prompt {path} cannot be read: {' '.join(str(error).split())}") from error
+    return _parse_prompt(path.stem, read_text(path, "judge prompt"))
 
 
 def _parse_prompt(stem: str, text: str) -> Prompt:
@@ -148,7 +145,10 @@ def _split_header(text: str) -> tuple[dict[str, Any], str]:
     parts = _HEADER_AND_BODY.match(text)
     if not parts:
         return {}, text
-    header = yaml.safe_load(parts["header"])
+    try:
+        header = parse_yaml(parts["header"])
+    except ValueError as error:
+        raise EditingError(f"the header of the judge prompt is not valid YAML: {error}.") from None
     if not isinstance(header, dict):
         raise EditingError("the header of a judge prompt is a YAML mapping between two lines of three dashes.")
     return header, parts["body"]

@@ -7,7 +7,6 @@ precision, tokenizer. So an editor finds the second moments that were collected 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,10 @@ from edit_hooks.modeling.architectures import check_layers, input_device
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 # Editor settings that determine which second moments the editor looks up.
 MOMENT_SETTINGS = ("layers", "second_moments", "moment_tokens", "moment_length", "moment_dtype", "seed")
@@ -149,9 +150,9 @@ def list_stored_moments(folder: Path | None = None) -> list[StoredMoment]:
     moments = []
     for manifest in root.rglob("*.json"):
         try:
-            record = json.loads(manifest.read_text(encoding="utf-8"))
+            record = read_json(manifest, finite=False)
             description, report = record["description"], record["report"]
-        except (OSError, ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%r); an edit that needs it collects it again.", manifest, error)
             continue
         matrix = manifest.with_suffix(".safetensors")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ from edit_hooks.modeling.architectures import architecture_of, check_layers, num
 from edit_hooks.modeling.tokens import encode, join_target
 from edit_hooks.request import SLOT, EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.progress import Progress
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 # In ``contract_settings``: replaced by a list of short texts on which the tiny models' tokenizers were trained.
 CONTRACT_TEXTS = "contract-texts"

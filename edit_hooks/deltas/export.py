@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.architectures import is_transposed, unwrapped
-from edit_hooks.modeling.tensors import write_tensors
+from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import read_json
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 ORIGIN_NAME = "edit_origin.json"  # metadata of the edit, beside peft's files
@@ -116,11 +116,7 @@ def read_peft(folder: str | Path, model: nn.Module) -> Delta:
     """
     folder = Path(folder)
     config = _read_adapter_config(folder / CONFIG_NAME)
-    try:
-        with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise EditingError(f"cannot read the adapter in {folder}: {error}") from error
+    _, tensors = read_tensors(folder / WEIGHTS_NAME, "adapter")
     inner = unwrapped(model)
     delta = Delta(meta=_read_origin(folder / ORIGIN_NAME))
     for key, right in tensors.items():
@@ -181,9 +177,9 @@ def _scaling(config: Mapping[str, Any], name: str) -> float:
 
 def _read_adapter_config(path: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = read_json(path)
         kind, _ = config["peft_type"], (config["r"], config["lora_alpha"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EditingError(f"{path} is not readable as an adapter's configuration: {error!r}") from None
     extras = [name for name in ("use_dora", "modules_to_save", "trainable_token_indices") if config.get(name)]
     if config.get("bias", "none") != "none":
@@ -210,7 +206,7 @@ def _read_origin(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["meta"])
+        return dict(read_json(path, finite=False)["meta"])
     except (ValueError, KeyError, TypeError) as error:
         raise EditingError(f"{path} is damaged: {error!r}") from None
 

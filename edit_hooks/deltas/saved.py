@@ -7,7 +7,6 @@ stream are refused if they do not start at the unedited model or do not follow o
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 INDEX_NAME = "edits.json"
 

@@ -8,13 +8,13 @@ entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.plugins import import_object, registered
 
 ENTRY_POINTS = "lm_eval_editing.edit_sources"
@@ -30,8 +30,12 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
     Raises:
         EditingError: for an unknown source, malformed lines, too few edits, and duplicate edits.
     """
-    path = Path(source).expanduser()
-    requests = _from_file(path) if path.suffix in (".jsonl", ".json") else _from_benchmark(source, settings)
+    path = user_path(source, "file of edit requests")
+    if path.suffix in (".jsonl", ".json"):
+        rows = read_rows(path, "file of edit requests")
+        requests = [EditRequest.from_dict(row, where=where) for where, row in rows]
+    else:
+        requests = _from_benchmark(source, settings)
     if num_edits is not None:
         if num_edits > len(requests):
             raise EditingError(f"num_edits={num_edits}, but {source} has {len(requests)} edits.")
@@ -45,29 +49,6 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
             )
         seen[request.key] = request
     return requests
-
-
-def _from_file(path: Path) -> list[EditRequest]:
-    """Edit requests from JSON lines (one per line) or a JSON list."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise EditingError(f"edits={path} cannot be read: {error.strerror}.") from None
-    if text.lstrip().startswith("["):
-        rows = [(f"{path}, record {number}", row) for number, row in enumerate(_parse(text, str(path)))]
-    else:
-        lines = enumerate(text.split("\n"), start=1)
-        rows = [(f"{path}, line {n}", _parse(line, f"{path}, line {n}")) for n, line in lines if line.strip()]
-    if not rows:
-        raise EditingError(f"edits={path} holds no edit request.")
-    return [EditRequest.from_dict(row, where=where) for where, row in rows]
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise EditingError(f"{where}: not valid JSON ({error.msg}).") from None
 
 
 def _from_benchmark(name: str, settings: Mapping[str, Any]) -> list[EditRequest]:

@@ -55,9 +55,10 @@ from edit_hooks.store.answer_cache import AnswerCache, tokenizer_fingerprint
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import parse_checkpoints
 
-log = logging.getLogger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
+log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
 OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
 # Modules that decide how the unedited model answers.

@@ -7,7 +7,6 @@ truncation are those of any prompt.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -17,8 +16,9 @@ from edit_hooks.in_context.selection import select_facts
 from edit_hooks.inference.items import GenerateItem
 from edit_hooks.lm.item_builder import Built, ItemBuilder, ItemT
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 Messages: TypeAlias = list[dict[str, str]]
 # (messages, add_generation_prompt) -> text

@@ -16,14 +16,15 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import sha256_of
+from edit_hooks.utils.files import read_text, sha256_of, user_path
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import read_rows
 
 SELF = "self"
 
@@ -93,7 +94,7 @@ def open_corpus(source: Source, seed: int) -> Corpus:
     name = os.fspath(source)
     if name == SELF:
         return Corpus({"kind": SELF, "seed": seed})
-    path = Path(name).expanduser()
+    path = user_path(name, "corpus")
     if path.exists():
         return _from_texts(_read_texts(path))
     if path.suffix in TEXT_SUFFIXES or name.startswith((".", "/", "~")) or not 1 <= name.count("/") <= 2:
@@ -120,15 +121,17 @@ def _text_files(path: Path) -> list[Path]:
 def _read_texts(path: Path) -> list[str]:
     texts: list[str] = []
     for file in _text_files(path):
-        try:
-            content = file.read_text(encoding="utf-8")
-            if file.suffix == ".jsonl":
-                texts += [str(json.loads(line)["text"]) for line in content.splitlines() if line.strip()]
-            else:
-                texts += content.split("\n\n")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EditingError(f"cannot read text from {file}: {error!r}; .txt or .jsonl with 'text' fits.") from None
+        if file.suffix == ".jsonl":
+            texts += [_text_of(row, where) for where, row in read_rows(file, "corpus")]
+        else:
+            texts += read_text(file, "corpus").split("\n\n")
     return texts
+
+
+def _text_of(row: object, where: str) -> str:
+    if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
+        raise EditingError(f"cannot read text from {where}: the field 'text' with a text is needed in every line.")
+    return str(row["text"])
 
 
 def _from_hub(name: str, seed: int) -> Corpus:

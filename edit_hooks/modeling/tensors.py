@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from edit_hooks.utils.files import replacing
+from edit_hooks.utils.errors import EditingError, first_line
+from edit_hooks.utils.files import replacing, require_file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> None:
@@ -23,6 +26,26 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
         mode = temporary.stat().st_mode  # safetensors restricts its files to their owner
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata=dict(header))
         temporary.chmod(mode)
+
+
+def read_tensors(
+    path: str | os.PathLike[str], what: str, device: str = "cpu"
+) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Read text metadata and all tensors of a safetensors file.
+
+    Args:
+        what: kind of file, for messages, as in ``saved edit``.
+
+    Raises:
+        EditingError: the file is missing, no regular file, or no safetensors file.
+    """
+    file = require_file(path, what)
+    try:
+        with safe_open(file, framework="pt", device=device) as opened:
+            header = opened.metadata() or {}
+            return header, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except Exception as error:  # the format has errors of its own
+        raise EditingError(f"the {what} {path} cannot be read: {first_line(error)}; is it complete?") from error
 
 
 def pack_bits(mask: torch.Tensor) -> torch.Tensor:

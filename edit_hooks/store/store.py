@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,8 +20,10 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, remove_leftovers, write_atomically
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 Content = TypeVar("Content")
 
@@ -181,9 +182,9 @@ def _checked_delta(path: Path, description: Description) -> Delta:
 
 def _checked_json(path: Path, description: Description) -> Any:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path, finite=False)
         intact = record["checksum"] == key_of(record["content"]) and key_of(record["description"]) == description.key
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EditingError(f"cannot read {path}: {error}") from None
     if not intact:
         raise EditingError(f"{path} is damaged or was stored under another description")

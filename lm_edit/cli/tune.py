@@ -87,7 +87,7 @@ def _load_facts(args: argparse.Namespace) -> list[Case]:
 
 def _parse_candidates(args: argparse.Namespace) -> dict[str, list[Any]]:
     """Setting -> candidate values, from all options that name some."""
-    import yaml
+    from edit_hooks.utils.yaml_io import parse_yaml
 
     vary: dict[str, list[Any]] = {}
     if args.layers:
@@ -103,7 +103,10 @@ def _parse_candidates(args: argparse.Namespace) -> dict[str, list[Any]]:
         name, _, values = text.partition("=")
         if not name or not values:
             raise EditingError(f"--vary {text!r}; write name=value;value.")
-        vary[name] = [yaml.safe_load(value) for value in values.split(";")]
+        try:
+            vary[name] = [parse_yaml(value) for value in values.split(";")]
+        except ValueError as error:
+            raise EditingError(f"--vary {text!r} is not readable: {error}.") from None
     return vary
 
 

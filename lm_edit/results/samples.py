@@ -13,7 +13,7 @@ from edit_hooks.utils.errors import EditingError
 from judges.base import Item
 from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
-from lm_eval_tasks.common.dataset import read_rows
+from edit_hooks.utils.json_io import parse_json, read_rows
 from lm_eval_tasks.common.probes import case_requests
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
 
@@ -58,7 +58,7 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
     answers: list[SavedAnswer] = []
     for path in _find_files(paths):
         seen: set[int] = set()
-        for number, (where, row) in enumerate(read_rows(path)):
+        for number, (where, row) in enumerate(read_rows(path, "file of answers", finite=False)):
             if not isinstance(row, Mapping):
                 raise EditingError(f"{where}: the row is a {type(row).__name__}; an object is needed.")
             if "resps" not in row:
@@ -172,4 +172,4 @@ def read_saved_response(saved: str) -> EditedAnswer | str:
             "these samples were saved by release 0.1.0 of lm-eval-editing, in a format that is no longer read. Run the "
             "evaluation again (finished edits come from the store), or judge them with that release."
         )
-    return EditedAnswer.from_json(json.loads(saved)) if saved.startswith(_PREFIX) else saved
+    return EditedAnswer.from_json(parse_json(saved, "a saved answer", finite=False)) if saved.startswith(_PREFIX) else saved

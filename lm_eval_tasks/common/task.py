@@ -17,7 +17,6 @@ edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.co
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -29,6 +28,7 @@ from lm_eval.api.utils import ends_with_whitespace
 
 import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, which the YAML names
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import switch
 from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
@@ -48,7 +48,7 @@ from lm_eval_tasks.common.stages import (
     is_judge,
 )
 
-logger = logging.getLogger("lm_eval.editing_tasks")
+logger = get_logger("lm_eval.editing_tasks")
 
 # The one side effect of importing this package that is needed: YAML names aggregations by their registered name.
 for _name, _function in AGGREGATIONS.items():
