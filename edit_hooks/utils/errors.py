@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 from edit_hooks.utils.printable import printable
 
+EXIT_CODE = 2  # of commands that end with a user error, as for mistakes in arguments
+DEBUG_VARIABLE = "LM_EDIT_DEBUG"  # brings tracebacks of user errors back
 MAX_QUOTED = 200  # characters of a name that hints and lists repeat
 
 
@@ -19,6 +22,11 @@ class EditingError(ValueError):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(printable(str(message)))
+
+
+def traceback_wanted() -> bool:
+    """Whether commands show tracebacks of user errors: ``LM_EDIT_DEBUG=1`` in the environment."""
+    return os.environ.get(DEBUG_VARIABLE, "0").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def near_misses(name: str, known: Iterable[str]) -> str:
