@@ -115,6 +115,20 @@ class Editor(abc.ABC, Generic[ConfigT]):
         architecture_of(model_config)
         return config
 
+    def check_settings(self, outline: nn.Module) -> None:
+        """Check the user's settings and the files that they name, before any weight is loaded.
+
+        Args:
+            outline: the model without weights: its configuration, modules and shapes.
+
+        Raises:
+            EditingError: for settings that do not fit the model, and for inputs that are missing or unreadable.
+        """
+        self.check_inputs(self.default_config(outline))
+
+    def check_inputs(self, config: ConfigT) -> None:
+        """Hook: check the inputs besides the model that :meth:`prepare` will read."""
+
     def resolve_config(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
     ) -> ConfigT:

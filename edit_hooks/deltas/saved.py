@@ -18,6 +18,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import require_file, require_new_folder, user_path
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger(__name__)
@@ -34,11 +35,17 @@ def load_edit(path: str | Path, model: nn.Module, fingerprint: str) -> Delta:
     Raises:
         EditingError: for other paths, damaged files and edits of another base model.
     """
-    path = Path(path).expanduser()
-    is_adapter = (path / CONFIG_NAME).is_file()
-    delta = read_peft(path, model) if is_adapter else Delta.load(_delta_file(path))
+    delta = read_edit(path, model)
     check_base(delta, fingerprint, str(path))
-    AppliedDeltas(model).check(delta)
+    return delta
+
+
+def read_edit(path: str | Path, outline: nn.Module) -> Delta:
+    """As :func:`load_edit`, for a model without weights: only names and shapes are checked."""
+    path = user_path(path, "saved edit")
+    is_adapter = (path / CONFIG_NAME).is_file()
+    delta = read_peft(path, outline) if is_adapter else Delta.load(_delta_file(path))
+    AppliedDeltas(outline).check(delta)
     return delta
 
 
@@ -55,6 +62,11 @@ def read_deltas(paths: Sequence[str | Path], fingerprint: str) -> list[Delta]:
         deltas.append(delta)
     _check_chain([edit for delta in deltas for edit in _summand_metadata(delta.meta)], "these edits")
     return deltas
+
+
+def require_saved_edit(path: str | Path) -> None:
+    """Check that a path names a file that may hold a saved edit, without reading it."""
+    require_file(_delta_file(user_path(path, "saved edit")), "saved edit")
 
 
 def check_base(delta: Delta, fingerprint: str, source: str) -> None:
@@ -101,9 +113,7 @@ def save_edits(
     Raises:
         EditingError: the folder is not empty.
     """
-    folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise EditingError(f"{folder} exists and is not empty; name a new folder.")
+    folder = require_new_folder(folder, "folder of edits")
     folder.mkdir(parents=True, exist_ok=True)
     width = len(str(len(edits)))
     paths, index = [], []

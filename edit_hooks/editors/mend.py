@@ -44,7 +44,7 @@ from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings, Sign, TokenFactors
 from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
 from edit_hooks.gradient.token_factors import token_factors
-from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, unwrapped
+from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers
 from edit_hooks.modeling.fingerprint import model_fingerprint
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.request import EditRequest
@@ -137,21 +137,26 @@ class MEND(Editor[MENDConfig]):
             manifest = read_manifest(config.artifact)
             config.artifact_digest = artifact_digest(config.artifact)
             self._apply_manifest(config, manifest)
-            fingerprint = model_fingerprint(unwrapped(model))
-            if manifest["model"] != fingerprint:
-                raise EditingError(
-                    f"the hyper-network in {config.artifact} was trained for another model: {manifest['model_name']} "
-                    f"({manifest['model_type']}, {manifest['dtype']}, fingerprint {manifest['model'][:16]}...); this "
-                    f"model has {fingerprint[:16]}.... Train one for it; weights in another precision are another "
-                    "model."
-                )
         return config
 
-    def prepare(self, config: MENDConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def check_inputs(self, config: MENDConfig) -> None:
         if config.artifact is None:
             raise EditingError(
                 "editor 'mend' needs a hyper-network trained for this model: run lm-edit train-mend and pass its "
                 "folder as editor_args=artifact:<folder> (artifact:identity: untrained, a plain gradient step)."
+            )
+
+    def prepare(self, config: MENDConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.check_inputs(config)
+        if config.artifact == IDENTITY:
+            return
+        manifest, fingerprint = read_manifest(str(config.artifact)), model_fingerprint(model)
+        if manifest["model"] != fingerprint:
+            raise EditingError(
+                f"the hyper-network in {config.artifact} was trained for another model: {manifest['model_name']} "
+                f"({manifest['model_type']}, {manifest['dtype']}, fingerprint {manifest['model'][:16]}...); this "
+                f"model has {fingerprint[:16]}.... Train one for it; weights in another precision are another "
+                "model."
             )
 
     def warnings(self, job: EditJob[MENDConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:

@@ -6,21 +6,26 @@ so that a test can name the member that a new release no longer has.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import resolve_max_length
 from torch import nn
 from transformers import PreTrainedModel
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, first_line
 
 # `module:object` -> member -> why it is needed; the owner of a function is its module
 PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
     "lm_eval.models.huggingface:HFLM": {
         "_DEFAULT_MAX_LENGTH": "read: the context length of models whose config has none",
+        "AUTO_MODEL_CLASS": "called: the model without weights, for early checks",
         "_create_model": "overridden: weights are loaded at the first question",
         "_loglikelihood_tokens": "overridden: stock tasks under hook and context edits",
         "_max_length": "read: the context length set by the user",
@@ -62,8 +67,11 @@ class LateLoadingHFLM(HFLM):
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._in_constructor = True
+        name = getattr(pretrained, "name_or_path", pretrained)
+        check_model_options(kwargs)
         try:
-            super().__init__(pretrained=pretrained, **kwargs)
+            with _as_user_error(f"pretrained={name} cannot be used with these options"):
+                super().__init__(pretrained=pretrained, **kwargs)
         finally:
             self._in_constructor = False
 
@@ -79,7 +87,8 @@ class LateLoadingHFLM(HFLM):
             return _NotLoaded()
         if self._model is None and self._load_arguments is not None:
             (args, kwargs), self._load_arguments = self._load_arguments, None
-            super()._create_model(*args, **kwargs)
+            with _as_user_error(f"the weights of pretrained={self.pretrained} cannot be loaded"):
+                super()._create_model(*args, **kwargs)
             # The parent's constructor does this to a model that is loaded at once.
             inner = super().model
             inner.eval()
@@ -88,6 +97,18 @@ class LateLoadingHFLM(HFLM):
                 inner.to(self.device)
             _refuse_offloaded(inner)
         return super().model
+
+    @property
+    def outline(self) -> PreTrainedModel:
+        """The model without its weights, on the meta device: modules, names and shapes for early checks.
+
+        The model itself once it is loaded.
+        """
+        if self._load_arguments is None:
+            return self.model
+        trusted = bool(self._load_arguments[1].get("trust_remote_code"))
+        with torch.device("meta"), _as_user_error(f"pretrained={self.pretrained} cannot be used"):
+            return self.AUTO_MODEL_CLASS.from_config(copy.deepcopy(self.config), trust_remote_code=trusted)
 
     def load(self) -> None:
         """Load the weights unless they are loaded."""
@@ -115,6 +136,41 @@ class LateLoadingHFLM(HFLM):
                 "Leave it out: edited_hf keeps finished edits in its own store (model_args store=<folder>)."
             )
         super().set_cache_hook(cache_hook)
+
+
+@contextlib.contextmanager
+def _as_user_error(failure: str) -> Iterator[None]:
+    """Turn errors of lm-eval, transformers and the hub client into one sentence about what the user asked for."""
+    try:
+        yield
+    except EditingError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise EditingError(f"{failure}: {first_line(error)} Use a smaller dtype or more devices.") from error
+    except Exception as error:  # each library has its own types
+        raise EditingError(f"{failure}: {first_line(error)} (LM_EDIT_DEBUG=1 shows where).") from error
+
+
+def check_model_options(options: Mapping[str, Any]) -> None:
+    """Check options of lm-eval's class that it would reject late, with an assertion, or ignore.
+
+    Raises:
+        EditingError: for a device that is not there and for an unknown dtype.
+    """
+    device, dtype = options.get("device"), options.get("dtype")
+    if device is not None:
+        _check_device(device)
+    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise EditingError(f"dtype={dtype!r} is unknown. Accepted: auto, float32, bfloat16, float16.")
+
+
+def _check_device(device: Any) -> None:
+    try:
+        parsed = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise EditingError(f"device={device!r} is no device. Accepted: cpu, cuda, cuda:0, mps, ...") from None
+    if parsed.type == "cuda" and (count := torch.cuda.device_count()) <= (parsed.index or 0):
+        raise EditingError(f"device={device} does not exist; torch sees {count} GPUs here. Use device=cpu or drop it.")
 
 
 class _NotLoaded:

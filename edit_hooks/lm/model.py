@@ -25,7 +25,7 @@ from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.saved import editor_of, load_edit, requests_of
+from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
@@ -50,6 +50,7 @@ from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.fingerprint import model_fingerprint
+from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest, require_subjects
 from edit_hooks.store.answer_cache import AnswerCache, tokenizer_fingerprint
 from edit_hooks.store.store import Store
@@ -95,9 +96,20 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
-        if self.options.makes_edits and self.editor.writes != ("context",):
-            architecture_of(self.config)
+        self._saved_edit = self._check_before_loading()
         self._log_banner(pretrained)
+
+    def _check_before_loading(self) -> Delta | None:
+        """Refuse what cannot work while no weight is loaded; return the edit of ``load_edit``."""
+        self._store  # noqa: B018  # refuses a path that cannot be a folder
+        if self.options.load_edit:
+            return read_edit(self.options.load_edit, self.outline)
+        if self.options.makes_edits:
+            require_offsets(self.tokenizer)
+            if self.editor.writes != ("context",):
+                architecture_of(self.config)
+            self.editor.check_settings(self.outline)
+        return None
 
     # -- lm-eval's requests ------------------------------------------------------------------------------------------
 
@@ -129,8 +141,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def _dispatch(
         self, requests: list[Instance], stock: Callable[..., list[Any]], answer_jobs: AnswerJobs, disable_tqdm: bool
     ) -> list[Any]:
-        self.load()
         with_edits = [request for request in requests if has_edit_requests(request)]
+        questions = self._questions(with_edits)  # refuses malformed requests while no weight is loaded
+        self.load()
         ordinary = [request for request in requests if not has_edit_requests(request)]
         stock_answers: Iterator[Any] = iter(())
         edited_answers: Iterator[Any] = iter(())
@@ -138,10 +151,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             with self._stock_tasks():
                 stock_answers = iter(stock(ordinary, disable_tqdm=disable_tqdm))
         if with_edits:
-            edited_answers = iter(self._answer_under_edits(with_edits, answer_jobs))
+            edited_answers = iter(self._answer_under_edits(questions, answer_jobs))
         return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
 
-    def _answer_under_edits(self, requests: Sequence[Instance], answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+    def _questions(self, requests: Sequence[Instance]) -> list[Question]:
         validated: dict[str, EditRequest] = {}  # every instance of a case repeats the case's requests
         questions = []
         for request in requests:
@@ -154,6 +167,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             questions.append(
                 Question(self.items.from_instance(request), tuple(edits), bool(request.doc.get("ask_unedited")))
             )
+        return questions
+
+    def _answer_under_edits(self, questions: Sequence[Question], answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
@@ -267,7 +283,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if options.mode == "none":
             return UneditedSession()
         if options.load_edit:
-            delta = load_edit(options.load_edit, self.model, self._model_fingerprint)
+            assert self._saved_edit is not None
+            delta = self._saved_edit
+            check_base(delta, self._model_fingerprint, options.load_edit)
             facts = {"loaded_from": options.load_edit, "checksum": delta.checksum()}
             report = EditReport(editor=editor_of(delta), diagnostics=facts)
             return SavedEditSession(self.model, delta, report, requests_of(delta))

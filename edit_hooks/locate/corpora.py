@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import read_text, sha256_of, user_path
@@ -78,6 +78,13 @@ class Corpus:
             return iter(self.texts)
         assert self.hub is not None
         return _stream_hub(self.hub)
+
+
+def is_text_source(source: object) -> TypeGuard[Source]:
+    """Whether second moments are collected from text, rather than read from a file of matrices or a mapping."""
+    return isinstance(source, (list, tuple)) or (
+        isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors"
+    )
 
 
 def open_corpus(source: Source, seed: int) -> Corpus:

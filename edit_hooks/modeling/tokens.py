@@ -29,17 +29,22 @@ def join_target(prompt: str, target: str) -> str:
     return f"{prompt.rstrip()} {target.lstrip()}"
 
 
+def require_offsets(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise EditingError for a tokenizer without character offsets."""
+    if not tokenizer.is_fast:
+        raise EditingError(
+            f"{type(tokenizer).__name__} gives no character offsets, so subjects cannot be located; "
+            "use the fast tokenizer of this model (use_fast_tokenizer=True)."
+        )
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
     """Encode a text with its leading special tokens, without trailing ones.
 
     Raises:
         EditingError: for tokenizers without character offsets.
     """
-    if not tokenizer.is_fast:
-        raise EditingError(
-            f"{type(tokenizer).__name__} gives no character offsets, so subjects cannot be located; "
-            "use the fast tokenizer of this model (use_fast_tokenizer=True)."
-        )
+    require_offsets(tokenizer)
     encoded = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False)
     ids, offsets = list(encoded["input_ids"]), [tuple(span) for span in encoded["offset_mapping"]]
     specials = set(tokenizer.all_special_ids)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root, remove_leftovers, write_atomically
+from edit_hooks.utils.files import cache_root, remove_leftovers, require_folder, write_atomically
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
@@ -64,7 +64,7 @@ class Store:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
-        self.root = Path(root).expanduser() if root is not None else cache_root() / "store"
+        self.root = require_folder(root if root is not None else cache_root() / "store", "store")
 
     def load_delta(self, description: Description) -> Delta | None:
         """Return the edit stored under this description, or ``None``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import Verb, table
+from lm_edit.cli.command import Verb, say, table
 
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +23,8 @@ def _run_cache(args: argparse.Namespace) -> int:
     store = Store(args.store)
     if args.action == "prune":
         removed = store.prune(parse_size(args.max_size)) + store.remove_leftovers()
-        print(f"{removed} files removed")
-    print(f"store: {store.root}")
+        say(f"{removed} files removed")
+    say(f"store: {store.root}")
     sizes = store.size()
     total = (sum(count for count, _ in sizes.values()), sum(size for _, size in sizes.values()))
     outside = {} if args.store else sizes_outside_store(store)
@@ -42,7 +42,7 @@ def _run_demo(args: argparse.Namespace) -> int:
 
     folder = demo_model_path(args.dtype)
     size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{DEMO_NAME}\n{folder} ({size / 1e6:.0f} MB)")
+    say(f"{DEMO_NAME}\n{folder} ({size / 1e6:.0f} MB)")
     return 0
 
 

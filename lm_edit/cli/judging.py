@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import Verb, table
+from edit_hooks.utils.printable import printable
+from lm_edit.cli.command import Verb, say, table
 
 if TYPE_CHECKING:
     from judges.base import Judge, Verdict
@@ -44,12 +45,15 @@ def _settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_judge(args: argparse.Namespace) -> int:
+    from edit_hooks.utils.files import require_writable_file
     from judges.model.factory import chosen_judge, make_judge
     from judges.model.judge import ModelJudge
     from judges.settings import HOW_TO
     from lm_edit.results.rejudge import judge_answers, score_answers, table_rows, verdict_rows
     from lm_edit.results.samples import read_saved_answers
 
+    if args.out:
+        require_writable_file(args.out, "--out")
     saved = read_saved_answers(args.samples, locality=args.locality)
     name = args.judge or chosen_judge({})
     if name is None:
@@ -65,13 +69,13 @@ def _run_judge(args: argparse.Namespace) -> int:
     header = ("task", "answers", "n", *[f"{column} ({part})" for column in columns for part in ("share", "scored")])
     table((*header, "em", *scores), table_rows(saved, columns, scores))
     for _, report in judged:
-        print(report)
+        say(report)
     if args.compare:
         _print_agreement(saved, *(verdicts for verdicts, _ in judged))
     if args.out:
         lines = [json.dumps(row) + "\n" for row in verdict_rows(saved, columns)]
         Path(args.out).write_text("".join(lines), encoding="utf-8")
-        print(f"verdicts written to {args.out}")
+        say(f"verdicts written to {args.out}")
     for judge, (_, report) in zip(judges, judged, strict=True):
         report.require(judge.settings.min_coverage if isinstance(judge, ModelJudge) else 1.0)
     return 0
@@ -82,7 +86,7 @@ def _print_plans(judges: Sequence[Judge], saved: Sequence[SavedAnswer]) -> None:
 
     items = [answer.item for answer in saved if answer.failure is None]
     for judge in judges:
-        print(f"judge {judge.name}: {judge.plan(items) if isinstance(judge, ModelJudge) else 'no model calls'}")
+        say(f"judge {judge.name}: {judge.plan(items) if isinstance(judge, ModelJudge) else 'no model calls'}")
 
 
 def _print_agreement(saved: Sequence[SavedAnswer], first: Sequence[Verdict], second: Sequence[Verdict]) -> None:
@@ -91,7 +95,7 @@ def _print_agreement(saved: Sequence[SavedAnswer], first: Sequence[Verdict], sec
     agreement = compare_verdicts(first, second)
     share = "-" if agreement.share is None else f"{agreement.share:.3f}"
     kappa = "undefined (one label only)" if agreement.kappa is None else f"{agreement.kappa:.3f}"
-    print(
+    say(
         f"agreement {share}, Cohen's kappa {kappa}, over {agreement.num_both} answers; "
         f"{agreement.num_unscored} unscored"
     )
@@ -99,9 +103,9 @@ def _print_agreement(saved: Sequence[SavedAnswer], first: Sequence[Verdict], sec
     for index in agreement.disagreements[:MAX_DISAGREEMENTS]:
         item = saved[index].item
         labels = f"{first[index].label} / {second[index].label}"
-        print(f"{labels}: {item.question!r} gold {item.gold!r}: {item.answer!r}")
+        say(f"{labels}: {item.question!r} gold {item.gold!r}: {item.answer!r}")
     if len(agreement.disagreements) > MAX_DISAGREEMENTS:
-        print(f"... and {len(agreement.disagreements) - MAX_DISAGREEMENTS} more; --out FILE writes all verdicts")
+        say(f"... and {len(agreement.disagreements) - MAX_DISAGREEMENTS} more; --out FILE writes all verdicts")
 
 
 def _add_quality_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,28 +124,28 @@ def _run_quality(args: argparse.Namespace) -> int:
     pairs = load_pairs(args.pairs)
     print_table = _markdown_table if args.markdown else table
     qualities = [measure_judge(make_judge(name, **_settings_of(args)), pairs) for name in args.judge or RULES]
-    print(f"{len(pairs)} hand-labeled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
+    say(f"{len(pairs)} hand-labeled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
     print_table(("judge", "accuracy", "precision", "recall", "coverage"), overview_rows(qualities))
     if len(qualities) > 1:
-        print("\naccuracy by category\n")
+        say("\naccuracy by category\n")
         print_table(("category", "pairs", *(quality.judge for quality in qualities)), accuracy_rows(qualities))
     for quality in qualities:
         if quality.report.reasons:
-            print(f"\n{quality.report}")
+            say(f"\n{quality.report}")
         if len(qualities) == 1:
-            print(f"\n{quality.judge}\n")
+            say(f"\n{quality.judge}\n")
             header = ("category", "pairs", "correct", "accuracy", "precision", "recall", "coverage")
             print_table(header, category_rows(quality))
         for pair, verdict in quality.errors if args.errors else ():
-            print(f"{quality.judge}, {pair.id}: {verdict}, labeled {pair.label} ({pair.reason}): {pair.item.answer!r}")
+            say(f"{quality.judge}, {pair.id}: {verdict}, labeled {pair.label} ({pair.reason}): {pair.item.answer!r}")
     return 0
 
 
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    print("| " + " | ".join(header) + " |")
-    print("|" + "---|" * len(header))
+    say("| " + " | ".join(header) + " |")
+    say("|" + "---|" * len(header))
     for row in rows:
-        print("| " + " | ".join(row) + " |")
+        print("| " + " | ".join(map(printable, row)) + " |")
 
 
 VERBS: dict[str, Verb] = {

@@ -15,6 +15,7 @@ from lm_edit.cli.command import (
     load_model,
     model_name,
     open_store,
+    say,
     table,
 )
 
@@ -50,11 +51,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.lm.edit_sources import load_edits
     from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
-    from edit_hooks.utils.files import write_atomically
+    from edit_hooks.utils.files import require_writable_file, write_atomically
     from lm_edit.figures.causal_trace import check_plot, plot_trace
 
     if args.plot:
         check_plot(args.plot)
+        require_writable_file(args.plot, "--plot")
+    if args.out:
+        require_writable_file(args.out, "--out")
     settings = TraceSettings(args.samples, args.noise, args.seed, args.window, args.answer, args.max_tokens)
     requests = load_edits(args.edits, data_settings(args), args.num_edits)
     lm = load_model(args)
@@ -62,9 +66,9 @@ def _run(args: argparse.Namespace) -> int:
     _print_trace(trace)
     if args.out:
         write_atomically(args.out, json.dumps({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")
-        print(f"written to {args.out}")
+        say(f"written to {args.out}")
     if args.plot:
-        print(f"plot: {plot_trace(trace, args.plot)}")
+        say(f"plot: {plot_trace(trace, args.plot)}")
     return 0
 
 
@@ -74,7 +78,7 @@ def _print_trace(trace: Trace) -> None:
         [str(layer), *(f"{trace.effects[kind][group]['mean'][layer]:+.4f}" for kind, group in columns)]
         for layer in range(trace.settings["layers"])
     ]
-    print(
+    say(
         f"average indirect effect over {trace.num_facts} facts ({len(trace.skipped)} skipped); probability of the "
         f"answer {trace.clean:.3f}, with noise on the subject {trace.corrupted:.3f}; MLP and attention restored in "
         f"windows of {trace.settings['window']} blocks"
@@ -82,9 +86,9 @@ def _print_trace(trace: Trace) -> None:
     table(("layer", *(f"{kind} {group}" for kind, group in columns)), rows)
     layers = trace.suggested()
     if not layers:
-        print("no layer is suggested: restoring an MLP at the subject's last token has no positive effect")
+        say("no layer is suggested: restoring an MLP at the subject's last token has no positive effect")
         return
-    print(f"one layer to edit: editor_args=layers:{layers['one']}; several: editor_args=layers:{layers['several']}")
+    say(f"one layer to edit: editor_args=layers:{layers['one']}; several: editor_args=layers:{layers['several']}")
 
 
 VERBS: dict[str, Verb] = {

@@ -18,6 +18,7 @@ from lm_edit.cli.command import (
     load_model,
     model_name,
     open_store,
+    say,
     table,
 )
 
@@ -48,6 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from edit_hooks.utils.files import require_writable_file
     from edit_hooks.utils.options import parse_editor_args
     from lm_edit.tuning.candidates import make_candidates, sample_candidates
     from lm_edit.tuning.search import tune
@@ -55,20 +57,22 @@ def _run(args: argparse.Namespace) -> int:
 
     vary = _parse_candidates(args)
     cases = _load_facts(args)
-    lm = load_model(args)
     shared = {"seed": args.seed, **parse_editor_args(args.editor_args)}
-    candidates = sample_candidates(make_candidates(args.editor, lm.model, shared, vary), args.trials, args.seed)
+    if args.out:
+        require_writable_file(args.out, "--out")
+    lm = load_model(args)
+    candidates = sample_candidates(make_candidates(args.editor, lm.outline, shared, vary), args.trials, args.seed)
     store = open_store(args.store)
     trials = tune(lm.model, lm.tokenizer, args.editor, candidates, cases, halving=not args.grid, store=store)
     _print_trials(trials, candidates[0], lm.model, args.editor)
     best = trials[0]
     if best.error or best.score <= 0:
-        print("every candidate scores 0; nothing is written")
+        say("every candidate scores 0; nothing is written")
         return 1
     if args.out:
         facts = f"{len(cases)} facts of {args.edits} from number {args.skip} on"
         write_settings(args.out, best, editor=args.editor, model=model_name(lm), facts=facts)
-        print(f"written to {args.out}; use it with editor={args.editor},editor_args={args.out}, on other facts")
+        say(f"written to {args.out}; use it with editor={args.editor},editor_args={args.out}, on other facts")
     return 0
 
 

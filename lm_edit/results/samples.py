@@ -13,6 +13,7 @@ from edit_hooks.utils.errors import EditingError
 from judges.base import Item
 from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
+from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import parse_json, read_rows
 from lm_eval_tasks.common.probes import case_requests
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
@@ -63,6 +64,8 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
                 raise EditingError(f"{where}: the row is a {type(row).__name__}; an object is needed.")
             if "resps" not in row:
                 answers.append(_from_plain_row(row, path.stem, number, where))
+            elif not isinstance(row.get("doc_id"), int):
+                raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
             elif row["doc_id"] not in seen:  # a sample file repeats the answers for each filter of the task
                 seen.add(row["doc_id"])
                 answers += _from_sample(row, _task_name(path), where, locality)
@@ -76,7 +79,7 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
 
 def _find_files(paths: Sequence[str]) -> Iterator[Path]:
     for name in paths:
-        path = Path(name).expanduser()
+        path = user_path(name, "file or folder of samples")
         if path.is_dir():
             inside = sorted(path.rglob("samples_*.jsonl"))
             if not inside:
