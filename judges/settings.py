@@ -195,7 +195,7 @@ def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> JudgeSetti
     if unknown := set(mapping) - {*known, "preset"}:
         raise unknown_keys_error("judge setting", map(str, unknown), [*known, "preset"])
     preset = mapping.get("preset")
-    if preset is not None and preset not in PRESETS:
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
         raise EditingError(f"judge preset {preset!r} is unknown. Accepted: {', '.join(PRESETS)}.")
     values = {**PRESETS.get(preset or "", {}), **{key: value for key, value in mapping.items() if key != "preset"}}
     if missing := [name for name in ("backend", "model") if name not in values]:

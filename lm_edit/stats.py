@@ -17,13 +17,13 @@ from safetensors import SafetensorError, safe_open
 from edit_hooks.base.registry import load_editor
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.corpora import SELF
+from edit_hooks.locate.corpora import SELF, open_corpus
 from edit_hooks.locate.editor import LocateThenEditEditor
 from edit_hooks.locate.null_space import DEFAULT_ENERGY, Projector, null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.modeling.architectures import check_layers, input_device
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root
+from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
@@ -121,8 +121,8 @@ def prepare_stats(
     lm = EditedHFLM(**model_options, mode="none")
     if locate_editor is not None:
         settings, limit = _settings_of(locate_editor, lm, limit)
-    check_layers(settings["layers"], lm.model)
-    root = folder or cache_root() / "stats"
+    check_layers(settings["layers"], lm.outline)
+    root = require_folder(folder or cache_root() / "stats", "folder of matrices")
     stored_keys = {manifest.stem for manifest in root.rglob("*.json")}
     moment_settings = MomentSettings(
         settings.get("second_moments") or SELF,
@@ -131,6 +131,7 @@ def prepare_stats(
         seed=settings.get("seed") or 0,
         dtype=settings.get("moment_dtype") or "float32",
     )
+    open_corpus(moment_settings.source, moment_settings.seed)  # fail while no weight is loaded
     moments = second_moments(lm.model, lm.tokenizer, settings["layers"], moment_settings, folder=root, quiet=quiet)
     reports = []
     for layer, moment in moments.items():
@@ -145,7 +146,7 @@ def prepare_stats(
 
 def list_stored_moments(folder: Path | None = None) -> list[StoredMoment]:
     """All stored second moments, sorted by model, text and layer; unreadable files are logged and skipped."""
-    root = folder or cache_root() / "stats"
+    root = require_folder(folder or cache_root() / "stats", "folder of matrices")
     projectors = _list_projectors(root)
     moments = []
     for manifest in root.rglob("*.json"):
@@ -214,7 +215,7 @@ def _settings_of(
     editor: LocateThenEditEditor[Any], lm: EditedHFLM, limit: NullSpaceLimit
 ) -> tuple[dict[str, Any], NullSpaceLimit]:
     """The moment settings of an editor, and its null-space rule unless one is set."""
-    config = editor.default_config(lm.model)
+    config = editor.default_config(lm.outline)
     settings = {name: getattr(config, name) for name in MOMENT_SETTINGS}
     if settings["second_moments"] is None:
         raise EditingError(

@@ -16,9 +16,10 @@ from torch import nn
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft
+from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import require_file, require_new_folder, user_path
+from edit_hooks.utils.files import require_new_folder, user_path
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger(__name__)
@@ -65,8 +66,8 @@ def read_deltas(paths: Sequence[str | Path], fingerprint: str) -> list[Delta]:
 
 
 def require_saved_edit(path: str | Path) -> None:
-    """Check that a path names a file that may hold a saved edit, without reading it."""
-    require_file(_delta_file(user_path(path, "saved edit")), "saved edit")
+    """Check that a path names a file that may hold a saved edit, by its header alone."""
+    require_tensors(_delta_file(user_path(path, "saved edit")), "saved edit")
 
 
 def check_base(delta: Delta, fingerprint: str, source: str) -> None:

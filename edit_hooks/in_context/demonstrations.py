@@ -105,13 +105,21 @@ def _parse_record(row: object, where: str) -> PoolRecord:
             f"{where}: the field 'requested_rewrite' is missing; give records in the CounterFact or BAKE schema."
         )
     rewrite = dict(row["requested_rewrite"])
-    targets = {name: (rewrite.get(name) or {}).get("str") for name in ("target_new", "target_true")}
+    objects = {name: rewrite.get(name) or {} for name in ("target_new", "target_true")}
+    lists = {name: row.get(name) or [] for name in ("paraphrase_prompts", "neighborhood_prompts")}
+    for name, value in objects.items():
+        if not isinstance(value, Mapping):
+            raise EditingError(f"{where}: {name!r} is {value!r}; an object with 'str' is needed.")
+    for name, value in lists.items():
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise EditingError(f"{where}: {name!r} is {value!r}; a list of texts is needed.")
+    targets = {name: value.get("str") for name, value in objects.items()}
     fields = {"prompt": rewrite.get("prompt"), "subject": rewrite.get("subject"), **targets}
     edit = EditRequest.from_dict({name: value for name, value in fields.items() if value is not None}, where=where)
-    neighbors = [text for text in row.get("neighborhood_prompts", []) if text.strip()]
+    neighbors = [text for text in lists["neighborhood_prompts"] if text.strip()]
     return PoolRecord(
         edit=edit,
-        paraphrases=tuple(text.strip() for text in row.get("paraphrase_prompts", []) if text.strip()),
+        paraphrases=tuple(text.strip() for text in lists["paraphrase_prompts"] if text.strip()),
         neighbors=tuple((text.strip(), edit.target_true) for text in neighbors) if edit.target_true else (),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lm_eval.models.utils import resolve_max_length
 from torch import nn
 from transformers import PreTrainedModel
 
+from edit_hooks.lm.model_options import check_model_options
 from edit_hooks.utils.errors import EditingError, first_line
 
 # `module:object` -> member -> why it is needed; the owner of a function is its module
@@ -68,7 +69,7 @@ class LateLoadingHFLM(HFLM):
         self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._in_constructor = True
         name = getattr(pretrained, "name_or_path", pretrained)
-        check_model_options(kwargs)
+        check_model_options(pretrained, kwargs)
         try:
             with _as_user_error(f"pretrained={name} cannot be used with these options"):
                 super().__init__(pretrained=pretrained, **kwargs)
@@ -106,9 +107,10 @@ class LateLoadingHFLM(HFLM):
         """
         if self._load_arguments is None:
             return self.model
-        trusted = bool(self._load_arguments[1].get("trust_remote_code"))
-        with torch.device("meta"), _as_user_error(f"pretrained={self.pretrained} cannot be used"):
-            return self.AUTO_MODEL_CLASS.from_config(copy.deepcopy(self.config), trust_remote_code=trusted)
+        arguments = self._load_arguments[1]
+        kept = {name: arguments[name] for name in ("trust_remote_code", "attn_implementation") if name in arguments}
+        with torch.device("meta"), _as_user_error(f"pretrained={self.pretrained} cannot be used with these options"):
+            return self.AUTO_MODEL_CLASS.from_config(copy.deepcopy(self.config), **kept)
 
     def load(self) -> None:
         """Load the weights unless they are loaded."""
@@ -122,6 +124,15 @@ class LateLoadingHFLM(HFLM):
     def encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Token ids of a context and its continuation, encoded together."""
         return self._encode_pair(context, continuation)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Format a chat as in the parent class; a tokenizer without a template is refused."""
+        if self.tokenizer.chat_template is None:
+            raise EditingError(
+                "this model's tokenizer has no chat template; drop --apply_chat_template or name an instruction-tuned "
+                "model."
+            )
+        return super().apply_chat_template(chat_history, add_generation_prompt)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Refuse ``--use_cache``, whose keys contain the prompt but not the edits."""
@@ -149,28 +160,6 @@ def _as_user_error(failure: str) -> Iterator[None]:
         raise EditingError(f"{failure}: {first_line(error)} Use a smaller dtype or more devices.") from error
     except Exception as error:  # each library has its own types
         raise EditingError(f"{failure}: {first_line(error)} (LM_EDIT_DEBUG=1 shows where).") from error
-
-
-def check_model_options(options: Mapping[str, Any]) -> None:
-    """Check options of lm-eval's class that it would reject late, with an assertion, or ignore.
-
-    Raises:
-        EditingError: for a device that is not there and for an unknown dtype.
-    """
-    device, dtype = options.get("device"), options.get("dtype")
-    if device is not None:
-        _check_device(device)
-    if isinstance(dtype, str) and dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise EditingError(f"dtype={dtype!r} is unknown. Accepted: auto, float32, bfloat16, float16.")
-
-
-def _check_device(device: Any) -> None:
-    try:
-        parsed = torch.device(device)
-    except (RuntimeError, TypeError, ValueError):
-        raise EditingError(f"device={device!r} is no device. Accepted: cpu, cuda, cuda:0, mps, ...") from None
-    if parsed.type == "cuda" and (count := torch.cuda.device_count()) <= (parsed.index or 0):
-        raise EditingError(f"device={device} does not exist; torch sees {count} GPUs here. Use device=cpu or drop it.")
 
 
 class _NotLoaded:

@@ -16,6 +16,8 @@ ANSWERS = ("auto", "patch")
 ENGINES = ("fast", "reference")
 DEFAULT_EDITOR = "r_rome"
 
+TEXT_OPTIONS = ("editor", "mode", "load_edit", "data", "answer", "engine", "store", "edits", "guard")
+
 # icl -> the editor of the context, and its settings
 ICL: dict[str, tuple[str, dict[str, Any]]] = {
     "no": ("", {}),
@@ -101,6 +103,10 @@ class EditingOptions:
     guard_loss_increase: float = 3.0
 
     def __post_init__(self) -> None:
+        if self.mode is None:  # lm-eval reads mode=none in a string of model arguments as None
+            object.__setattr__(self, "mode", "none")
+        for name in TEXT_OPTIONS:
+            _text(name, getattr(self, name), required=name == "editor")
         object.__setattr__(self, "mode", self.mode or ("loaded" if self.load_edit else "single"))
         _one_of("mode", self.mode, MODES)
         self._check_plan()
@@ -185,6 +191,13 @@ def _one_of(name: str, value: object, accepted: Iterable[str]) -> None:
         raise EditingError(f"{name}={value!r} is not known.{hint} Accepted: {', '.join(accepted)}.")
 
 
+def _text(name: str, value: object, required: bool) -> None:
+    if not isinstance(value, str) and (required or value is not None):
+        raise EditingError(
+            f"{name}={value!r} is no text; a text is needed. For a file or folder of that name write ./{value}."
+        )
+
+
 def _whole(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise EditingError(f"{name}={value!r}; a whole number >= {least} is needed.")
@@ -193,6 +206,7 @@ def _whole(name: str, value: object, least: int) -> None:
 def check_known_options(names: Iterable[str], base_class: type, own: Iterable[str]) -> None:
     """Refuse options that neither this class, lm-eval's nor from_pretrained accepts."""
     accepted = set(inspect.signature(base_class).parameters) - {"kwargs"}
-    known = accepted | set(own) | set(FROM_PRETRAINED)
+    own = set(own)
+    known = accepted | own | set(FROM_PRETRAINED)
     if unknown := set(names) - known:
-        raise unknown_keys_error("option of edited_hf", unknown, known)
+        raise unknown_keys_error("option of edited_hf", unknown, own, "the options of --model hf", hints=known)

@@ -25,9 +25,9 @@ from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
 from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
 from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
+from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import require_file
 
 UNLIKELY_NLL = 1.0
 
@@ -130,7 +130,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         if is_text_source(source := config.second_moments):
             open_corpus(source, config.seed)
         elif isinstance(source, (str, os.PathLike)):
-            require_file(source, "file of 'second_moments'")
+            require_tensors(source, "file of 'second_moments'")
 
     def fill_sampled_settings(
         self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

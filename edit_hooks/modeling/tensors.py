@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy
@@ -28,6 +29,16 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
         temporary.chmod(mode)
 
 
+def require_tensors(path: str | os.PathLike[str], what: str) -> None:
+    """Check that a file is a safetensors file, by its header alone.
+
+    Raises:
+        EditingError: as :func:`read_tensors`.
+    """
+    with _opened(path, what, "cpu"):
+        pass
+
+
 def read_tensors(
     path: str | os.PathLike[str], what: str, device: str = "cpu"
 ) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
@@ -39,11 +50,17 @@ def read_tensors(
     Raises:
         EditingError: the file is missing, no regular file, or no safetensors file.
     """
+    with _opened(path, what, device) as opened:
+        header = opened.metadata() or {}
+        return header, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], what: str, device: str) -> Iterator[safe_open]:
     file = require_file(path, what)
     try:
         with safe_open(file, framework="pt", device=device) as opened:
-            header = opened.metadata() or {}
-            return header, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            yield opened
     except Exception as error:  # the format has errors of its own
         raise EditingError(f"the {what} {path} cannot be read: {first_line(error)}; is it complete?") from error
 

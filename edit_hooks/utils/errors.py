@@ -35,15 +35,18 @@ def near_misses(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(repr(word) for word in close)}?" if close else ""
 
 
-def unknown_keys_error(what: str, unknown: Iterable[str], known: Iterable[str], others: str = "") -> EditingError:
+def unknown_keys_error(
+    what: str, unknown: Iterable[str], known: Iterable[str], others: str = "", hints: Iterable[str] = ()
+) -> EditingError:
     """Create an error with every unknown key, its near misses and all accepted keys.
 
     Args:
         others: further keys that are accepted, in words, as in ``the options of --model hf``.
+        hints: further keys that near misses are looked for in.
     """
     known = sorted(known)
-    keys = sorted(printable(str(key), MAX_QUOTED) for key in unknown)
-    lines = [f"unknown {what} {key!r}.{near_misses(key, known)}" for key in keys]
+    keys = sorted(str(key)[:MAX_QUOTED] for key in unknown)
+    lines = [f"unknown {what} {key!r}.{near_misses(key, dict.fromkeys([*known, *hints]))}" for key in keys]
     return EditingError("\n".join([*lines, f"Accepted: {', '.join(known)}{f', and {others}' if others else ''}."]))
 
 

@@ -212,10 +212,11 @@ def read_text(path: str | os.PathLike[str], what: str = "file") -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise EditingError(
-            f"the {what} {path} is not UTF-8 text (byte {error.start}); convert it, for example with iconv -t UTF-8."
+            f"the {what} {path} cannot be read: it is not UTF-8 text (byte {error.start}); convert it, as with "
+            "iconv -t UTF-8."
         ) from None
     if "\0" in text:
-        raise EditingError(f"the {what} {path} contains NUL bytes, so it is no text; check that it is the right file.")
+        raise EditingError(f"the {what} {path} cannot be read: it holds NUL bytes, so it is no text; check the path.")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -29,7 +29,7 @@ def parse_json(text: str, where: str, *, advice: str = "", finite: bool = True) 
 
     Args:
         where: file and line, a prefix of error messages.
-        advice: a sentence that ends error messages.
+        advice: a sentence that ends messages about malformed text.
         finite: refuse NaN and infinite numbers. Files that programs write may contain them.
 
     Raises:
@@ -51,13 +51,13 @@ def parse_json(text: str, where: str, *, advice: str = "", finite: bool = True) 
         place = f", line {error.lineno}, column {error.colno}" if "\n" in text else f", column {error.colno}"
         raise EditingError(f"{where}{place}: not valid JSON ({error.msg}).{advice}") from None
     except _Refused as error:
-        raise EditingError(f"{where}: {error}.{advice}") from None
+        raise EditingError(f"{where}: {error}.") from None
     except UnicodeEncodeError:
-        raise EditingError(f"{where}: a text holds half of a surrogate pair, which is no character.{advice}") from None
+        raise EditingError(f"{where}: a text holds half of a surrogate pair, which is no character.") from None
     except ValueError:  # the interpreter's limit on digits
-        raise EditingError(f"{where}: a whole number has too many digits.{advice}") from None
+        raise EditingError(f"{where}: a whole number has too many digits.") from None
     except RecursionError:
-        raise EditingError(f"{where}: the JSON is nested too deeply.{advice}") from None
+        raise EditingError(f"{where}: the JSON is nested too deeply.") from None
 
 
 def read_json(path: str | os.PathLike[str], what: str = "JSON file", *, finite: bool = True) -> Any:

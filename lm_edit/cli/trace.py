@@ -51,6 +51,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.lm.edit_sources import load_edits
     from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
+    from edit_hooks.request import require_subjects
     from edit_hooks.utils.files import require_writable_file, write_atomically
     from lm_edit.figures.causal_trace import check_plot, plot_trace
 
@@ -61,8 +62,9 @@ def _run(args: argparse.Namespace) -> int:
         require_writable_file(args.out, "--out")
     settings = TraceSettings(args.samples, args.noise, args.seed, args.window, args.answer, args.max_tokens)
     requests = load_edits(args.edits, data_settings(args), args.num_edits)
-    lm = load_model(args)
-    trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=open_store(args.store))
+    require_subjects(requests, "trace")
+    store, lm = open_store(args.store), load_model(args)
+    trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=store)
     _print_trace(trace)
     if args.out:
         write_atomically(args.out, json.dumps({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")

@@ -60,9 +60,8 @@ def _run(args: argparse.Namespace) -> int:
     shared = {"seed": args.seed, **parse_editor_args(args.editor_args)}
     if args.out:
         require_writable_file(args.out, "--out")
-    lm = load_model(args)
+    store, lm = open_store(args.store), load_model(args)
     candidates = sample_candidates(make_candidates(args.editor, lm.outline, shared, vary), args.trials, args.seed)
-    store = open_store(args.store)
     trials = tune(lm.model, lm.tokenizer, args.editor, candidates, cases, halving=not args.grid, store=store)
     _print_trials(trials, candidates[0], lm.model, args.editor)
     best = trials[0]

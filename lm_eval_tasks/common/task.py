@@ -270,7 +270,10 @@ class EditingTask(HarnessTask):
 
     def _stops(self) -> list[str]:
         until = (self.config.generation_kwargs or {}).get("until") or []
-        return [until] if isinstance(until, str) else list(until)
+        stops = [until] if isinstance(until, str) else until
+        if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) for stop in stops):
+            raise EditingError(f"{self.config.task}: until={until!r}; a text or a list of texts is needed.")
+        return list(stops)
 
     # --------------------------------------------------------------- scoring
 
