@@ -232,11 +232,8 @@ pretrained=no/such-model | no/such-model
 
 
 def rows(table: str) -> list[tuple[str, str]]:
-    return [
-        (left.strip(), right.strip())
-        for left, _, right in (line.partition(" | ") for line in table.split("\n"))
-        if left
-    ]
+    parts = [line.partition(" | ") for line in table.strip().split("\n")]
+    return [(arguments.strip(), expected.strip()) for arguments, _, expected in parts]
 
 
 @pytest.mark.parametrize(("arguments", "expected"), rows(OPTIONS))
@@ -366,7 +363,7 @@ stats --editor ft_m MODEL | uses no second moments
 stats --editor-args lr:1 MODEL | add --editor
 stats --layers 99 MODEL | blocks 0 to 2
 stats --layers 1 --source nowhere MODEL | neither a file or folder
-stats --layers 1 --source latin.jsonl MODEL | holds none
+stats --layers 1 --source latin.jsonl MODEL | not UTF-8
 stats --layers 1 --folder a_file MODEL | a_file is a file
 stats --show --folder a_file | a_file is a file
 trace --edits nowhere.jsonl MODEL | no such file

@@ -15,7 +15,7 @@ FILES: dict[str, bytes] = {
     + b"".join(b"%c: &%c [%s]\n" % (98 + i, 98 + i, b",".join([b"*%c" % (97 + i)] * 9)) for i in range(9)),
     "csv.json": b"a,b\n1,2\n",
     "deep.jsonl": b'{"a": ' * 100_000,
-    "deep.yaml": b"a: " + b"[" * 2000,
+    "deep.yaml": b"a: " + b"[" * 400 + b"]" * 400,
     "deep_list.json": b"[" * 100_000,
     "duplicate.jsonl": b'{"prompt": "a", "prompt": "b", "target_new": "c"}\n',
     "duplicate.yaml": b"lr: 1\nlr: 2\n",
