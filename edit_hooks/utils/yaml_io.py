@@ -11,6 +11,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import read_text
 
 MAX_NODES = 100_000  # of a document with its aliases written out
+MAX_DEPTH = 100  # of nested lists and mappings
 MAX_DIGITS = 300  # of a whole number; longer ones cannot even be printed
 
 
@@ -30,14 +31,14 @@ def parse_yaml(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _count_nodes(node, {})
+        _count_nodes(node, {}, MAX_DEPTH)
         return loader.construct_document(node)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:  # its text quotes the line, which may hold a secret
         mark = error.problem_mark or error.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise ValueError(f"{error.problem or error.context}{place}") from None
+        raise ValueError(", ".join(filter(None, (error.context, error.problem))) + place) from None
     except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:  # TypeError: a mapping as a key
         raise ValueError(" ".join(str(error).split())) from None
 
@@ -62,12 +63,15 @@ def read_yaml(path: str | os.PathLike[str], what: str = "settings file") -> dict
     return content
 
 
-def _count_nodes(node: yaml.Node, sizes: dict[int, int]) -> int:
+def _count_nodes(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:
     """Number of nodes below a node with aliases written out.
 
     Args:
         sizes: id of a node -> its size; 0 while it is being counted.
+        depth: levels that may be nested below this node.
     """
+    if depth < 0:
+        raise _Refused("it is nested too deeply")
     if (known := sizes.get(id(node))) is not None:
         if known == 0:
             raise _Refused("an alias refers to itself")
@@ -77,9 +81,9 @@ def _count_nodes(node: yaml.Node, sizes: dict[int, int]) -> int:
     if isinstance(node, yaml.MappingNode):
         _check_keys(node)
         for pair in node.value:
-            size += sum(_count_nodes(part, sizes) for part in pair)
+            size += sum(_count_nodes(part, sizes, depth - 1) for part in pair)
     elif isinstance(node, yaml.SequenceNode):
-        size += sum(_count_nodes(part, sizes) for part in node.value)
+        size += sum(_count_nodes(part, sizes, depth - 1) for part in node.value)
     elif node.tag.endswith(":int") and len(node.value) > MAX_DIGITS:
         raise _Refused("a whole number has too many digits")
     if size > MAX_NODES:

@@ -26,28 +26,9 @@ from lm_edit.results.samples import read_saved_answers
 from lm_eval_tasks.common.benchmark import find_benchmark
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.just("\x1b[2J{}" * 300)
-KEYS = st.text() | st.sampled_from(
-    [
-        "prompt",
-        "subject",
-        "target_new",
-        "case_id",
-        "requested_rewrite",
-        "str",
-        "doc",
-        "doc_id",
-        "resps",
-        "question",
-        "gold",
-        "answer",
-        "label",
-        "preset",
-        "backend",
-        "model",
-        "paraphrase_prompts",
-        "neighborhood_prompts",
-    ]
-)
+REQUEST_KEYS = ["prompt", "subject", "target_new", "case_id", "requested_rewrite", "str", "paraphrase_prompts"]
+OTHER_KEYS = ["doc", "doc_id", "resps", "question", "gold", "answer", "label", "preset", "backend", "model"]
+KEYS = st.text() | st.sampled_from([*REQUEST_KEYS, *OTHER_KEYS])
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5))
 RECORDS = st.dictionaries(KEYS, VALUES, max_size=6) | VALUES
 JSON_LINES = st.lists(RECORDS.map(json.dumps), max_size=3).map("\n".join)
