@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,9 +36,10 @@ ALLOWED = {
 }
 
 
-def calls(path: Path) -> Iterator[ast.Call]:
+@functools.cache
+def calls(path: Path) -> list[ast.Call]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
 
 
 def sources() -> Iterator[Path]:
