@@ -87,6 +87,16 @@ def is_text_source(source: object) -> TypeGuard[Source]:
     )
 
 
+def check_source(source: Source) -> None:
+    """Refuse a source that cannot be read, without the network: a hub id is resolved when its text is needed.
+
+    Raises:
+        EditingError: as :func:`open_corpus`.
+    """
+    if not isinstance(source, (str, os.PathLike)) or not _is_hub_id(os.fspath(source)):
+        open_corpus(source, seed=0)
+
+
 def open_corpus(source: Source, seed: int) -> Corpus:
     """Read a source, or resolve it on the hub.
 
@@ -104,12 +114,18 @@ def open_corpus(source: Source, seed: int) -> Corpus:
     path = user_path(name, "corpus")
     if path.exists():
         return _from_texts(_read_texts(path))
-    if path.suffix in TEXT_SUFFIXES or name.startswith((".", "/", "~")) or not 1 <= name.count("/") <= 2:
+    if not _is_hub_id(name):
         raise EditingError(
             f"second moments come from {name!r}, which is neither a file or folder here, nor 'self', nor a hub id "
             "like wikimedia/wikipedia/20231101.en."
         )
     return _from_hub(name, seed)
+
+
+def _is_hub_id(name: str) -> bool:
+    path = user_path(name, "corpus")
+    looks_local = path.suffix in TEXT_SUFFIXES or name.startswith((".", "/", "~"))
+    return not path.exists() and not looks_local and 1 <= name.count("/") <= 2
 
 
 def _from_texts(texts: Sequence[str]) -> Corpus:

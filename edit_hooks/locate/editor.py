@@ -17,7 +17,7 @@ from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
-from edit_hooks.locate.corpora import digest_of, is_text_source, open_corpus
+from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
 from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise_ratio
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, MomentSettings, second_moments
@@ -128,7 +128,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
 
     def check_inputs(self, config: LocateThenEditConfigT) -> None:
         if is_text_source(source := config.second_moments):
-            open_corpus(source, config.seed)
+            check_source(source)
         elif isinstance(source, (str, os.PathLike)):
             require_tensors(source, "file of 'second_moments'")
 
