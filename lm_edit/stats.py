@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from edit_hooks.base.registry import load_editor
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.corpora import SELF, open_corpus
+from edit_hooks.locate.corpora import SELF, check_source
 from edit_hooks.locate.editor import LocateThenEditEditor
 from edit_hooks.locate.null_space import DEFAULT_ENERGY, Projector, null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
@@ -131,7 +131,7 @@ def prepare_stats(
         seed=settings.get("seed") or 0,
         dtype=settings.get("moment_dtype") or "float32",
     )
-    open_corpus(moment_settings.source, moment_settings.seed)  # fail while no weight is loaded
+    check_source(moment_settings.source)  # while no weight is loaded
     moments = second_moments(lm.model, lm.tokenizer, settings["layers"], moment_settings, folder=root, quiet=quiet)
     reports = []
     for layer, moment in moments.items():
