@@ -1,4 +1,4 @@
-"""Start-up hook that registers the model ``edited_hf`` and the editing tasks with the stock ``lm_eval``.
+"""Start-up hook: the model ``edited_hf``, the editing tasks and readable user errors for the stock ``lm_eval``.
 
 lm-eval 0.4.13 has no plugin discovery for models, and no released version has one for tasks. The one-line file
 ``lm_eval_editing_autoload.pth``, installed beside the packages, imports this module when an interpreter starts. It adds
@@ -8,7 +8,10 @@ one finder to ``sys.meta_path``, and nothing else happens until ``lm_eval`` itse
   use;
 - after ``lm_eval.tasks.manager`` has run, every ``TaskManager`` that includes the default tasks also scans the folder
   ``lm_eval_tasks`` and the folders of the benchmarks that other packages register (:data:`BENCHMARKS`): after the
-  built-in tasks and before the user's ``include_path``, which therefore overrides ours.
+  built-in tasks and before the user's ``include_path``, which therefore overrides ours;
+- after ``lm_eval._cli.harness`` has run, which only the command ``lm_eval`` imports, that command prints our user
+  errors as one message without a traceback and ends with exit code 2. ``lm_eval.simple_evaluate`` raises them as
+  before, and all other exceptions are unchanged. ``LM_EDIT_DEBUG=1`` brings the traceback back.
 
 The order matters: in 0.4.13 the registry fills itself with the built-in models only while it is empty, so a name
 registered before ``lm_eval.models`` was imported makes ``hf`` and all the others "not found".
@@ -51,6 +54,30 @@ def _register_model(models: "ModuleType") -> None:
     # Newer lm-eval may have the name from our entry point; the registry refuses a second, different target.
     if MODEL_NAME not in model_registry:
         model_registry.register(MODEL_NAME, target=MODEL_TARGET)
+
+
+def _print_user_errors(cli: "ModuleType") -> None:
+    """Let the command ``lm_eval`` end with the message of an ``EditingError``."""
+    import functools
+
+    original = cli.HarnessCLI.execute
+    if getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def execute(self: "Any", *args: "Any", **kwargs: "Any") -> "Any":
+        try:
+            return original(self, *args, **kwargs)
+        except ValueError as error:
+            errors = sys.modules.get("edit_hooks.utils.errors")  # it is loaded if the error is ours
+            if errors is None or not isinstance(error, errors.EditingError) or errors.traceback_wanted():
+                raise
+            rank = os.environ.get("RANK", "0")
+            print(f"lm_eval{'' if rank == '0' else f' (rank {rank})'}: {error}", file=sys.stderr)
+            raise SystemExit(errors.EXIT_CODE) from None
+
+    execute._lm_eval_editing = True  # type: ignore[attr-defined]
+    cli.HarnessCLI.execute = execute
 
 
 def _add_task_folders(manager: "ModuleType") -> None:
@@ -134,6 +161,7 @@ def _folder_of(module: str) -> str:
 _ACTIONS: "dict[str, Callable[[ModuleType], None]]" = {
     "lm_eval.models": _register_model,
     "lm_eval.tasks.manager": _add_task_folders,
+    "lm_eval._cli.harness": _print_user_errors,
 }
 
 

@@ -61,6 +61,10 @@ class EditRequest:
                 raise EditingError(
                     f"field {field.name!r}{self._case} is {value!r} ({type(value).__name__}); a string is needed."
                 )
+            if re.search("[\ud800-\udfff]", value):
+                raise EditingError(
+                    f"field {field.name!r}{self._case} holds half of a surrogate pair: {value!r}; fix it."
+                )
             value = value.strip()
             if not value and required:
                 raise EditingError(f"field {field.name!r}{self._case} is empty; give a text or drop the record.")
@@ -182,7 +186,7 @@ class EditRequest:
                 f"{prefix}an edit request is {record!r}; a mapping with 'prompt' and 'target_new' is needed."
             )
         known = {field.name for field in fields(cls)}
-        if unknown := set(record) - known:
+        if unknown := set(map(str, record)) - known:
             raise EditingError(f"{prefix}{unknown_keys_error('edit request field', unknown, known)}")
         if missing := {"prompt", "target_new"} - set(record):
             raise EditingError(f"{prefix}edit request without {', '.join(sorted(missing))!r}; got {sorted(record)}.")

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.files import read_text, user_path
+from edit_hooks.utils.yaml_io import parse_yaml
 from judges import published_wording
 from judges.base import LABELS, Item
 
@@ -127,16 +127,13 @@ def load_prompt(name: str) -> Prompt:
     if name == published_wording.NAME:
         return Prompt(name=name, body=published_wording.fetch_published_wording(), quoting="raw")
     shipped = {path.stem: path for path in sorted(PROMPT_FOLDER.glob("*.txt"))}
-    path = shipped.get(name) or Path(name).expanduser()
+    path = shipped.get(name) or user_path(name, "judge prompt")
     if not path.is_file():
         raise EditingError(
             f"there is no judge prompt {name!r}.{near_misses(name, [*shipped, published_wording.NAME])} "
             f"Shipped: {', '.join(shipped)}; downloaded: {published_wording.NAME}; or give the path of a text file."
         )
-    try:
-        return _parse_prompt(path.stem, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise EditingError(f"judge prompt {path} cannot be read: {' '.join(str(error).split())}") from error
+    return _parse_prompt(path.stem, read_text(path, "judge prompt"))
 
 
 def _parse_prompt(stem: str, text: str) -> Prompt:
@@ -152,7 +149,10 @@ def _split_header(text: str) -> tuple[dict[str, Any], str]:
     parts = _HEADER_AND_BODY.match(text)
     if not parts:
         return {}, text
-    header = yaml.safe_load(parts["header"])
+    try:
+        header = parse_yaml(parts["header"])
+    except ValueError as error:
+        raise EditingError(f"the header of the judge prompt is not valid YAML: {error}.") from None
     if not isinstance(header, dict):
         raise EditingError("the header of a judge prompt is a YAML mapping between two lines of three dashes.")
     return header, parts["body"]

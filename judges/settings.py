@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
 from edit_hooks.utils.deprecation import warn_renamed
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.json_io import parse_json
+from edit_hooks.utils.yaml_io import read_yaml
 
 JUDGE_VARIABLE = "LM_EDIT_JUDGE"  # environment variable with the default judge
 OFF = "off"
@@ -173,30 +174,21 @@ def read_settings(source: object, folder: Path | None = None) -> JudgeSettings:
     if not isinstance(source, str) or not source:
         raise EditingError(f"judge={source!r} names no judge. Accepted: {HOW_TO}.")
     if source.lstrip().startswith("{"):
-        try:
-            return _from_mapping(json.loads(source), folder)
-        except json.JSONDecodeError as error:
-            raise EditingError(f"judge: the JSON text cannot be read ({error.msg}, column {error.colno}).") from None
+        return _from_mapping(parse_json(source, "judge"), folder)
     if source in PRESETS or source in RENAMED_PRESETS:
         return _from_mapping({"preset": source}, folder)
     backend, colon, model = source.partition(":")
     if colon and backend in BACKENDS:
         name, at, url = model.partition("@http") if backend == "openai" else (model, "", "")
         return _from_mapping({"backend": backend, "model": name} | ({"base_url": f"http{url}"} if at else {}), folder)
-    path = Path(source).expanduser()
+    path = user_path(source, "judge")
     if path.suffix in (".yaml", ".yml", ".json"):
         return _from_file(path)
     raise EditingError(f"judge {source!r} is unknown.{near_misses(source, PRESETS)} Accepted: {HOW_TO}.")
 
 
 def _from_file(path: Path) -> JudgeSettings:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise EditingError(f"judge settings {path} cannot be read: {type(error).__name__}.") from error
-    if not isinstance(content, Mapping):
-        raise EditingError(f"judge settings {path}: the file holds no mapping of settings to values.")
-    return _from_mapping(content, path.parent)
+    return _from_mapping(read_yaml(path, "judge settings"), path.parent)
 
 
 def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> JudgeSettings:
@@ -209,10 +201,10 @@ def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> JudgeSetti
     if unknown := set(mapping) - {*known, "preset"}:
         raise unknown_keys_error("judge setting", map(str, unknown), [*known, "preset"])
     preset = mapping.get("preset")
-    if preset in RENAMED_PRESETS:
+    if isinstance(preset, str) and preset in RENAMED_PRESETS:
         warn_renamed("judge preset", preset, RENAMED_PRESETS[preset])
         preset = RENAMED_PRESETS[preset]
-    if preset is not None and preset not in PRESETS:
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
         raise EditingError(f"judge preset {preset!r} is unknown. Accepted: {', '.join(PRESETS)}.")
     values = {**PRESETS.get(preset or "", {}), **{key: value for key, value in mapping.items() if key != "preset"}}
     if missing := [name for name in ("backend", "model") if name not in values]:

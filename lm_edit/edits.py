@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
-from edit_hooks.deltas.saved import check_base, read_deltas, save_edits
+from edit_hooks.deltas.saved import check_base, read_deltas, require_saved_edit, save_edits
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.request import RequestGroup
+from edit_hooks.request import RequestGroup, require_subjects
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.outputs import check_output_folder
 
@@ -62,11 +62,15 @@ def make_edits(
         plan_options |= {"mode": mode, "edits": edits, "num_edits": num_edits}
     if grouping == "sequential":
         plan_options["edit_batch_size"] = edit_batch_size
+    if num_edits is not None and num_edits < 1:
+        raise EditingError(f"num_edits={num_edits}; at least one edit is needed.")
     lm = EditedHFLM(**model_options, **plan_options)
     settings = {"data": data} if data else {"pretrained": None if lm.is_demo else True}
     groups = lm.plan.groups or tuple(
         (request.in_context(lm.edit_context),) for request in load_edits(edits, settings, num_edits)
     )
+    if lm.editor.needs_subject:
+        require_subjects([request for group in groups for request in group], lm.editor.name)
     saved: list[tuple[RequestGroup, Delta]] = []
     failed: dict[str, str] = {}
     for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps
@@ -96,6 +100,8 @@ def export_edits(
     if file_format not in FORMATS:
         raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
     out = check_output_folder(out)
+    for path in paths:
+        require_saved_edit(path)
     lm = EditedHFLM(**model_options, mode="none")
     base = _describe_model(lm)
     deltas = read_deltas(paths, lm.model, lm.identity)

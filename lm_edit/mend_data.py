@@ -5,17 +5,18 @@ It consists of edits with paraphrases and unrelated texts.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edit_hooks.training.edit_data import EditData, EditExample
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import Settings, read_rows
+from lm_eval_tasks.common.dataset import Settings
 from lm_eval_tasks.common.fields import Fields
 
 FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality")
@@ -72,10 +73,8 @@ def _read(source: str, settings: Settings) -> tuple[list[EditExample], dict[str,
     """The edits of a source and its description for the report."""
     path = Path(source).expanduser()
     if path.suffix in (".jsonl", ".json"):
-        if not path.is_file():
-            raise EditingError(f"training data {source} is not a file.")
-        examples = [_parse(record, where) for where, record in read_rows(path)]
-        return examples, {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        examples = [_parse(record, where) for where, record in read_rows(path, "file of training edits")]
+        return examples, {"file": path.name, "sha256": sha256_of(path)}
     loaded = find_benchmark(source, "a JSON or JSONL file").load(settings)
     return [_to_example(case) for case in loaded.records], {"benchmark": source, **loaded.source}
 

@@ -7,7 +7,6 @@ budget, length limit, precision. So an editor finds the second moments that were
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +17,19 @@ from safetensors import SafetensorError, safe_open
 from edit_hooks.base.registry import load_editor
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.lm.model import EditedHFLM
-from edit_hooks.locate.corpora import SELF
+from edit_hooks.locate.corpora import SELF, check_source
 from edit_hooks.locate.editor import LocateThenEditEditor
 from edit_hooks.locate.null_space import DEFAULT_ENERGY, Projector, null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.modeling.architectures import check_layers, input_device
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root
+from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_writable_folder
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 # Editor settings that determine which second moments the editor looks up.
 MOMENT_SETTINGS = ("layers", "second_moments", "moment_tokens", "moment_length", "moment_dtype", "seed")
@@ -122,7 +123,7 @@ def prepare_stats(
     lm = EditedHFLM(**model_options, mode="none")
     if locate_editor is not None:
         settings, limit = _settings_of(locate_editor, lm, limit)
-    check_layers(settings["layers"], lm.model)
+    check_layers(settings["layers"], lm.outline)
     stored_keys = {manifest.stem for manifest in root.rglob("*.json")}
     moment_settings = MomentSettings(
         settings.get("second_moments") or SELF,
@@ -131,6 +132,7 @@ def prepare_stats(
         seed=settings.get("seed") or 0,
         dtype=settings.get("moment_dtype") or "float32",
     )
+    check_source(moment_settings.source)  # while no weight is loaded
     moments = second_moments(lm.model, lm.tokenizer, settings["layers"], moment_settings, folder=root, quiet=quiet)
     reports = []
     for layer, moment in moments.items():
@@ -150,16 +152,16 @@ def prepare_stats(
 
 def list_stored_moments(folder: Path | None = None) -> list[StoredMoment]:
     """All stored second moments, sorted by model, text and layer; unreadable files are logged and skipped."""
-    root = folder or cache_root() / "stats"
+    root = require_folder(folder or cache_root() / "stats", "folder of matrices")
     projectors = _list_projectors(root)
     moments = []
     for manifest in root.rglob("*.json"):
         try:
-            record = json.loads(manifest.read_text(encoding="utf-8"))
+            record = read_json(manifest, finite=False)
             description, report = record["description"], record["report"]
             if key_of(description) != manifest.stem:
                 raise EditingError("it does not describe this file")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%r); an edit that needs it collects it again.", manifest, error)
             continue
         matrix = manifest.with_suffix(".safetensors")
@@ -223,7 +225,7 @@ def _settings_of(
     editor: LocateThenEditEditor[Any], lm: EditedHFLM, limit: NullSpaceLimit
 ) -> tuple[dict[str, Any], NullSpaceLimit]:
     """The moment settings of an editor, and its null-space rule unless one is set."""
-    config = editor.default_config(lm.model)
+    config = editor.default_config(lm.outline)
     settings = {name: getattr(config, name) for name in MOMENT_SETTINGS}
     if settings["second_moments"] is None:
         raise EditingError(

@@ -17,7 +17,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import logging
 import platform
 import shutil
 import uuid
@@ -28,8 +27,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import blocks_of, cache_root, packaged_file, sha256_of
+from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.logs import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 DEMO_NAME = "gemma-3-270m (Q4_K_M, demo)"
@@ -322,7 +323,7 @@ def _is_usable(folder: Path, dtype: DemoDtype) -> bool:
 
 def _manifest_problem(folder: Path, manifest_path: Path, dtype: DemoDtype) -> str | None:
     try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        manifest = read_json(manifest_path)
         conversion = (manifest["source_sha256"], manifest["dtype"], manifest["conversion_version"])
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -146,7 +146,7 @@ def _number(value: Any, kind: type, name: str, hint: Any) -> Any:
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             number = kind(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             number = None
         if number is not None and not math.isnan(number) and (isinstance(value, str) or number == value):
             return number

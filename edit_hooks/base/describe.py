@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 import re
 import typing
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from typing import Any
 
 from edit_hooks.base.registry import EDITORS, editor_class, editor_names
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,10 @@ from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout
 from edit_hooks.request import SLOT, EditRequest, require_subjects
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.progress import Progress
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 # In ``contract_settings``: replaced by a list of short texts on which the tiny models' tokenizers were trained.
 CONTRACT_TEXTS = "contract-texts"
@@ -121,6 +121,20 @@ class Editor(abc.ABC, Generic[ConfigT]):
         check_layers(config.layers, model_config)
         architecture_of(model_config)
         return config
+
+    def check_settings(self, outline: nn.Module) -> None:
+        """Check the user's settings and the files that they name, before any weight is loaded.
+
+        Args:
+            outline: the model without weights: its configuration, modules and shapes.
+
+        Raises:
+            EditingError: for settings that do not fit the model, and for inputs that are missing or unreadable.
+        """
+        self.check_inputs(self.default_config(outline))
+
+    def check_inputs(self, config: ConfigT) -> None:
+        """Hook: check the inputs besides the model that :meth:`prepare` will read."""
 
     def resolve_config(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None

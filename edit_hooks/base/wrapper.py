@@ -61,6 +61,10 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
     def default_config(self, model: nn.Module) -> WrapperConfigT:
         return self._with_base(self.base.default_config(model), model)
 
+    def check_settings(self, outline: nn.Module) -> None:
+        super().check_settings(outline)
+        self.base.check_settings(outline)
+
     def resolve_config(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
     ) -> WrapperConfigT:

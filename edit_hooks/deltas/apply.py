@@ -7,7 +7,6 @@ Quantized weights are not written: their updates are added to the outputs of the
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -23,9 +22,10 @@ from edit_hooks.modeling.tensors import at_least_float32, bit_sum
 from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.scopes import undone
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 UNEDITED_STATE = "unedited"
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.fingerprint import tensor_checksum
-from edit_hooks.modeling.tensors import unpack_bits, write_tensors
+from edit_hooks.modeling.tensors import read_tensors, unpack_bits, write_tensors
 from edit_hooks.utils.deprecation import warn_renamed
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
@@ -209,12 +208,7 @@ class Delta:
         Raises:
             EditingError: the file is missing, damaged or of another kind.
         """
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise EditingError(f"cannot read the edit in {path}: {error}") from error
+        header, tensors = read_tensors(path, "edit")
         if header.get("format") != FORMAT:
             raise EditingError(f"{path} is not a saved edit (format {header.get('format')!r}, want {FORMAT!r}).")
         # Files of release 0.1.0 have no checksum of the header, which holds orientations, metadata and diagnostics.

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,8 +27,9 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.peft_rules import check_adapter_config, rank_of, scaling, target_names
 from edit_hooks.modeling.architectures import is_transposed, unwrapped
-from edit_hooks.modeling.tensors import write_tensors
+from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.outputs import check_output_folder
 from edit_hooks.utils.scopes import undone
 
@@ -126,11 +126,7 @@ def read_peft(folder: str | Path, model: nn.Module) -> Delta:
     """
     folder = Path(folder)
     config = _read_adapter_config(folder / CONFIG_NAME)
-    try:
-        with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise EditingError(f"cannot read the adapter in {folder}: {error}") from error
+    _, tensors = read_tensors(folder / WEIGHTS_NAME, "adapter")
     inner = unwrapped(model)
     factors = {
         name: _read_factor(inner, config, name, tensors, str(folder))
@@ -205,9 +201,9 @@ def _with_minimal_rank(factor: Factor) -> Factor:
 
 def _read_adapter_config(path: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = read_json(path)
         _ = config["peft_type"], int(config["r"]), float(config["lora_alpha"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EditingError(f"{path} is not readable as an adapter's configuration: {error!r}") from None
     check_adapter_config(config, str(path.parent))
     return config
@@ -226,7 +222,7 @@ def _read_origin(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["meta"])
+        return dict(read_json(path, finite=False)["meta"])
     except (ValueError, KeyError, TypeError) as error:
         raise EditingError(f"{path} is damaged: {error!r}") from None
 

@@ -19,8 +19,10 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft
 from edit_hooks.modeling.base_model import compare_models
 from edit_hooks.modeling.identity import ModelIdentity
+from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
 from edit_hooks.utils.outputs import check_output_folder
 
 INDEX_NAME = "edits.json"
@@ -46,12 +48,17 @@ def load_edit(path: str | Path, model: nn.Module, identity: ModelIdentity) -> Lo
     Raises:
         EditingError: for other paths, damaged files and edits of other weights.
     """
-    path = Path(path).expanduser()
+    delta = read_edit(path, model)
+    return LoadedEdit(delta, check_base(delta, model, identity, str(path)))
+
+
+def read_edit(path: str | Path, outline: nn.Module) -> Delta:
+    """As :func:`load_edit`, for a model without weights: only names and shapes are checked."""
+    path = user_path(path, "saved edit")
     is_adapter = (path / CONFIG_NAME).is_file()
-    delta = read_peft(path, model) if is_adapter else Delta.load(_delta_file(path))
-    found = check_base(delta, model, identity, str(path))
-    AppliedDeltas(model).check(delta)
-    return LoadedEdit(delta, found)
+    delta = read_peft(path, outline) if is_adapter else Delta.load(_delta_file(path))
+    AppliedDeltas(outline).check(delta)
+    return delta
 
 
 def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelIdentity) -> list[Delta]:
@@ -67,6 +74,11 @@ def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelId
         deltas.append(delta)
     _check_chain([edit for delta in deltas for edit in _summand_metadata(delta.meta)], "these edits")
     return deltas
+
+
+def require_saved_edit(path: str | Path) -> None:
+    """Check that a path names a file that may hold a saved edit, by its header alone."""
+    require_tensors(_delta_file(user_path(path, "saved edit")), "saved edit")
 
 
 def check_base(delta: Delta, model: nn.Module, identity: ModelIdentity, source: str) -> list[str]:

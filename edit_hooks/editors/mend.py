@@ -140,13 +140,16 @@ class MEND(Editor[MENDConfig]):
             self._apply_manifest(config, read_manifest(config.artifact))
         return config
 
-    def prepare(self, config: MENDConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def check_inputs(self, config: MENDConfig) -> None:
         if config.artifact is None:
             raise EditingError(
                 "editor 'mend' needs a hyper-network trained for this model: run lm-edit train-mend and pass its "
                 "folder as editor_args=artifact:<folder> (artifact:identity: untrained, a plain gradient step)."
             )
-        if config.artifact != IDENTITY:
+
+    def prepare(self, config: MENDConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.check_inputs(config)
+        if config.artifact is not None and config.artifact != IDENTITY:
             recorded, source = read_manifest(config.artifact)["model"], f"the hyper-network in {config.artifact}"
             compare_models(recorded, model, model_identity(model, tokenizer), source)
 

@@ -17,7 +17,6 @@ above s_max are therefore enlarged, in the release too; ``safe`` takes min(s, F(
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,8 +33,9 @@ from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 STATE_PREFIX = "prune"  # of the raw updates in saved edits, and of their report

@@ -19,9 +19,10 @@ from safetensors import safe_open
 from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import write_tensors
-from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import sha256_of, write_atomically
+from edit_hooks.utils.errors import EditingError, first_line
+from edit_hooks.utils.files import sha256_of, user_path, write_atomically
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import parse_json
 
 FORMAT = "lm-eval-editing/mend/1"
 WEIGHTS_NAME, MANIFEST_NAME = "hypernetwork.safetensors", "manifest.json"
@@ -57,7 +58,7 @@ def save_network(
 
 def artifact_file(path: str | Path) -> Path:
     """The weights file of an artifact, which may be named by its folder or by that file."""
-    file = Path(path).expanduser()
+    file = user_path(path, "trained hyper-network")
     if file.is_dir():
         file = file / WEIGHTS_NAME
     if not file.is_file():
@@ -81,14 +82,14 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
         with safe_open(file, framework="pt") as tensors:
             header = tensors.metadata() or {}
     except Exception as error:
-        raise EditingError(f"cannot read the hyper-network in {file}: {error}") from error
+        raise EditingError(f"cannot read the hyper-network in {file}: {first_line(error)}.") from error
     if header.get("format") != FORMAT:
         raise EditingError(f"{file} is no trained hyper-network (format {header.get('format')!r}, want {FORMAT!r}).")
+    manifest = parse_json(header.get("manifest", ""), f"manifest of {file}", finite=False)
     try:
-        manifest: dict[str, Any] = json.loads(header["manifest"])
         for section in {"editor", "training", "network"} & set(manifest):
             manifest[section] = with_current_settings(manifest[section])
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
         raise EditingError(f"the hyper-network in {file} is damaged: {error!r}") from error
     return manifest
 

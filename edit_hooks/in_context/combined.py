@@ -51,6 +51,10 @@ class EditorWithContext(Editor[CombinedConfig]):
     def default_config(self, model: nn.Module) -> CombinedConfig:
         return _combine_configs(self.base.default_config(model), self.context.default_config(model))
 
+    def check_settings(self, outline: nn.Module) -> None:
+        self.base.check_settings(outline)
+        self.context.check_settings(outline)
+
     def resolve_config(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, stored: Mapping[str, Any] | None = None
     ) -> CombinedConfig:

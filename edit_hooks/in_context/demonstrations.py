@@ -8,8 +8,6 @@ of invented people and places, so no benchmark can contain it.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,8 @@ from pathlib import Path
 from edit_hooks.deltas.context_edit import QUESTION, fact_line, format_demonstration
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import sha256_of
+from edit_hooks.utils.json_io import read_rows
 
 BUILTIN = "builtin"
 
@@ -86,26 +86,17 @@ def load_pool(source: str, start: int = 0) -> Pool:
     """
     if source == BUILTIN:
         return Pool(tuple(_builtin_records()), 0, BUILTIN)
-    path = Path(source).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+        rows = read_rows(source, "pool")
+    except EditingError as error:
         raise EditingError(
-            f"pool={source}: cannot be read ({error.strerror}); give a JSON or JSONL file of records in the "
-            f"CounterFact or BAKE schema, or {BUILTIN!r}."
+            f"{error} A pool is a JSON or JSONL file in the CounterFact or BAKE schema, or {BUILTIN!r}."
         ) from None
-    try:
-        is_array = text.lstrip().startswith("[")
-        rows = json.loads(text) if is_array else [json.loads(line) for line in text.split("\n") if line]
-    except json.JSONDecodeError as error:
-        raise EditingError(f"pool={source}: not valid JSON ({error.msg}, line {error.lineno}).") from None
-    records = [
-        _parse_record(row, f"pool={source}, record {number}") for number, row in enumerate(rows) if number >= start
-    ]
+    records = [_parse_record(row, f"pool {where}") for where, row in rows[start:]]
     usable = tuple(record for record in records if record.paraphrases and record.neighbors)
     if not usable:
         raise EditingError(f"pool={source}: no usable record from number {start} on (of {len(rows)}).")
-    return Pool(usable, len(records) - len(usable), hashlib.sha256(text.encode()).hexdigest())
+    return Pool(usable, len(records) - len(usable), sha256_of(Path(source).expanduser()))
 
 
 def _parse_record(row: object, where: str) -> PoolRecord:
@@ -114,13 +105,21 @@ def _parse_record(row: object, where: str) -> PoolRecord:
             f"{where}: the field 'requested_rewrite' is missing; give records in the CounterFact or BAKE schema."
         )
     rewrite = dict(row["requested_rewrite"])
-    targets = {name: (rewrite.get(name) or {}).get("str") for name in ("target_new", "target_true")}
+    objects = {name: rewrite.get(name) or {} for name in ("target_new", "target_true")}
+    lists = {name: row.get(name) or [] for name in ("paraphrase_prompts", "neighborhood_prompts")}
+    for name, value in objects.items():
+        if not isinstance(value, Mapping):
+            raise EditingError(f"{where}: {name!r} is {value!r}; an object with 'str' is needed.")
+    for name, value in lists.items():
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise EditingError(f"{where}: {name!r} is {value!r}; a list of texts is needed.")
+    targets = {name: value.get("str") for name, value in objects.items()}
     fields = {"prompt": rewrite.get("prompt"), "subject": rewrite.get("subject"), **targets}
     edit = EditRequest.from_dict({name: value for name, value in fields.items() if value is not None}, where=where)
-    neighbors = [text for text in row.get("neighborhood_prompts", []) if text.strip()]
+    neighbors = [text for text in lists["neighborhood_prompts"] if text.strip()]
     return PoolRecord(
         edit=edit,
-        paraphrases=tuple(text.strip() for text in row.get("paraphrase_prompts", []) if text.strip()),
+        paraphrases=tuple(text.strip() for text in lists["paraphrase_prompts"] if text.strip()),
         neighbors=tuple((text.strip(), edit.target_true) for text in neighbors) if edit.target_true else (),
     )
 

@@ -10,6 +10,7 @@ Shapes: N texts, E embedding width.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -85,9 +86,11 @@ REQUIREMENTS: dict[str, Callable[[], object]] = {MINILM: require_minilm}
 
 
 def require_embedder(name: str) -> None:
-    """Raise EditingError if a built-in embedder is not installed; reads no model."""
+    """Raise EditingError if an embedder's package is not installed; reads no model."""
     if name in REQUIREMENTS:
         REQUIREMENTS[name]()
+    elif name not in EMBEDDERS and importlib.util.find_spec("sentence_transformers") is None:
+        raise _no_sentence_transformers(name)
 
 
 def load_embedder(name: str) -> Embedder:
@@ -104,15 +107,19 @@ def _built_in(factory: Callable[[], Embed]) -> Embedder:
     return Embedder(factory())
 
 
+def _no_sentence_transformers(name: str) -> EditingError:
+    return EditingError(
+        f"embedder {name!r} needs sentence-transformers: pip install 'lm-eval-editing[ike]'; or use embedder=words, "
+        "which needs no package (the papers do not use it)."
+    )
+
+
 @functools.cache
 def _sentence_transformer(name: str) -> Embedder:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
-        raise EditingError(
-            f"embedder {name!r} needs sentence-transformers: pip install 'lm-eval-editing[ike]'; or use "
-            "embedder=words, which needs no package (the papers do not use it)."
-        ) from None
+        raise _no_sentence_transformers(name) from None
     try:
         model = SentenceTransformer(name, device="cpu")
     except Exception as error:

@@ -7,7 +7,6 @@ than the next, or no document at all.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,8 +15,9 @@ from typing import Any
 import torch
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def start_processes(tensor_parallel: bool) -> None:

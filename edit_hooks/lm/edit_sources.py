@@ -8,13 +8,14 @@ entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.plugins import import_object, registered
 
 ENTRY_POINTS = "lm_eval_editing.edit_sources"
@@ -30,7 +31,11 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
     Raises:
         EditingError: for an unknown source, malformed lines, too few edits, and duplicate edits.
     """
-    requests = _from_file(Path(source).expanduser()) if is_file(source) else _from_benchmark(source, settings)
+    if is_file(source):
+        rows = read_rows(user_path(source, "file of edit requests"), "file of edit requests")
+        requests = [EditRequest.from_dict(row, where=where) for where, row in rows]
+    else:
+        requests = _from_benchmark(source, settings)
     if num_edits is not None:
         if num_edits > len(requests):
             raise EditingError(f"num_edits={num_edits}, but {source} has {len(requests)} edits.")
@@ -49,29 +54,6 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
 def is_file(source: str) -> bool:
     """Whether ``edits=source`` names a file of edit requests, not a benchmark."""
     return Path(source).suffix in (".jsonl", ".json")
-
-
-def _from_file(path: Path) -> list[EditRequest]:
-    """Edit requests from JSON lines (one per line) or a JSON list."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise EditingError(f"edits={path} cannot be read: {error.strerror}.") from None
-    if text.lstrip().startswith("["):
-        rows = [(f"{path}, record {number}", row) for number, row in enumerate(_parse(text, str(path)))]
-    else:
-        lines = enumerate(text.split("\n"), start=1)
-        rows = [(f"{path}, line {n}", _parse(line, f"{path}, line {n}")) for n, line in lines if line.strip()]
-    if not rows:
-        raise EditingError(f"edits={path} holds no edit request.")
-    return [EditRequest.from_dict(row, where=where) for where, row in rows]
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise EditingError(f"{where}: not valid JSON ({error.msg}).") from None
 
 
 def _from_benchmark(name: str, settings: Mapping[str, Any]) -> list[EditRequest]:

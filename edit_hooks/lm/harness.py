@@ -6,9 +6,13 @@ so that a test can name the member that a new release no longer has.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import resolve_max_length
@@ -16,15 +20,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edit_hooks.lm.complete_loading import CompleteLoading, require_complete_adapter
+from edit_hooks.lm.model_options import check_model_options
 from edit_hooks.lm.quantization import take_quantization
 from edit_hooks.modeling.weights import keep_layout
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, first_line
 
 # `module:object` -> member -> why it is needed; the owner of a function is its module
 PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
     "lm_eval.models.huggingface:HFLM": {
         "_DEFAULT_MAX_LENGTH": "read: the context length of models whose config has none",
-        "AUTO_MODEL_CLASS": "set: its from_pretrained refuses incomplete checkpoints",
+        "AUTO_MODEL_CLASS": "set and called: complete checkpoints only; the model without weights",
         "_create_model": "overridden: weights are loaded at the first question",
         "_loglikelihood_tokens": "overridden: stock tasks under hook and context edits",
         "_max_length": "read: the context length set by the user",
@@ -68,8 +73,11 @@ class LateLoadingHFLM(HFLM):
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._in_constructor = True
+        name = getattr(pretrained, "name_or_path", pretrained)
+        check_model_options(pretrained, kwargs)
         try:
-            super().__init__(pretrained=pretrained, **kwargs)
+            with _as_user_error(f"pretrained={name} cannot be used with these options"):
+                super().__init__(pretrained=pretrained, **kwargs)
         finally:
             self._in_constructor = False
 
@@ -103,7 +111,8 @@ class LateLoadingHFLM(HFLM):
         model_class = self.AUTO_MODEL_CLASS
         self.AUTO_MODEL_CLASS = CompleteLoading(model_class)
         try:
-            super()._create_model(*args, **kwargs)
+            with _as_user_error(f"the weights of pretrained={self.pretrained} cannot be loaded"):
+                super()._create_model(*args, **kwargs)
         finally:
             self.AUTO_MODEL_CLASS = model_class
         inner = super().model
@@ -117,6 +126,19 @@ class LateLoadingHFLM(HFLM):
             inner.to(self.device)
         _refuse_offloaded(inner)
         self.check_loaded(inner)
+
+    @property
+    def outline(self) -> PreTrainedModel:
+        """The model without its weights, on the meta device: modules, names and shapes for early checks.
+
+        The model itself once it is loaded.
+        """
+        if self._load_arguments is None:
+            return self.model
+        arguments = self._load_arguments[1]
+        kept = {name: arguments[name] for name in ("trust_remote_code", "attn_implementation") if name in arguments}
+        with torch.device("meta"), _as_user_error(f"pretrained={self.pretrained} cannot be used with these options"):
+            return self.AUTO_MODEL_CLASS.from_config(copy.deepcopy(self.config), **kept)
 
     def check_loaded(self, model: nn.Module) -> None:
         """Check a model right after loading, before anything runs on it."""
@@ -135,6 +157,15 @@ class LateLoadingHFLM(HFLM):
         """Token ids of a context and its continuation, encoded together."""
         return self._encode_pair(context, continuation)
 
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Format a chat as in the parent class; a tokenizer without a template is refused."""
+        if self.tokenizer.chat_template is None:
+            raise EditingError(
+                "this model's tokenizer has no chat template; drop --apply_chat_template or name an instruction-tuned "
+                "model."
+            )
+        return super().apply_chat_template(chat_history, add_generation_prompt)
+
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Refuse ``--use_cache``, whose keys contain the prompt but not the edits."""
         database = cache_hook.dbdict
@@ -148,6 +179,19 @@ class LateLoadingHFLM(HFLM):
                 "Leave it out: edited_hf keeps finished edits in its own store (model_args store=<folder>)."
             )
         super().set_cache_hook(cache_hook)
+
+
+@contextlib.contextmanager
+def _as_user_error(failure: str) -> Iterator[None]:
+    """Turn errors of lm-eval, transformers and the hub client into one sentence about what the user asked for."""
+    try:
+        yield
+    except EditingError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise EditingError(f"{failure}: {first_line(error)} Use a smaller dtype or more devices.") from error
+    except Exception as error:  # each library has its own types
+        raise EditingError(f"{failure}: {first_line(error)} (LM_EDIT_DEBUG=1 shows where).") from error
 
 
 class _NotLoaded:

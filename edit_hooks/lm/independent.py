@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from edit_hooks.request import RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 # Edits per batch: few enough to lose little to a kill, many enough to use the hardware.
 BATCH, BATCH_ON_GPU = 16, 64

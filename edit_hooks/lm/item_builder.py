@@ -96,7 +96,10 @@ class ItemBuilder:
     def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
         """Build an item for decoding from the generation settings of an lm-eval task."""
         lm = self._lm
-        settings = normalize_gen_kwargs(dict(gen_kwargs), lm.max_gen_toks)
+        try:
+            settings = normalize_gen_kwargs(dict(gen_kwargs), lm.max_gen_toks)
+        except (TypeError, ValueError) as error:
+            raise EditingError(f"generation_kwargs {dict(gen_kwargs)!r} cannot be used: {error}.") from None
         sampling = settings.get("do_sample") or settings.get("temperature", 0.0) not in (0, 0.0)
         if sampling or (other := set(settings) - GREEDY_ONLY):
             setting = "sampling" if sampling else ", ".join(sorted(other))

@@ -26,7 +26,7 @@ from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
 from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.saved import editor_of, load_edit, requests_of
+from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
@@ -53,16 +53,18 @@ from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
+from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest, require_subjects
 from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import parse_checkpoints
 from edit_hooks.utils.scopes import undone
 
-log = logging.getLogger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
+log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
 OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
 # Modules that decide how the unedited model answers.
@@ -105,12 +107,23 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.join_processes()
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
-        if self.options.makes_edits and self.editor.writes != ("context",):
-            architecture_of(self.config)
-            check_quantization(self.editor, self.config, quantization)
+        self._saved_edit = self._check_before_loading(quantization)
         if self._model is not None:  # given as an object
             self.check_loaded(self._model)
         self._log_banner(pretrained)
+
+    def _check_before_loading(self, quantization: Mapping[str, Any]) -> Delta | None:
+        """Refuse what cannot work while no weight is loaded; return the edit of ``load_edit``."""
+        self._store  # noqa: B018  # refuses a path that cannot be a folder
+        if self.options.load_edit:
+            return read_edit(self.options.load_edit, self.outline)
+        if self.options.makes_edits:
+            require_offsets(self.tokenizer)
+            if self.editor.writes != ("context",):
+                architecture_of(self.config)
+                check_quantization(self.editor, self.config, quantization)
+            self.editor.check_settings(self.outline)
+        return None
 
     def check_loaded(self, model: nn.Module) -> None:
         super().check_loaded(model)
@@ -153,8 +166,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def _dispatch(
         self, requests: list[Instance], stock: Callable[..., list[Any]], answer_jobs: AnswerJobs, disable_tqdm: bool
     ) -> list[Any]:
-        self._identify()
         with_edits = [request for request in requests if has_edit_requests(request)]
+        questions = self._questions(with_edits)  # refuses malformed requests while no weight is loaded
+        self._identify()
         ordinary = [request for request in requests if not has_edit_requests(request)]
         stock_answers: Iterator[Any] = iter(())
         edited_answers: Iterator[Any] = iter(())
@@ -162,10 +176,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             with self._stock_tasks():
                 stock_answers = iter(stock(ordinary, disable_tqdm=disable_tqdm))
         if with_edits:
-            edited_answers = iter(self._answer_under_edits(with_edits, answer_jobs))
+            edited_answers = iter(self._answer_under_edits(with_edits, questions, answer_jobs))
         return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
 
-    def _answer_under_edits(self, requests: Sequence[Instance], answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+    def _questions(self, requests: Sequence[Instance]) -> list[Question]:
         validated: dict[str, EditRequest] = {}  # every instance of a case repeats the case's requests
         questions = []
         for request in requests:
@@ -179,6 +193,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             questions.append(
                 Question(self.items.from_instance(request), tuple(edits), bool(request.doc.get("ask_unedited")))
             )
+        return questions
+
+    def _answer_under_edits(
+        self, requests: Sequence[Instance], questions: Sequence[Question], answer_jobs: AnswerJobs
+    ) -> list[EditedAnswer]:
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
@@ -291,7 +310,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if options.mode == "none":
             return UneditedSession()
         if options.load_edit:
-            delta, found = load_edit(options.load_edit, self.model, self.identity)
+            assert self._saved_edit is not None
+            delta = self._saved_edit
+            found = check_base(delta, self.model, self.identity, options.load_edit)
             facts = {"loaded_from": options.load_edit, "checksum": delta.checksum(), "model_differences": found}
             report = EditReport(editor=editor_of(delta), diagnostics=facts)
             return SavedEditSession(self.model, delta, report, requests_of(delta))

@@ -19,6 +19,8 @@ ANSWERS = ("auto", "patch")
 ENGINES = ("fast", "reference")
 DEFAULT_EDITOR = "r_rome"
 
+TEXT_OPTIONS = ("editor", "mode", "load_edit", "data", "answer", "engine", "store", "edits", "guard")
+
 # icl -> the editor of the context, and its settings
 ICL: dict[str, tuple[str, dict[str, Any]]] = {
     "no": ("", {}),
@@ -102,6 +104,10 @@ class EditingOptions:
     guard_loss_increase: float = 3.0
 
     def __post_init__(self) -> None:
+        if self.mode is None:  # lm-eval reads mode=none in a string of model arguments as None
+            object.__setattr__(self, "mode", "none")
+        for name in TEXT_OPTIONS:
+            _text(name, getattr(self, name), required=name == "editor")
         object.__setattr__(self, "mode", self.mode or ("loaded" if self.load_edit else "single"))
         _one_of("mode", self.mode, MODES)
         self._check_plan()
@@ -200,6 +206,13 @@ def _one_of(name: str, value: object, accepted: Iterable[str]) -> None:
     if value not in accepted:
         hint = near_misses(str(value), accepted)
         raise EditingError(f"{name}={value!r} is not known.{hint} Accepted: {', '.join(accepted)}.")
+
+
+def _text(name: str, value: object, required: bool) -> None:
+    if not isinstance(value, str) and (required or value is not None):
+        raise EditingError(
+            f"{name}={value!r} is no text; a text is needed. For a file or folder of that name write ./{value}."
+        )
 
 
 def _whole(name: str, value: object, least: int) -> None:

@@ -7,7 +7,6 @@ truncation are those of any prompt.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -18,8 +17,9 @@ from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.lm.item_builder import Built, ItemBuilder, ItemT
 from edit_hooks.prompt_context import ChatTemplate, Messages
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 # (prompt, continuation) -> item
 ScoreItemBuilder: TypeAlias = Callable[[str, str], Built[ScoreItem]]

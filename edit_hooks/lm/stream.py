@@ -7,7 +7,6 @@ verifies the fingerprint of the weights after every step, so a resumed stream is
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -32,8 +31,9 @@ from edit_hooks.request import RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 
 # A short plain text; its loss on the edited model reveals a collapse before any benchmark does.

@@ -22,7 +22,6 @@ Shapes: F facts, N draws, C cells (a fact and one of its tokens), L layers, d re
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -45,8 +44,9 @@ from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 
 AnswerRule = Literal["known", "predicted", "true"]

@@ -16,14 +16,15 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import sha256_of
+from edit_hooks.utils.files import read_text, sha256_of, user_path
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import read_rows
 
 SELF = "self"
 
@@ -79,6 +80,23 @@ class Corpus:
         return _stream_hub(self.hub)
 
 
+def is_text_source(source: object) -> TypeGuard[Source]:
+    """Whether second moments are collected from text, rather than read from a file of matrices or a mapping."""
+    return isinstance(source, (list, tuple)) or (
+        isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors"
+    )
+
+
+def check_source(source: Source) -> None:
+    """Refuse a source that cannot be read, without the network: a hub id is resolved when its text is needed.
+
+    Raises:
+        EditingError: as :func:`open_corpus`.
+    """
+    if not isinstance(source, (str, os.PathLike)) or not _is_hub_id(os.fspath(source)):
+        open_corpus(source, seed=0)
+
+
 def open_corpus(source: Source, seed: int) -> Corpus:
     """Read a source, or resolve it on the hub.
 
@@ -93,15 +111,21 @@ def open_corpus(source: Source, seed: int) -> Corpus:
     name = os.fspath(source)
     if name == SELF:
         return Corpus({"kind": SELF, "seed": seed})
-    path = Path(name).expanduser()
+    path = user_path(name, "corpus")
     if path.exists():
         return _from_texts(_read_texts(path))
-    if path.suffix in TEXT_SUFFIXES or name.startswith((".", "/", "~")) or not 1 <= name.count("/") <= 2:
+    if not _is_hub_id(name):
         raise EditingError(
             f"second moments come from {name!r}, which is neither a file or folder here, nor 'self', nor a hub id "
             "like wikimedia/wikipedia/20231101.en."
         )
     return _from_hub(name, seed)
+
+
+def _is_hub_id(name: str) -> bool:
+    path = user_path(name, "corpus")
+    looks_local = path.suffix in TEXT_SUFFIXES or name.startswith((".", "/", "~"))
+    return not path.exists() and not looks_local and 1 <= name.count("/") <= 2
 
 
 def _from_texts(texts: Sequence[str]) -> Corpus:
@@ -120,15 +144,17 @@ def _text_files(path: Path) -> list[Path]:
 def _read_texts(path: Path) -> list[str]:
     texts: list[str] = []
     for file in _text_files(path):
-        try:
-            content = file.read_text(encoding="utf-8")
-            if file.suffix == ".jsonl":
-                texts += [str(json.loads(line)["text"]) for line in content.splitlines() if line.strip()]
-            else:
-                texts += content.split("\n\n")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise EditingError(f"cannot read text from {file}: {error!r}; .txt or .jsonl with 'text' fits.") from None
+        if file.suffix == ".jsonl":
+            texts += [_text_of(row, where) for where, row in read_rows(file, "corpus")]
+        else:
+            texts += read_text(file, "corpus").split("\n\n")
     return texts
+
+
+def _text_of(row: object, where: str) -> str:
+    if not isinstance(row, Mapping) or not isinstance(row.get("text"), str):
+        raise EditingError(f"cannot read text from {where}: the field 'text' with a text is needed in every line.")
+    return str(row["text"])
 
 
 def _from_hub(name: str, seed: int) -> Corpus:

@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -17,7 +16,7 @@ from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
-from edit_hooks.locate.corpora import digest_of
+from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
 from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise_ratio
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, MomentSettings, second_moments
@@ -26,6 +25,7 @@ from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
 from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
+from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
@@ -127,6 +127,12 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
             config.moment_digest = digest_of(config.second_moments)
         return config
 
+    def check_inputs(self, config: LocateThenEditConfigT) -> None:
+        if is_text_source(source := config.second_moments):
+            check_source(source)
+        elif isinstance(source, (str, os.PathLike)):
+            require_tensors(source, "file of 'second_moments'")
+
     def fill_sampled_settings(
         self, config: LocateThenEditConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> LocateThenEditConfigT:
@@ -163,10 +169,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
     ) -> dict[int, SecondMoment]:
         """The second moments of the edited layers, from the configured source."""
         source = config.second_moments
-        is_text = isinstance(source, (list, tuple)) or (
-            isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".safetensors"
-        )
-        if not is_text:
+        if not is_text_source(source):
             return load_second_moments(source, config.edited_layers, model)
         settings = MomentSettings(
             source,

@@ -23,7 +23,6 @@ Shapes: E edits, R instances of a batch, T tokens, K compared tokens, d embeddin
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -41,8 +40,9 @@ from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.vocab_loss import top_tokens
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(kw_only=True)

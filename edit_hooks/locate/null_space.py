@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,9 @@ from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_to_cache
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 DEFAULT_ENERGY = 0.1  # share of trace(C) in the null space

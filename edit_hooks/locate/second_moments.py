@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,8 +39,10 @@ from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, write_atomically, write_to_cache
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 FORMAT = "lm-eval-editing/second-moment/3"
@@ -398,7 +399,7 @@ def _load(root: Path, description: dict[str, Any]) -> SecondMoment | None:
     if not os.path.lexists(manifest):
         return None
     try:
-        record = json.loads(manifest.read_text(encoding="utf-8"))
+        record = read_json(manifest, finite=False)
         if record["description"] != description:
             raise EditingError("it was collected for something else")
         (matrix_FF,) = load_file(tensors).values()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from edit_hooks.modeling.architectures import architecture_of, map_shape, unwrapped
+from edit_hooks.modeling.tensors import read_tensors
 from edit_hooks.utils.errors import EditingError
 
 RELATIVE_RIDGE = 1e-8  # of the mean eigenvalue
@@ -179,10 +179,11 @@ def load_matrices(
         EditingError: for unreadable files, missing layers, matrices of the wrong size, and entries that are not finite.
     """
     if isinstance(source, (str, Path)):
+        _, tensors = read_tensors(source, f"file of {name!r}")
         try:
-            source = {int(key.removeprefix("layer")): tensor for key, tensor in load_file(source).items()}
-        except Exception as error:
-            raise EditingError(f"cannot read {name!r} from {source}: {error}") from None
+            source = {int(key.removeprefix("layer")): tensor for key, tensor in tensors.items()}
+        except ValueError:
+            raise EditingError(f"{name!r} in {source} has other tensors than layer<N>: {sorted(tensors)}.") from None
     if not isinstance(source, Mapping):
         raise EditingError(
             f"{name!r} is {type(source).__name__}; accepted: null, a safetensors file, or layer -> matrix."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from torch import nn
@@ -11,8 +10,9 @@ from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.fingerprint import first_release_fingerprint
 from edit_hooks.modeling.identity import ModelIdentity, differences
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 FIRST_RELEASE = "it was made by release 0.1.0, which recorded the weights of its model and nothing else"
 UNKNOWN = "it does not name the model it was made for; only its shapes are checked"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from edit_hooks.utils.files import replacing
+from edit_hooks.utils.errors import EditingError, first_line
+from edit_hooks.utils.files import replacing, require_file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> None:
@@ -29,6 +32,42 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], header: Mappi
         except SafetensorError as error:  # also a full disk
             raise OSError(f"cannot write {path}: {error}") from error
         temporary.chmod(mode)
+
+
+def require_tensors(path: str | os.PathLike[str], what: str) -> None:
+    """Check that a file is a safetensors file, by its header alone.
+
+    Raises:
+        EditingError: as :func:`read_tensors`.
+    """
+    with _opened(path, what, "cpu"):
+        pass
+
+
+def read_tensors(
+    path: str | os.PathLike[str], what: str, device: str = "cpu"
+) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Read text metadata and all tensors of a safetensors file.
+
+    Args:
+        what: kind of file, for messages, as in ``saved edit``.
+
+    Raises:
+        EditingError: the file is missing, no regular file, or no safetensors file.
+    """
+    with _opened(path, what, device) as opened:
+        header = opened.metadata() or {}
+        return header, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], what: str, device: str) -> Iterator[safe_open]:
+    file = require_file(path, what)
+    try:
+        with safe_open(file, framework="pt", device=device) as opened:
+            yield opened
+    except Exception as error:  # the format has errors of its own
+        raise EditingError(f"the {what} {path} cannot be read: {first_line(error)}; is it complete?") from error
 
 
 def pack_bits(mask: torch.Tensor) -> torch.Tensor:

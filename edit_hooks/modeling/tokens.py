@@ -24,6 +24,15 @@ class Encoding(NamedTuple):
     offsets: list[tuple[int, int]]
 
 
+def require_offsets(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise EditingError for a tokenizer without character offsets."""
+    if not tokenizer.is_fast:
+        raise EditingError(
+            f"{type(tokenizer).__name__} gives no character offsets, so subjects cannot be located; "
+            "use the fast tokenizer of this model (use_fast_tokenizer=True)."
+        )
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool | None = None) -> Encoding:
     """Encode a text with its leading special tokens, without trailing ones.
 
@@ -35,11 +44,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bo
     Raises:
         EditingError: for tokenizers without character offsets.
     """
-    if not tokenizer.is_fast:
-        raise EditingError(
-            f"{type(tokenizer).__name__} gives no character offsets, so subjects cannot be located; "
-            "use the fast tokenizer of this model (use_fast_tokenizer=True)."
-        )
+    require_offsets(tokenizer)
     if tokenizer.bos_token and text.startswith(tokenizer.bos_token):
         add_special_tokens = False
     specials_added = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}

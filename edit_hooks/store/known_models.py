@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edit_hooks.modeling.identity import ModelIdentity, differences
 from edit_hooks.store.store import Description, Store
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 KIND = "models"
 

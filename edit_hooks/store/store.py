@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +21,20 @@ from typing import Any, TypeVar
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.store.layout import ANSWERS, DELTAS, JSON, LOCKS, StoredFile, foreign_files, mark, stored_files
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root, remove_leftovers, set_aside, write_atomically, write_to_cache
+from edit_hooks.utils.files import (
+    cache_root,
+    remove_leftovers,
+    require_folder,
+    set_aside,
+    write_atomically,
+    write_to_cache,
+)
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.sqlite_cache import remove_database
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 Content = TypeVar("Content")
 
@@ -65,7 +73,7 @@ class Store:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None) -> None:
-        self.root = Path(root).expanduser() if root is not None else cache_root() / "store"
+        self.root = require_folder(root if root is not None else cache_root() / "store", "store")
 
     def load_delta(self, description: Description) -> Delta | None:
         """Return the edit stored under this description, or ``None``."""
@@ -202,7 +210,7 @@ def _checked_delta(path: Path, description: Description) -> Delta:
 
 def _checked_json(path: Path, description: Description) -> Any:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path, finite=False)
         intact = record["checksum"] == key_of(record["content"]) and key_of(record["description"]) == description.key
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EditingError(f"cannot read {path}: {error}") from None

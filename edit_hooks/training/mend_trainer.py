@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -34,7 +32,7 @@ from edit_hooks.gradient.hypernetwork import HyperNetwork
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.identity import model_identity
-from edit_hooks.modeling.tensors import write_tensors
+from edit_hooks.modeling.tensors import read_tensors, write_tensors
 from edit_hooks.modeling.weights import check_weights, keep_layout
 from edit_hooks.training.edit_data import EditData, NumberedExample, training_batch
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS, TrainingConfig
@@ -42,9 +40,10 @@ from edit_hooks.training.mend_loss import MENDLoss
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import remove_leftovers
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_output_folder, check_writable_folder
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 RESUME_NAME, RESUME_FORMAT = "resume.safetensors", "lm-eval-editing/mend-resume/1"
 MAX_SKIPPED = 20  # optimizer steps without finite gradients after which a run fails
@@ -259,12 +258,8 @@ class Trainer:
     def _read_state(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         """Header and tensors of the state file."""
         path = self.out / RESUME_NAME
-        try:
-            with safe_open(path, framework="pt", device=str(self.network.step_sizes.device)) as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise EditingError(f"cannot read the state of an earlier run in {path}: {error}") from error
+        device = str(self.network.step_sizes.device)
+        header, tensors = read_tensors(path, "state of an earlier run", device)
         if header.get("format") != RESUME_FORMAT:
             raise EditingError(f"{path} is not the state of a training run; name another folder.")
         return header, tensors

@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+
+from edit_hooks.utils.printable import printable
+
+EXIT_CODE = 2  # of commands that end with a user error, as for mistakes in arguments
+DEBUG_VARIABLE = "LM_EDIT_DEBUG"  # brings tracebacks of user errors back
+MAX_QUOTED = 200  # characters of a name that hints and lists repeat
 
 
 class EditingError(ValueError):
-    """User error; the message names the input, the accepted values and a remedy."""
+    """User error; the message names the input, the accepted values and a remedy.
+
+    Messages quote data of users, so control characters are escaped and long messages shortened here, in the one place
+    that all of them pass.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
+
+
+def traceback_wanted() -> bool:
+    """Whether commands show tracebacks of user errors: ``LM_EDIT_DEBUG=1`` in the environment."""
+    return os.environ.get(DEBUG_VARIABLE, "0").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def near_misses(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'rome'?"`` if a known word is similar, else ``""``."""
-    close = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.6)
+    close = difflib.get_close_matches(str(name)[:MAX_QUOTED], [str(word) for word in known], n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(word) for word in close)}?" if close else ""
 
 
-def unknown_keys_error(what: str, unknown: Iterable[str], known: Iterable[str]) -> EditingError:
-    """Create an error with every unknown key, its near misses and all accepted keys."""
+def unknown_keys_error(
+    what: str, unknown: Iterable[str], known: Iterable[str], others: str = "", hints: Iterable[str] = ()
+) -> EditingError:
+    """Create an error with every unknown key, its near misses and all accepted keys.
+
+    Args:
+        others: further keys that are accepted, in words, as in ``the options of --model hf``.
+        hints: further keys that near misses are looked for in.
+    """
     known = sorted(known)
-    lines = [f"unknown {what} {key!r}.{near_misses(key, known)}" for key in sorted(unknown)]
-    return EditingError("\n".join([*lines, f"Accepted: {', '.join(known)}."]))
+    keys = sorted(str(key)[:MAX_QUOTED] for key in unknown)
+    lines = [f"unknown {what} {key!r}.{near_misses(key, dict.fromkeys([*known, *hints]))}" for key in keys]
+    return EditingError("\n".join([*lines, f"Accepted: {', '.join(known)}{f', and {others}' if others else ''}."]))
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of another library's error, for a message of our own."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

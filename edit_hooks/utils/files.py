@@ -7,7 +7,6 @@ import functools
 import hashlib
 import importlib.util
 import itertools
-import logging
 import os
 import platform
 import re
@@ -16,9 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.scopes import undone
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 BLOCK_BYTES = 1 << 22
@@ -202,3 +202,92 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a text file under a temporary name and rename it."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}
+
+
+def user_path(path: str | os.PathLike[str], what: str) -> Path:
+    """The path that a user gave; ``~`` is expanded.
+
+    Raises:
+        EditingError: for text that cannot be a path, and for a place that may not be looked at.
+    """
+    try:
+        place = Path(path).expanduser()
+        place.exists()
+        if "\0" in str(place):
+            raise ValueError("it contains a NUL byte")
+    except (OSError, ValueError, RuntimeError, TypeError) as error:  # RuntimeError: ~ of an unknown user
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise EditingError(f"the {what} {path!r} cannot be read: {reason}; give another path.") from None
+    return place
+
+
+def require_file(path: str | os.PathLike[str], what: str = "file") -> Path:
+    """Check that a path names an existing regular file; ``~`` is expanded.
+
+    Devices and pipes are refused: reading them may never end.
+
+    Args:
+        what: kind of file, for the message, as in ``file of edit requests``.
+
+    Raises:
+        EditingError: for a missing file, a folder, a pipe, a device, and a path that cannot exist.
+    """
+    file = user_path(path, what)
+    if file.is_dir():
+        raise EditingError(f"the {what} {path} cannot be read: it is a folder; name a file in it.")
+    if not file.exists():
+        raise EditingError(f"the {what} {path} cannot be read: there is no such file; check the path.")
+    if not file.is_file():
+        raise EditingError(
+            f"the {what} {path} cannot be read: it is a pipe or a device; save its content to a file and name that."
+        )
+    return file
+
+
+def read_text(path: str | os.PathLike[str], what: str = "file") -> str:
+    """Read a UTF-8 text file of a user; a byte order mark is dropped.
+
+    Args:
+        what: kind of file, for messages.
+
+    Raises:
+        EditingError: as :func:`require_file`; and for files that cannot be opened, compressed files and bytes that are
+            not UTF-8 text.
+    """
+    file = require_file(path, what)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise EditingError(f"the {what} {path} cannot be read: {error.strerror}.") from None
+    for magic, kind in COMPRESSED.items():
+        if content.startswith(magic):
+            raise EditingError(f"the {what} {path} cannot be read: it is compressed ({kind}); unpack it first.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise EditingError(
+            f"the {what} {path} cannot be read: it is not UTF-8 text (byte {error.start}); convert it, as with "
+            "iconv -t UTF-8."
+        ) from None
+    if "\0" in text:
+        raise EditingError(f"the {what} {path} cannot be read: it holds NUL bytes, so it is no text; check the path.")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def require_folder(path: str | os.PathLike[str], what: str) -> Path:
+    """Check that a path is a folder or can become one; ``~`` is expanded and nothing is created.
+
+    Args:
+        what: purpose of the folder, for the message, as in ``store``.
+
+    Raises:
+        EditingError: if the path, or a part of it, is a file, or cannot exist.
+    """
+    folder = user_path(path, what)
+    existing = next((place for place in (folder, *folder.parents) if place.exists()), None)
+    if existing is not None and not existing.is_dir():
+        raise EditingError(f"{what} {path}: {existing} is a file; name a folder.")
+    return folder

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.yaml_io import read_yaml
+from edit_hooks.utils.yaml_io import parse_yaml, read_yaml
 
 # ``name:`` or ``name=``; a single letter before ``:\`` or ``:/`` is the drive of a Windows path.
 _SETTING = re.compile(r"\s*([A-Za-z_]\w+|[A-Za-z_](?=\s*[:=](?![\\/])))\s*[:=]\s*")
@@ -59,8 +57,8 @@ def parse_editor_args(value: Mapping[str, Any] | str | None, option: str = "edit
     parts = (text[1:-1] if in_braces else text).split(";")
     settings = [_SETTING.sub(r"\1: ", part, count=1).strip() for part in parts if part.strip()]
     try:
-        parsed = yaml.safe_load("{" + ", ".join(settings) + "}" if in_braces else "\n".join(settings))
-    except yaml.YAMLError as error:
+        parsed = parse_yaml("{" + ", ".join(settings) + "}" if in_braces else "\n".join(settings))
+    except ValueError as error:
         raise EditingError(f"{option}={value!r} is not readable: {error}") from None
     if not isinstance(parsed, dict):
         raise EditingError(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
 
 
 def check_output_file(
@@ -23,7 +24,7 @@ def check_output_file(
     Raises:
         EditingError: for a folder, a device, an input, an existing file, and a folder that cannot be written.
     """
-    file = expanded(path)
+    file = user_path(path, "output")
     if file.is_dir() or str(path).endswith(os.sep):
         raise EditingError(f"the output {path} is a folder; name a file.")
     if os.path.lexists(file) and not file.is_file():
@@ -56,7 +57,7 @@ def check_writable_folder(path: str | os.PathLike[str]) -> Path:
     Raises:
         EditingError: otherwise.
     """
-    folder = expanded(path)
+    folder = user_path(path, "output")
     if os.path.lexists(folder) and not folder.is_dir():
         raise EditingError(f"the output {path} is not a folder; name another folder.")
     existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from edit_hooks.utils.files import set_aside
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 LOCK_TIMEOUT_SECONDS = 120.0  # how long to wait for a process that holds the database
 KEYS_PER_QUERY = 500  # SQLite bounds the number of parameters in a statement

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -13,10 +12,11 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 from judges.backends.base import BackendResult, Fault, OnReply, Outcome, Reply
 from judges.prompt import Chat
 
-log = logging.getLogger("lm_eval.judges")
+log = get_logger("lm_eval.judges")
 
 BUDGET_SPENT = "not sent: the budget is spent"
 TOO_MANY_FAILURES = "not sent: too many consecutive failures"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from tqdm import tqdm
 
 from edit_hooks.utils.checkpoints import REPORTED, require_complete
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 from judges.backends.base import BackendResult, OnReply, Outcome, Reply
 from judges.prompt import Chat
 from judges.settings import JudgeSettings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-log = logging.getLogger("lm_eval.judges")
+log = get_logger("lm_eval.judges")
 
 DEFAULT_REPLY_TOKENS = 512  # if the settings set no limit
 

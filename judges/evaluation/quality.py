@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import read_rows
 from judges.base import CORRECT, LABELS, Item, Judge, Report, Verdict
 
 PAIRS = Path(__file__).parents[1] / "pairs" / "pairs_v1.jsonl"
@@ -69,25 +69,16 @@ def load_pairs(path: str | None = None) -> list[LabeledPair]:
         EditingError: for a missing file; for a row that is not a JSON object with the texts ``category``, ``question``,
             ``gold``, ``answer``, ``label`` and ``reason`` (and optionally a list ``aliases``); for an unknown label.
     """
-    file = Path(path).expanduser() if path else PAIRS
-    if not file.is_file():
-        raise EditingError(f"there is no file {file}.")
     pairs: list[LabeledPair] = []
     counts: Counter[str] = Counter()
-    # Not splitlines(): texts may contain line separators that JSON does not escape.
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
-        if line.strip():
-            pair = _parse_pair(line, f"{file.name}, line {number}")
-            counts[pair.category] += 1
-            pairs.append(pair._replace(id=f"{pair.category}-{counts[pair.category]:02d}"))
+    for where, row in read_rows(path or PAIRS, "file of labeled pairs"):
+        pair = _parse_pair(row, where)
+        counts[pair.category] += 1
+        pairs.append(pair._replace(id=f"{pair.category}-{counts[pair.category]:02d}"))
     return pairs
 
 
-def _parse_pair(line: str, where: str) -> LabeledPair:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise EditingError(f"{where}: not valid JSON ({error.msg}).") from None
+def _parse_pair(row: object, where: str) -> LabeledPair:
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in TEXT_FIELDS):
         raise EditingError(f"{where}: the texts {', '.join(TEXT_FIELDS)} are needed.")
     if row["label"] not in LABELS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root
+from edit_hooks.utils.files import cache_root, require_folder
+from edit_hooks.utils.logs import get_logger
 from judges.backends.base import Backend, Fault, Outcome, Reply
 from judges.base import Item, Judged, Report, Verdict, count_reasons
 from judges.model.verdict_store import VerdictStore
@@ -18,7 +18,7 @@ from judges.parse import ParsedReply, read_verdict
 from judges.prompt import Chat, Prompt
 from judges.settings import OFF, JudgeSettings
 
-log = logging.getLogger("lm_eval.judges")
+log = get_logger("lm_eval.judges")
 
 DRY_RUN = "dry run: no request sent"
 CHARACTERS_PER_TOKEN = 4  # rule of thumb for English, precise enough for a budget
@@ -150,7 +150,7 @@ def store_folder(settings: JudgeSettings) -> Path | None:
     """Folder of the verdict store and of answers that wait for a verdict; ``None`` with ``store=off``."""
     if settings.store == OFF:
         return None
-    return Path(settings.store).expanduser() if settings.store else cache_root() / "judges"
+    return require_folder(settings.store or cache_root() / "judges", "verdict store")
 
 
 def _without_aliases(item: Item) -> Item:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import Verb, table
+from lm_edit.cli.command import Verb, say, table
 
 if TYPE_CHECKING:
     from edit_hooks.store.store import Store
@@ -29,7 +29,7 @@ def _run_cache(args: argparse.Namespace) -> int:
     store = Store(args.store)
     if args.action == "prune":
         _prune(store, parse_size(args.max_size), dry_run=args.dry_run, force=args.force)
-    print(f"store: {store.root}")
+    say(f"store: {store.root}")
     sizes = store.size()
     total = (sum(count for count, _ in sizes.values()), sum(size for _, size in sizes.values()))
     outside = {} if args.store else sizes_outside_store(store)
@@ -42,12 +42,12 @@ def _prune(store: Store, max_bytes: int, *, dry_run: bool, force: bool) -> None:
     """Prune the store; list the files instead for a dry run, and for folders that may be something else."""
     foreign = [] if force else store.foreign_files()
     if not dry_run and not foreign:
-        print(f"{store.prune(max_bytes) + store.remove_leftovers()} files removed")
+        say(f"{store.prune(max_bytes) + store.remove_leftovers()} files removed")
         return
     files = store.to_prune(max_bytes)
     for file in files:
-        print(f"would remove {file.path}")
-    print(f"{len(files)} files would be removed, {sum(file.num_bytes for file in files) / 1e6:.1f} MB")
+        say(f"would remove {file.path}")
+    say(f"{len(files)} files would be removed, {sum(file.num_bytes for file in files) / 1e6:.1f} MB")
     if foreign and not dry_run:
         raise EditingError(
             f"{store.root} is not marked as a store and holds other files, such as {foreign[0]}; nothing was removed. "
@@ -64,7 +64,7 @@ def _run_demo(args: argparse.Namespace) -> int:
 
     folder = demo_model_path(args.dtype)
     size = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{DEMO_NAME}\n{folder} ({size / 1e6:.0f} MB)")
+    say(f"{DEMO_NAME}\n{folder} ({size / 1e6:.0f} MB)")
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from lm_edit.cli.command import DATA_HELP, Verb, table, yes_no
+from lm_edit.cli.command import DATA_HELP, Verb, say, table, yes_no
 
 
 def _add_editors_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +20,11 @@ def _run_editors(args: argparse.Namespace) -> int:
             for row in describe_editors()
         ]
         table(("editor", "needs subject", "joint edits", "changes", "summary"), rows)
-        print("\nSettings of one editor: lm-edit editors <name>. Pass them as editor_args=name:value;name:value.")
+        say("\nSettings of one editor: lm-edit editors <name>. Pass them as editor_args=name:value;name:value.")
         return 0
     for name in args.names:
         row = describe_editor(name)
-        print(f"{row.name}: {row.summary}")
+        say(f"{row.name}: {row.summary}")
         table(("setting", "type", "default", "meaning"), [(s.name, s.kind, s.default, s.help) for s in row.settings])
     return 0
 
@@ -38,13 +38,13 @@ def _run_validate(args: argparse.Namespace) -> int:
     from lm_edit.validate import validate
 
     validation = validate(args.target, {"data": args.data} if args.data else {})
-    print("source: " + ", ".join(f"{key}={value}" for key, value in validation.source.items()))
+    say("source: " + ", ".join(f"{key}={value}" for key, value in validation.source.items()))
     for location, reason in validation.problems.items():
-        print(f"bad: {location}: {' '.join(reason.removeprefix(f'{location}: ').split())}")
+        say(f"bad: {location}: {' '.join(reason.removeprefix(f'{location}: ').split())}")
     for first, second in validation.repeated:
-        print(f"note: {second} is the same edit as {first}; batch and sequential runs refuse it")
+        say(f"note: {second} is the same edit as {first}; batch and sequential runs refuse it")
     num_bad = len(validation.problems)
-    print(f"{validation.num_good} good, {num_bad} bad, {len(validation.repeated)} repeated")
+    say(f"{validation.num_good} good, {num_bad} bad, {len(validation.repeated)} repeated")
     return 1 if validation.problems else 0
 
 

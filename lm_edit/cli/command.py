@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.printable import printable
 
 if TYPE_CHECKING:
     from edit_hooks.lm.model import EditedHFLM
@@ -116,9 +117,14 @@ def yes_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def say(text: object) -> None:
+    """Print a text that may quote data of users; control characters are escaped, long values shortened."""
+    print(printable(str(text)))
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns; the last one is not padded."""
-    lines = [tuple(header), *(tuple(row) for row in rows)]
+    lines = [tuple(map(printable, row)) for row in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header) - 1)]
     for line in lines:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]))

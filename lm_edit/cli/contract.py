@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lm_edit.cli.command import Verb, table
+from lm_edit.cli.command import Verb, say, table
 
 if TYPE_CHECKING:
     from edit_hooks.contract.runner import CheckResult
@@ -42,13 +42,13 @@ def _check(args: argparse.Namespace) -> int:
     _print_table(results, families)
     failed = [result for result in results if result.outcome == "failed"]
     for result in failed:
-        print(f"\n{result.check}, {result.model_type}: {result.reason}")
+        say(f"\n{result.check}, {result.model_type}: {result.reason}")
         if args.traceback and result.details:
-            print(result.details)
+            print(result.details)  # a traceback, in full
     for check, reason in {result.check: result.reason for result in results if result.outcome == "exempt"}.items():
-        print(f"\n{check}: exempt, {reason}")
+        say(f"\n{check}: exempt, {reason}")
     passed = sum(result.outcome == "passed" for result in results)
-    print(f"\n{passed} passed, {len(failed)} failed, {len(results) - passed - len(failed)} exempt")
+    say(f"\n{passed} passed, {len(failed)} failed, {len(results) - passed - len(failed)} exempt")
     return 1 if failed else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import DATA_HELP, EDITOR_HELP, SETTINGS_SYNTAX, Verb, add_model_arguments, model_options
+from lm_edit.cli.command import DATA_HELP, EDITOR_HELP, SETTINGS_SYNTAX, Verb, add_model_arguments, model_options, say
 
 
 def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +40,8 @@ def _run_edit(args: argparse.Namespace) -> int:
         model_options=model_options(args, "editor", "editor_args", "edit_context", "seed", "store"),
     )
     for case, reason in result.failed.items():
-        print(f"failed: {case}: {reason}")
-    print(f"{len(result.files)} edits written to {args.out}, {len(result.failed)} failed")
+        say(f"failed: {case}: {reason}")
+    say(f"{len(result.files)} edits written to {args.out}, {len(result.failed)} failed")
     return 1 if result.failed else 0
 
 
@@ -58,7 +58,7 @@ def _run_export(args: argparse.Namespace) -> int:
     folder = export_edits(args.deltas, args.out, args.format, model_options(args))
     base = args.pretrained or "<folder of the demo model, see lm-edit demo>"
     usage = f"pretrained={base},peft={folder}" if args.format == "peft" else f"pretrained={folder}"
-    print(f"written to {folder}; evaluate it with lm_eval --model hf --model_args {usage}")
+    say(f"written to {folder}; evaluate it with lm_eval --model hf --model_args {usage}")
     return 0
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, table, write_output
+from edit_hooks.utils.printable import printable
+from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, table, write_output
 
 if TYPE_CHECKING:
     from judges.base import Judge, Verdict
@@ -67,12 +68,12 @@ def _run_judge(args: argparse.Namespace) -> int:
     header = ("task", "answers", "n", *[f"{column} ({part})" for column in columns for part in ("share", "scored")])
     table((*header, "em", *scores), table_rows(saved, columns, scores))
     for _, report in judged:
-        print(report)
+        say(report)
     if args.compare:
         _print_agreement(saved, *(verdicts for verdicts, _ in judged))
     if args.out:
         write_output(args.out, "".join(json.dumps(row) + "\n" for row in verdict_rows(saved, columns)))
-        print(f"verdicts written to {args.out}")
+        say(f"verdicts written to {args.out}")
     for judge, (_, report) in zip(judges, judged, strict=True):
         report.require(judge.settings.min_coverage if isinstance(judge, ModelJudge) else 1.0)
     return 0
@@ -83,7 +84,7 @@ def _print_plans(judges: Sequence[Judge], saved: Sequence[SavedAnswer]) -> None:
 
     items = [answer.item for answer in saved if answer.failure is None]
     for judge in judges:
-        print(f"judge {judge.name}: {judge.plan(items) if isinstance(judge, ModelJudge) else 'no model calls'}")
+        say(f"judge {judge.name}: {judge.plan(items) if isinstance(judge, ModelJudge) else 'no model calls'}")
 
 
 def _print_agreement(saved: Sequence[SavedAnswer], first: Sequence[Verdict], second: Sequence[Verdict]) -> None:
@@ -92,7 +93,7 @@ def _print_agreement(saved: Sequence[SavedAnswer], first: Sequence[Verdict], sec
     agreement = compare_verdicts(first, second)
     share = "-" if agreement.share is None else f"{agreement.share:.3f}"
     kappa = "undefined (one label only)" if agreement.kappa is None else f"{agreement.kappa:.3f}"
-    print(
+    say(
         f"agreement {share}, Cohen's kappa {kappa}, over {agreement.num_both} answers; "
         f"{agreement.num_unscored} unscored"
     )
@@ -100,9 +101,9 @@ def _print_agreement(saved: Sequence[SavedAnswer], first: Sequence[Verdict], sec
     for index in agreement.disagreements[:MAX_DISAGREEMENTS]:
         item = saved[index].item
         labels = f"{first[index].label} / {second[index].label}"
-        print(f"{labels}: {item.question!r} gold {item.gold!r}: {item.answer!r}")
+        say(f"{labels}: {item.question!r} gold {item.gold!r}: {item.answer!r}")
     if len(agreement.disagreements) > MAX_DISAGREEMENTS:
-        print(f"... and {len(agreement.disagreements) - MAX_DISAGREEMENTS} more; --out FILE writes all verdicts")
+        say(f"... and {len(agreement.disagreements) - MAX_DISAGREEMENTS} more; --out FILE writes all verdicts")
 
 
 def _add_quality_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,28 +122,28 @@ def _run_quality(args: argparse.Namespace) -> int:
     pairs = load_pairs(args.pairs)
     print_table = _markdown_table if args.markdown else table
     qualities = [measure_judge(make_judge(name, **_settings_of(args)), pairs) for name in args.judge or RULES]
-    print(f"{len(pairs)} labeled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
+    say(f"{len(pairs)} labeled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
     print_table(("judge", "accuracy", "precision", "recall", "coverage"), overview_rows(qualities))
     if len(qualities) > 1:
-        print("\naccuracy by category\n")
+        say("\naccuracy by category\n")
         print_table(("category", "pairs", *(quality.judge for quality in qualities)), accuracy_rows(qualities))
     for quality in qualities:
         if quality.report.reasons:
-            print(f"\n{quality.report}")
+            say(f"\n{quality.report}")
         if len(qualities) == 1:
-            print(f"\n{quality.judge}\n")
+            say(f"\n{quality.judge}\n")
             header = ("category", "pairs", "correct", "accuracy", "precision", "recall", "coverage")
             print_table(header, category_rows(quality))
         for pair, verdict in quality.errors if args.errors else ():
-            print(f"{quality.judge}, {pair.id}: {verdict}, labeled {pair.label} ({pair.reason}): {pair.item.answer!r}")
+            say(f"{quality.judge}, {pair.id}: {verdict}, labeled {pair.label} ({pair.reason}): {pair.item.answer!r}")
     return 0
 
 
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    print("| " + " | ".join(header) + " |")
-    print("|" + "---|" * len(header))
+    say("| " + " | ".join(header) + " |")
+    say("|" + "---|" * len(header))
     for row in rows:
-        print("| " + " | ".join(row) + " |")
+        print("| " + " | ".join(map(printable, row)) + " |")
 
 
 VERBS: dict[str, Verb] = {

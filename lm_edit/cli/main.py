@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, traceback_wanted
+from edit_hooks.utils.printable import printable
 from lm_edit.cli import cache, catalog, contract, edits, judging, stats, trace, training, tune
 from lm_edit.cli.command import Verb
 
@@ -48,17 +50,22 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         return args.run(args)
-    except EditingError as error:
-        print(f"lm-edit {args.verb}: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # a full disk, missing permission, a device that fails
-        print(f"lm-edit {args.verb}: {error}", file=sys.stderr)
-        return 2
+    except (EditingError, OSError) as error:
+        if traceback_wanted() or isinstance(error, BrokenPipeError):
+            raise
+        print(f"lm-edit {args.verb}: {_message(error)}", file=sys.stderr)
+        return EXIT_CODE
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        print(f"lm-edit {args.verb}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _message(error: EditingError | OSError) -> str:
+    if isinstance(error, EditingError):
+        return str(error)
+    # A file that cannot be written, a full disk: the system's reason says it all.
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return printable(f"{place}{error.strerror or error}; set {DEBUG_VARIABLE}=1 for the traceback.")
 
 
 def build_parser() -> argparse.ArgumentParser:

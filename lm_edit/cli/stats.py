@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import SETTINGS_SYNTAX, Verb, add_model_arguments, model_options, table
+from lm_edit.cli.command import SETTINGS_SYNTAX, Verb, add_model_arguments, model_options, say, table
 
 if TYPE_CHECKING:
     from lm_edit.stats import LayerReport, StoredMoment
@@ -61,8 +61,8 @@ def _run(args: argparse.Namespace) -> int:
     table(header, [_layer_cells(layer) for layer in reports])
     for layer in reports:
         for text in layer.warnings:
-            print(f"warning: layer {layer.layer}: {text}")
-    print(f"stored in {reports[0].report['folder']}")
+            say(f"warning: layer {layer.layer}: {text}")
+    say(f"stored in {reports[0].report['folder']}")
     return 0
 
 
@@ -87,7 +87,7 @@ def _show(folder: Path | None) -> int:
     moments = list_stored_moments(folder)
     header = ("model", "layer", "text", "tokens", "dtype", "condition", "size", "null spaces")
     table(header, [_stored_cells(moment) for moment in moments])
-    print(f"\n{len(moments)} second moments in {folder or cache_root() / 'stats'}")
+    say(f"\n{len(moments)} second moments in {folder or cache_root() / 'stats'}")
     return 0
 
 

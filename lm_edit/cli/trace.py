@@ -16,6 +16,7 @@ from lm_edit.cli.command import (
     load_model,
     model_name,
     open_store,
+    say,
     table,
     write_output,
 )
@@ -53,6 +54,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.lm.edit_sources import load_edits
     from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
+    from edit_hooks.request import require_subjects
     from lm_edit.figures.causal_trace import check_plot, plot_trace
 
     check_output_files(args, "out", "plot", inputs=[args.edits, args.data, args.pretrained])
@@ -60,14 +62,15 @@ def _run(args: argparse.Namespace) -> int:
         check_plot(args.plot)
     settings = TraceSettings(args.samples, args.noise, args.seed, args.window, args.answer, args.max_tokens)
     requests = load_edits(args.edits, data_settings(args), args.num_edits)
-    lm = load_model(args)
-    trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=open_store(args.store))
+    require_subjects(requests, "trace")
+    store, lm = open_store(args.store), load_model(args)
+    trace = trace_facts(lm.model, lm.tokenizer, requests, settings, store=store)
     _print_trace(trace)
     if args.out:
         write_output(args.out, json.dumps({"model": model_name(lm), **trace.to_dict()}, indent=1) + "\n")
-        print(f"written to {args.out}")
+        say(f"written to {args.out}")
     if args.plot:
-        print(f"plot: {plot_trace(trace, args.plot)}")
+        say(f"plot: {plot_trace(trace, args.plot)}")
     return 0
 
 
@@ -77,7 +80,7 @@ def _print_trace(trace: Trace) -> None:
         [str(layer), *(f"{trace.effects[kind][group]['mean'][layer]:+.4f}" for kind, group in columns)]
         for layer in range(trace.settings["layers"])
     ]
-    print(
+    say(
         f"average indirect effect over {trace.num_facts} facts ({len(trace.skipped)} skipped); probability of the "
         f"answer {trace.clean:.3f}, with noise on the subject {trace.corrupted:.3f}; MLP and attention restored in "
         f"windows of {trace.settings['window']} blocks"
@@ -85,9 +88,9 @@ def _print_trace(trace: Trace) -> None:
     table(("layer", *(f"{kind} {group}" for kind, group in columns)), rows)
     layers = trace.suggested()
     if not layers:
-        print("no layer is suggested: restoring an MLP at the subject's last token has no positive effect")
+        say("no layer is suggested: restoring an MLP at the subject's last token has no positive effect")
         return
-    print(f"one layer to edit: editor_args=layers:{layers['one']}; several: editor_args=layers:{layers['several']}")
+    say(f"one layer to edit: editor_args=layers:{layers['one']}; several: editor_args=layers:{layers['several']}")
 
 
 VERBS: dict[str, Verb] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from lm_edit.cli.command import DATA_HELP, SETTINGS_SYNTAX, Verb, add_model_arguments, data_settings, load_model
+from lm_edit.cli.command import DATA_HELP, SETTINGS_SYNTAX, Verb, add_model_arguments, data_settings, load_model, say
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,15 +36,15 @@ def _run(args: argparse.Namespace) -> int:
         num_edits=args.num_edits,
     )
     lm = load_model(args)
-    config = training_config(lm.model, settings)
+    config = training_config(lm.outline, settings)
     trainer = Trainer(lm.model, lm.tokenizer, config, data, out, {"model_name": str(lm.pretrained)})
     progress = trainer.run()
     first, best = progress.losses[0], next(r for r in progress.losses if r["step"] == progress.best_step)
-    print(
+    say(
         f"validation edit loss: unedited {first['edit']:.3f}, after training {best['edit']:.3f}, "
         f"locality {best['locality']:.4f}; best step {progress.best_step} of {progress.step}"
     )
-    print(f"use it: lm_eval --model edited_hf --model_args editor=mend,editor_args=artifact:{out} ...")
+    say(f"use it: lm_eval --model edited_hf --model_args editor=mend,editor_args=artifact:{out} ...")
     return 0
 
 

@@ -19,6 +19,7 @@ from lm_edit.cli.command import (
     load_model,
     model_name,
     open_store,
+    say,
     table,
 )
 
@@ -58,20 +59,19 @@ def _run(args: argparse.Namespace) -> int:
     check_output_files(args, "out", inputs=[args.edits, args.data, args.editor_args, args.pretrained])
     vary = _parse_candidates(args)
     cases = _load_facts(args)
-    lm = load_model(args)
     shared = {"seed": args.seed, **parse_editor_args(args.editor_args)}
-    candidates = sample_candidates(make_candidates(args.editor, lm.model, shared, vary), args.trials, args.seed)
-    store = open_store(args.store)
+    store, lm = open_store(args.store), load_model(args)
+    candidates = sample_candidates(make_candidates(args.editor, lm.outline, shared, vary), args.trials, args.seed)
     trials = tune(lm.model, lm.tokenizer, args.editor, candidates, cases, halving=not args.grid, store=store)
     _print_trials(trials, candidates[0], lm.model, args.editor)
     best = trials[0]
     if best.error or best.score <= 0:
-        print("every candidate scores 0; nothing is written")
+        say("every candidate scores 0; nothing is written")
         return 1
     if args.out:
         facts = f"{len(cases)} facts of {args.edits} from number {args.skip} on"
         write_settings(args.out, best, editor=args.editor, model=model_name(lm), facts=facts)
-        print(f"written to {args.out}; use it with editor={args.editor},editor_args={args.out}, on other facts")
+        say(f"written to {args.out}; use it with editor={args.editor},editor_args={args.out}, on other facts")
     return 0
 
 
@@ -90,7 +90,7 @@ def _load_facts(args: argparse.Namespace) -> list[Case]:
 
 def _parse_candidates(args: argparse.Namespace) -> dict[str, list[Any]]:
     """Setting -> candidate values, from all options that name some."""
-    import yaml
+    from edit_hooks.utils.yaml_io import parse_yaml
 
     vary: dict[str, list[Any]] = {}
     if args.layers:
@@ -106,7 +106,10 @@ def _parse_candidates(args: argparse.Namespace) -> dict[str, list[Any]]:
         name, _, values = text.partition("=")
         if not name or not values:
             raise EditingError(f"--vary {text!r}; write name=value;value.")
-        vary[name] = [yaml.safe_load(value) for value in values.split(";")]
+        try:
+            vary[name] = [parse_yaml(value) for value in values.split(";")]
+        except ValueError as error:
+            raise EditingError(f"--vary {text!r} is not readable: {error}.") from None
     return vary
 
 

@@ -13,7 +13,8 @@ from edit_hooks.utils.errors import EditingError
 from judges.base import Item
 from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
-from lm_eval_tasks.common.dataset import read_rows
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.json_io import parse_json, read_rows
 from lm_eval_tasks.common.probes import case_requests
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
 
@@ -58,11 +59,13 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
     answers: list[SavedAnswer] = []
     for path in find_sample_files(paths):
         seen: set[int] = set()
-        for number, (where, row) in enumerate(read_rows(path)):
+        for number, (where, row) in enumerate(read_rows(path, "file of answers", finite=False)):
             if not isinstance(row, Mapping):
                 raise EditingError(f"{where}: the row is a {type(row).__name__}; an object is needed.")
             if "resps" not in row:
                 answers.append(_from_plain_row(row, path.stem, number, where))
+            elif not isinstance(row.get("doc_id"), int):
+                raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
             elif row["doc_id"] not in seen:  # a sample file repeats the answers for each filter of the task
                 seen.add(row["doc_id"])
                 answers += _from_sample(row, _task_name(path), where, locality)
@@ -81,7 +84,7 @@ def find_sample_files(paths: Sequence[str]) -> Iterator[Path]:
         EditingError: for paths that do not exist, and folders without samples.
     """
     for name in paths:
-        path = Path(name).expanduser()
+        path = user_path(name, "file or folder of samples")
         if path.is_dir():
             inside = sorted(path.rglob("samples_*.jsonl"))
             if not inside:
@@ -177,4 +180,4 @@ def read_saved_response(saved: str) -> EditedAnswer | str:
             "these samples were saved by release 0.1.0 of lm-eval-editing, in a format that is no longer read. Run the "
             "evaluation again (finished edits come from the store), or judge them with that release."
         )
-    return EditedAnswer.from_json(json.loads(saved)) if saved.startswith(_PREFIX) else saved
+    return EditedAnswer.from_json(parse_json(saved, "a saved answer", finite=False)) if saved.startswith(_PREFIX) else saved

@@ -8,9 +8,10 @@ from typing import Any
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.cases import Case, Question
-from lm_eval_tasks.common.dataset import Settings, read_rows
+from lm_eval_tasks.common.dataset import Settings
 from lm_eval_tasks.common.fields import Fields
 
 LAYOUT = '{"request": {...}, "paraphrases": [text], "neighbors": [{"prompt", "answer"}]}'

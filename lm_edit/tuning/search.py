@@ -14,7 +14,6 @@ The facts of a search are no longer held out: evaluate the result on others.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,9 +39,10 @@ from edit_hooks.request import require_subjects
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
+from edit_hooks.utils.logs import get_logger
 from lm_eval_tasks.common.cases import KINDS, NEIGHBORHOOD, Case, Question
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 MIN_FACTS = 2  # per round, so that one odd fact does not decide
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring import harmonic_mean
 
 NOT_AVAILABLE = "N/A"  # lm-eval prints this literal; its table cannot format a `None` standard error
@@ -50,7 +51,7 @@ def reason_counts(values: Sequence[Mapping[str, str]]) -> str:
     Returns:
         A JSON text reason -> number of cases; not a mapping, since lm-eval's result loggers accept numbers and strings.
     """
-    counts = Counter(reason for reasons in values for reason in sorted(set(reasons.values())))
+    counts = Counter(reason for reasons in values for reason in sorted(set(map(printable, reasons.values()))))
     return json.dumps(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))), ensure_ascii=False)
 
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import logging
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import lm_eval_tasks
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.dataset import HUB, MINI, SET, Loaded, Settings, Source, choose_data, load_records
 from lm_eval_tasks.common.fields import Fields
 
-logger = logging.getLogger("lm_eval.editing_tasks")
+logger = get_logger("lm_eval.editing_tasks")
 
 ENTRY_POINTS = "lm_eval_editing.benchmarks"
 
@@ -73,7 +73,7 @@ class Benchmark(Generic[CaseT]):
                         "data=%s is a set of %s; %s uses data=hub.", data, other.source.title, self.source.title
                     )
                     return {**settings, "data": HUB}
-        path = Path(data).expanduser()
+        path = user_path(data, "data")
         if data in (MINI, HUB) or path.name in self.source.files or not path.is_file():
             return settings
         for other in all_benchmarks().values():

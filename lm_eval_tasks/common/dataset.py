@@ -5,20 +5,20 @@ All records are checked before the first is used.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.errors import EditingError, first_line, near_misses
+from edit_hooks.utils.files import sha256_of, user_path
+from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import choice
 from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.fields import Fields
 
-logger = logging.getLogger("lm_eval.editing_tasks")
+logger = get_logger("lm_eval.editing_tasks")
 
 RecordT = TypeVar("RecordT")
 
@@ -77,9 +77,9 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
             (with file, record number, field and remedy of the first few).
     """
     path, origin = _locate(source, choose_data(settings), settings)
-    rows = read_rows(path)
+    rows = read_rows(path, f"file of {source.title}")
     records, skipped = _parse_all(rows, path, parse, choice(settings, "bad_records", ("error", "skip"), "error"))
-    origin |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "records": len(records)}
+    origin |= {"sha256": sha256_of(path), "records": len(records)}
     if skipped:
         logger.warning("%s: %d of %d records skipped, see data_source in the results", path, len(skipped), len(rows))
         origin["skipped"] = skipped
@@ -112,7 +112,7 @@ def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[s
         return _download(source, settings.get("data_revision") or DEFAULT_REVISION)
     if data.startswith(SET):
         return _fetch_set(source, data, settings)
-    path = _search(source, Path(data).expanduser())
+    path = _search(source, user_path(data, "data"))
     return path, {"data": data, "file": path.name}
 
 
@@ -128,8 +128,7 @@ def _download(source: Source, revision: str) -> tuple[Path, dict[str, Any]]:
     except Exception as error:  # the hub client raises errors of several libraries, httpx and OSError among them
         raise EditingError(
             f"{source.files[0]} of the Hugging Face dataset {source.hub_id} (revision {revision}) cannot be reached: "
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}. "
-            f"{DATA_HINT}"
+            f"{first_line(error)}. {DATA_HINT}"
         ) from error
     # The cache keeps files under snapshots/<commit>/, with the commit to which a branch name resolved.
     commit = path.parent.name if path.parent.parent.name == "snapshots" else None
@@ -165,51 +164,6 @@ def _search(source: Source, place: Path) -> Path:
         f"no file of {source.title} in folder {place}; looked for {', '.join(source.files)}. "
         f"Put one there, or give the file itself. {DATA_HINT}"
     )
-
-
-def read_rows(path: Path) -> list[tuple[str, Any]]:
-    """The records of a JSON list or JSONL file, each after its location.
-
-    A location names file, record number and line.
-
-    Raises:
-        EditingError: with file and line, for text that is not JSON or not UTF-8 and for a file without records.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise EditingError(f"{path} is not UTF-8 text (byte {error.start}); give the JSON or JSONL file.") from error
-    rows = list(_json_list(path, text) if text.lstrip().startswith("[") else _json_lines(path, text))
-    if not rows:
-        raise EditingError(f"{path} holds no records; a JSON list or one JSON object per line is needed.")
-    return rows
-
-
-def _json_list(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    try:
-        records = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise EditingError(
-            f"{path}, line {error.lineno}, column {error.colno}: not valid JSON ({error.msg}). Fix or re-download it."
-        ) from error
-    for number, record in enumerate(records):
-        yield f"{path.name}, record {number}", record
-
-
-def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    number = 0
-    # Not splitlines(): it also breaks at characters such as U+2028, which JSON allows inside a string.
-    for line_number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise EditingError(
-                f"{path}, line {line_number}: not valid JSON ({error.msg}). Fix or remove the line."
-            ) from error
-        yield f"{path.name}, record {number} (line {line_number})", record
-        number += 1
 
 
 def _parse_all(

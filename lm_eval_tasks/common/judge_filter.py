@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,13 +22,14 @@ from lm_eval.api.registry import register_filter
 from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically, write_to_cache
+from edit_hooks.utils.logs import get_logger
 from judges.base import Item, Verdict
 from judges.model.factory import chosen_judge, make_model_judge
 from judges.model.judge import ModelJudge
 from judges.settings import HOW_TO
 from lm_eval_tasks.common.answers import UNFINISHED, Answer, unedited_answer
 
-logger = logging.getLogger("lm_eval.editing_tasks")
+logger = get_logger("lm_eval.editing_tasks")
 
 PIPELINE = "judge"
 

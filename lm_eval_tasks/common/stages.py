@@ -17,6 +17,7 @@ from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StreamPosition
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.options import parse_checkpoints, switch
 from judges.base import Verdict
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
@@ -58,7 +59,7 @@ class StreamStages:
             immediate=switch(settings, IMMEDIATE, True),
             checkpoints=parse_checkpoints(settings.get("checkpoints")),
             retention=switch(settings, RETENTION, False),
-            batch_size=int(settings.get("edit_batch_size") or 1),
+            batch_size=_batch_size(settings.get("edit_batch_size")),
             score_outside=score_outside,
         )
 
@@ -80,6 +81,14 @@ class StreamStages:
         if position.step is None:
             return False
         return stage == IMMEDIATE or position.step * self.batch_size < int(stage)
+
+
+def _batch_size(value: object) -> int:
+    if value is None:
+        return 1
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise EditingError(f"edit_batch_size={value!r}; a whole number >= 1 is needed.")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.co
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
@@ -30,6 +29,7 @@ from lm_eval.api.utils import ends_with_whitespace
 import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, which the YAML names
 from edit_hooks.prompt_context import ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import switch
 from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
@@ -49,7 +49,7 @@ from lm_eval_tasks.common.stages import (
     is_judge,
 )
 
-logger = logging.getLogger("lm_eval.editing_tasks")
+logger = get_logger("lm_eval.editing_tasks")
 
 # The one side effect of importing this package that is needed: YAML names aggregations by their registered name.
 for _name, _function in AGGREGATIONS.items():
@@ -287,7 +287,10 @@ class EditingTask(HarnessTask):
 
     def _stops(self) -> list[str]:
         until = (self.config.generation_kwargs or {}).get("until") or []
-        return [until] if isinstance(until, str) else list(until)
+        stops = [until] if isinstance(until, str) else until
+        if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) for stop in stops):
+            raise EditingError(f"{self.config.task}: until={until!r}; a text or a list of texts is needed.")
+        return list(stops)
 
     # --------------------------------------------------------------- scoring
 

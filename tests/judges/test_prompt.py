@@ -103,7 +103,7 @@ def test_a_prompt_file_with_a_header(tmp_path: Path) -> None:
         ("---\nsystem: 3\n---\n{question}{gold}{answer}", "system=3 is not a text"),
         ("---\n1: x\n---\n{question}{gold}{answer}", "unknown key .* '1'"),
         ("---\n- a\n---\n{question}{gold}{answer}", "YAML mapping"),
-        ("---\na: [\n---\n{question}{gold}{answer}", "cannot be read"),
+        ("---\na: [\n---\n{question}{gold}{answer}", "not valid YAML"),
     ],
 )
 def test_invalid_prompts_are_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_old_name_of_the_preset_works_with_a_warning(source: Any) -> None:
         ({"backend": "openai", "model": "m", "dry_run": "yes"}, "switch"),
         ({"backend": "openai", "model": "m", "base_url": "localhost:8000"}, "http://HOST:PORT"),
         ({"backend": "openai", "model": ""}, "no default"),
-        ("{bad", "cannot be read"),
+        ("{bad", "not valid JSON"),
         ("missing.yaml", "cannot be read"),
         (3, "names no judge"),
         ({"backend": "openai", "model": "m", "prompt": None}, "prompt is a NoneType"),

@@ -148,7 +148,7 @@ def test_damaged_files_are_refused_in_one_sentence(changes, message, tiny_model,
 def test_files_that_are_no_tensors_are_refused(tmp_path):
     (tmp_path / "text").write_text("not a tensor file")
     for path in (tmp_path / "text", tmp_path / "missing"):
-        with pytest.raises(EditingError, match="cannot read the edit"):
+        with pytest.raises(EditingError, match="cannot be read"):
             Delta.load(path)
 
 

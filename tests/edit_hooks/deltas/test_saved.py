@@ -96,7 +96,7 @@ def test_options_that_contradict_a_loaded_edit_are_refused(saved, options, messa
 
 def test_files_that_are_no_edits_are_refused(saved, tmp_path):
     path, file, _, model, _ = saved
-    with pytest.raises(EditingError, match="cannot read"):
+    with pytest.raises(EditingError, match="cannot be read"):
         load_edit(tmp_path / "missing.safetensors", model, identity_of(model))
     with pytest.raises(EditingError, match="pretrained="):
         load_edit(path, model, identity_of(model))

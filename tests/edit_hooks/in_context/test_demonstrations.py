@@ -62,7 +62,7 @@ def test_files_that_are_no_pools_are_refused(tmp_path):
         load_pool(str(path))
     for text, message in (
         ("{not json", "not valid JSON"),
-        (json.dumps({"prompt": "a"}), "record 0: the field 'requested_rewrite' is missing"),
+        (json.dumps({"prompt": "a"}), "record 0 .*: the field 'requested_rewrite' is missing"),
         (json.dumps({**RECORD, "paraphrase_prompts": []}), "no usable record"),
     ):
         path.write_text(text)

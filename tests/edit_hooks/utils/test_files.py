@@ -11,7 +11,18 @@ import pytest
 from paths import ROOT
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root, packaged_file, parse_size, remove_leftovers, replacing, sha256_of
+from edit_hooks.utils.files import (
+    cache_root,
+    packaged_file,
+    parse_size,
+    read_text,
+    remove_leftovers,
+    replacing,
+    require_file,
+    require_folder,
+    sha256_of,
+    user_path,
+)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -91,3 +102,50 @@ def test_files_of_packages_and_their_digest():
     assert path is not None and path.samefile(ROOT / "edit_hooks" / "utils" / "files.py")
     assert packaged_file("edit_hooks", "no.file") is packaged_file("no_package", "x") is packaged_file("json.x", "y")
     assert sha256_of(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"caf\xe9", r"not UTF-8 text \(byte 3\)"),
+        ("a".encode("utf-16"), "not UTF-8"),
+        (b"a\0b", "NUL bytes"),
+        (b"\x1f\x8b\x08", "compressed \\(gzip\\)"),
+        (b"PK\x03\x04", "compressed \\(zip\\)"),
+    ],
+)
+def test_content_that_is_no_text_is_refused(tmp_path, content, message):
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(EditingError, match=message):
+        read_text(path, "list")
+
+
+def test_texts_are_read_without_byte_order_mark_and_with_plain_line_ends(tmp_path):
+    (tmp_path / "x").write_bytes(b"\xef\xbb\xbfa\r\nb\rc\n")
+    assert read_text(tmp_path / "x") == "a\nb\nc\n"
+
+
+def test_places_that_are_no_files_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, message in [
+        (tmp_path / "pipe", "a pipe or a device"),
+        ("/dev/zero", "a pipe or a device"),
+        (tmp_path, "it is a folder"),
+        (tmp_path / "missing", "no such file"),
+        ("a\0b", "NUL byte"),
+        ("a" * 5000, "cannot be read"),
+        (5, "cannot be read"),
+    ]:
+        with pytest.raises(EditingError, match=message):
+            require_file(path)
+    with pytest.raises(EditingError, match="NUL byte"):
+        user_path("a\0", "data")
+
+
+def test_folders_are_checked_and_not_made(tmp_path):
+    (tmp_path / "file").write_text("x")
+    assert require_folder(tmp_path / "new" / "deep", "store") == tmp_path / "new" / "deep"
+    with pytest.raises(EditingError, match="is a file; name a folder"):
+        require_folder(tmp_path / "file" / "x", "store")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

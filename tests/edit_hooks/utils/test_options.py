@@ -78,14 +78,14 @@ def test_a_file_of_editor_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     for name, message in [
-        ("none", "cannot read"),
+        ("none", "cannot be read"),
         ("list", "holds list"),
         ("broken", "YAML"),
-        ("binary", "YAML"),
+        ("binary", "UTF-8"),
     ]:
         with pytest.raises(EditingError, match=message):
             parse_editor_args(str(tmp_path / f"{name}.yaml"))
-    with pytest.raises(EditingError, match="cannot read C:/settings"):
+    with pytest.raises(EditingError, match=r"C:/settings\.yaml cannot be read"):
         parse_editor_args("C:/settings.yaml")
     with pytest.raises(EditingError, match=r"icl_args=.*write icl_args="):
         parse_editor_args("k", "icl_args")

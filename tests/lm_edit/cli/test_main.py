@@ -46,4 +46,4 @@ def test_an_interrupt_ends_with_its_own_code(monkeypatch, capsys):
 
     monkeypatch.setitem(VERBS, "demo", VERBS["demo"]._replace(run=interrupt))
     assert main(["demo"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert capsys.readouterr().err == "lm-edit demo: interrupted\n"

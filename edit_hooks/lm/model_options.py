@@ -1,0 +1,77 @@
+"""Checks of lm-eval's own model options, which it would reject late, with an assertion, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.options import switch
+
+SWITCHES = ("trust_remote_code", "parallelize", "use_fast_tokenizer", "add_bos_token", "truncation", "logits_cache")
+# option -> least value
+WHOLE_NUMBERS = {"max_length": 1, "prefix_token_id": 0, "max_batch_size": 1}
+BACKENDS = ("default", "causal", "seq2seq")
+
+
+def check_model_options(pretrained: object, options: Mapping[str, Any]) -> None:
+    """Check options before anything is read.
+
+    Args:
+        pretrained: hub id, folder, or a model.
+        options: keyword arguments of lm-eval's Hugging Face class; ``None`` is its default.
+
+    Raises:
+        EditingError: for a checkpoint that cannot exist, a device that is not there, and values of another type.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    _check_pretrained(pretrained)
+    if "device" in options:
+        _check_device(options["device"])
+    for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
+        if name in options and not (name == "dtype" and options[name] == "auto"):
+            _check_dtype(name, options[name])
+    for name in SWITCHES:
+        if name in options:
+            switch({name: options[name]}, name, False)
+    for name, least in WHOLE_NUMBERS.items():
+        value = options.get(name, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise EditingError(f"{name}={value!r}; a whole number >= {least} is needed.")
+    size = options.get("batch_size", 1)
+    if not (str(size).isdecimal() and int(size) > 0) and str(size).partition(":")[0] != "auto":
+        raise EditingError(f"batch_size={size!r}; a whole number >= 1, auto or auto:N is needed.")
+    if options.get("backend", "default") not in BACKENDS:
+        raise EditingError(f"backend={options['backend']!r} is unknown. Accepted: {', '.join(BACKENDS)}.")
+
+
+def _check_pretrained(pretrained: object) -> None:
+    if isinstance(pretrained, torch.nn.Module):
+        return
+    if not isinstance(pretrained, str) or not pretrained.strip():
+        raise EditingError(f"pretrained={pretrained!r} names no model; give a hub id or the folder of a saved model.")
+    path = user_path(pretrained, "model")
+    if path.is_file() or (pretrained.startswith(("/", ".", "~")) and not path.is_dir()):
+        kind = "a file" if path.is_file() else "not there"
+        raise EditingError(f"pretrained={pretrained} is {kind}; give a hub id or the folder of a saved model.")
+    if path.is_dir() and not Path(path, "config.json").is_file() and not any(path.glob("*.gguf")):
+        raise EditingError(f"pretrained={pretrained} holds no config.json; give the folder of a saved model.")
+
+
+def _check_dtype(name: str, dtype: object) -> None:
+    parsed = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point:
+        raise EditingError(f"{name}={dtype!r} is no precision of weights. Accepted: auto, float32, bfloat16, float16.")
+
+
+def _check_device(device: Any) -> None:
+    try:
+        parsed = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise EditingError(f"device={device!r} is no device. Accepted: cpu, cuda, cuda:0, mps, ...") from None
+    if parsed.type == "cuda" and (count := torch.cuda.device_count()) <= (parsed.index or 0):
+        raise EditingError(f"device={device} does not exist; torch sees {count} GPUs here. Use device=cpu or drop it.")

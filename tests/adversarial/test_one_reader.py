@@ -1,0 +1,78 @@
+"""Files are read, and lines are printed, in one place each: no other code parses, opens or logs on its own."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+from paths import ROOT
+
+PACKAGES = ("edit_hooks", "judges", "lm_eval_tasks", "lm_edit")
+METHODS = {"read_text", "read_bytes", "open"}
+FUNCTIONS = {"open", "safe_open", "load_file"}
+PARSERS = {("json", "load"), ("json", "loads"), ("yaml", "load"), ("yaml", "safe_load"), ("tomllib", "load")}
+
+# file -> why it reads on its own
+ALLOWED = {
+    "edit_hooks/assets/demo_model.py": "writes a block at a time what a package ships",
+    "edit_hooks/assets/minilm.py": "a file of an installed package",
+    "edit_hooks/contract/checks.py": "a round trip in memory",
+    "edit_hooks/contract/tiny_models.py": "a tokenizer trained in memory",
+    "edit_hooks/deltas/delta.py": "metadata inside a saved edit, in a try block",
+    "edit_hooks/gradient/artifact.py": "a checked artifact, tensor by tensor",
+    "edit_hooks/locate/null_space.py": "a cache; damage is logged and computed again",
+    "edit_hooks/locate/second_moments.py": "a cache; damage is logged and computed again",
+    "edit_hooks/modeling/tensors.py": "the reader of tensors",
+    "edit_hooks/store/answer_cache.py": "rows of a cache whose checksums are compared",
+    "edit_hooks/training/mend_trainer.py": "the state that the trainer wrote",
+    "edit_hooks/utils/files.py": "the reader of text",
+    "edit_hooks/utils/hashing.py": "source code of this package",
+    "edit_hooks/utils/json_io.py": "the reader of JSON",
+    "judges/model/verdict_store.py": "rows of a cache whose checksums are compared",
+    "lm_edit/cli/main.py": "redirects standard output",
+    "lm_edit/stats.py": "headers of a cache; damage is logged and skipped",
+}
+
+
+@functools.cache
+def calls(path: Path) -> list[ast.Call]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def sources() -> Iterator[Path]:
+    return (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+
+
+def name_of(call: ast.Call) -> tuple[str, str]:
+    """Owner and name of the called function, as in ``("json", "loads")``."""
+    if isinstance(call.func, ast.Attribute):
+        owner = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
+        return owner, call.func.attr
+    return "", call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def test_files_of_users_are_read_by_the_readers() -> None:
+    readers = set()
+    for path in sources():
+        for call in calls(path):
+            is_method, (owner, name) = isinstance(call.func, ast.Attribute), name_of(call)
+            if name in (METHODS if is_method else FUNCTIONS) or (owner, name) in PARSERS:
+                readers.add(path.relative_to(ROOT).as_posix())
+    assert readers - ALLOWED.keys() == set(), "use edit_hooks.utils.files, json_io or yaml_io, or modeling.tensors"
+    assert ALLOWED.keys() - readers == set(), "these no longer read: drop them from the list"
+
+
+def test_loggers_come_from_get_logger() -> None:
+    own = {path.name for path in sources() if ("logging", "getLogger") in map(name_of, calls(path))}
+    assert own == {"logs.py", "training.py"}  # the second sets a level
+
+
+def test_verbs_print_through_say() -> None:
+    modules = [path for path in sources() if path.parent.name == "cli"]
+    counts = {path.name: sum(name_of(call) == ("", "print") for call in calls(path)) for path in modules}
+    printing = {name for name, count in counts.items() if count}
+    # The building block, the errors, a traceback in full, and the rows of a Markdown table.
+    assert printing == {"command.py", "main.py", "contract.py", "judging.py"} and counts["contract.py"] == 1
