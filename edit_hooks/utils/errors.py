@@ -10,9 +10,13 @@ class EditingError(ValueError):
     """User error; the message names the input, the accepted values and a remedy."""
 
 
-def near_misses(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'rome'?"`` if a known word is similar, else ``""``."""
-    close = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.6)
+def near_misses(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``" Did you mean 'rome'?"`` if a known word is similar, else ``""``.
+
+    Args:
+        cutoff: least similarity, from 0 to 1 (:func:`difflib.get_close_matches`).
+    """
+    close = difflib.get_close_matches(str(name), list(known), n=3, cutoff=cutoff)
     return f" Did you mean {' or '.join(repr(word) for word in close)}?" if close else ""
 
 

@@ -10,7 +10,7 @@ from judges.match import normalize
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.fields import Fields, source_id
 
 
 def parse(fields: Fields, row: int) -> Case:
@@ -33,7 +33,7 @@ def parse(fields: Fields, row: int) -> Case:
         request=request,
         paraphrases=[Question(fields.text("rephrase"), target)],
         neighbors=[Question(locality.text("loc"), locality.text("loc_ans"))],
-        extras={"source_id": str(fields.record.get("id", row)), "origin": fields.record.get("source")},
+        extras={"source_id": source_id(fields, "id", row), "origin": fields.optional("source")},
     )
 
 
@@ -61,6 +61,7 @@ QAEDIT = Benchmark(
         hub_id="WenDingY/QAEdit",
         files=("QAEdit.json", "QAEdit_inter_1k.json", "QAEdit.jsonl"),
         mini=Path(__file__).parent / "data" / "mini.jsonl",
+        notes=("category", "provenance"),
     ),
     parse=parse,
     count_odd=count_odd,
