@@ -19,8 +19,8 @@ REWRITE = "requested_rewrite"
 # BAKE-concept has the schema of BAKE-J and its own answer to each neighborhood prompt (the spelling of the field is not
 # published). Read as BAKE-J, its neighborhood prompts would be scored against the answer of the edited fact.
 _CONCEPT = (
-    "in BAKE-concept every neighborhood prompt has its own answer. That layout is not supported yet; the answers of the "
-    "tasks of BAKE-J and BAKE-Q&J would be wrong for it."
+    "in BAKE-concept every neighborhood prompt has its own answer. That layout is not supported yet: the tasks "
+    "of BAKE-J and BAKE-Q&J would score another answer."
 )
 CONCEPT_FIELDS = dict.fromkeys(
     ("neighborhood_targets", "neighborhood_answers", "locality_prompt", "locality_answer"), _CONCEPT
