@@ -54,6 +54,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.numbers import NON_NEGATIVE
 from edit_hooks.utils.yaml_io import read_yaml
 
 PHRASES = Path(__file__).parent / "data" / "relation_phrases.yaml"
@@ -69,8 +70,10 @@ class BIRDConfig(ROMEConfig):
     The defaults are those for LLaMA-2.
     """
 
-    alpha: float = config_field("weight of the bidirectional terms", default=0.002)
-    beta: float = config_field("weight of the old object within the bidirectional terms", default=0.8)
+    alpha: float = config_field("weight of the bidirectional terms", within=NON_NEGATIVE, default=0.002)
+    beta: float = config_field(
+        "weight of the old object within the bidirectional terms", within=NON_NEGATIVE, default=0.8
+    )
     template_reduction: Literal["sum", "mean"] = config_field(
         "reduction over context templates; sum: released code, mean: paper", default="sum"
     )
@@ -83,11 +86,6 @@ class BIRDConfig(ROMEConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "beta"):
-            if getattr(self, name) < 0:
-                raise EditingError(
-                    f"editor setting {name!r} is {getattr(self, name)}; zero or a positive number is needed."
-                )
         for relation, phrases in self.relation_phrases.items():
             if len(phrases) != 2 or not all(phrase.strip() for phrase in phrases):
                 raise EditingError(

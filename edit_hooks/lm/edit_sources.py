@@ -15,6 +15,7 @@ from typing import Any
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import require_whole
 from edit_hooks.utils.plugins import import_object, registered
 
 ENTRY_POINTS = "lm_eval_editing.edit_sources"
@@ -33,6 +34,7 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
     path = Path(source).expanduser()
     requests = _from_file(path) if path.suffix in (".jsonl", ".json") else _from_benchmark(source, settings)
     if num_edits is not None:
+        require_whole("num_edits", num_edits)
         if num_edits > len(requests):
             raise EditingError(f"num_edits={num_edits}, but {source} has {len(requests)} edits.")
         requests = requests[:num_edits]
@@ -50,9 +52,11 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
 def _from_file(path: Path) -> list[EditRequest]:
     """Edit requests from JSON lines (one per line) or a JSON list."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise EditingError(f"edits={path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise EditingError(f"edits={path} is not UTF-8 text (byte {error.start}).") from None
     if text.lstrip().startswith("["):
         rows = [(f"{path}, record {number}", row) for number, row in enumerate(_parse(text, str(path)))]
     else:

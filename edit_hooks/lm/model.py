@@ -34,7 +34,7 @@ from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
-from edit_hooks.lm.options import EditingOptions, check_known_options
+from edit_hooks.lm.options import EditingOptions, check_known_options, check_sizes
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.sessions import (
@@ -76,6 +76,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         check_known_options(kwargs, HFLM, OWN_OPTIONS)
+        check_sizes(kwargs)
         own = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
         if kwargs.get("device") is None:  # the parent's default is a GPU, also where there is none
             kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.plan import MODES
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SEED, require_number, require_whole
 from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
 
 ANSWERS = ("auto", "patch")
@@ -107,8 +108,10 @@ class EditingOptions:
         _one_of("answer", self.answer, ANSWERS)
         _one_of("engine", self.engine, ENGINES)
         editor_class(self.editor)  # raises with near misses
-        _whole("seed", self.seed, 0)
-        _whole("max_batch_tokens", self.max_batch_tokens, 1)
+        require_whole("seed", self.seed, SEED)
+        require_whole("max_batch_tokens", self.max_batch_tokens)
+        require_number("guard_norm_ratio", self.guard_norm_ratio, POSITIVE)
+        require_number("guard_loss_increase", self.guard_loss_increase, NON_NEGATIVE)
         object.__setattr__(self, "editor_args", parse_editor_args(self.editor_args))
         self._check_icl()
 
@@ -137,7 +140,7 @@ class EditingOptions:
         """Validate options of batch and sequential runs: complete and none ignored."""
         for name in ("num_edits", "edit_batch_size", "group_size"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                require_whole(name, getattr(self, name))
         for name in ("immediate", "retention"):
             if not isinstance(getattr(self, name), bool):
                 raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
@@ -185,14 +188,19 @@ def _one_of(name: str, value: object, accepted: Iterable[str]) -> None:
         raise EditingError(f"{name}={value!r} is not known.{hint} Accepted: {', '.join(accepted)}.")
 
 
-def _whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise EditingError(f"{name}={value!r}; a whole number >= {least} is needed.")
-
-
 def check_known_options(names: Iterable[str], base_class: type, own: Iterable[str]) -> None:
     """Refuse options that neither this class, lm-eval's nor from_pretrained accepts."""
     accepted = set(inspect.signature(base_class).parameters) - {"kwargs"}
     known = accepted | set(own) | set(FROM_PRETRAINED)
     if unknown := set(names) - known:
         raise unknown_keys_error("option of edited_hf", unknown, known)
+
+
+def check_sizes(options: Mapping[str, object]) -> None:
+    """Refuse lengths and batch sizes below one, which lm-eval would use only after the weights are loaded."""
+    for name in ("max_length", "max_batch_size", "batch_size"):
+        value = options.get(name)
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        if value is not None and not (name == "batch_size" and str(value).startswith("auto")):
+            require_whole(name, value)

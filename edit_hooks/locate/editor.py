@@ -28,6 +28,7 @@ from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMa
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 UNLIKELY_NLL = 1.0
 
@@ -75,20 +76,27 @@ SECOND_MOMENTS_HELP = (
 class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
     """Settings of the locate-then-edit editors."""
 
-    num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=20)
-    lr: float = config_field("Adam learning rate of the offset", default=0.5)
-    weight_decay: float = config_field("factor of the penalty ||delta|| / ||v0||^2 on the offset", default=0.5)
-    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", default=4.0)
-    kl_factor: float = config_field("factor of the KL term that keeps the prediction after the subject", default=0.0625)
+    num_steps: int = config_field(
+        "loss evaluations of the value optimization; one update fewer is made", within=POSITIVE, default=20
+    )
+    lr: float = config_field("Adam learning rate of the offset", within=POSITIVE, default=0.5)
+    weight_decay: float = config_field(
+        "factor of the penalty ||delta|| / ||v0||^2 on the offset", within=NON_NEGATIVE, default=0.5
+    )
+    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", within=POSITIVE, default=4.0)
+    kl_factor: float = config_field(
+        "factor of the KL term that keeps the prediction after the subject", within=NON_NEGATIVE, default=0.0625
+    )
     early_stop_loss: float = config_field("stop when the total loss falls below this", default=0.05)
     fact_token: FactToken = config_field("position at which keys are read and values written", default="subject_last")
     context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_21")
     second_moments: Any = config_field(SECOND_MOMENTS_HELP, default=None)
     moment_tokens: int | None = config_field(
         "number of tokens C is collected from; null: four per dimension of the keys, or all of the corpus",
+        within=POSITIVE,
         default=None,
     )
-    moment_length: int = config_field("tokens used of each document behind C", default=MAX_LENGTH)
+    moment_length: int = config_field("tokens used of each document behind C", within=POSITIVE, default=MAX_LENGTH)
     moment_dtype: MomentDtype = config_field("precision in which C is stored; sums run in float64", default="float32")
     moment_digest: str | None = config_field("set by the editor: checksum of the file or folder behind C", default=None)
     keep_intermediates: bool = config_field(
@@ -99,7 +107,6 @@ class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
         super().__post_init__()
         self.check_evk_settings()
         check_templates(self.context_templates)
-        self.require_positive("num_steps", "lr", "clamp_factor")
 
 
 LocateThenEditConfigT = TypeVar("LocateThenEditConfigT", bound=LocateThenEditConfig)
