@@ -13,6 +13,7 @@ from typing import Any
 from edit_hooks.training.edit_data import EditData, EditExample
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.numbers import require_whole
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.dataset import Settings, read_rows
@@ -48,7 +49,8 @@ def load_edit_data(
     if not 0 < validation_share < 1:
         raise EditingError(f"validation share {validation_share!r}; a number between 0 and 1 is needed.")
     examples, report = _read(source, settings)
-    examples = examples[:num_edits]
+    if num_edits is not None:
+        examples = examples[: require_whole("num_edits", num_edits)]
     if validation is not None:
         held_out, held_report = _read(validation, settings)
         report["validation"] = held_report
