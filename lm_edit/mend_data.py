@@ -16,8 +16,9 @@ from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.numbers import require_whole
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import Settings, read_rows
+from lm_eval_tasks.common.dataset import read_rows
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.settings import Settings
 
 FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality")
 

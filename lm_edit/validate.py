@@ -10,7 +10,8 @@ from typing import Any
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
 from lm_eval_tasks.common.benchmark import all_benchmarks, find_benchmark
-from lm_eval_tasks.common.dataset import Settings, read_rows
+from lm_eval_tasks.common.dataset import read_rows
+from lm_eval_tasks.common.settings import Settings
 
 
 @dataclass(frozen=True)

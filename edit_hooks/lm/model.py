@@ -34,7 +34,7 @@ from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
-from edit_hooks.lm.options import EditingOptions, check_known_options, check_sizes
+from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, check_sizes
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.sessions import (
@@ -73,6 +73,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     Options are those of ``--model hf`` and the fields of :class:`~edit_hooks.lm.options.EditingOptions`. Without
     ``pretrained`` the embedded demo model is used.
     """
+
+    option_names = (*OWN_OPTIONS, *FROM_PRETRAINED)  # besides the parameters of `HFLM`
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         check_known_options(kwargs, HFLM, OWN_OPTIONS)

@@ -10,8 +10,9 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.cases import Case, Question
-from lm_eval_tasks.common.dataset import Settings, read_rows
+from lm_eval_tasks.common.dataset import read_rows
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.settings import Settings
 
 LAYOUT = '{"request": {...}, "paraphrases": [text], "neighbors": [{"prompt", "answer"}]}'
 

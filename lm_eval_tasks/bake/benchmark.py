@@ -12,6 +12,8 @@ from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.common.settings import choice_setting
+from lm_eval_tasks.protocols.likelihood import GENERATE
 
 HUB_ID = "jym7/BAKE"
 REWRITE = "requested_rewrite"
@@ -98,6 +100,20 @@ def count_odd(cases: Sequence[BakeCase]) -> dict[str, int]:
     }
 
 
+# ``raw`` is the published form for GPT-2 XL, ``correct`` for GPT-J and ``true`` for LLaMA-1 7B; ``instruction`` is like
+# the form for LLaMA-2 7B (no space before the statement), in our own words.
+JUDGE_TEMPLATES = {
+    "raw": None,
+    "correct": "{statement}, is the information described in this sentence correct?",
+    "true": "{statement}, is the information described in this sentence true?",
+    "instruction": (
+        "Say yes or no about the factuality of the next sentence, where yes means that it is correct and no that it is "
+        "wrong:{statement}. Is this sentence correct?"
+    ),
+}
+# By default the record's own wording, which suits small base models.
+JUDGE_TEMPLATE = choice_setting("judge_template", "wording of the judge question", list(JUDGE_TEMPLATES))
+
 BAKE_QJ = Benchmark(
     name="bake",
     other_names=("bake_qj",),
@@ -110,6 +126,7 @@ BAKE_QJ = Benchmark(
         foreign_fields=CONCEPT_FIELDS,
     ),
     parse=parse_qa,
+    settings=(GENERATE, JUDGE_TEMPLATE),
     count_odd=count_odd,
 )
 
@@ -125,6 +142,7 @@ BAKE_J = Benchmark(
         },
     ),
     parse=parse_judge,
+    settings=(GENERATE, JUDGE_TEMPLATE),
     count_odd=count_odd,
 )
 

@@ -13,18 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.options import choice
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.settings import BAD_RECORDS, DATA_REVISION, Settings
 
 logger = logging.getLogger("lm_eval.editing_tasks")
 
 RecordT = TypeVar("RecordT")
-
-# A task's metadata, into which lm-eval merges --model_args and --metadata.
-Settings: TypeAlias = Mapping[str, Any]
 
 MINI, HUB = "mini", "hub"
 DATA_HINT = (
@@ -96,8 +93,7 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
     """
     path, origin = _locate(source, choose_data(settings), settings)
     rows = read_rows(path)
-    bad_records = choice(settings, "bad_records", ("error", "skip"), "error")
-    parsed = _parse_all(rows, path, functools.partial(_parse_layout, source, parse), bad_records)
+    parsed = _parse_all(rows, path, functools.partial(_parse_layout, source, parse), BAD_RECORDS.read(settings))
     origin |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "records": len(parsed.records)}
     if skipped := parsed.problems:
         logger.warning("%s: %d of %d records skipped, see data_source in the results", path, len(skipped), len(rows))
@@ -148,7 +144,7 @@ def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[s
             )
         return source.mini, {"data": MINI, "file": source.mini.name}
     if data == HUB:
-        return _download(source, settings.get("data_revision") or "main")
+        return _download(source, DATA_REVISION.read(settings) or "main")
     path = _search(source, Path(data).expanduser())
     return path, {"data": data, "file": path.name}
 

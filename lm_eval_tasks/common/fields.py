@@ -21,14 +21,17 @@ class Fields:
         record: the record as read from JSON.
         where: file, record number and line, for error messages.
 
+        read: dotted paths of the accessed fields; the objects of a list share it, and one path, ``name[]``.
+        prefix: path of this record in the outermost one.
+
     All methods raise EditingError for a field of the wrong type.
     """
 
-    def __init__(self, record: Mapping[str, Any], where: str) -> None:
+    def __init__(self, record: Mapping[str, Any], where: str, read: set[str] | None = None, prefix: str = "") -> None:
         self.record = record
         self.where = where
-        self._read: set[str] = set()  # dotted paths; the objects of a list share one path, ``name[]``
-        self._prefix = ""
+        self._read: set[str] = set() if read is None else read
+        self._prefix = prefix
 
     def text(self, path: str) -> str:
         """The non-empty string at a dotted path, without outer white space.
@@ -56,7 +59,10 @@ class Fields:
         value = self._get(name, whole=False)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
             raise self._error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
-        return [self._child(item, f"{name}[{number}]", f"{name}[]") for number, item in enumerate(value)]
+        prefix = f"{self._prefix}{name}[]."
+        return [
+            Fields(item, f"{self.where}, {name}[{number}]", self._read, prefix) for number, item in enumerate(value)
+        ]
 
     def optional(self, path: str) -> Any:
         """The value at a dotted path; ``None`` if it is absent."""
@@ -88,11 +94,6 @@ class Fields:
             path == read or path.startswith((f"{read}.", f"{read}[]")) or read.startswith((f"{path}.", f"{path}[]"))
             for read in self._read
         )
-
-    def _child(self, record: Mapping[str, Any], name: str, path: str) -> Fields:
-        child = Fields(record, f"{self.where}, {name}")
-        child._read, child._prefix = self._read, f"{self._prefix}{path}."
-        return child
 
     def _get(self, path: str, whole: bool = True) -> Any:
         """A required value; ``whole`` unless its own fields are read one by one."""

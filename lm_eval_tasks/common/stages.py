@@ -17,8 +17,8 @@ from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StreamPosition
-from edit_hooks.utils.options import parse_checkpoints, switch
 from judges.base import Verdict
+from lm_eval_tasks.common import settings as task_settings
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
 from lm_eval_tasks.common.harness import filter_classes
 
@@ -51,14 +51,14 @@ class StreamStages:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> StreamStages:
         """The stages of a task's settings; raises EditingError for invalid values."""
-        score_outside = switch(settings, "score_unedited_cases", False)
+        score_outside = task_settings.SCORE_UNEDITED_CASES.read(settings)
         if settings.get("mode") != "sequential":
             return cls(score_outside=score_outside)
         return cls(
-            immediate=switch(settings, IMMEDIATE, True),
-            checkpoints=parse_checkpoints(settings.get("checkpoints")),
-            retention=switch(settings, RETENTION, False),
-            batch_size=int(settings.get("edit_batch_size") or 1),
+            immediate=task_settings.IMMEDIATE.read(settings),
+            checkpoints=task_settings.CHECKPOINTS.read(settings),
+            retention=task_settings.RETENTION.read(settings),
+            batch_size=task_settings.EDIT_BATCH_SIZE.read(settings),
             score_outside=score_outside,
         )
 

@@ -94,6 +94,8 @@ class EditingTask(HarnessTask):
     ) -> None:
         config = {key: value for key, value in (config or {}).items() if key != "class"}
         config["metadata"] = dict(config.get("metadata") or {})
+        if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
+            benchmark.check_settings(config["metadata"])
         config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
         if config.get("num_fewshot"):
             raise EditingError(

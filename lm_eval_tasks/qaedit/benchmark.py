@@ -11,6 +11,7 @@ from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.protocols.wild import INITIALLY_WRONG, WILD_CONTEXT
 
 
 def parse(fields: Fields, row: int) -> Case:
@@ -64,6 +65,7 @@ QAEDIT = Benchmark(
         notes=("category", "provenance"),
     ),
     parse=parse,
+    settings=(INITIALLY_WRONG, WILD_CONTEXT),
     count_odd=count_odd,
 )
 
