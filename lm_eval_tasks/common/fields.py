@@ -21,17 +21,19 @@ class Fields:
         record: the record as read from JSON.
         where: file, record number and line, for error messages.
 
-        read: dotted paths of the accessed fields; the objects of a list share it, and one path, ``name[]``.
+        accessed: dotted paths of the accessed fields; the objects of a list share it, and one path, ``name[]``.
         prefix: path of this record in the outermost one.
 
     All methods raise EditingError for a field of the wrong type.
     """
 
-    def __init__(self, record: Mapping[str, Any], where: str, read: set[str] | None = None, prefix: str = "") -> None:
+    def __init__(
+        self, record: Mapping[str, Any], where: str, accessed: set[str] | None = None, prefix: str = ""
+    ) -> None:
         self.record = record
         self.where = where
-        self._read: set[str] = set() if read is None else read
-        self._prefix = prefix
+        self.accessed: set[str] = set() if accessed is None else accessed
+        self.prefix = prefix
 
     def text(self, path: str) -> str:
         """The non-empty string at a dotted path, without outer white space.
@@ -59,14 +61,14 @@ class Fields:
         value = self._get(name, whole=False)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
             raise self._error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
-        prefix = f"{self._prefix}{name}[]."
+        prefix = f"{self.prefix}{name}[]."
         return [
-            Fields(item, f"{self.where}, {name}[{number}]", self._read, prefix) for number, item in enumerate(value)
+            Fields(item, f"{self.where}, {name}[{number}]", self.accessed, prefix) for number, item in enumerate(value)
         ]
 
     def optional(self, path: str) -> Any:
         """The value at a dotted path; ``None`` if it is absent."""
-        self._read.add(self._prefix + path)
+        self.accessed.add(self.prefix + path)
         value: Any = self.record
         for step in path.split("."):
             value = value.get(step) if isinstance(value, Mapping) else None
@@ -84,7 +86,7 @@ class Fields:
         unread = [path for path in present if not self._uses(path)]
         unread = sorted(path for path in unread if path.rpartition(".")[0].removesuffix("[]") not in unread)
         for path in unread:
-            if hint := near_misses(path, self._read - present, cutoff=0.9):
+            if hint := near_misses(path, self.accessed - present, cutoff=0.9):
                 raise self._error(path, f"is not known.{hint} Rename it")
         return unread
 
@@ -92,13 +94,13 @@ class Fields:
         """Whether a field, one that contains it, or one inside of it was read."""
         return any(
             path == read or path.startswith((f"{read}.", f"{read}[]")) or read.startswith((f"{path}.", f"{path}[]"))
-            for read in self._read
+            for read in self.accessed
         )
 
     def _get(self, path: str, whole: bool = True) -> Any:
         """A required value; ``whole`` unless its own fields are read one by one."""
         if whole:
-            self._read.add(self._prefix + path)
+            self.accessed.add(self.prefix + path)
         value: Any = self.record
         for step in path.split("."):
             if not isinstance(value, Mapping) or step not in value:
