@@ -52,7 +52,7 @@ from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import Encoding, encode, split_template, tokens_in_span
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.batching import token_batches
-from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.errors import EditingError, UnusableRequestError, near_misses
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.numbers import NON_NEGATIVE
 from edit_hooks.utils.yaml_io import read_yaml
@@ -153,20 +153,20 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
     """
     where = f"case {request.case_id} ({request.text!r})"
     if request.relation_id is None:
-        raise EditingError(
+        raise UnusableRequestError(
             f"{where} has no 'relation_id', which names the relation of subject and object; add it to the record, or "
             "use r_rome."
         )
     table = {**phrase_table(), **config.relation_phrases}
     if request.relation_id not in table:
-        raise EditingError(
+        raise UnusableRequestError(
             f"{where}: no phrases are known for relation {request.relation_id!r}."
             f"{near_misses(request.relation_id, table)} Set relation_phrases: {{{request.relation_id}: [subject "
             "to object, object to subject]}, for example [is the capital of, has as its capital]."
         )
     uses_old = config.alpha * config.beta > 0
     if uses_old and request.target_true is None:
-        raise EditingError(f"{where} has no 'target_true', which BIRD moves away from; add it, or set beta: 0.")
+        raise UnusableRequestError(f"{where} has no 'target_true', which BIRD moves away from; add it, or set beta: 0.")
     forward, backward = table[request.relation_id]
     assert request.subject is not None
     return Expressions(
@@ -267,7 +267,7 @@ def _encode_expression(tokenizer: PreTrainedTokenizerBase, expression: str, temp
     span = (len(before), len(before) + len(expression))
     tokens = tokens_in_span(encoding, span)
     if not tokens:
-        raise EditingError(
+        raise UnusableRequestError(
             f"no token covers {expression!r}: the tokenizer drops its characters. Give another text, or another model."
         )
     return ExpressionTokens(encoding, tokens, span)

@@ -202,7 +202,7 @@ class WISE(Editor[WISEConfig]):
             config = dataclasses.replace(config, context_templates=texts)
         return config
 
-    def known_contexts(self, model: PreTrainedModel) -> list[str]:
+    def known_contexts(self, model: PreTrainedModel | None = None) -> list[str]:
         templates = self.overrides.get("context_templates")
         return templates if isinstance(templates, list) else []
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -57,6 +57,9 @@ class EditorWithContext(Editor[CombinedConfig]):
         return _combine_configs(
             self.base.resolve_config(model, tokenizer, base), self.context.resolve_config(model, tokenizer, context)
         )
+
+    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
+        return self.base.known_contexts(model)
 
     def edit(
         self,

@@ -13,7 +13,9 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.lm.harness import LateLoadingHFLM
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.request import require_text
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
+from edit_hooks.utils.options import check_generation_kwargs
 
 GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
 
@@ -37,7 +39,8 @@ class ItemBuilder:
         """Build the item of an lm-eval request.
 
         Raises:
-            EditingError: for continuations without a token, prompts without room, and sampling.
+            UnusableRequestError: for continuations without a token, texts without room, and half surrogate pairs.
+            EditingError: for generation settings out of range, and sampling.
         """
         if request.request_type == "loglikelihood":
             return self.score_item(*request.args).item
@@ -46,21 +49,25 @@ class ItemBuilder:
     def score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Build an item for scoring; long contexts are cut at the start, as in lm-eval."""
         lm = self._lm
+        require_text(context + continuation)
         if context == "":
             ids = [lm.prefix_token_id]
             target = lm.tok_encode(continuation, add_special_tokens=False)
         else:
             ids, target = lm.encode_pair(context, continuation)
         if not target:
-            raise EditingError(f"continuation {continuation!r} has no token besides those of {context!r}.")
+            raise UnusableRequestError(f"continuation {continuation!r} has no token besides those of {context!r}.")
         room = lm.max_length + 1 - len(target)
         if room < 1:
-            raise EditingError(f"continuation of {len(target)} tokens does not fit into {lm.max_length} positions.")
+            raise UnusableRequestError(
+                f"continuation of {len(target)} tokens does not fit into {lm.max_length} positions."
+            )
         return Built(ScoreItem(tuple(ids[-room:]), tuple(target), (context, continuation)), cut=len(ids) > room)
 
     def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
         """Build an item for decoding from the generation settings of an lm-eval task."""
         lm = self._lm
+        check_generation_kwargs(gen_kwargs)
         settings = normalize_gen_kwargs(dict(gen_kwargs), lm.max_gen_toks)
         sampling = settings.get("do_sample") or settings.get("temperature", 0.0) not in (0, 0.0)
         if sampling or (other := set(settings) - GREEDY_ONLY):
@@ -74,8 +81,7 @@ class ItemBuilder:
     def greedy_item(self, context: str, stops: tuple[str, ...], max_new_tokens: int) -> Built[GenerateItem]:
         """Build an item for decoding; long prompts are cut at the start, as in lm-eval."""
         lm = self._lm
-        if max_new_tokens < 1:
-            raise EditingError(f"max_gen_toks={max_new_tokens}; at least 1 is needed.")
+        require_text(context)
         room = lm.max_length - max_new_tokens
         if room < 1:
             raise EditingError(f"max_gen_toks={max_new_tokens} leaves no room in {lm.max_length} positions.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,9 +19,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 
-from edit_hooks.answers import EditedAnswer, EditReport, GeneratedText, ModelAnswer, ScoredContinuation
+from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, GeneratedText, ModelAnswer, ScoredContinuation
 from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
-from edit_hooks.base.editor import Editor
+from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import editor_of, load_edit, requests_of
@@ -37,6 +36,7 @@ from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, check_sizes
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.prompt_edits import PromptEdits
+from edit_hooks.lm.questions import read_questions, warn_of_unread
 from edit_hooks.lm.sessions import (
     Question,
     SavedEditSession,
@@ -47,10 +47,11 @@ from edit_hooks.lm.sessions import (
     answer_distinct,
 )
 from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.fingerprint import model_fingerprint
-from edit_hooks.request import EditRequest, require_subjects
+from edit_hooks.request import EditRequest
 from edit_hooks.store.answer_cache import AnswerCache, tokenizer_fingerprint
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
@@ -95,6 +96,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.plan = self._new_plan()
         super().__init__(pretrained=pretrained, **kwargs)
         self.join_processes()
+        planned = [request for group in self.plan.groups for request in group]
+        self.plan = dataclasses.replace(self.plan, unusable=self._find_unusable(planned))
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
         if self.options.makes_edits and self.editor.writes != ("context",):
@@ -131,35 +134,39 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def _dispatch(
         self, requests: list[Instance], stock: Callable[..., list[Any]], answer_jobs: AnswerJobs, disable_tqdm: bool
     ) -> list[Any]:
-        self.load()
         with_edits = [request for request in requests if has_edit_requests(request)]
         ordinary = [request for request in requests if not has_edit_requests(request)]
+        questions = self._read_questions(with_edits)  # before the weights are loaded
+        self.load()
         stock_answers: Iterator[Any] = iter(())
         edited_answers: Iterator[Any] = iter(())
         if ordinary:
             with self._stock_tasks():
                 stock_answers = iter(stock(ordinary, disable_tqdm=disable_tqdm))
         if with_edits:
-            edited_answers = iter(self._answer_under_edits(with_edits, answer_jobs))
+            edited_answers = iter(self._answer_under_edits(questions, answer_jobs))
         return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
 
-    def _answer_under_edits(self, requests: Sequence[Instance], answer_jobs: AnswerJobs) -> list[EditedAnswer]:
-        validated: dict[str, EditRequest] = {}  # every instance of a case repeats the case's requests
-        questions = []
-        for request in requests:
-            edits = []
-            for record in request.doc["edit_requests"]:
-                key = json.dumps(record, sort_keys=True)
-                if key not in validated:
-                    validated[key] = EditRequest.from_dict(record, where=str(request.task_name))
-                edits.append(validated[key])
-            questions.append(
-                Question(self.items.from_instance(request), tuple(edits), bool(request.doc.get("ask_unedited")))
-            )
+    def _read_questions(self, requests: Sequence[Instance]) -> list[Question | FailedAnswer]:
+        """The questions of requests; the reason for one that this model cannot be asked."""
+        read = read_questions(requests, self.items)
+        if self.rank == 0:
+            warn_of_unread(read)
+            if self.options.makes_edits and not self.plan.groups:
+                questions = [question for question in read if isinstance(question, Question)]
+                edits = {edit.key: edit for question in questions for edit in question.requests}
+                self._find_unusable(list(edits.values()), fail_if_all=self.world_size == 1)
+        return read
+
+    def _answer_under_edits(
+        self, read: Sequence[Question | FailedAnswer], answer_jobs: AnswerJobs
+    ) -> list[EditedAnswer]:
+        questions = [question for question in read if isinstance(question, Question)]
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
-        return self.session.answer(questions, unedited, answer_jobs)
+        answers = iter(self.session.answer(questions, unedited, answer_jobs))
+        return [next(answers) if isinstance(question, Question) else EditedAnswer(final=question) for question in read]
 
     def _answer_unedited(self, items: Sequence[Item], answer_jobs: AnswerJobs) -> dict[Item, ModelAnswer]:
         """Answers of the unedited model, from the store if it has them."""
@@ -277,7 +284,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if store:
             store.remove_leftovers()
         if not self.plan.cumulative:
-            edits = IndependentEdits(self.model, self.tokenizer, self.editor, store, self._quiet)
+            grouped = bool(self.plan.groups)
+            edits = IndependentEdits(self.model, self.tokenizer, self.editor, store, self._quiet, grouped)
             return SingleEditSession(edits, self.plan)
         guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
         stream = EditStream(
@@ -292,8 +300,6 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             return EditPlan()
         settings = {"data": options.data} if options.data else {"pretrained": None if self.is_demo else True}
         requests = load_edits(options.edits, settings, options.num_edits)
-        if self.editor.needs_subject:
-            require_subjects(requests, self.editor.name)
         size = options.group_size or options.edit_batch_size or (len(requests) if options.mode == "batch" else 1)
         if size > 1 and not options.group_size and not self.editor.supports_joint:
             raise EditingError(
@@ -301,6 +307,20 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
                 "mode=sequential,edit_batch_size=1 or an editor that writes batches."
             )
         return EditPlan(chunked(requests, size), not options.group_size, parse_checkpoints(options.checkpoints))
+
+    def _find_unusable(self, requests: Sequence[EditRequest], fail_if_all: bool = True) -> dict[str, str]:
+        """Request key -> reason for the requests that the editor cannot use, with a warning; needs no weights.
+
+        Raises:
+            EditingError: if none of several edits is usable.
+        """
+        unusable = self.editor.find_unusable(self.tokenizer, requests, position_limit(self.config))
+        if fail_if_all and len(unusable) == len(requests) > 1:
+            first = next(iter(unusable.values()))
+            raise EditingError(f"none of the {len(requests)} edits can be used; the first: {first}")
+        if self.rank == 0:
+            warn_of_unusable("edits", unusable, len(requests))
+        return unusable
 
     def _new_editor(self) -> Editor[Any]:
         """Create the editor of this run; ``icl`` adds an editor of contexts."""

@@ -27,7 +27,7 @@ from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
 from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
 from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import UnusableRequestError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 UNLIKELY_NLL = 1.0
@@ -141,8 +141,9 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
             config = dataclasses.replace(config, context_templates=texts)
         return config
 
-    def known_contexts(self, model: PreTrainedModel) -> Sequence[str]:
-        config = self._resolved.get(model) or self.config_class.from_mapping(self.overrides)
+    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
+        resolved = None if model is None else self._resolved.get(model)
+        config = resolved or self.config_class.from_mapping(self.overrides)
         return () if isinstance(config.context_templates, str) else config.context_templates
 
     def prepare(
@@ -250,7 +251,7 @@ def check_reach(job: EditJob[LocateThenEditConfigT], problems: Sequence[ValuePro
         return
     for request, (rows, _) in zip(job.requests, problems, strict=True):
         if not any(position == row.position for row in rows for position, _ in row.labels):
-            raise EditingError(
+            raise UnusableRequestError(
                 f"case {request.case_id}: block {layer} is the last one, so an edit at the fact token of "
                 f"{request.text!r} cannot reach the target after it. Choose an earlier block with 'layers', or "
                 "fact_token=last."

@@ -16,7 +16,7 @@ from edit_hooks.modeling.tokens import (
     tokens_in_span,
 )
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import UnusableRequestError
 
 FactToken = Literal["subject_last", "subject_first", "subject_first_after_last", "last"]
 
@@ -56,7 +56,9 @@ def fact_position(encoding: Encoding, span: tuple[int, int], prompt_length: int,
     """
     subject = tokens_in_span(encoding, span)
     if not subject:
-        raise EditingError("no token of the prompt covers the subject; is it made of characters the tokenizer drops?")
+        raise UnusableRequestError(
+            "no token of the prompt covers the subject; is it made of characters the tokenizer drops?"
+        )
     if fact_token == "last":
         return prompt_length - 1
     if fact_token == "subject_first":
@@ -85,7 +87,7 @@ def rewriting_row(
     prompt_length = first_token_past(encoding, len(text.rstrip()))
     target_ids = encoding.ids[prompt_length:]
     if not target_ids:
-        raise EditingError(f"target_new {request.target_new!r} has no token of its own after {text!r}.")
+        raise UnusableRequestError(f"target_new {request.target_new!r} has no token of its own after {text!r}.")
     assert request.subject_span is not None
     span = (request.subject_span[0] + len(before), request.subject_span[1] + len(before))
     position = fact_position(encoding, span, prompt_length, fact_token)

@@ -10,6 +10,13 @@ class EditingError(ValueError):
     """User error; the message names the input, the accepted values and a remedy."""
 
 
+class UnusableRequestError(EditingError):
+    """An edit request or a question that this model or editor cannot use, while it can use others.
+
+    A run goes on without it: the case is unscored, with the message as the reason.
+    """
+
+
 def near_misses(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ``" Did you mean 'rome'?"`` if a known word is similar, else ``""``.
 

@@ -29,7 +29,7 @@ from lm_eval.api.utils import ends_with_whitespace
 
 import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, which the YAML names
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.options import switch
+from edit_hooks.utils.options import check_generation_kwargs, switch
 from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
@@ -37,7 +37,7 @@ from lm_eval_tasks.common.dataset import choose_data
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, exclude_if, judged_correct
-from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, case_requests
+from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
     RETENTION,
@@ -73,6 +73,11 @@ class AnsweredCase(NamedTuple):
     @property
     def judged(self) -> bool:
         return any(answer.judged for answer in self.answers)
+
+    @property
+    def lead(self) -> FilteredAnswer:
+        """The first answer that knows the case's edit; a question that the model cannot be asked has none."""
+        return next((answer for answer in self.answers if answer.edit or answer.position), self.answers[0])
 
     def at(self, stage: Stage | None) -> CaseAnswers:
         """The answers at one stage by probe; ``None`` is the final stage."""
@@ -175,7 +180,7 @@ class EditingTask(HarnessTask):
         """
         settings = self.config.metadata
         loaded = self.benchmark.load(settings)
-        docs = Documents(self.config.process_docs(case, settings) for case in loaded.records)
+        docs = Documents(mark_unusable(self.config.process_docs(case, settings)) for case in loaded.records)
         settings["data"] = choose_data(settings)
         settings["data_source"] = loaded.source
         logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)
@@ -214,6 +219,7 @@ class EditingTask(HarnessTask):
         With more processes than documents some processes have no document, which lm-eval cannot run. Such a process
         answers the first document, too, and lm-eval discards its answers.
         """
+        check_generation_kwargs(self.config.generation_kwargs or {})  # after lm-eval has merged --gen_kwargs into them
         if cache_requests or rewrite_requests_cache:
             logger.warning("%s: --cache_requests is ignored; its key would mix up data sources", self.config.task)
         if rank and not any(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size)):
@@ -294,7 +300,7 @@ class EditingTask(HarnessTask):
         if self.is_predict_only:
             return {"bypass": None}
         case = AnsweredCase(doc, [FilteredAnswer.of(result) for result in results])
-        position = case.answers[0].position
+        position = case.lead.position
         metrics = self._reported_metrics(case.judged)
         names = [metric["metric"] for metric in metrics]
         scored = {"": self._scores(case, metrics)}
@@ -310,7 +316,7 @@ class EditingTask(HarnessTask):
         for suffix, scores in scored.items():
             for metric in metrics:
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
-        edit = case.answers[0].edit
+        edit = case.lead.edit
         row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": edit and edit.to_json()}
         return row | ({"judge": describe_verdicts([answer.final for answer in case.answers])} if case.judged else {})
 
@@ -318,6 +324,8 @@ class EditingTask(HarnessTask):
         self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]], stage: Stage | None = None
     ) -> dict[str, Score]:
         """The metrics of one case at one stage; the final one by default."""
+        if reason := case.doc.get("unusable"):
+            return {metric["metric"]: Score(reason=reason) for metric in metrics}
         answers = case.at(stage)
         if case.judged:
             return {metric["metric"]: evaluate(_judge_measure(answers, metric)) for metric in metrics}
@@ -330,7 +338,7 @@ class EditingTask(HarnessTask):
         Values have the form that `retention_matrix` aggregates.
         """
         names = [metric["metric"] for metric in metrics]
-        first = case.answers[0]
+        first = case.lead
         if first.position and first.position.not_in_stream:
             return dict.fromkeys(names, Score())
         own = first.position.step if first.position and first.position.step is not None else 0
