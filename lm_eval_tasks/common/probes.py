@@ -11,6 +11,7 @@ from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import Case
 
 PLACEHOLDER = "placeholder"
+NO_COMPETITOR = FailedAnswer("the question has no competing answer", is_failure=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ class ProbeAnswers:
     @property
     def other(self) -> Answer:
         """The answer for the competing target; a `FailedAnswer` if the question has none."""
-        return self.targets[1] if len(self.targets) > 1 else FailedAnswer("the question has no competing answer")
+        return self.targets[1] if len(self.targets) > 1 else NO_COMPETITOR
 
 
 class CaseAnswers:

@@ -118,10 +118,12 @@ class FilteredAnswer:
         if stage in self.stages:
             return self.stages[stage]
         if self.position is None:
-            return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"))
+            return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"), is_failure=False)
         if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.position.num_edits:
-            return FailedAnswer(f"the stream ended after {self.position.num_edits} edits, before checkpoint {stage}")
-        return FailedAnswer(f"the model did not report its answers at stage {stage!r} of the stream")
+            reason = f"the stream ended after {self.position.num_edits} edits, before checkpoint {stage}"
+            return FailedAnswer(reason, is_failure=False)
+        reason = f"the model did not report its answers at stage {stage!r} of the stream"
+        return FailedAnswer(reason, is_failure=False)
 
 
 def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble], stages: StreamStages) -> None:
@@ -172,7 +174,7 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
     if not isinstance(response, EditedAnswer) or response.position is None:
         return {None: response}
     if response.position.not_in_stream and not stages.score_outside:
-        return {None: FailedAnswer(NOT_IN_STREAM)}  # no judge call for an answer that is not scored
+        return {None: FailedAnswer(NOT_IN_STREAM, is_failure=False)}  # no judge call for an answer that is not scored
     answers: dict[Stage, ModelAnswer] = {}
     if stages.immediate and response.immediate is not None:
         answers[IMMEDIATE] = response.immediate

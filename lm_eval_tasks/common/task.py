@@ -8,7 +8,7 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off, ``filtered: true`` marks a metric from which a published filter may exclude cases, and ``from: judge``
+  setting is off, ``rate: false`` marks one that is no share of successes (then there is no column ``<metric>_or_0``), ``filtered: true`` marks a metric from which a published filter may exclude cases, and ``from: judge``
   marks one that only judged pipelines report (:mod:`lm_eval_tasks.common.judge_filter`).
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
@@ -53,6 +53,10 @@ logger = logging.getLogger("lm_eval.editing_tasks")
 # The one side effect of importing this package that is needed: YAML names aggregations by their registered name.
 for _name, _function in AGGREGATIONS.items():
     register_aggregation(_name)(_function)
+
+
+# Ending of the column in which a case without a usable answer counts as 0.
+OR_ZERO = "_or_0"
 
 
 class Documents(list[dict[str, Any]]):
@@ -120,6 +124,8 @@ class EditingTask(HarnessTask):
         directions = dict(self.higher_is_better())
         for metric, aggregation in list(self.aggregation().items()):
             self._declare_companions(metric, aggregation)
+            if self._is_rate(metric):
+                self.add_column(f"{metric}{OR_ZERO}", aggregation, higher_is_better=True)
             for stage in self.stages.columns:
                 self.add_column(f"{metric}@{stage}", aggregation, higher_is_better=directions[metric])
                 self._declare_companions(f"{metric}@{stage}", aggregation)
@@ -132,6 +138,10 @@ class EditingTask(HarnessTask):
         self.add_column("edit", AGGREGATIONS["edit_summary"])
         self.add_column("judge", AGGREGATIONS["judge_summary"])
 
+    def _is_rate(self, name: str) -> bool:
+        """Whether a metric is a mean share of successes, so that a failure can count as 0."""
+        return any(_is_rate(metric) for metric in self.config.metric_list if metric["metric"] == name)
+
     def _declare_companions(self, column: str, aggregation: Callable[[Sequence[Any]], Any]) -> None:
         """Declare the counts and the standard error of a column.
 
@@ -140,6 +150,7 @@ class EditingTask(HarnessTask):
         """
         self.add_column(f"{column}_n", AGGREGATIONS["total"])
         self.add_column(f"{column}_excluded", AGGREGATIONS["total"])
+        self.add_column(f"{column}_failed", AGGREGATIONS["total"])
         if aggregation is AGGREGATIONS["mean_scored"]:
             self.add_column(f"{column}_stderr", AGGREGATIONS["stderr_scored"])
 
@@ -376,6 +387,10 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
     ]
 
 
+def _is_rate(metric: Mapping[str, Any]) -> bool:
+    return metric["aggregation"] == "mean_scored" and metric["higher_is_better"] and metric.get("rate", True)
+
+
 def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict[str, str]) -> dict[str, Any]:
     """The columns of one metric at one stage for one case.
 
@@ -388,6 +403,9 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
     if metric["aggregation"] == "mean_scored" and suffix != f"@{RETENTION}":
         columns[f"{name}_stderr"] = value
     columns[f"{name}_n"] = int(value is not None)
+    columns[f"{name}_failed"] = int(value is None and score.reason not in (None, NOT_IN_STREAM))
+    if not suffix and _is_rate(metric):
+        columns[f"{name}{OR_ZERO}"] = 0.0 if score.failed else value
     if metric.get("filtered"):
         columns[f"{name}_excluded"] = int(score.excluded)
     elif score.excluded:
