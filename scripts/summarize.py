@@ -3,8 +3,8 @@
     python scripts/summarize.py results/none results/r_rome      # files, or folders: the newest result file of each
     python scripts/summarize.py --metrics es_prob rqs_prob -- results/*
 
-Column headings are editor, mode and data of the run. A cell is value ± standard error (number of scored cases, and of failed
-ones if there are any). Nothing is scored again.
+Column headings are editor, mode and data of the run. A cell is value ± standard error (number of scored cases, and
+of failed ones if there are any). Nothing is scored again.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off, ``rate: false`` marks one that is no share of successes (then there is no column ``<metric>_or_0``), ``filtered: true`` marks a metric from which a published filter may exclude cases, and ``from: judge``
-  marks one that only judged pipelines report (:mod:`lm_eval_tasks.common.judge_filter`).
+  setting is off, ``rate: false`` marks one that is no share of successes (it has no column ``<metric>_or_0``),
+  ``filtered: true`` one from which a published filter may exclude cases, and ``from: judge`` one that only judged
+  pipelines report (:mod:`lm_eval_tasks.common.judge_filter`).
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
 edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.common.stages`).
