@@ -175,7 +175,7 @@ def model_parameters() -> set[str]:
     return names
 
 
-def _subclasses(base: type) -> Iterator[type]:
+def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
     for subclass in base.__subclasses__():
         yield subclass
         yield from _subclasses(subclass)

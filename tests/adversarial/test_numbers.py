@@ -9,6 +9,8 @@ import typing
 from typing import Any
 
 import pytest
+from scripted import ScriptedLM
+from task_runs import run
 
 from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.editor import Editor
@@ -197,3 +199,30 @@ def test_trace_noise(noise: float) -> None:
 
     with pytest.raises(EditingError, match="noise"):
         TraceSettings(noise=noise)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        "max_gen_toks=-1",
+        "max_gen_toks=0",
+        "max_gen_toks=2.5",
+        "max_new_tokens=-3",
+        "max_gen_toks=some",
+        "temperature=nan",
+        "temperature=inf",
+        "temperature=-1",
+        "until=3",
+        "top_p=nan",
+        "do_sample=maybe",
+    ],
+)
+def test_generation_settings_are_checked_before_any_question(kwargs: str) -> None:
+    class Unasked(ScriptedLM):
+        def generate_until(self, requests: list[Any]) -> list[Any]:
+            raise AssertionError("the settings were not checked")
+
+        loglikelihood = generate_until
+
+    with pytest.raises(EditingError, match=kwargs.partition("=")[0]):
+        run("bake_es", lm=Unasked(), gen_kwargs=kwargs)
