@@ -19,6 +19,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.ft_m import FTM
 from edit_hooks.editors.rome import ROME
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
+from lm_edit.edits import make_edits
 
 LONG = " ".join(["Dravonia"] * 500)
 
@@ -199,3 +200,18 @@ def test_editors_name_the_request_that_they_cannot_use(
     assert list(editor.find_unusable(tiny_tokenizer("byte_bpe"), [good, bad], 64)) == [bad.key]
     with pytest.raises(UnusableRequestError, match=reason):
         editor.edit(tiny_model("gpt2"), tiny_tokenizer("byte_bpe"), [good, bad])
+
+
+def test_saved_edits_list_the_requests_that_they_write(tiny_path: Callable[..., Path], tmp_path: Path) -> None:
+    good = {"prompt": "{} lies in", "target_new": "Karsk"}
+    bad = {**good, "subject": "Brenholt", "target_new": LONG, "case_id": "b"}
+    records = [{**good, "subject": "Velm", "case_id": "a"}, bad]
+    edits = str(write_jsonl(tmp_path / "edits.jsonl", records))
+    model = {"pretrained": str(tiny_path("gpt2")), "device": "cpu", "store": "off"}
+    settings = {"editor": "ft_m", "editor_args": {"num_steps": 1}}
+    saved = make_edits(tmp_path / "out", edits, grouping="joint", model_options={**model, **settings})
+    assert list(saved.failed) == ["b"] and "positions" in saved.failed["b"]
+    (file,) = saved.files
+    lm = build(model["pretrained"], load_edit=str(file), editor_args=None)
+    keys = lm.session.keys
+    assert keys is not None and len(keys) == 1
