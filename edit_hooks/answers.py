@@ -110,9 +110,15 @@ class GeneratedText:
 
 @dataclass(frozen=True)
 class FailedAnswer:
-    """No usable answer: the edit failed, or the model returned something unexpected."""
+    """No usable answer: the edit failed, or the model returned something unexpected.
+
+    Attributes:
+        reason: one sentence.
+        is_failure: the edit or the model is at fault; else the answer was not asked for, or the question has none.
+    """
 
     reason: str
+    is_failure: bool = True
 
     def __str__(self) -> str:
         return f"[unscored: {self.reason}]"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from edit_hooks.prompt_context import BARE, PromptContext
-from edit_hooks.utils.errors import EditingError, unknown_keys_error
+from edit_hooks.utils.errors import EditingError, UnusableRequestError, unknown_keys_error
 
 SLOT = "{}"
 
@@ -164,7 +164,9 @@ class EditRequest:
         """SHA-256 (hex) of all that can change the edit: every field except ``case_id``."""
         content = {**self.to_dict(), "prompt": self.bare_text, "subject_span": self.subject_span}
         content.pop("case_id", None)
-        return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(content, sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
+        ).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able mapping without absent fields; inverse of :meth:`from_dict`."""
@@ -208,11 +210,22 @@ def split_template(template: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
+def require_text(text: str) -> None:
+    """Refuse a text that no tokenizer can encode: half of a surrogate pair has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = text[max(0, error.start - 20) : error.start + 1]
+        raise UnusableRequestError(
+            f"{shown!r} ends in half of a surrogate pair, which no tokenizer can encode; repair the text."
+        ) from None
+
+
 def require_subjects(requests: Sequence[EditRequest], editor: str) -> None:
     """Refuse requests without a subject on behalf of an editor that needs one."""
     for request in requests:
         if request.subject is None:
-            raise EditingError(
+            raise UnusableRequestError(
                 f"editor {editor!r} needs the field 'subject', which is missing in case {request.case_id} "
                 f"(prompt {request.prompt!r}); add it to the record or use an editor that needs none (ft_m)."
             )

@@ -20,6 +20,7 @@ from edit_hooks.utils.deprecation import warn_renamed
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import parse_json
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE, require_number, require_numbers, require_whole
 from edit_hooks.utils.yaml_io import read_yaml
 
 JUDGE_VARIABLE = "LM_EDIT_JUDGE"  # environment variable with the default judge
@@ -44,18 +45,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 RENAMED_PRESETS = {"published": "published_setting"}
 
-_INTEGERS = (
-    "concurrency",
-    "max_attempts",
-    "give_up_after",
-    "batch_size",
-    "max_reply_tokens",
-    "seed",
-    "max_calls",
-    "max_tokens",
-)
-_NUMBERS = (*_INTEGERS, "timeout", "max_wait", "min_coverage", "temperature")
-_POSITIVE = ("concurrency", "timeout", "max_attempts", "give_up_after", "batch_size", "max_reply_tokens")
+# Numbers: accepted values
+_WHOLE = {
+    "concurrency": POSITIVE,
+    "max_attempts": POSITIVE,
+    "give_up_after": POSITIVE,
+    "batch_size": POSITIVE,
+    "max_reply_tokens": POSITIVE,
+    "seed": NON_NEGATIVE,
+    "max_calls": NON_NEGATIVE,
+    "max_tokens": NON_NEGATIVE,
+}
+_REAL = {"timeout": POSITIVE, "max_wait": NON_NEGATIVE, "min_coverage": SHARE, "temperature": NON_NEGATIVE}
 _NULLABLE = ("max_reply_tokens", "seed", "max_calls", "max_tokens", "temperature")
 _TEXTS = ("prompt", "system", "base_url", "store", "revision", "dtype", "device")
 _SWITCHES = ("dry_run", "allow_edited_checkpoint")
@@ -123,8 +124,6 @@ class JudgeSettings:
         if not isinstance(self.model, str) or not self.model.strip():
             raise EditingError("judge: name the judge model; there is no default.")
         _check_types(self)
-        if not 0 <= self.min_coverage <= 1:
-            raise EditingError(f"judge min_coverage={self.min_coverage} is not a share between 0 and 1.")
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.api_key_env):
             # The message does not repeat the value: it may be a key.
             raise EditingError(
@@ -236,15 +235,10 @@ def _may_hold_secret(name: str) -> bool:
 
 
 def _check_types(settings: JudgeSettings) -> None:
-    for name in _NUMBERS:
+    for name, within in {**_WHOLE, **_REAL}.items():
         value = getattr(settings, name)
-        if value is None and name in _NULLABLE:
-            continue
-        types = int if name in _INTEGERS else (int, float)
-        if isinstance(value, bool) or not isinstance(value, types) or value < 0 or (name in _POSITIVE and value == 0):
-            sign = "positive " if name in _POSITIVE else ""
-            kind = "whole number" if name in _INTEGERS else "number"
-            raise EditingError(f"judge {name}={value!r} is not a {sign}{kind}.")
+        if value is not None or name not in _NULLABLE:
+            (require_whole if name in _WHOLE else require_number)(f"judge {name}", value, within)
     for name in _TEXTS:
         value = getattr(settings, name)
         if not isinstance(value, str) and (value is not None or name == "prompt"):
@@ -254,6 +248,7 @@ def _check_types(settings: JudgeSettings) -> None:
             raise EditingError(f"judge {name}={value!r} is not a switch. Accepted: true, false.")
     if not isinstance(settings.extra, Mapping):
         raise EditingError("judge extra is no mapping; give further fields of the request body by name.")
+    require_numbers("judge extra", settings.extra)
 
 
 def _check_url(url: str) -> None:

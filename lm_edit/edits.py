@@ -15,6 +15,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
 from edit_hooks.deltas.saved import check_base, read_deltas, require_saved_edit, save_edits
 from edit_hooks.lm.edit_sources import load_edits
+from edit_hooks.lm.independent import FailedEdit
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.request import RequestGroup, require_subjects
 from edit_hooks.utils.errors import EditingError
@@ -74,10 +75,12 @@ def make_edits(
     saved: list[tuple[RequestGroup, Delta]] = []
     failed: dict[str, str] = {}
     for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps
-        if isinstance(edit, Delta):
-            saved.append((group, edit))
-        else:
-            failed[str(group[0].case_id or group[0].text)] = edit.reason
+        unusable = {**lm.plan.unusable, **edit.meta.get("unusable", {})} if isinstance(edit, Delta) else {}
+        for request in group:
+            if reason := edit.reason if isinstance(edit, FailedEdit) else unusable.get(request.key):
+                failed[str(request.case_id or request.text)] = reason
+        if isinstance(edit, Delta) and (written := tuple(request for request in group if request.key not in unusable)):
+            saved.append((written, edit))
     run = lm.session.result_metadata()
     if run.get("stopped"):
         failed["stream"] = run["stopped"]

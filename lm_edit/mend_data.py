@@ -14,10 +14,11 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.numbers import require_whole
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import Settings
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.settings import Settings
 
 FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality")
 
@@ -49,7 +50,8 @@ def load_edit_data(
     if not 0 < validation_share < 1:
         raise EditingError(f"validation share {validation_share!r}; a number between 0 and 1 is needed.")
     examples, report = _read(source, settings)
-    examples = examples[:num_edits]
+    if num_edits is not None:
+        examples = examples[: require_whole("num_edits", num_edits)]
     if validation is not None:
         held_out, held_report = _read(validation, settings)
         report["validation"] = held_report

@@ -11,7 +11,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.benchmark import all_benchmarks, find_benchmark
-from lm_eval_tasks.common.dataset import Settings
+from lm_eval_tasks.common.settings import Settings
 
 
 @dataclass(frozen=True)

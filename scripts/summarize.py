@@ -3,8 +3,8 @@
     python scripts/summarize.py results/none results/r_rome      # files, or folders: the newest result file of each
     python scripts/summarize.py --metrics es_prob rqs_prob -- results/*
 
-Column headings are editor, mode and data of the run. A cell is value ± standard error (number of scored cases). Nothing
-is scored again.
+Column headings are editor, mode and data of the run. A cell is value ± standard error (number of scored cases, and
+of failed ones if there are any). Nothing is scored again.
 """
 
 from __future__ import annotations
@@ -53,13 +53,15 @@ def format_metrics(results: dict[str, Any]) -> dict[tuple[str, str], str]:
     for task, row in results["results"].items():
         for key, value in row.items():
             name, _, pipeline = key.partition(",")
-            is_companion = name.endswith(("_stderr", "_n", "_excluded")) or name == "unscored"
+            is_companion = name.endswith(("_stderr", "_n", "_excluded", "_failed")) or name == "unscored"
             if not pipeline or is_companion or not isinstance(value, (int, float)):
                 continue
             stderr = row.get(f"{name}_stderr,{pipeline}")
             count = row.get(f"{name}_n,{pipeline}")
             cell = f"{value:.3f}" + (f" ± {stderr:.3f}" if isinstance(stderr, float) else "")
-            cells[task, name] = cell + (f" ({count})" if count is not None else "")
+            failed = row.get(f"{name}_failed,{pipeline}")
+            counts = f"{count}, {failed} failed" if failed else count
+            cells[task, name] = cell + (f" ({counts})" if count is not None else "")
     return cells
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -15,21 +14,29 @@ import torch
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.deprecation import warn_renamed, with_current_names
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
+from edit_hooks.utils.numbers import FINITE, NON_NEGATIVE, SEED, Range, require_numbers, shorten
 
 Settings = Mapping[str, Any]  # editor settings by name, before they are checked
 
 
 def config_field(
-    help: str, *, formerly: str | None = None, renamed_values: Mapping[str, str] | None = None, **kwargs: Any
+    help: str,
+    *,
+    within: Range = FINITE,
+    formerly: str | None = None,
+    renamed_values: Mapping[str, str] | None = None,
+    **kwargs: Any,
 ) -> Any:
     """Declare a field of an editor configuration.
 
     Args:
         help: one line.
+        within: accepted values of a number, or of the numbers in a list or mapping.
         formerly: an earlier name of the setting, accepted with a warning.
         renamed_values: earlier spellings of values -> current ones, accepted with a warning.
     """
-    return field(metadata={"help": help, "formerly": formerly, "renamed_values": renamed_values or {}}, **kwargs)
+    metadata = {"help": help, "within": within, "formerly": formerly, "renamed_values": renamed_values or {}}
+    return field(metadata=metadata, **kwargs)
 
 
 _ConfigT = TypeVar("_ConfigT", bound="EditorConfig")
@@ -39,11 +46,13 @@ _ConfigT = TypeVar("_ConfigT", bound="EditorConfig")
 class EditorConfig:
     """Settings common to all editors.
 
-    Unknown keys and wrong types are errors. ``layers=None`` selects a default for the model.
+    Unknown keys, wrong types and numbers out of range are errors. ``layers=None`` selects a default for the model.
     """
 
-    layers: list[int] | None = config_field("blocks whose rewrite module is edited, ascending", default=None)
-    seed: int = config_field("seed of everything that is drawn at random", default=0)
+    layers: list[int] | None = config_field(
+        "blocks whose rewrite module is edited, ascending", within=NON_NEGATIVE, default=None
+    )
+    seed: int = config_field("seed of everything that is drawn at random", within=SEED, default=0)
     engine: Literal["fast", "reference"] = config_field(
         "fast: batched and suffix only; reference: plain loop", default="fast"
     )
@@ -51,24 +60,15 @@ class EditorConfig:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for item in dataclasses.fields(self):
-            setattr(self, item.name, _coerce(getattr(self, item.name), hints[item.name], item.name))
+            value = _coerce(getattr(self, item.name), hints[item.name], item.name)
+            require_numbers(f"editor setting {item.name!r}", value, item.metadata.get("within", FINITE))
+            setattr(self, item.name, value)
 
     @property
     def edited_layers(self) -> list[int]:
         """``layers`` of a configuration that is resolved for a model."""
         assert self.layers is not None, "the configuration was not resolved for a model"
         return self.layers
-
-    def require_positive(self, *names: str) -> None:
-        """Check that settings are positive; ``None`` passes.
-
-        Raises:
-            EditingError: for the first setting that is zero or negative.
-        """
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise EditingError(f"editor setting {name!r} is {value!r}; a positive number is needed.")
 
     @classmethod
     def from_mapping(cls: type[_ConfigT], mapping: Mapping[str, Any]) -> _ConfigT:
@@ -139,18 +139,18 @@ def _coerce(value: Any, hint: Any, name: str) -> Any:
             return {_coerce(k, arguments[0], name): _coerce(v, arguments[1], name) for k, v in value.items()}
     elif isinstance(value, origin or hint):
         return value
-    raise EditingError(f"editor setting {name!r} is {value!r}; accepted: {_spell(hint)}.")
+    raise EditingError(f"editor setting {name!r} is {shorten(value)}; accepted: {_spell(hint)}.")
 
 
 def _number(value: Any, kind: type, name: str, hint: Any) -> Any:
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             number = kind(value)
-        except (ValueError, OverflowError):
+        except (ValueError, OverflowError):  # other text; infinity as a whole number, a huge one as a float
             number = None
-        if number is not None and not math.isnan(number) and (isinstance(value, str) or number == value):
+        if number is not None and (isinstance(value, str) or number == value or number != number):
             return number
-    raise EditingError(f"editor setting {name!r} is {value!r}; accepted: {_spell(hint)}.")
+    raise EditingError(f"editor setting {name!r} is {shorten(value)}; accepted: {_spell(hint)}.")
 
 
 def _spell(hint: Any) -> str:

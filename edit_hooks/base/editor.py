@@ -18,10 +18,10 @@ from edit_hooks.base.shipped import shipped_config
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
-from edit_hooks.modeling.tokens import encode
+from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
 from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout
-from edit_hooks.request import SLOT, EditRequest, require_subjects
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.request import SLOT, EditRequest, require_subjects, require_text
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.progress import Progress
 
@@ -231,17 +231,17 @@ class Editor(abc.ABC, Generic[ConfigT]):
             progress: called with the number of requests finished since the last call.
 
         Raises:
-            EditingError: before any computation, for requests or modes this editor cannot handle.
+            UnusableRequestError: before any computation, for a request that this editor cannot use.
+            EditingError: for modes and settings that it cannot.
         """
         if not requests:
             return []
         if joint and not self.supports_joint:
             raise EditingError(f"editor {self.name!r} writes one request at a time; joint=True is not possible.")
-        if self.needs_subject:
-            require_subjects(requests, self.name)
         self.check_model(model)
         inner = unwrapped(model)
-        self._check_lengths(inner, tokenizer, requests)
+        for reason in self.find_unusable(tokenizer, requests, position_limit(inner.config), inner).values():
+            raise UnusableRequestError(reason)
         # lm-eval disables gradients; editors need them in any mode of the caller.
         with gradients(True):
             config = self.resolve_config(inner, tokenizer)
@@ -267,29 +267,59 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """
         return []
 
-    def known_contexts(self, model: PreTrainedModel) -> Sequence[str]:
-        """Hook: context templates that are known before sampling."""
+    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
+        """Hook: context templates that are known before sampling, or for a model whose configuration is resolved."""
         return ()
 
-    def _check_lengths(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, requests: Sequence[EditRequest]
-    ) -> None:
-        """Refuse requests longer than the model's context, known templates included."""
-        limit = getattr(model.config, "max_position_embeddings", None)
-        if limit is None:
-            return
+    def find_unusable(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        requests: Sequence[EditRequest],
+        limit: int | None,
+        model: PreTrainedModel | None = None,
+    ) -> dict[str, str]:
+        """Return request key -> reason for the requests that this editor cannot use; needs no weights.
+
+        Args:
+            limit: number of positions of the model, if it has one.
+            model: extends the check to context templates that are resolved for this model.
+        """
         prefix = max((template.partition(SLOT)[0] for template in self.known_contexts(model)), key=len, default="")
-        # With append_eos the target's last token predicts the end of the text.
-        num_unfed = 0 if self.feeds_last_token or self.overrides.get("append_eos") else 1
+        reasons: dict[str, str] = {}
         for request in requests:
-            placed = request.in_template(prefix + SLOT)
-            length = len(encode(tokenizer, placed.text + placed.continuation).ids) - num_unfed
-            if length > limit:
-                context = ", the longest context included," if prefix or request.context else ""
-                raise EditingError(
-                    f"case {request.case_id}: prompt and target_new take {length} tokens{context} and the model has "
-                    f"{limit} positions; shorten target_new or the prompt, or drop the record."
-                )
+            try:
+                self._check_request(tokenizer, request, prefix, limit)
+            except UnusableRequestError as error:
+                reasons[request.key] = str(error)
+        return reasons
+
+    def _check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, prefix: str, limit: int | None
+    ) -> None:
+        """Refuse a request without a subject or tokens for it, without target tokens, or longer than the context."""
+        require_text(request.text + request.target_new)
+        if self.needs_subject:
+            require_subjects([request], self.name)
+        case = f"case {request.case_id}"
+        placed = request.in_template(prefix + SLOT)
+        encoding = encode(tokenizer, placed.text + placed.continuation)
+        if first_token_past(encoding, len(placed.text)) == len(encoding.ids):
+            raise UnusableRequestError(
+                f"{case}: target_new {request.target_new!r} has no token of its own after {request.text!r}."
+            )
+        if self.needs_subject and placed.subject_span is not None and not tokens_in_span(encoding, placed.subject_span):
+            raise UnusableRequestError(
+                f"{case}: no token of the prompt covers the subject {request.subject!r}; is it made of characters "
+                "the tokenizer drops?"
+            )
+        # With append_eos the target's last token predicts the end of the text.
+        length = len(encoding.ids) - (0 if self.feeds_last_token or self.overrides.get("append_eos") else 1)
+        if limit is not None and length > limit:
+            context = ", the longest context included," if prefix or request.context else ""
+            raise UnusableRequestError(
+                f"{case}: prompt and target_new take {length} tokens{context} and the model has {limit} positions; "
+                "shorten target_new or the prompt, or drop the record."
+            )
 
     def _record_warnings(self, delta: Delta, warnings: Sequence[str]) -> None:
         if warnings:
@@ -299,6 +329,12 @@ class Editor(abc.ABC, Generic[ConfigT]):
             if text not in self._logged:
                 self._logged.add(text)
                 log.warning("editor %s: %s", self.name, text)
+
+
+def position_limit(config: object) -> int | None:
+    """Number of positions of a model, from its config; ``None`` if it names none."""
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) else None
 
 
 @functools.cache

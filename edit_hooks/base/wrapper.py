@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -76,6 +76,9 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
 
     def target_modules(self, config: WrapperConfigT, model: nn.Module) -> list[str]:
         return self.base.target_modules(self.base.default_config(model), model)
+
+    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
+        return self.base.known_contexts(model)
 
     def base_edits(self, job: EditJob[WrapperConfigT]) -> list[Delta]:
         """Compute the base editor's deltas for the same job."""

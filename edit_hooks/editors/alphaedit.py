@@ -44,6 +44,7 @@ from edit_hooks.locate.solve import KeyMetric, load_matrices
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import path_digest
+from edit_hooks.utils.numbers import INNER_SHARE, POSITIVE
 
 DEFAULT_L2, RELATIVE_L2 = 10.0, 0.01
 
@@ -53,11 +54,15 @@ class AlphaEditConfig(MEMITConfig):
     """MEMIT's settings and those of the projection; ``moment_weight`` has no effect."""
 
     nullspace_threshold: float | None = config_field(
-        "eigenvalues of C below this count as zero; null: by nullspace_energy", default=None
+        "eigenvalues of C below this count as zero; null: by nullspace_energy", within=POSITIVE, default=None
     )
-    nullspace_energy: float = config_field("share of trace(C) in the null space if no threshold is set", default=0.1)
+    nullspace_energy: float = config_field(
+        "share of trace(C) in the null space if no threshold is set", within=INNER_SHARE, default=0.1
+    )
     l2: float | None = config_field(
-        "L2, the coefficient of the identity; null: a hundredth of trace(C), or 10 where C is unknown", default=None
+        "L2, the coefficient of the identity; null: a hundredth of trace(C), or 10 where C is unknown",
+        within=POSITIVE,
+        default=None,
     )
     projectors: Any = config_field(
         "projector P per layer, used instead of second moments: a safetensors file or a mapping from layer to matrix",
@@ -68,11 +73,6 @@ class AlphaEditConfig(MEMITConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("l2")
-        if not 0 < self.nullspace_energy < 1:
-            raise EditingError(
-                f"editor setting 'nullspace_energy' is {self.nullspace_energy}; a share between 0 and 1 is needed."
-            )
         if self.second_moments is None and self.projectors is None:
             raise EditingError(
                 "AlphaEdit needs the null space of real keys; second_moments=null (the identity) has none. "

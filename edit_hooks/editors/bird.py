@@ -52,8 +52,9 @@ from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import Encoding, encode, tokens_in_span
 from edit_hooks.request import EditRequest, split_template
 from edit_hooks.utils.batching import token_batches
-from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.errors import EditingError, UnusableRequestError, near_misses
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.numbers import NON_NEGATIVE
 from edit_hooks.utils.yaml_io import read_yaml
 
 PHRASES = Path(__file__).parent / "data" / "relation_phrases.yaml"
@@ -69,8 +70,10 @@ class BIRDConfig(ROMEConfig):
     The defaults are those for LLaMA-2.
     """
 
-    alpha: float = config_field("weight of the bidirectional terms", default=0.002)
-    beta: float = config_field("weight of the old object within the bidirectional terms", default=0.8)
+    alpha: float = config_field("weight of the bidirectional terms", within=NON_NEGATIVE, default=0.002)
+    beta: float = config_field(
+        "weight of the old object within the bidirectional terms", within=NON_NEGATIVE, default=0.8
+    )
     template_reduction: Literal["sum", "mean"] = config_field(
         "reduction over context templates; sum: released code, mean: paper", default="sum"
     )
@@ -83,11 +86,6 @@ class BIRDConfig(ROMEConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "beta"):
-            if getattr(self, name) < 0:
-                raise EditingError(
-                    f"editor setting {name!r} is {getattr(self, name)}; zero or a positive number is needed."
-                )
         for relation, phrases in self.relation_phrases.items():
             if len(phrases) != 2 or not all(phrase.strip() for phrase in phrases):
                 raise EditingError(
@@ -155,20 +153,20 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
     """
     where = f"case {request.case_id} ({request.text!r})"
     if request.relation_id is None:
-        raise EditingError(
+        raise UnusableRequestError(
             f"{where} has no 'relation_id', which names the relation of subject and object; add it to the record, or "
             "use r_rome."
         )
     table = {**phrase_table(), **config.relation_phrases}
     if request.relation_id not in table:
-        raise EditingError(
+        raise UnusableRequestError(
             f"{where}: no phrases are known for relation {request.relation_id!r}."
             f"{near_misses(request.relation_id, table)} Set relation_phrases: {{{request.relation_id}: [subject "
             "to object, object to subject]}, for example [is the capital of, has as its capital]."
         )
     uses_old = config.alpha * config.beta > 0
     if uses_old and request.target_true is None:
-        raise EditingError(f"{where} has no 'target_true', which BIRD moves away from; add it, or set beta: 0.")
+        raise UnusableRequestError(f"{where} has no 'target_true', which BIRD moves away from; add it, or set beta: 0.")
     forward, backward = table[request.relation_id]
     assert request.subject is not None
     return Expressions(
@@ -269,7 +267,7 @@ def _encode_expression(tokenizer: PreTrainedTokenizerBase, expression: str, temp
     span = (len(before), len(before) + len(expression))
     tokens = tokens_in_span(encoding, span)
     if not tokens:
-        raise EditingError(
+        raise UnusableRequestError(
             f"no token covers {expression!r}: the tokenizer drops its characters. Give another text, or another model."
         )
     return ExpressionTokens(encoding, tokens, span)

@@ -24,27 +24,23 @@ from edit_hooks.base.config import Settings, config_field
 from edit_hooks.editors.memit import MEMITConfig, ResidualSpreadingEditor
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.locate.solve import KeyMetric, SecondMoment
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 
 @dataclass(kw_only=True)
 class EMMETConfig(MEMITConfig):
     """MEMIT's settings and those of the equality constraint."""
 
-    moment_weight: float | None = config_field("lambda, the weight of C; null: 1", default=None)
-    identity_weight: float = config_field("nu, the weight of the identity that is added to C", default=0.0)
-    ridge: float = config_field("eps, added to the diagonal of K^T C_s^-1 K; 0 writes exactly", default=0.1)
+    moment_weight: float | None = config_field("lambda, the weight of C; null: 1", within=POSITIVE, default=None)
+    identity_weight: float = config_field(
+        "nu, the weight of the identity that is added to C", within=NON_NEGATIVE, default=0.0
+    )
+    ridge: float = config_field(
+        "eps, added to the diagonal of K^T C_s^-1 K; 0 writes exactly", within=NON_NEGATIVE, default=0.1
+    )
     ridge_single: bool = config_field(
         "add eps for a single edit too, as EasyEdit does; false: for batches only, as the authors do", default=True
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("identity_weight", "ridge"):
-            if getattr(self, name) < 0:
-                raise EditingError(
-                    f"editor setting {name!r} is {getattr(self, name)}; zero or a positive number is needed."
-                )
 
 
 class EMMET(ResidualSpreadingEditor[EMMETConfig]):

@@ -38,6 +38,7 @@ from edit_hooks.modeling.hooks import forward_replaced, frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 
 @dataclass(kw_only=True)
@@ -49,20 +50,19 @@ class FTConfig(EditorConfig):
         "tokens, predicted at the prompt's last token",
         default="target_tokens",
     )
-    num_steps: int = config_field("passes over the requests", default=25)
-    lr: float = config_field("Adam learning rate", default=5e-4)
-    weight_decay: float = config_field("Adam's L2 penalty", default=0.0)
+    num_steps: int = config_field("passes over the requests", within=POSITIVE, default=25)
+    lr: float = config_field("Adam learning rate", within=POSITIVE, default=5e-4)
+    weight_decay: float = config_field("Adam's L2 penalty", within=NON_NEGATIVE, default=0.0)
     norm_constraint: float | None = config_field(
-        "radius of the l-infinity ball around the initial weights; null: none", default=None
+        "radius of the l-infinity ball around the initial weights; null: none", within=POSITIVE, default=None
     )
-    batch_size: int = config_field("requests per step of a joint edit", default=8)
+    batch_size: int = config_field("requests per step of a joint edit", within=POSITIVE, default=8)
     early_stop_loss: float = config_field("stop when the mean loss of a pass falls below this", default=1e-2)
     train_bias: bool = config_field("also train the bias where the module has one", default=True)
     append_eos: bool = config_field("append the end-of-text token to the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("num_steps", "lr", "batch_size", "norm_constraint")
         if self.append_eos and self.objective == "last_token":
             raise EditingError(
                 "append_eos=true with objective=last_token would train the end of the text right after the prompt; use "

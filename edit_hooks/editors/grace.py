@@ -43,6 +43,7 @@ from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 SPLIT_GAP = 1e-5  # by which the older key's radius is smaller after a split, so that the two balls do not overlap
 
@@ -54,9 +55,9 @@ class GRACEConfig(EditorConfig):
     module: Literal["mlp_out", "mlp_in"] = config_field(
         "the linear map whose output the values replace", default="mlp_out"
     )
-    num_steps: int = config_field("Adam steps on the value; there is no early stop", default=100)
-    lr: float = config_field("Adam learning rate of the value", default=1.0)
-    radius: float = config_field("radius of a new key", default=1.0)
+    num_steps: int = config_field("Adam steps on the value; there is no early stop", within=POSITIVE, default=100)
+    lr: float = config_field("Adam learning rate of the value", within=POSITIVE, default=1.0)
+    radius: float = config_field("radius of a new key", within=POSITIVE, default=1.0)
     value_init: Literal["cold", "warm"] = config_field(
         "initial value; cold: uniform in [0, 1); warm: the module's own output", default="cold"
     )
@@ -69,13 +70,14 @@ class GRACEConfig(EditorConfig):
         default="coverage",
     )
     same_key: float = config_field(
-        "distance, in units of the query's norm, up to which a key is the same prompt", default=1e-4
+        "distance, in units of the query's norm, up to which a key is the same prompt",
+        within=NON_NEGATIVE,
+        default=1e-4,
     )
     append_eos: bool = config_field("append the end-of-text token to the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("num_steps", "lr", "radius")
         if self.layers is not None and len(self.layers) != 1:
             raise EditingError(f"'layers' is {self.layers}, but GRACE has a single codebook; name one layer.")
 

@@ -34,6 +34,7 @@ from edit_hooks.in_context.embeddings import EMBEDDERS, MINILM, most_similar, re
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import path_digest
+from edit_hooks.utils.numbers import COSINE, NON_NEGATIVE, POSITIVE
 
 KINDS = ("copy", "update", "retain")
 
@@ -47,11 +48,14 @@ class ICEConfig(EditorConfig):
     include_fact: bool = config_field(
         "state the fact; without it only demonstrations are shown (a control)", default=True, formerly="states_fact"
     )
-    num_facts: int = config_field("of several edits, number of facts stated before a question", default=1)
+    num_facts: int = config_field(
+        "of several edits, number of facts stated before a question", within=POSITIVE, default=1
+    )
     embedder: str = config_field(EMBEDDER_HELP, default="words")
     embedder_digest: str | None = config_field("set by the editor: checksum of the embedder's folder", default=None)
     min_similarity: float | None = config_field(
         "state a fact only before questions whose cosine similarity with it reaches this; null: before every question",
+        within=COSINE,
         default=None,
         formerly="min_likeness",
     )
@@ -60,12 +64,6 @@ class ICEConfig(EditorConfig):
         super().__post_init__()
         if self.layers is not None:
             raise EditingError("'layers' is set, but this editor changes the prompt and no layer; drop the setting.")
-        if self.num_facts < 1:
-            raise EditingError(f"editor setting 'num_facts' is {self.num_facts}; a number of at least one is needed.")
-        if self.min_similarity is not None and not -1 <= self.min_similarity <= 1:
-            raise EditingError(
-                f"editor setting 'min_similarity' is {self.min_similarity}; a cosine (-1 to 1) or null is needed."
-            )
         require_embedder(self.embedder)
 
 
@@ -80,14 +78,18 @@ class IKEConfig(ICEConfig):
         default="records",
     )
     num_demonstrations: int | None = config_field(
-        "number of demonstrations; null: 32 for records, 16 for sentences", default=None
+        "number of demonstrations; null: 32 for records, 16 for sentences", within=POSITIVE, default=None
     )
     ratio: list[int] = config_field(
-        "selection=records: ratio of the kinds copy, update and retain", default_factory=lambda: [1, 3, 4]
+        "selection=records: ratio of the kinds copy, update and retain",
+        within=NON_NEGATIVE,
+        default_factory=lambda: [1, 3, 4],
     )
     pool: str = config_field("source of demonstrations: builtin, or a JSON or JSONL file of records", default=BUILTIN)
     pool_start: int = config_field(
-        "first record of the pool file that is used; earlier ones are reserved for testing", default=0
+        "first record of the pool file that is used; earlier ones are reserved for testing",
+        within=NON_NEGATIVE,
+        default=0,
     )
     pool_digest: str | None = config_field("set by the editor: checksum of the pool file", default=None)
 
@@ -95,15 +97,9 @@ class IKEConfig(ICEConfig):
         super().__post_init__()
         if self.num_demonstrations is None:
             self.num_demonstrations = 32 if self.selection == "records" else 16
-        if self.num_demonstrations < 1:
+        if len(self.ratio) != 3 or not sum(self.ratio):
             raise EditingError(
-                f"editor setting 'num_demonstrations' is {self.num_demonstrations}; a positive number is needed. "
-                "Without demonstrations, use editor=ice."
-            )
-        if len(self.ratio) != 3 or min(self.ratio) < 0 or not sum(self.ratio):
-            raise EditingError(
-                f"editor setting 'ratio' is {self.ratio}; three counts (copy, update, retain) are needed, none "
-                "negative and not all zero."
+                f"editor setting 'ratio' is {self.ratio}; three counts (copy, update, retain) are needed, not all zero."
             )
 
 

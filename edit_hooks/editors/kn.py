@@ -71,6 +71,7 @@ from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.modeling.weights import read_weight
 from edit_hooks.request import EditRequest, split_template
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import AT_LEAST_TWO, INNER_SHARE, NON_NEGATIVE, POSITIVE
 
 SHARING_STEP, MIN_NEURONS, MAX_NEURONS = 0.05, 2, 5
 
@@ -84,8 +85,12 @@ class KNConfig(EditorConfig):
     All blocks by default.
     """
 
-    num_steps: int = config_field("points of the integral", default=20)
-    batch_size: int = config_field("points of the integral computed at once", default=20)
+    num_steps: int = config_field(
+        "points of the integral (at 1, as in EasyEdit's files for 7B models, it is a gradient at zero)",
+        within=AT_LEAST_TWO,
+        default=20,
+    )
+    batch_size: int = config_field("points of the integral computed at once", within=POSITIVE, default=20)
     riemann: Riemann = config_field(
         "positions of the m points; both_ends: j/(m-1) (EasyEdit); left: j/m (original)", default="both_ends"
     )
@@ -98,16 +103,22 @@ class KNConfig(EditorConfig):
         "the model's greedy tokens (EasyEdit on Llama and Qwen); prompt: nothing (EasyEdit on GPT)",
         default="in_context",
     )
-    threshold: float = config_field("selects units whose attribution exceeds this share of the largest", default=0.2)
+    threshold: float = config_field(
+        "selects units whose attribution exceeds this share of the largest", within=INNER_SHARE, default=0.2
+    )
     context_templates: list[str] = config_field(
         "texts with {} for the prompt; attributions are computed for each", default_factory=lambda: ["{}"]
     )
     paraphrases: dict[str, list[str]] = config_field(
         "edit prompt -> further prompts for which attributions are computed", default_factory=dict
     )
-    sharing: float = config_field("with several prompts: share of them that must select a unit", default=0.7)
+    sharing: float = config_field(
+        "with several prompts: share of them that must select a unit", within=INNER_SHARE, default=0.7
+    )
     sharing_adjustments: int = config_field(
-        "largest number of times 'sharing' moves by 0.05 until 2 to 5 units are selected", default=0
+        "largest number of times 'sharing' moves by 0.05 until 2 to 5 units are selected",
+        within=NON_NEGATIVE,
+        default=0,
     )
     factors: Literal["original", "easyedit", "easyedit_single"] = config_field(
         "rewriting of a unit's output vector; original: in units of its norm, with 'erase' and 'write'; easyedit: "
@@ -115,28 +126,17 @@ class KNConfig(EditorConfig):
         default="easyedit",
     )
     erase: float = config_field(
-        "factors=original: weight of the old answer, in norms of the output vector", default=1.0
+        "factors=original: weight of the old answer, in norms of the output vector", within=NON_NEGATIVE, default=1.0
     )
     write: float = config_field(
-        "factors=original: weight of the new answer, in norms of the output vector", default=8.0
+        "factors=original: weight of the new answer, in norms of the output vector", within=NON_NEGATIVE, default=8.0
     )
     keep_intermediates: bool = config_field("keep the attributions on the delta for inspection", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_steps < 2:
-            raise EditingError(
-                f"editor setting 'num_steps' is {self.num_steps}; an integral needs at least 2 points, 20 are usual. "
-                "(EasyEdit's files for 7B models have 1, which attributes a gradient at zero.)"
-            )
-        self.require_positive("batch_size")
         if not self.context_templates:
             raise EditingError("editor setting 'context_templates' is empty; give at least one text with {}.")
-        for name in ("threshold", "sharing"):
-            if not 0 < getattr(self, name) < 1:
-                raise EditingError(
-                    f"editor setting {name!r} is {getattr(self, name)!r}; a share between 0 and 1 is needed."
-                )
         for template in self.context_templates:
             split_template(template)
 

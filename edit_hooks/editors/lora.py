@@ -41,6 +41,7 @@ from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE_BELOW_ONE
 
 ADALORA_STD = 0.02  # of A and B of AdaLoRA at the start
 STATE_PREFIX = "adapter"  # of the adapter in saved edits
@@ -52,24 +53,21 @@ class LoRAConfig(EditorConfig):
 
     kind: Literal["lora", "adalora"] = config_field("the adapter: LoRA, or AdaLoRA at a fixed rank", default="lora")
     modules: list[Role] = config_field("the adapted linear maps of a block", default_factory=lambda: ["query_value"])
-    rank: int = config_field("rank of kind=lora", default=8)
-    initial_rank: int = config_field("rank of kind=adalora, which does not change", default=12)
-    alpha: float = config_field("scale of the adapter, divided by its rank", default=32.0)
-    dropout: float = config_field("dropout of the adapter's input during training", default=0.1)
+    rank: int = config_field("rank of kind=lora", within=POSITIVE, default=8)
+    initial_rank: int = config_field("rank of kind=adalora, which does not change", within=POSITIVE, default=12)
+    alpha: float = config_field("scale of the adapter, divided by its rank", within=POSITIVE, default=32.0)
+    dropout: float = config_field("dropout of the adapter's input during training", within=SHARE_BELOW_ONE, default=0.1)
     orthogonality: float = config_field(
-        "kind=adalora: factor of the penalty that keeps A and B orthogonal", default=0.5
+        "kind=adalora: factor of the penalty that keeps A and B orthogonal", within=NON_NEGATIVE, default=0.5
     )
-    num_steps: int = config_field("passes over the requests", default=60)
-    lr: float = config_field("Adam learning rate", default=5e-3)
-    weight_decay: float = config_field("Adam's L2 penalty", default=0.0)
-    batch_size: int = config_field("requests per step of a joint edit", default=8)
+    num_steps: int = config_field("passes over the requests", within=POSITIVE, default=60)
+    lr: float = config_field("Adam learning rate", within=POSITIVE, default=5e-3)
+    weight_decay: float = config_field("Adam's L2 penalty", within=NON_NEGATIVE, default=0.0)
+    batch_size: int = config_field("requests per step of a joint edit", within=POSITIVE, default=8)
     append_eos: bool = config_field("append the end-of-text token to the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("rank", "initial_rank", "alpha", "num_steps", "lr", "batch_size")
-        if not 0 <= self.dropout < 1:
-            raise EditingError(f"editor setting 'dropout' is {self.dropout!r}; a share from 0 to below 1 is needed.")
         if not self.modules:
             raise EditingError("editor setting 'modules' is empty; name at least one kind of linear map.")
 

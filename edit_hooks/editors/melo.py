@@ -50,6 +50,7 @@ from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 SPLIT_GAP = 1e-5  # by which radii differ after a split, so that a prompt half way belongs to the newer cluster
 
@@ -59,23 +60,30 @@ class MELOConfig(EditorConfig):
     """Settings of MELO; ``layers`` are the adapted blocks."""
 
     modules: list[Role] = config_field("the adapted linear maps of a block", default_factory=lambda: ["mlp_in"])
-    query_layer: int | None = config_field("block of the query; null: the one before the adapted ones", default=None)
-    rank: int = config_field("rank of an edit's adapters", default=2)
-    scale: float = config_field(
-        "factor of the adapters; the release's is its number of adapter blocks, 350", default=350.0
+    query_layer: int | None = config_field(
+        "block of the query; null: the one before the adapted ones", within=NON_NEGATIVE, default=None
     )
-    radius: float = config_field("radius of a new cluster, in units of the query's activations", default=0.5)
-    num_steps: int = config_field("Adam steps on the adapters; there is no early stop", default=50)
-    lr: float = config_field("Adam learning rate", default=1e-3)
-    halve_every: int = config_field("number of steps after which the learning rate is halved each time", default=20)
+    rank: int = config_field("rank of an edit's adapters", within=POSITIVE, default=2)
+    scale: float = config_field(
+        "factor of the adapters; the release's is its number of adapter blocks, 350", within=POSITIVE, default=350.0
+    )
+    radius: float = config_field(
+        "radius of a new cluster, in units of the query's activations", within=POSITIVE, default=0.5
+    )
+    num_steps: int = config_field("Adam steps on the adapters; there is no early stop", within=POSITIVE, default=50)
+    lr: float = config_field("Adam learning rate", within=POSITIVE, default=1e-3)
+    halve_every: int = config_field(
+        "number of steps after which the learning rate is halved each time", within=POSITIVE, default=20
+    )
     same_query: float = config_field(
-        "distance, in units of the query's norm, up to which a cluster's center is the same prompt", default=1e-4
+        "distance, in units of the query's norm, up to which a cluster's center is the same prompt",
+        within=NON_NEGATIVE,
+        default=1e-4,
     )
     append_eos: bool = config_field("append the end-of-text token to the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("rank", "scale", "radius", "num_steps", "lr", "halve_every")
         if self.layers is not None:
             first = min(self.layers, default=0)
             query = self.query_layer if self.query_layer is not None else first - 1

@@ -77,6 +77,7 @@ from edit_hooks.modeling.architectures import (
 )
 from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import POSITIVE
 
 DEFAULT_WRITTEN_SHARE = 0.8
 
@@ -85,12 +86,15 @@ DEFAULT_WRITTEN_SHARE = 0.8
 class MEMITConfig(LocateThenEditConfig):
     """Settings of MEMIT and its variants."""
 
-    num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=25)
-    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", default=0.75)
+    num_steps: int = config_field(
+        "loss evaluations of the value optimization; one update fewer is made", within=POSITIVE, default=25
+    )
+    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", within=POSITIVE, default=0.75)
     context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_6")
     second_moments: Any = config_field(SECOND_MOMENTS_HELP, default="self")
     moment_weight: float | None = config_field(
         "lambda, the weight of C; null: a quarter of the key width, which writes four fifths of a residual",
+        within=POSITIVE,
         default=None,
     )
     residual_mode: Literal["auto", "faithful", "normalized"] = config_field(
@@ -103,7 +107,6 @@ class MEMITConfig(LocateThenEditConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("moment_weight")
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
             raise EditingError(f"'layers' is {self.layers}; give each layer once, in ascending order.")
 

@@ -50,6 +50,7 @@ from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 IDENTITY = "identity"
 
@@ -72,9 +73,11 @@ class MENDConfig(EditorConfig):
         "the edited linear maps of a block, in the order of their step sizes",
         default_factory=lambda: ["rewrite", "mlp_in"],
     )
-    edit_lr: float = config_field("initial step size of every matrix", default=1e-4)
-    rank: int = config_field("rank of the hyper-network's maps", default=1920)
-    num_hidden: int = config_field("hidden layers of the hyper-network, which has one block more", default=1)
+    edit_lr: float = config_field("initial step size of every matrix", within=POSITIVE, default=1e-4)
+    rank: int = config_field("rank of the hyper-network's maps", within=POSITIVE, default=1920)
+    num_hidden: int = config_field(
+        "hidden layers of the hyper-network, which has one block more", within=NON_NEGATIVE, default=1
+    )
     normalize: bool = config_field(
         "normalize inputs and gradients with training statistics", default=True, formerly="normalise"
     )
@@ -82,16 +85,11 @@ class MENDConfig(EditorConfig):
     joint_loss: Literal["mean", "sum"] = config_field(
         "loss of a joint edit; mean: over all target tokens; sum: of the edits' means", default="mean"
     )
-    batch_size: int = config_field("requests of one backward pass", default=8)
+    batch_size: int = config_field("requests of one backward pass", within=POSITIVE, default=8)
     append_eos: bool = config_field("append the end-of-text token to the target", default=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("rank", "batch_size")
-        if self.num_hidden < 0:
-            raise EditingError(
-                f"editor setting 'num_hidden' is {self.num_hidden}; zero or a positive number is needed."
-            )
         if not self.modules:
             raise EditingError("editor setting 'modules' is empty; name at least one kind of linear map.")
 

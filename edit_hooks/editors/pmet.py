@@ -52,6 +52,7 @@ from edit_hooks.locate.value_optimization import (
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at
 from edit_hooks.modeling.vocab_loss import OriginalLogits, VocabLosses, vocab_losses
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
 
@@ -60,14 +61,14 @@ SATISFIED_NLL_SHARE, SATISFIED_KL = 0.1, 0.01
 class PMETConfig(MEMITConfig):
     """MEMIT's settings with the release's values for GPT-J."""
 
-    num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=30)
-    lr: float = config_field("Adam learning rate of the offsets", default=0.2)
-    kl_factor: float = config_field("factor of the KL term that keeps the prediction after the subject", default=1.0)
-    nll_factor: float = config_field("factor of the target's negative log-likelihood", default=1.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_positive("nll_factor")
+    num_steps: int = config_field(
+        "loss evaluations of the value optimization; one update fewer is made", within=POSITIVE, default=30
+    )
+    lr: float = config_field("Adam learning rate of the offsets", within=POSITIVE, default=0.2)
+    kl_factor: float = config_field(
+        "factor of the KL term that keeps the prediction after the subject", within=NON_NEGATIVE, default=1.0
+    )
+    nll_factor: float = config_field("factor of the target's negative log-likelihood", within=POSITIVE, default=1.0)
 
 
 @dataclass

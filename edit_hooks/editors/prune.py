@@ -34,6 +34,7 @@ from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.numbers import ABOVE_ONE
 
 log = get_logger(__name__)
 
@@ -49,14 +50,9 @@ class PRUNEConfig(WrapperConfig):
         "F above s_max, the largest singular value of the weight", default="log"
     )
     log_base: float = config_field(
-        "a, the base of function=log; the paper tries e, 2, 1.5 and 1.2 (weakest)", default=math.e
+        "a, the base of function=log; the paper tries e, 2, 1.5 and 1.2 (weakest)", within=ABOVE_ONE, default=math.e
     )
     safe: bool = config_field("never enlarge a singular value: min(s, F(s))", default=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.log_base <= 1:
-            raise EditingError(f"editor setting 'log_base' is {self.log_base}; a number above 1 is needed.")
 
 
 def restrain(values: torch.Tensor, largest: float, config: PRUNEConfig) -> torch.Tensor:

@@ -41,24 +41,19 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.norms import largest_norm_ratio
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.tensors import pack_bits
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE_SHARE
 
 
 @dataclass(kw_only=True)
 class RECTConfig(WrapperConfig):
     """Settings of the sparsification."""
 
-    keep: float = config_field("share of the entries of each matrix that remain", default=0.4)
-    guard: float = config_field("added to the weight in the denominator", default=1e-8)
+    keep: float = config_field("share of the entries of each matrix that remain", within=POSITIVE_SHARE, default=0.4)
+    guard: float = config_field("added to the weight in the denominator", within=NON_NEGATIVE, default=1e-8)
     at_threshold: Literal["keep", "zero"] = config_field(
         "the entry at the threshold; keep: it remains, with its ties; zero: exactly the share 1 - keep is zeroed",
         default="keep",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.keep <= 1:
-            raise EditingError(f"editor setting 'keep' is {self.keep}; a share above 0 and up to 1 is needed.")
 
 
 class RECT(PostProcessingEditor[RECTConfig]):

@@ -41,6 +41,7 @@ from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import POSITIVE
 
 STATE_PREFIX = "simie/keys/"  # of the keys in saved edits
 
@@ -50,11 +51,7 @@ class SimIEConfig(WrapperConfig):
     """The base editor and the ridge; the defaults are those of the released files."""
 
     base: str = config_field("name of the editor that is made sequential", default="rome")
-    ridge: float = config_field("lambda, the weight of the identity in P", default=1e4)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_positive("ridge")
+    ridge: float = config_field("lambda, the weight of the identity in P", within=POSITIVE, default=1e4)
 
 
 class SimIE(PostProcessingEditor[SimIEConfig]):

@@ -69,6 +69,7 @@ from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 ROLES = ("rewrite", "up", "gate")
 
@@ -87,10 +88,10 @@ class UltraEditConfig(EditorConfig):
     """Settings of UltraEdit."""
 
     modules: dict[str, list[int]] | None = config_field(
-        "role (rewrite, up, gate) -> blocks; null: the rewrite modules of 'layers'", default=None
+        "role (rewrite, up, gate) -> blocks; null: the rewrite modules of 'layers'", within=NON_NEGATIVE, default=None
     )
-    lr: float = config_field("eta, the size of the step", default=1e-6)
-    ridge: float = config_field("weight of the identity that is added to H^T H", default=1.0)
+    lr: float = config_field("eta, the size of the step", within=POSITIVE, default=1e-6)
+    ridge: float = config_field("weight of the identity that is added to H^T H", within=POSITIVE, default=1.0)
     tokens: Literal["target", "all"] = config_field(
         "positions whose features are used; target: those that predict a target token", default="target"
     )
@@ -98,14 +99,13 @@ class UltraEditConfig(EditorConfig):
         "loss behind the gradients: the sum over target tokens, or the mean over those of a micro-batch (released)",
         default="sum",
     )
-    micro_batch_size: int = config_field("gradients=mean: requests of a micro-batch", default=10)
+    micro_batch_size: int = config_field("gradients=mean: requests of a micro-batch", within=POSITIVE, default=10)
     calibration: list[str] | None = config_field(
         "texts the running statistics start from; null: sampled from the model, []: none (released)", default=None
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_positive("lr", "ridge", "micro_batch_size")
         if self.modules is None:
             return
         for role in self.modules:

@@ -58,6 +58,7 @@ from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, POSITIVE_SHARE
 
 # A run ends when the loss is at most STOP_LOSS and changes by at most STOP_CHANGE.
 STOP_CHANGE, STOP_LOSS = 1e-4, 0.02
@@ -87,21 +88,27 @@ class WISEConfig(EditorConfig):
     """Settings of WISE; the defaults are those of EasyEdit's file for Llama-2-7B."""
 
     module: Literal["mlp_out", "mlp_in"] = config_field("the linear map that gets side memories", default="mlp_out")
-    num_steps: int = config_field("largest number of loss evaluations of an edit", default=70)
-    lr: float = config_field("step size of the gradient descent", default=1.0)
-    alpha: float = config_field("margin: bound above the distance on the unrelated text", default=5.0)
-    beta: float = config_field("margin: bound below the distance on the edit", default=20.0)
+    num_steps: int = config_field("largest number of loss evaluations of an edit", within=POSITIVE, default=70)
+    lr: float = config_field("step size of the gradient descent", within=POSITIVE, default=1.0)
+    alpha: float = config_field(
+        "margin: bound above the distance on the unrelated text", within=NON_NEGATIVE, default=5.0
+    )
+    beta: float = config_field("margin: bound below the distance on the edit", within=NON_NEGATIVE, default=20.0)
     gamma: float = config_field(
-        "margin: least difference between the edit's and the unrelated text's distance", default=10.0
+        "margin: least difference between the edit's and the unrelated text's distance",
+        within=NON_NEGATIVE,
+        default=10.0,
     )
     act_ratio: float = config_field(
-        "a memory is used if a prompt's distance reaches this share of its threshold", default=0.88
+        "a memory is used if a prompt's distance reaches this share of its threshold", within=POSITIVE, default=0.88
     )
-    mask_ratio: float = config_field("share of the entries that a memory may change", default=0.2)
+    mask_ratio: float = config_field(
+        "share of the entries that a memory may change", within=POSITIVE_SHARE, default=0.2
+    )
     norm_constraint: float | None = config_field(
-        "radius of the l-infinity ball around the original weight; null: none", default=1.0
+        "radius of the l-infinity ball around the original weight; null: none", within=POSITIVE, default=1.0
     )
-    weight_decay: float = config_field("L2 penalty on the trained entries", default=1e-5)
+    weight_decay: float = config_field("L2 penalty on the trained entries", within=NON_NEGATIVE, default=1e-5)
     target_mean: Literal["released", "plain"] = config_field(
         "released: a target of m tokens is divided by m + 1; plain: by m", default="released"
     )
@@ -118,9 +125,13 @@ class WISEConfig(EditorConfig):
         default_factory=lambda: list(LOC_PROMPTS),
     )
     chat: bool = config_field("make the edit in the tokenizer's chat template, as edit_context=chat", default=False)
-    save_every: int = config_field("number of edits after which a memory is stored and a new one started", default=500)
+    save_every: int = config_field(
+        "number of edits after which a memory is stored and a new one started", within=POSITIVE, default=500
+    )
     merge_every: int = config_field(
-        "number of edits after which stored memories are merged; a multiple of save_every", default=1000
+        "number of edits after which stored memories are merged; a multiple of save_every",
+        within=POSITIVE,
+        default=1000,
     )
     retrieve: bool = config_field(
         "merge each group of stored memories into one and select among the groups; false: merge all into one",
@@ -129,13 +140,17 @@ class WISEConfig(EditorConfig):
     merge: Literal["ties", "linear"] = config_field(
         "merge rule; ties: trim, elect signs, disjoint mean; linear: weighted sum", default="ties"
     )
-    merge_density: float = config_field("merge=ties: share of the entries that survive trimming", default=0.53)
+    merge_density: float = config_field(
+        "merge=ties: share of the entries that survive trimming", within=POSITIVE_SHARE, default=0.53
+    )
     decide: Decide = config_field(
         "routing; prompt: once per row, by its prompt; every_call: in every forward pass, by its tokens (released)",
         default="prompt",
     )
     max_over: int | None = config_field(
-        "number of tokens above which the largest token distance counts instead of the mean; null: never", default=100
+        "number of tokens above which the largest token distance counts instead of the mean; null: never",
+        within=NON_NEGATIVE,
+        default=100,
     )
     mask: Any = config_field(
         "mask of the trained entries (bool, shape of the weight); null: random, with share mask_ratio", default=None
@@ -144,9 +159,6 @@ class WISEConfig(EditorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_templates(self.context_templates)
-        self.require_positive(
-            "num_steps", "lr", "save_every", "merge_every", "mask_ratio", "act_ratio", "merge_density"
-        )
         if self.merge_every % self.save_every:
             raise EditingError(
                 f"merge_every={self.merge_every} is not a multiple of save_every={self.save_every}; only stored "
@@ -193,7 +205,7 @@ class WISE(Editor[WISEConfig]):
             config = dataclasses.replace(config, context_templates=texts)
         return config
 
-    def known_contexts(self, model: PreTrainedModel) -> list[str]:
+    def known_contexts(self, model: PreTrainedModel | None = None) -> list[str]:
         templates = self.overrides.get("context_templates")
         return templates if isinstance(templates, list) else []
 

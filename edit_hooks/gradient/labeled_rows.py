@@ -31,7 +31,7 @@ from edit_hooks.modeling.hooks import (
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import split_continuation
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
 
 Objective = Literal["target_tokens", "last_token"]
 
@@ -92,9 +92,9 @@ def target_row(
     """
     context, labels = split_continuation(tokenizer, prompt, continuation)
     if not context:
-        raise EditingError(f"prompt {prompt!r} has no token before the target; nothing could predict it.")
+        raise UnusableRequestError(f"prompt {prompt!r} has no token before the target; nothing could predict it.")
     if not labels:
-        raise EditingError(f"target {continuation!r} has no token of its own after {prompt!r}.")
+        raise UnusableRequestError(f"target {continuation!r} has no token of its own after {prompt!r}.")
     if append_eos:
         if tokenizer.eos_token_id is None:
             raise EditingError("append_eos=true, but the tokenizer has no end-of-text token.")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -65,6 +65,9 @@ class EditorWithContext(Editor[CombinedConfig]):
 
     def check_model(self, model: nn.Module) -> None:
         self.base.check_model(model)
+
+    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
+        return self.base.known_contexts(model)
 
     def edit(
         self,

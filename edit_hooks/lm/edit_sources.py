@@ -16,6 +16,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.numbers import require_whole
 from edit_hooks.utils.plugins import import_object, registered
 
 ENTRY_POINTS = "lm_eval_editing.edit_sources"
@@ -37,6 +38,7 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
     else:
         requests = _from_benchmark(source, settings)
     if num_edits is not None:
+        require_whole("num_edits", num_edits)
         if num_edits > len(requests):
             raise EditingError(f"num_edits={num_edits}, but {source} has {len(requests)} edits.")
         requests = requests[:num_edits]

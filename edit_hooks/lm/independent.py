@@ -12,14 +12,16 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import EditReport
-from edit_hooks.base.editor import Editor
+from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.resolve import resolve_with_store
+from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
-from edit_hooks.request import RequestGroup
+from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.store.store import Description, Store
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
 from edit_hooks.utils.logs import get_logger
 
@@ -51,7 +53,14 @@ class IndependentEdits:
         store: Store | None,
         identity: ModelIdentity,
         quiet: bool = False,
+        partial_groups: bool = False,
     ) -> None:
+        """Set up the edits; none is made yet.
+
+        Args:
+            partial_groups: a group whose requests belong to several cases is written without unusable ones.
+        """
+        self.partial_groups = partial_groups
         self.model, self.tokenizer, self.editor, self.store, self.quiet = model, tokenizer, editor, store, quiet
         self.identity = identity
         self.config = resolve_with_store(model, tokenizer, editor, store, identity)
@@ -64,14 +73,24 @@ class IndependentEdits:
         new = [group for key, group in distinct.items() if key not in self._edits]
         missing = [group for group in new if not self._load(group)]
         if missing:
-            self._make(new, sum(map(len, missing)))
+            self._mark_unusable(missing)
+            missing = [group for group in missing if group_key(group) not in self._edits]
+            if missing:
+                self._make([group for group in new if not self._failed(group)], sum(map(len, missing)))
         return {key: self._edits[key] for key in distinct}
 
-    def report(self, key: str) -> EditReport:
-        """Return the report on a group's edit."""
+    def report(self, key: str, requests: Sequence[EditRequest] = ()) -> EditReport:
+        """Return the report on a group's edit.
+
+        Args:
+            requests: those of the group's requests that must be part of it.
+        """
         edit = self._edits[key]
         if isinstance(edit, FailedEdit):
             return EditReport(editor=self.editor.name, key=key, error=edit.reason)
+        left_out = edit.meta.get("unusable", {})
+        if reasons := [left_out[request.key] for request in requests if request.key in left_out]:
+            return EditReport(editor=self.editor.name, key=key, error=reasons[0])
         diagnostics = {name: value for name, value in edit.diagnostics.items() if name != "losses"}
         return EditReport(editor=self.editor.name, key=key, diagnostics=diagnostics)
 
@@ -93,6 +112,18 @@ class IndependentEdits:
             self._edits[group_key(group)] = delta
         return delta is not None
 
+    def _failed(self, group: RequestGroup) -> bool:
+        return isinstance(self._edits.get(group_key(group)), FailedEdit)
+
+    def _mark_unusable(self, groups: Sequence[RequestGroup]) -> None:
+        """Record the groups with a request that the editor cannot use, before any edit is computed."""
+        inner = unwrapped(self.model)
+        requests = [request for group in groups for request in group]
+        reasons = self.editor.find_unusable(self.tokenizer, requests, position_limit(inner.config), inner)
+        for group in groups:
+            if found := [reasons[request.key] for request in group if request.key in reasons]:
+                self._edits[group_key(group)] = FailedEdit(found[0])
+
     def _make(self, groups: Sequence[RequestGroup], num_missing: int) -> None:
         """Compute the edits of groups that are not in memory."""
         lone = [group for group in groups if len(group) == 1]
@@ -103,7 +134,7 @@ class IndependentEdits:
             for group in groups:
                 if len(group) > 1 and group_key(group) not in self._edits:
                     began = time.perf_counter()
-                    self._save(group, self._write_jointly(group), time.perf_counter() - began)
+                    self._make_group(group, began)
                     bar.update(len(group))
 
     def _make_chunk(self, chunk: Sequence[RequestGroup], bar: tqdm[Any]) -> None:
@@ -117,12 +148,40 @@ class IndependentEdits:
             bar.total += len(batch) - len(missing)
             began = time.perf_counter()
             requests = [group[0] for group in batch]
-            deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.update)
+            try:
+                deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.update)
+            except EditingError as error:
+                self._make_one_by_one(batch, error)
+                continue
             keys = [group_key(group) for group in batch]
             for key, group, delta in zip(keys, batch, deltas, strict=True):
                 if key not in self._edits:
                     delta.meta["batch"] = keys
                     self._save(group, delta, (time.perf_counter() - began) / len(batch))
+
+    def _make_one_by_one(self, batch: Sequence[RequestGroup], error: EditingError) -> None:
+        """Compute the edits of a failed batch each by itself; those that fail again are failed edits.
+
+        Raises:
+            EditingError: if no edit of the run succeeds and the error is not one of the requests.
+        """
+        for group in batch:
+            if group_key(group) in self._edits:
+                continue
+            began = time.perf_counter()
+            try:
+                if len(batch) == 1:
+                    raise error
+                (delta,) = self.editor.edit(self.model, self.tokenizer, list(group))
+            except EditingError as reason:
+                self._edits[group_key(group)] = FailedEdit(str(reason))
+                log.warning("case %s: %s", group[0].case_id, reason)
+            else:
+                delta.meta["batch"] = [group_key(group)]
+                self._save(group, delta, time.perf_counter() - began)
+        made = any(isinstance(edit, Delta) for edit in self._edits.values())
+        if not made and not isinstance(error, UnusableRequestError):
+            raise error
 
     def _interrupted_batch(
         self, chunk: Sequence[RequestGroup], missing: Sequence[RequestGroup]
@@ -136,7 +195,22 @@ class IndependentEdits:
                 return [by_key[key] for key in batch]
         return None
 
-    def _write_jointly(self, group: RequestGroup) -> Delta:
+    def _make_group(self, group: RequestGroup, began: float) -> None:
+        """Compute the edit of several requests; a plan's group is written without its unusable requests.
+
+        A case with several edits is not: a part of them is another edit.
+        """
+        made = any(isinstance(edit, Delta) for edit in self._edits.values())
+        delta, unusable = edit_usable(self._write_jointly, group, edits_made=made)
+        if unusable and (not self.partial_groups or len(unusable) == len(group)):
+            self._edits[group_key(group)] = FailedEdit(next(iter(unusable.values())))
+            return
+        if unusable:
+            delta.meta["unusable"] = unusable
+            warn_of_unusable("edits of a group", unusable, len(group))
+        self._save(group, delta, time.perf_counter() - began)
+
+    def _write_jointly(self, group: Sequence[EditRequest]) -> Delta:
         """Compute one delta for several requests."""
         if self.editor.supports_joint:
             (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), joint=True)

@@ -16,7 +16,9 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.modeling.tokens import encode, split_continuation
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.request import require_text
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
+from edit_hooks.utils.options import check_generation_kwargs
 
 GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
 
@@ -51,7 +53,8 @@ class ItemBuilder:
         """Build the item of an lm-eval request.
 
         Raises:
-            EditingError: for continuations without a token, prompts without room, and sampling.
+            UnusableRequestError: for continuations without a token, texts without room, and half surrogate pairs.
+            EditingError: for generation settings out of range, and sampling.
         """
         if request.request_type == "loglikelihood":
             return self.score_item(*request.args).item
@@ -60,6 +63,7 @@ class ItemBuilder:
     def score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Build an item for scoring a target; its tokens are those past the end of the context."""
         lm = self._lm
+        require_text(context + continuation)
         if context == "":
             ids, target = [lm.prefix_token_id], lm.tok_encode(continuation, add_special_tokens=False)
         else:
@@ -85,10 +89,10 @@ class ItemBuilder:
         """Create the item; long contexts are cut at the start, as in lm-eval."""
         if not target:
             context, continuation = texts or ("", "")
-            raise EditingError(f"continuation {continuation!r} has no token besides those of {context!r}.")
+            raise UnusableRequestError(f"continuation {continuation!r} has no token besides those of {context!r}.")
         room = self._lm.max_length + 1 - len(target)
         if room < 1:
-            raise EditingError(
+            raise UnusableRequestError(
                 f"continuation of {len(target)} tokens does not fit into {self._lm.max_length} positions."
             )
         return Built(ScoreItem(tuple(ids[-room:]), tuple(target), texts), cut=len(ids) > room)
@@ -96,6 +100,7 @@ class ItemBuilder:
     def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
         """Build an item for decoding from the generation settings of an lm-eval task."""
         lm = self._lm
+        check_generation_kwargs(gen_kwargs)
         try:
             settings = normalize_gen_kwargs(dict(gen_kwargs), lm.max_gen_toks)
         except (TypeError, ValueError) as error:
@@ -112,8 +117,7 @@ class ItemBuilder:
     def greedy_item(self, context: str, stops: tuple[str, ...], max_new_tokens: int) -> Built[GenerateItem]:
         """Build an item for decoding; long prompts are cut at the start, as in lm-eval."""
         lm = self._lm
-        if max_new_tokens < 1:
-            raise EditingError(f"max_gen_toks={max_new_tokens}; at least 1 is needed.")
+        require_text(context)
         room = lm.max_length - max_new_tokens
         if room < 1:
             raise EditingError(f"max_gen_toks={max_new_tokens} leaves no room in {lm.max_length} positions.")

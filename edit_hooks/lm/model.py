@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,9 +20,17 @@ from lm_eval.models.huggingface import HFLM
 from torch import nn
 from tqdm import tqdm
 
-from edit_hooks.answers import EditedAnswer, EditReport, GeneratedText, ModelAnswer, ScoredContinuation, truncate
+from edit_hooks.answers import (
+    EditedAnswer,
+    EditReport,
+    FailedAnswer,
+    GeneratedText,
+    ModelAnswer,
+    ScoredContinuation,
+    truncate,
+)
 from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
-from edit_hooks.base.editor import Editor
+from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
@@ -36,10 +43,11 @@ from edit_hooks.lm.edit_sources import is_file, load_edits
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
-from edit_hooks.lm.options import EditingOptions, check_known_options
+from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
+from edit_hooks.lm.questions import read_questions, warn_of_unread
 from edit_hooks.lm.sessions import (
     Question,
     SavedEditSession,
@@ -50,11 +58,12 @@ from edit_hooks.lm.sessions import (
     answer_distinct,
 )
 from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
-from edit_hooks.request import EditRequest, require_subjects
+from edit_hooks.request import EditRequest
 from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
@@ -81,6 +90,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     ``pretrained`` the embedded demo model is used.
     """
 
+    option_names = (*OWN_OPTIONS, *FROM_PRETRAINED)  # besides the parameters of `HFLM`
+
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         check_known_options(kwargs, HFLM, OWN_OPTIONS)
         own = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
@@ -105,6 +116,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.plan = self.plan.in_context(self.edit_context)
         self.items.check_special_tokens()
         self.join_processes()
+        planned = [request for group in self.plan.groups for request in group]
+        self.plan = dataclasses.replace(self.plan, unusable=self._find_unusable(planned))
         if self.backend != "causal":
             raise EditingError("edited_hf edits decoder-only models; this one is an encoder-decoder model.")
         self._saved_edit = self._check_before_loading(quantization)
@@ -167,9 +180,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self, requests: list[Instance], stock: Callable[..., list[Any]], answer_jobs: AnswerJobs, disable_tqdm: bool
     ) -> list[Any]:
         with_edits = [request for request in requests if has_edit_requests(request)]
-        questions = self._questions(with_edits)  # refuses malformed requests while no weight is loaded
+        questions = self._read_questions(with_edits)  # refuses malformed requests while no weight is loaded
         self._identify()
         ordinary = [request for request in requests if not has_edit_requests(request)]
+        questions = self._read_questions(with_edits)  # before the weights are loaded
+        self.load()
         stock_answers: Iterator[Any] = iter(())
         edited_answers: Iterator[Any] = iter(())
         if ordinary:
@@ -179,25 +194,21 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             edited_answers = iter(self._answer_under_edits(with_edits, questions, answer_jobs))
         return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
 
-    def _questions(self, requests: Sequence[Instance]) -> list[Question]:
-        validated: dict[str, EditRequest] = {}  # every instance of a case repeats the case's requests
-        questions = []
-        for request in requests:
-            edits = []
-            for record in request.doc["edit_requests"]:
-                key = json.dumps(record, sort_keys=True)
-                if key not in validated:
-                    edit = EditRequest.from_dict(record, where=str(request.task_name))
-                    validated[key] = edit.in_context(self.edit_context)
-                edits.append(validated[key])
-            questions.append(
-                Question(self.items.from_instance(request), tuple(edits), bool(request.doc.get("ask_unedited")))
-            )
-        return questions
+    def _read_questions(self, requests: Sequence[Instance]) -> list[Question | FailedAnswer]:
+        """The questions of requests; the reason for one that this model cannot be asked."""
+        read = read_questions(requests, self.items, self.edit_context)
+        if self.rank == 0:
+            warn_of_unread(read)
+            if self.options.makes_edits and not self.plan.groups:
+                questions = [question for question in read if isinstance(question, Question)]
+                edits = {edit.key: edit for question in questions for edit in question.requests}
+                self._find_unusable(list(edits.values()), fail_if_all=self.world_size == 1)
+        return read
 
     def _answer_under_edits(
-        self, requests: Sequence[Instance], questions: Sequence[Question], answer_jobs: AnswerJobs
+        self, requests: Sequence[Instance], read: Sequence[Question | FailedAnswer], answer_jobs: AnswerJobs
     ) -> list[EditedAnswer]:
+        questions = [question for question in read if isinstance(question, Question)]
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
@@ -205,7 +216,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         edited = [self.session.requests_as_edited(question.requests) for question in questions]
         first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
         self._examples.record(requests[0], first, self.prompt_edits.is_chat(requests[0].args[0]))
-        return list(map(with_edited_texts, answers, edited))
+        with_texts = iter(map(with_edited_texts, answers, edited))
+        return [
+            next(with_texts) if isinstance(question, Question) else EditedAnswer(final=question) for question in read
+        ]
 
     def _answer_unedited(self, items: Sequence[Item], answer_jobs: AnswerJobs) -> dict[Item, ModelAnswer]:
         """Answers of the unedited model, from the store if it has them."""
@@ -343,8 +357,6 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             return EditPlan()
         settings = {"data": options.data} if options.data else {"pretrained": None if self.is_demo else True}
         requests = load_edits(options.edits, settings, options.num_edits)
-        if self.editor.needs_subject:
-            require_subjects(requests, self.editor.name)
         size = options.group_size or options.edit_batch_size or (len(requests) if options.mode == "batch" else 1)
         if size > 1 and not options.group_size and not self.editor.supports_joint:
             raise EditingError(
@@ -352,6 +364,20 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
                 "mode=sequential,edit_batch_size=1 or an editor that writes batches."
             )
         return EditPlan(chunked(requests, size), not options.group_size, parse_checkpoints(options.checkpoints))
+
+    def _find_unusable(self, requests: Sequence[EditRequest], fail_if_all: bool = True) -> dict[str, str]:
+        """Request key -> reason for the requests that the editor cannot use, with a warning; needs no weights.
+
+        Raises:
+            EditingError: if none of several edits is usable.
+        """
+        unusable = self.editor.find_unusable(self.tokenizer, requests, position_limit(self.config))
+        if fail_if_all and len(unusable) == len(requests) > 1:
+            first = next(iter(unusable.values()))
+            raise EditingError(f"none of the {len(requests)} edits can be used; the first: {first}")
+        if self.rank == 0:
+            warn_of_unusable("edits", unusable, len(requests))
+        return unusable
 
     def _new_editor(self) -> Editor[Any]:
         """Create the editor of this run; ``icl`` adds an editor of contexts."""

@@ -13,6 +13,7 @@ from edit_hooks.lm.plan import MODES
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS
 from edit_hooks.prompt_context import EDIT_CONTEXTS
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SEED, require_number, require_whole
 from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
 
 ANSWERS = ("auto", "patch")
@@ -114,8 +115,10 @@ class EditingOptions:
         _one_of("answer", self.answer, ANSWERS)
         _one_of("engine", self.engine, ENGINES)
         editor_class(self.editor)  # raises with near misses
-        _whole("seed", self.seed, 0)
-        _whole("max_batch_tokens", self.max_batch_tokens, 1)
+        require_whole("seed", self.seed, SEED)
+        require_whole("max_batch_tokens", self.max_batch_tokens)
+        require_number("guard_norm_ratio", self.guard_norm_ratio, POSITIVE)
+        require_number("guard_loss_increase", self.guard_loss_increase, NON_NEGATIVE)
         object.__setattr__(self, "editor_args", parse_editor_args(self.editor_args))
         self._check_icl()
         self._check_edit_context()
@@ -160,7 +163,7 @@ class EditingOptions:
         """Validate options of batch and sequential runs: complete and none ignored."""
         for name in ("num_edits", "edit_batch_size", "group_size"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                require_whole(name, getattr(self, name))
         for name in ("immediate", "retention"):
             if not isinstance(getattr(self, name), bool):
                 raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
@@ -213,11 +216,6 @@ def _text(name: str, value: object, required: bool) -> None:
         raise EditingError(
             f"{name}={value!r} is no text; a text is needed. For a file or folder of that name write ./{value}."
         )
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise EditingError(f"{name}={value!r}; a whole number >= {least} is needed.")
 
 
 def check_known_options(options: Mapping[str, Any], base_class: type, own: Iterable[str]) -> None:

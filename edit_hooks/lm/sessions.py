@@ -169,11 +169,11 @@ class SingleEditSession(Session):
 
     def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         groups = [self._group_of(question) for question in questions]
-        deltas = self.independent.get(group for group in groups if group is not None)
+        deltas = self.independent.get(group for group in groups if group)
         jobs: dict[tuple[str, Item], Delta] = {}
         for question, group in zip(questions, groups, strict=True):
-            delta = deltas[group_key(group)] if group is not None else None
-            if group is not None and isinstance(delta, Delta):
+            delta = deltas[group_key(group)] if group else None
+            if group and isinstance(delta, Delta):
                 jobs[group_key(group), question.item] = delta
         answered = answer_jobs([(item, delta) for (_, item), delta in jobs.items()])
         answers = dict(zip(jobs, answered, strict=True))
@@ -194,7 +194,7 @@ class SingleEditSession(Session):
             return question.requests
         indices = [self.plan.group_of.get(request.key) for request in question.requests]
         first = indices[0]
-        return self.plan.groups[first] if first is not None and len(set(indices)) == 1 else None
+        return self.plan.usable(self.plan.groups[first]) if first is not None and len(set(indices)) == 1 else None
 
     def _assemble(
         self,
@@ -208,7 +208,11 @@ class SingleEditSession(Session):
                 final=_edit_failed("this case's edits are not (all) in one group of this run's edits"),
                 position=StreamPosition(edited=False, step=None, num_edits=self.plan.num_edits),
             )
-        report = self.independent.report(group_key(group))
+        unusable = [reason for request in question.requests if (reason := self.plan.unusable.get(request.key))]
+        if unusable:
+            report = EditReport(editor=self.editor_name, error=unusable[0])
+        else:
+            report = self.independent.report(group_key(group), question.requests)
         if report.error is not None:
             return EditedAnswer(final=_edit_failed(report.error), edit=report)
         answer = answers[group_key(group), question.item]
@@ -269,6 +273,7 @@ class StreamSession(Session):
         return {
             "editor_config": self.stream.config,
             "num_edits": self.plan.num_edits,
+            "unusable_edits": len(self.stream.unusable),
             "num_steps": len(self.plan.groups),
             "stopped": self.stream.stopped,
             "steps": self.stream.steps,
@@ -301,10 +306,11 @@ class StreamSession(Session):
     ) -> EditedAnswer:
         last = self.stream.num_steps - 1
         item = question.item
-        edited = edit_step is not None and edit_step <= last
-        position = StreamPosition(edited=edited, step=edit_step, num_edits=self.plan.edits_after(last))
+        unusable = [reason for request in question.requests if (reason := self.stream.unusable.get(request.key))]
+        edited = edit_step is not None and edit_step <= last and not unusable
+        position = StreamPosition(edited=edited, step=edit_step, num_edits=self.stream.edits_after(last))
         if edit_step is not None and not edited:
-            reason = self.stream.stopped or "the stream ended before this edit"
+            reason = next(iter(unusable), self.stream.stopped or "the stream ended before this edit")
             report = EditReport(editor=self.editor_name, error=reason)
             return EditedAnswer(final=_edit_failed(reason), edit=report, position=position)
         final = _with_unedited(answers[last][item], question, unedited)

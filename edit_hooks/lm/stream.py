@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,9 +25,10 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
+from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
-from edit_hooks.request import RequestGroup
+from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
@@ -100,7 +101,7 @@ class EditStream:
         self.deltas: list[Delta] = []
 
     def _check(self, plan: EditPlan) -> None:
-        largest = max(len(group) for group in plan.groups)
+        largest = max(len(plan.usable(group)) for group in plan.groups)
         if largest > 1 and not self.editor.supports_joint:
             raise EditingError(
                 f"editor {self.editor.name!r} writes one request at a time, the plan has steps of {largest}; "
@@ -111,6 +112,23 @@ class EditStream:
     def num_steps(self) -> int:
         """Number of planned steps, or of completed ones if the guard stopped the stream."""
         return len(self.steps) if self.stopped else len(self.plan.groups)
+
+    @property
+    def unusable(self) -> dict[str, str]:
+        """Request key -> reason for the requests that could not be written, of the plan and of the steps so far."""
+        reasons = dict(self.plan.unusable)
+        for delta in self.deltas:
+            reasons |= delta.meta.get("unusable", {})
+        return reasons
+
+    def edits_after(self, step: int, delta: Delta | None = None) -> int:
+        """Number of edits in the weights after a completed step.
+
+        Args:
+            delta: that step's, if it is not yet among :attr:`deltas`.
+        """
+        deltas = [*self.deltas[: step + 1], *([delta] if delta is not None else [])]
+        return self.plan.edits_after(step) - sum(len(delta.meta.get("unusable", {})) for delta in deltas)
 
     @property
     def final_state(self) -> str | None:
@@ -132,8 +150,10 @@ class EditStream:
             for step, group in enumerate(self.plan.groups):
                 if self.stopped and step >= len(self.steps):
                     break
-                history.append(self._write(step, group, applied, history))
-                bar.update(len(group))
+                delta = self._write(step, self.plan.usable(group), applied, history)
+                if delta.writes:  # a step without a usable request changes nothing
+                    history.append(delta)
+                bar.update(len(self.plan.usable(group)))
                 visitor(step, applied.runtime_part)
 
     def make(self) -> None:
@@ -180,8 +200,16 @@ class EditStream:
 
     def _make(self, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
         began = time.perf_counter()
-        joint = len(group) > 1 or self.editor.supports_joint
-        (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), joint=joint, history=history)
+
+        def write(requests: Sequence[EditRequest]) -> Delta:
+            joint = len(requests) > 1 or self.editor.supports_joint
+            (delta,) = self.editor.edit(self.model, self.tokenizer, requests, joint=joint, history=history)
+            return delta
+
+        delta, unusable = edit_usable(write, group, edits_made=bool(history))
+        if unusable:
+            delta.meta["unusable"] = unusable
+            warn_of_unusable("edits of a step", unusable, len(group))
         delta.diagnostics["seconds"] = round(time.perf_counter() - began, 4)
         delta.check_finite()
         applied.add(delta)
@@ -214,10 +242,11 @@ class EditStream:
             loss, finite = self._probe()
         record = {
             "step": step,
-            "num_edits": self.plan.edits_after(step),
+            "num_edits": self.edits_after(step, delta),
             "norm_ratio": applied.norm_ratio(),
             "probe_loss": loss,
             "finite": finite,
+            **({"unusable": len(delta.meta["unusable"])} if delta.meta.get("unusable") else {}),
             "state_after": delta.meta["state_after"],
             **{name: value for name, value in delta.diagnostics.items() if name != "losses"},
         }

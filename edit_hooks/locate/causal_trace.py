@@ -45,6 +45,7 @@ from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.numbers import POSITIVE, SEED, require_number, require_whole
 
 log = get_logger("lm_eval.edited_hf")
 
@@ -85,10 +86,11 @@ class TraceSettings:
     max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
-        for name in ("samples", "noise", "window", "max_tokens"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise EditingError(f"{name} is {value}; a positive number is needed.")
+        for name in ("samples", "window", "max_tokens"):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value)
+        require_number("noise", self.noise, POSITIVE)
+        require_whole("seed", self.seed, SEED)
         if self.answer not in get_args(AnswerRule):
             raise EditingError(f"answer is {self.answer!r}; accepted: {', '.join(get_args(AnswerRule))}.")
 

@@ -27,7 +27,8 @@ from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import UnusableRequestError
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 UNLIKELY_NLL = 1.0
 
@@ -75,20 +76,27 @@ SECOND_MOMENTS_HELP = (
 class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
     """Settings of the locate-then-edit editors."""
 
-    num_steps: int = config_field("loss evaluations of the value optimization; one update fewer is made", default=20)
-    lr: float = config_field("Adam learning rate of the offset", default=0.5)
-    weight_decay: float = config_field("factor of the penalty ||delta|| / ||v0||^2 on the offset", default=0.5)
-    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", default=4.0)
-    kl_factor: float = config_field("factor of the KL term that keeps the prediction after the subject", default=0.0625)
+    num_steps: int = config_field(
+        "loss evaluations of the value optimization; one update fewer is made", within=POSITIVE, default=20
+    )
+    lr: float = config_field("Adam learning rate of the offset", within=POSITIVE, default=0.5)
+    weight_decay: float = config_field(
+        "factor of the penalty ||delta|| / ||v0||^2 on the offset", within=NON_NEGATIVE, default=0.5
+    )
+    clamp_factor: float = config_field("radius of the offset's ball in units of ||v0||", within=POSITIVE, default=4.0)
+    kl_factor: float = config_field(
+        "factor of the KL term that keeps the prediction after the subject", within=NON_NEGATIVE, default=0.0625
+    )
     early_stop_loss: float = config_field("stop when the total loss falls below this", default=0.05)
     fact_token: FactToken = config_field("position at which keys are read and values written", default="subject_last")
     context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_21")
     second_moments: Any = config_field(SECOND_MOMENTS_HELP, default=None)
     moment_tokens: int | None = config_field(
         "number of tokens C is collected from; null: four per dimension of the keys, or all of the corpus",
+        within=POSITIVE,
         default=None,
     )
-    moment_length: int = config_field("tokens used of each document behind C", default=MAX_LENGTH)
+    moment_length: int = config_field("tokens used of each document behind C", within=POSITIVE, default=MAX_LENGTH)
     moment_dtype: MomentDtype = config_field("precision in which C is stored; sums run in float64", default="float32")
     moment_digest: str | None = config_field("set by the editor: checksum of the file or folder behind C", default=None)
     keep_intermediates: bool = config_field(
@@ -99,7 +107,6 @@ class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
         super().__post_init__()
         self.check_evk_settings()
         check_templates(self.context_templates)
-        self.require_positive("num_steps", "lr", "clamp_factor")
 
 
 LocateThenEditConfigT = TypeVar("LocateThenEditConfigT", bound=LocateThenEditConfig)
@@ -141,8 +148,9 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
             config = dataclasses.replace(config, context_templates=texts)
         return config
 
-    def known_contexts(self, model: PreTrainedModel) -> Sequence[str]:
-        config = self._resolved.get(model) or self.config_class.from_mapping(self.overrides)
+    def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
+        resolved = None if model is None else self._resolved.get(model)
+        config = resolved or self.config_class.from_mapping(self.overrides)
         return () if isinstance(config.context_templates, str) else config.context_templates
 
     def prepare(
@@ -247,7 +255,7 @@ def check_reach(job: EditJob[LocateThenEditConfigT], problems: Sequence[ValuePro
         return
     for request, (rows, _) in zip(job.requests, problems, strict=True):
         if not any(position == row.position for row in rows for position, _ in row.labels):
-            raise EditingError(
+            raise UnusableRequestError(
                 f"case {request.case_id}: block {layer} is the last one, so an edit at the fact token of "
                 f"{request.text!r} cannot reach the target after it. Choose an earlier block with 'layers', or "
                 "fact_token=last."

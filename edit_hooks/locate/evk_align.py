@@ -41,6 +41,7 @@ from edit_hooks.modeling.vocab_loss import top_tokens
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE
 
 log = get_logger(__name__)
 
@@ -50,26 +51,24 @@ class EVKAlignConfig:
     """Settings of EVK-Align, mixed into every locate-then-edit configuration; defaults are the paper's for GPT-2 XL."""
 
     evk_align: bool = config_field("keep the answers to perturbed versions of the prompt (EVK-Align)", default=False)
-    evk_weight: float = config_field("lambda, the weight of that term", default=0.3)
-    evk_sigma: float = config_field("standard deviation of the noise on input embeddings, absolute", default=0.1)
-    evk_instances: int = config_field("perturbed prompts per edit", default=1)
-    evk_top_k: list[int] = config_field(
-        "tokens compared in the first and in the second stage", default_factory=lambda: [10, 50]
+    evk_weight: float = config_field("lambda, the weight of that term", within=NON_NEGATIVE, default=0.3)
+    evk_sigma: float = config_field(
+        "standard deviation of the noise on input embeddings, absolute", within=NON_NEGATIVE, default=0.1
     )
-    evk_stage: float = config_field("share of num_steps after which the second stage begins", default=0.5)
+    evk_instances: int = config_field("perturbed prompts per edit", within=POSITIVE, default=1)
+    evk_top_k: list[int] = config_field(
+        "tokens compared in the first and in the second stage", within=POSITIVE, default_factory=lambda: [10, 50]
+    )
+    evk_stage: float = config_field("share of num_steps after which the second stage begins", within=SHARE, default=0.5)
     evk_drifts: list[Drift] = config_field(
         "which tokens may be perturbed", default_factory=lambda: ["subject", "relation", "all"]
     )
 
     def check_evk_settings(self) -> None:
         """Raise EditingError for values that make no sense."""
-        if self.evk_weight < 0 or self.evk_sigma < 0:
-            raise EditingError(
-                f"'evk_weight' is {self.evk_weight} and 'evk_sigma' {self.evk_sigma}; neither can be negative."
-            )
-        if self.evk_instances < 1 or not self.evk_drifts:
-            raise EditingError("'evk_instances' must be at least 1 and 'evk_drifts' name at least one of its kinds.")
-        if len(self.evk_top_k) != 2 or min(self.evk_top_k) < 1:
+        if not self.evk_drifts:
+            raise EditingError("'evk_drifts' is empty; name at least one of its kinds.")
+        if len(self.evk_top_k) != 2:
             raise EditingError(f"'evk_top_k' is {self.evk_top_k}; two numbers are needed, one per stage.")
 
 

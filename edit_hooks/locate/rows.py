@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.modeling.tokens import Encoding, encode, first_token_past, tokens_in_span
 from edit_hooks.request import EditRequest, split_template
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import UnusableRequestError
 
 FactToken = Literal["subject_last", "subject_first", "subject_first_after_last", "last"]
 
@@ -49,7 +49,9 @@ def fact_position(encoding: Encoding, span: tuple[int, int], prompt_length: int,
     """
     subject = tokens_in_span(encoding, span)
     if not subject:
-        raise EditingError("no token of the prompt covers the subject; is it made of characters the tokenizer drops?")
+        raise UnusableRequestError(
+            "no token of the prompt covers the subject; is it made of characters the tokenizer drops?"
+        )
     if fact_token == "last":
         return prompt_length - 1
     if fact_token == "subject_first":
@@ -78,7 +80,7 @@ def rewriting_row(
     prompt_length = first_token_past(encoding, len(placed.text))
     target_ids = encoding.ids[prompt_length:]
     if not target_ids:
-        raise EditingError(f"target_new {request.target_new!r} has no token of its own after {placed.text!r}.")
+        raise UnusableRequestError(f"target_new {request.target_new!r} has no token of its own after {placed.text!r}.")
     assert placed.subject_span is not None
     position = fact_position(encoding, placed.subject_span, prompt_length, fact_token)
     labels = tuple((prompt_length - 1 + i, token) for i, token in enumerate(target_ids))

@@ -29,9 +29,20 @@ def traceback_wanted() -> bool:
     return os.environ.get(DEBUG_VARIABLE, "0").strip().lower() not in ("", "0", "false", "no", "off")
 
 
-def near_misses(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'rome'?"`` if a known word is similar, else ``""``."""
-    close = difflib.get_close_matches(str(name)[:MAX_QUOTED], [str(word) for word in known], n=3, cutoff=0.6)
+class UnusableRequestError(EditingError):
+    """An edit request or a question that this model or editor cannot use, while it can use others.
+
+    A run goes on without it: the case is unscored, with the message as the reason.
+    """
+
+
+def near_misses(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ``" Did you mean 'rome'?"`` if a known word is similar, else ``""``.
+
+    Args:
+        cutoff: least similarity, from 0 to 1 (:func:`difflib.get_close_matches`).
+    """
+    close = difflib.get_close_matches(str(name)[:MAX_QUOTED], [str(word) for word in known], n=3, cutoff=cutoff)
     return f" Did you mean {' or '.join(repr(word) for word in close)}?" if close else ""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.numbers import NON_NEGATIVE, require_number, require_numbers, require_whole, shorten
 from edit_hooks.utils.yaml_io import parse_yaml, read_yaml
 
 # ``name:`` or ``name=``; a single letter before ``:\`` or ``:/`` is the drive of a Windows path.
@@ -65,6 +66,32 @@ def parse_editor_args(value: Mapping[str, Any] | str | None, option: str = "edit
             f"{option}={value!r} is not readable; write {option}=lr:0.3;num_steps:10 or name a YAML file."
         )
     return parsed
+
+
+# lm-eval's names of the longest generation
+MAX_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+def check_generation_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Check ``generation_kwargs`` of a task, into which lm-eval merges ``--gen_kwargs``.
+
+    Raises:
+        EditingError: for a length below one, stop strings that are no texts, and numbers that are not finite.
+    """
+    for name, value in kwargs.items():
+        what = f"generation setting {name!r}"
+        if name in MAX_TOKENS_NAMES:
+            require_whole(what, value)
+        elif name == "until":
+            stops = [value] if isinstance(value, str) else value
+            if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) for stop in stops):
+                raise EditingError(f"{what} is {shorten(value)}; a text or a list of texts is needed.")
+        elif name == "temperature":
+            require_number(what, value, NON_NEGATIVE)
+        elif name == "do_sample":
+            switch(kwargs, name, False)
+        else:
+            require_numbers(what, value)
 
 
 def choice(settings: Mapping[str, Any], key: str, accepted: Sequence[str], default: str) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import POSITIVE, Range
 from edit_hooks.utils.printable import printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,29 @@ if TYPE_CHECKING:
 
 DATA_HELP = "origin of the benchmark's records: mini, hub, hub:SET, a file or a folder"
 EDITOR_HELP = "name of the editor, see lm-edit editors"
+NumberT = TypeVar("NumberT", int, float)
 SETTINGS_SYNTAX = "name:value;name:value, or a YAML file"
+
+
+def whole(within: Range = POSITIVE) -> Callable[[str], int]:
+    """Parser of a whole number in a range, for ``type=``."""
+    return lambda text: _in_range(text, int, within)
+
+
+def real(within: Range = POSITIVE) -> Callable[[str], float]:
+    """Parser of a number in a range, for ``type=``."""
+    return lambda text: _in_range(text, float, within)
+
+
+def _in_range(text: str, parse: Callable[[str], NumberT], within: Range) -> NumberT:
+    try:
+        number = parse(text)
+    except ValueError:
+        number = None
+    if number is None or number not in within:
+        kind = " (whole)" if parse is int else ""
+        raise argparse.ArgumentTypeError(f"{text!r} is not accepted; {within.text}{kind} is needed")
+    return number
 
 
 class Verb(NamedTuple):

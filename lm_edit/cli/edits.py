@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import DATA_HELP, EDITOR_HELP, SETTINGS_SYNTAX, Verb, add_model_arguments, model_options, say
+from edit_hooks.utils.numbers import SEED
+from lm_edit.cli.command import (
+    DATA_HELP,
+    EDITOR_HELP,
+    SETTINGS_SYNTAX,
+    Verb,
+    add_model_arguments,
+    model_options,
+    say,
+    whole,
+)
 
 
 def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,13 +24,14 @@ def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--editor-args", help=f"settings of the editor: {SETTINGS_SYNTAX}")
     parser.add_argument("--edit-context", help="text in which edits are made: bare (default), qa or chat")
     parser.add_argument("--seed", type=int, help="seed of the editor")
+    parser.add_argument("--seed", type=whole(SEED), help="seed of the editor")
     parser.add_argument("--edits", required=True, help="a benchmark, or a JSON(L) file of edit requests")
     parser.add_argument("--data", help=DATA_HELP)
-    parser.add_argument("--num-edits", type=int, help="use the first edits only; default: all")
+    parser.add_argument("--num-edits", type=whole(), help="use the first edits only; default: all")
     grouping = parser.add_mutually_exclusive_group()
     grouping.add_argument("--joint", action="store_true", help="one edit that writes all requests at once")
     grouping.add_argument("--sequential", action="store_true", help="a stream: each step edits the result of the last")
-    parser.add_argument("--edit-batch-size", type=int, help="requests per step of a stream (default 1)")
+    parser.add_argument("--edit-batch-size", type=whole(), help="requests per step of a stream (default 1)")
     parser.add_argument("--store", help="folder of the store of finished edits, or off")
     parser.add_argument("--out", required=True, help="new folder for the edits")
 

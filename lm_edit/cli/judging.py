@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, SHARE
 from edit_hooks.utils.printable import printable
-from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, table, write_output
+from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, real, say, table, whole, write_output
 
 if TYPE_CHECKING:
     from judges.base import Judge, Verdict
@@ -34,8 +35,10 @@ def _add_judge_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_model_judge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", help="name of a shipped judge prompt, or path of a prompt file")
-    parser.add_argument("--max-calls", type=int, help="budget: maximum number of requests")
-    parser.add_argument("--min-coverage", type=float, help="minimum share of answers with a verdict (default 0.95)")
+    parser.add_argument("--max-calls", type=whole(NON_NEGATIVE), help="budget: maximum number of requests")
+    parser.add_argument(
+        "--min-coverage", type=real(SHARE), help="minimum share of answers with a verdict (default 0.95)"
+    )
     parser.add_argument("--store", help="folder of the verdict store, or off")
 
 

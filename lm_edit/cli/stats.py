@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.cli.command import SETTINGS_SYNTAX, Verb, add_model_arguments, model_options, say, table
+from edit_hooks.utils.numbers import INNER_SHARE, NON_NEGATIVE, SEED
+from lm_edit.cli.command import SETTINGS_SYNTAX, Verb, add_model_arguments, model_options, real, say, table, whole
 
 if TYPE_CHECKING:
     from lm_edit.stats import LayerReport, StoredMoment
@@ -18,16 +19,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", action="store_true", help="list the stored second moments and stop")
     parser.add_argument("--editor", help="collect for this editor; its configuration is the default of other options")
     parser.add_argument("--editor-args", help=f"settings of the editor: {SETTINGS_SYNTAX}")
-    parser.add_argument("--layers", type=int, nargs="+", help="blocks; default: those of the editor")
+    parser.add_argument("--layers", type=whole(NON_NEGATIVE), nargs="+", help="blocks; default: those of the editor")
     parser.add_argument("--source", help="self (default), a text file or folder, or a hub id such as owner/name/config")
     parser.add_argument(
-        "--tokens", type=int, help="stop after this many tokens; default: four per dimension, or all of a file"
+        "--tokens", type=whole(), help="stop after this many tokens; default: four per dimension, or all of a file"
     )
-    parser.add_argument("--max-length", type=int, help="cut documents after this many tokens (default 256)")
+    parser.add_argument("--max-length", type=whole(), help="cut documents after this many tokens (default 256)")
     parser.add_argument("--moment-dtype", choices=("float32", "float64"), help="precision of the stored matrix")
-    parser.add_argument("--seed", type=int, help="seed of the sampled text, or of the order of a hub corpus")
-    parser.add_argument("--threshold", type=float, help="also compute the projector onto eigenvalues below this")
-    parser.add_argument("--energy", type=float, help="also compute the projector that holds this share of the trace")
+    parser.add_argument("--seed", type=whole(SEED), help="seed of the sampled text, or of the order of a hub corpus")
+    parser.add_argument("--threshold", type=real(), help="also compute the projector onto eigenvalues below this")
+    parser.add_argument(
+        "--energy", type=real(INNER_SHARE), help="also compute the projector that holds this share of the trace"
+    )
     parser.add_argument("--folder", type=Path, help="folder of the matrices; default: the user's cache")
 
 

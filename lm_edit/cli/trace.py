@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from edit_hooks.utils.numbers import SEED
 from lm_edit.cli.command import (
     DATA_HELP,
     Verb,
@@ -16,8 +17,10 @@ from lm_edit.cli.command import (
     load_model,
     model_name,
     open_store,
+    real,
     say,
     table,
+    whole,
     write_output,
 )
 
@@ -31,20 +34,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--edits", required=True, help="facts: a benchmark, or a JSON(L) file of edit requests")
     parser.add_argument("--data", help=DATA_HELP)
-    parser.add_argument("--num-edits", type=int, help="use the first facts only; default: all")
+    parser.add_argument("--num-edits", type=whole(), help="use the first facts only; default: all")
     parser.add_argument(
         "--answer",
         default="known",
         help="known (default): only facts that the model predicts correctly; true: all facts; "
         "predicted: trace the model's prediction",
     )
-    parser.add_argument("--samples", type=int, default=10, help="noise draws per fact (default 10)")
-    parser.add_argument("--noise", type=float, default=3.0, help="in standard deviations of the subjects (default 3)")
+    parser.add_argument("--samples", type=whole(), default=10, help="noise draws per fact (default 10)")
+    parser.add_argument("--noise", type=real(), default=3.0, help="in standard deviations of the subjects (default 3)")
     parser.add_argument(
-        "--window", type=int, help="blocks restored together; default: 10 of 48, scaled to the model's depth"
+        "--window", type=whole(), help="blocks restored together; default: 10 of 48, scaled to the model's depth"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
-    parser.add_argument("--max-tokens", type=int, default=4096, help="tokens per forward pass (default 4096)")
+    parser.add_argument("--seed", type=whole(SEED), default=0, help="seed of the noise")
+    parser.add_argument("--max-tokens", type=whole(), default=4096, help="tokens per forward pass (default 4096)")
     parser.add_argument("--store", help="folder of the store of finished facts, or off")
     parser.add_argument("--out", help="write all effects to this JSON file")
     parser.add_argument("--plot", help="write a figure, .svg, .png or .pdf (needs matplotlib)")

@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 import logging
 
-from lm_edit.cli.command import DATA_HELP, SETTINGS_SYNTAX, Verb, add_model_arguments, data_settings, load_model, say
+from edit_hooks.utils.numbers import INNER_SHARE
+from lm_edit.cli.command import (
+    DATA_HELP,
+    SETTINGS_SYNTAX,
+    Verb,
+    add_model_arguments,
+    data_settings,
+    load_model,
+    real,
+    say,
+    whole,
+)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,8 +24,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--edits", required=True, help="training edits: a benchmark, or a JSON(L) file")
     parser.add_argument("--data", help=DATA_HELP)
     parser.add_argument("--validation", help="file of validation edits; default: hold out some training edits")
-    parser.add_argument("--validation-share", type=float, default=0.1, help="share of edits held out (default 0.1)")
-    parser.add_argument("--num-edits", type=int, help="use the first edits only; default: all")
+    parser.add_argument(
+        "--validation-share", type=real(INNER_SHARE), default=0.1, help="share of edits held out (default 0.1)"
+    )
+    parser.add_argument("--num-edits", type=whole(), help="use the first edits only; default: all")
     parser.add_argument("--settings", help=f"settings of training and editor: {SETTINGS_SYNTAX}")
     parser.add_argument("--out", required=True, help="folder of the artifact; an interrupted run resumes there")
 

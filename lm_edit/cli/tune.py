@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import (
     DATA_HELP,
     EDITOR_HELP,
@@ -19,8 +20,10 @@ from lm_edit.cli.command import (
     load_model,
     model_name,
     open_store,
+    real,
     say,
     table,
+    whole,
 )
 
 if TYPE_CHECKING:
@@ -34,16 +37,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--editor", required=True, help=EDITOR_HELP)
     parser.add_argument("--editor-args", help=f"settings of all candidates: {SETTINGS_SYNTAX}")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the editor, and of the choice of candidates")
+    parser.add_argument(
+        "--seed", type=whole(SEED), default=0, help="seed of the editor, and of the choice of candidates"
+    )
     parser.add_argument("--edits", required=True, help="held-out facts: a benchmark, or a JSON(L) file of cases")
     parser.add_argument("--data", help=DATA_HELP)
-    parser.add_argument("--num-edits", type=int, default=16, help="number of facts (default 16)")
-    parser.add_argument("--skip", type=int, default=0, help="skip this many facts at the beginning")
+    parser.add_argument("--num-edits", type=whole(), default=16, help="number of facts (default 16)")
+    parser.add_argument("--skip", type=whole(NON_NEGATIVE), default=0, help="skip this many facts at the beginning")
     parser.add_argument("--layers", nargs="+", help="candidates: 5 6 7, or for several layers 3,4,5 4,5,6")
-    parser.add_argument("--lr", nargs="+", type=float, help="candidates for the learning rate")
-    parser.add_argument("--clamp", nargs="+", type=float, help="candidates for clamp_factor")
+    parser.add_argument("--lr", nargs="+", type=real(), help="candidates for the learning rate")
+    parser.add_argument("--clamp", nargs="+", type=real(), help="candidates for clamp_factor")
     parser.add_argument("--vary", action="append", default=[], help="candidates for any setting: name=value;value")
-    parser.add_argument("--trials", type=int, help="try at most this many candidates, drawn at random")
+    parser.add_argument("--trials", type=whole(), help="try at most this many candidates, drawn at random")
     parser.add_argument("--grid", action="store_true", help="run every candidate on every fact, without halving")
     parser.add_argument("--store", help="folder of the store of finished trials, or off")
     parser.add_argument("--out", help="write the best settings to this YAML file, for editor_args=")
@@ -79,9 +84,6 @@ def _load_facts(args: argparse.Namespace) -> list[Case]:
     """The facts that the options select."""
     from lm_edit.tuning.cases import load_cases
 
-    for option, value, least in (("num-edits", args.num_edits, 1), ("trials", args.trials, 1), ("skip", args.skip, 0)):
-        if value is not None and value < least:
-            raise EditingError(f"--{option} is {value}; a {'positive' if least else 'non-negative'} number is needed.")
     cases = load_cases(args.edits, data_settings(args))[args.skip :]
     if len(cases) < args.num_edits:
         raise EditingError(f"{args.edits} has {len(cases)} facts after --skip {args.skip}; lower --num-edits.")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.cases import Case, Question
-from lm_eval_tasks.common.dataset import Settings
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.settings import Settings
 
 LAYOUT = '{"request": {...}, "paraphrases": [text], "neighbors": [{"prompt", "answer"}]}'
 
@@ -36,8 +36,12 @@ def _parse(record: Any, where: str) -> Case:
         )
     request = EditRequest.from_dict(record["request"], where=where)
     fields = Fields(record, where)
-    return Case(
+    case = Case(
         request,
         paraphrases=[Question(text, request.target_new, request.target_true) for text in fields.texts("paraphrases")],
         neighbors=[Question(item.text("prompt"), item.text("answer")) for item in fields.objects("neighbors")],
     )
+    fields.optional("request")
+    if unknown := fields.unread():
+        raise unknown_keys_error(f"field in {where}:", unknown, ("request", "paraphrases", "neighbors"))
+    return case

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.common.settings import choice_setting
+from lm_eval_tasks.protocols.likelihood import GENERATE
 
 HUB_ID = "jym7/BAKE"
 REWRITE = "requested_rewrite"
+
+# BAKE-concept has the schema of BAKE-J and its own answer to each neighborhood prompt (the spelling of the field is not
+# published). Read as BAKE-J, its neighborhood prompts would be scored against the answer of the edited fact.
+_CONCEPT = (
+    "in BAKE-concept every neighborhood prompt has its own answer. That layout is not supported yet: the tasks "
+    "of BAKE-J and BAKE-Q&J would score another answer."
+)
+CONCEPT_FIELDS = dict.fromkeys(
+    ("neighborhood_targets", "neighborhood_answers", "locality_prompt", "locality_answer"), _CONCEPT
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +47,11 @@ class BakeCase(Case):
 
 def parse_qa(fields: Fields, row: int) -> BakeCase:
     """Check and convert a record of BAKE-Q&J."""
+    if "reverse_qa" not in fields.record and "reverse_judge" in fields.record:
+        raise EditingError(
+            f"{fields.where}: field 'reverse_qa.prompt' is missing. Records without it are those of BAKE-J; use the "
+            "tasks bake_j_es, bake_j_gs, ... (group bake_j), or add it."
+        )
     return _parse(fields, row, has_reverse_qa=True)
 
 
@@ -43,7 +61,6 @@ def parse_judge(fields: Fields, row: int) -> BakeCase:
 
 
 def _parse(fields: Fields, row: int, *, has_reverse_qa: bool) -> BakeCase:
-    rewrite = fields.record.get(REWRITE)
     new, true = fields.text(f"{REWRITE}.target_new.str"), fields.text(f"{REWRITE}.target_true.str")
     request = EditRequest.from_dict(
         {
@@ -52,7 +69,7 @@ def _parse(fields: Fields, row: int, *, has_reverse_qa: bool) -> BakeCase:
             "target_new": new,
             "target_true": true,
             "case_id": str(row),  # the row, since the ids in the file need not be unique
-            "relation_id": rewrite.get("relation_id") if isinstance(rewrite, Mapping) else None,
+            "relation_id": fields.optional(f"{REWRITE}.relation_id"),
         },
         where=f"{fields.where}, field {REWRITE!r}",
     )
@@ -61,7 +78,7 @@ def _parse(fields: Fields, row: int, *, has_reverse_qa: bool) -> BakeCase:
         request=request,
         paraphrases=[Question(prompt, new, true) for prompt in paraphrases if prompt],
         neighbors=[Question(prompt, true, new) for prompt in neighbors if prompt],
-        extras={"source_id": str(fields.record.get("case_id", row))},
+        extras={"source_id": source_id(fields, "case_id", row)},
         reverse_qa=_question(fields, "reverse_qa") if has_reverse_qa else None,
         reverse_judge=_question(fields, "reverse_judge"),
         blank_prompts=[*paraphrases, *neighbors].count(""),
@@ -83,6 +100,20 @@ def count_odd(cases: Sequence[BakeCase]) -> dict[str, int]:
     }
 
 
+# ``raw`` is the published form for GPT-2 XL, ``correct`` for GPT-J and ``true`` for LLaMA-1 7B; ``instruction`` is like
+# the form for LLaMA-2 7B (no space before the statement), in our own words.
+JUDGE_TEMPLATES = {
+    "raw": None,
+    "correct": "{statement}, is the information described in this sentence correct?",
+    "true": "{statement}, is the information described in this sentence true?",
+    "instruction": (
+        "Say yes or no about the factuality of the next sentence, where yes means that it is correct and no that it is "
+        "wrong:{statement}. Is this sentence correct?"
+    ),
+}
+# By default the record's own wording, which suits small base models.
+JUDGE_TEMPLATE = choice_setting("judge_template", "wording of the judge question", list(JUDGE_TEMPLATES))
+
 BAKE_QJ = Benchmark(
     name="bake",
     other_names=("bake_qj",),
@@ -91,15 +122,27 @@ BAKE_QJ = Benchmark(
         hub_id=HUB_ID,
         files=("BAKE_qa.json", "BAKE_qa.jsonl"),
         mini=Path(__file__).parent / "data" / "mini.jsonl",
+        notes=("provenance", "relation"),
+        foreign_fields=CONCEPT_FIELDS,
     ),
     parse=parse_qa,
+    settings=(GENERATE, JUDGE_TEMPLATE),
     count_odd=count_odd,
 )
 
 BAKE_J = Benchmark(
     name="bake_j",
-    source=Source(title="BAKE-J", hub_id=HUB_ID, files=("BAKE_judge.json", "BAKE_judge.jsonl")),
+    source=Source(
+        title="BAKE-J",
+        hub_id=HUB_ID,
+        files=("BAKE_judge.json", "BAKE_judge.jsonl"),
+        foreign_fields={
+            **CONCEPT_FIELDS,
+            "reverse_qa": "it is a field of BAKE-Q&J. Use the tasks bake_es, bake_gs, ... (group bake_qj).",
+        },
+    ),
     parse=parse_judge,
+    settings=(GENERATE, JUDGE_TEMPLATE),
     count_odd=count_odd,
 )
 

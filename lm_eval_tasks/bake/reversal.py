@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edit_hooks.utils.options import choice
-from lm_eval_tasks.bake.benchmark import BakeCase
+from lm_eval_tasks.bake.benchmark import JUDGE_TEMPLATE, JUDGE_TEMPLATES, BakeCase
 from lm_eval_tasks.common import measures, scoring
 from lm_eval_tasks.common.cases import Question
-from lm_eval_tasks.common.dataset import Settings
 from lm_eval_tasks.common.measures import Measure, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, ProbeAnswers, case_doc
+from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.likelihood import (
     case_measures,
     case_probes,
@@ -25,23 +24,7 @@ from lm_eval_tasks.protocols.likelihood import (
 
 REVERSE_QA, REVERSE_JUDGE = "reverse_qa", "reverse_judge"
 
-# ``raw`` is the published form for GPT-2 XL, ``correct`` for GPT-J and ``true`` for LLaMA-1 7B; ``instruction`` is like
-# the form for LLaMA-2 7B (no space before the statement), in our own words.
-JUDGE_TEMPLATES = {
-    "raw": None,
-    "correct": "{statement}, is the information described in this sentence correct?",
-    "true": "{statement}, is the information described in this sentence true?",
-    "instruction": (
-        "Say yes or no about the factuality of the next sentence, where yes means that it is correct and no that it is "
-        "wrong:{statement}. Is this sentence correct?"
-    ),
-}
 JUDGE_OPTIONS = ("yes, it is true", "no, it is false")
-
-
-def judge_template(settings: Settings) -> str:
-    """The setting ``judge_template``; by default raw, which suits small base models."""
-    return choice(settings, "judge_template", list(JUDGE_TEMPLATES), "raw")
 
 
 def judge_question(case: BakeCase, template: str) -> Question:
@@ -77,7 +60,7 @@ def reverse_qa_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
 
 def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     """Document of bake_rj, which also records template and options."""
-    template = judge_template(settings)
+    template = JUDGE_TEMPLATE.read(settings)
     question = judge_question(case, template)
     doc = contrast_doc(case, settings, REVERSE_JUDGE, [question], ask_unedited=True)
     return doc | {"judge_template": template, "judge_options": [question.wanted, question.other]}
@@ -88,7 +71,7 @@ def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     probes = case_probes(case)
     if case.reverse_qa is not None:
         probes.append(contrast_probe(REVERSE_QA, case.reverse_qa))
-    probes.append(contrast_probe(REVERSE_JUDGE, judge_question(case, judge_template(settings))))
+    probes.append(contrast_probe(REVERSE_JUDGE, judge_question(case, JUDGE_TEMPLATE.read(settings))))
     return case_doc(case, probes, ask_unedited=True, generate=False)
 
 

@@ -20,8 +20,9 @@ from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import HUB, MINI, SET, Loaded, Settings, Source, choose_data, load_records
+from lm_eval_tasks.common.dataset import HUB, MINI, SET, Loaded, Source, choose_data, load_records
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.settings import COMMON_SETTINGS, Setting, Settings, check_settings
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -39,6 +40,7 @@ class Benchmark(Generic[CaseT]):
         other_names: task groups with the same edits, accepted in place of ``name``.
         source: the files.
         parse: (fields of a record, row number from 0) -> case; raises EditingError if the record violates the schema.
+        settings: the settings that its tasks read besides the common ones.
         count_odd: counts of unusual but valid records, for ``data_source`` in the results.
     """
 
@@ -46,6 +48,7 @@ class Benchmark(Generic[CaseT]):
     other_names: Sequence[str] = ()
     source: Source
     parse: Callable[[Fields, int], CaseT]
+    settings: Sequence[Setting[Any]] = ()
     count_odd: Callable[[Sequence[CaseT]], Mapping[str, int]] | None = None
 
     def load(self, settings: Settings) -> Loaded[CaseT]:
@@ -57,6 +60,15 @@ class Benchmark(Generic[CaseT]):
         if self.count_odd:
             loaded.source.update(self.count_odd(loaded.records))
         return loaded
+
+    def check_settings(self, settings: Settings) -> None:
+        """Check the settings of a task of this benchmark; see :mod:`lm_eval_tasks.common.settings`."""
+
+        def of_all_benchmarks() -> Iterator[Setting[Any]]:
+            for benchmark in all_benchmarks().values():
+                yield from benchmark.settings
+
+        check_settings(settings, [*COMMON_SETTINGS, *self.settings], of_all_benchmarks)
 
     def _own_settings(self, settings: Settings) -> Settings:
         """The settings without a ``data`` file or set that belongs to another benchmark.

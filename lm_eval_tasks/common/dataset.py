@@ -5,25 +5,24 @@ All records are checked before the first is used.
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edit_hooks.utils.errors import EditingError, first_line, near_misses
 from edit_hooks.utils.files import sha256_of, user_path
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import choice
 from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.settings import BAD_RECORDS, DATA_REVISION, Settings
 
 logger = get_logger("lm_eval.editing_tasks")
 
 RecordT = TypeVar("RecordT")
-
-# A task's metadata, into which lm-eval merges --model_args and --metadata.
-Settings: TypeAlias = Mapping[str, Any]
 
 MINI, HUB = "mini", "hub"
 SET = "hub:"  # prefix of a published selection, as in data=hub:inter_1k
@@ -46,6 +45,8 @@ class Source:
             ``data=`` is searched for all of them.
         mini: the embedded sample, if there is one.
         sets: published selections of the records by name, which ``data=hub:<name>`` chooses.
+        notes: fields of the embedded sample that only describe a record to its readers.
+        foreign_fields: fields that only records of another layout have -> that layout and what to do, for the error.
     """
 
     title: str
@@ -53,6 +54,8 @@ class Source:
     files: Sequence[str]
     mini: Path | None = None
     sets: Mapping[str, PinnedFile] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    foreign_fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,21 @@ class Loaded(Generic[RecordT]):
 
     records: list[RecordT]
     source: dict[str, Any]
+
+
+@dataclass
+class _Parsed(Generic[RecordT]):
+    """The outcome of parsing a file.
+
+    Attributes:
+        records: the usable records.
+        problems: location of every other record -> reason.
+        unknown_fields: path of a field that the parser did not read -> number of records with it.
+    """
+
+    records: list[RecordT] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+    unknown_fields: Counter[str] = field(default_factory=Counter)
 
 
 def load_records(source: Source, settings: Settings, parse: Callable[[Fields, int], RecordT]) -> Loaded[RecordT]:
@@ -72,18 +90,40 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
             ``data_revision`` (hub revision of the data; ``revision`` is the model's), ``bad_records`` (error or skip).
         parse: (fields of a record, row number from 0) -> record; raises EditingError if the record violates the schema.
 
+    Fields that ``parse`` does not read are counted in the result's ``source`` and named in one warning.
+
     Raises:
         EditingError: for unreachable data (with the remedies), malformed JSON (with file and line) and bad records
             (with file, record number, field and remedy of the first few).
     """
     path, origin = _locate(source, choose_data(settings), settings)
     rows = read_rows(path, f"file of {source.title}")
-    records, skipped = _parse_all(rows, path, parse, choice(settings, "bad_records", ("error", "skip"), "error"))
-    origin |= {"sha256": sha256_of(path), "records": len(records)}
-    if skipped:
+    parsed = _parse_all(rows, path, functools.partial(_parse_layout, source, parse), BAD_RECORDS.read(settings))
+    origin |= {"sha256": sha256_of(path), "records": len(parsed.records)}
+    if skipped := parsed.problems:
         logger.warning("%s: %d of %d records skipped, see data_source in the results", path, len(skipped), len(rows))
         origin["skipped"] = skipped
-    return Loaded(records, origin)
+    if parsed.unknown_fields:
+        origin["unknown_fields"] = dict(sorted(parsed.unknown_fields.items()))
+        _warn_of_unknown_fields(str(path), source.title, tuple(origin["unknown_fields"].items()))
+    return Loaded(parsed.records, origin)
+
+
+@functools.cache
+def _warn_of_unknown_fields(path: str, title: str, counts: Sequence[tuple[str, int]]) -> None:
+    """Log once per process; every task of a group loads the file."""
+    listed = ", ".join(f"{name} ({count} records)" for name, count in counts)
+    logger.warning("%s: fields that %s does not use are ignored: %s.", path, title, listed)
+
+
+def _parse_layout(source: Source, parse: Callable[[Fields, int], RecordT], fields: Fields, row: int) -> RecordT:
+    """Parse a record unless it has a field of another layout, which the parser would ignore."""
+    for name, remedy in source.foreign_fields.items():
+        if name in fields.record:
+            raise EditingError(f"{fields.where}: field {name!r} does not belong to {source.title}: {remedy}")
+    for name in source.notes:
+        fields.optional(name)
+    return parse(fields, row)
 
 
 def choose_data(settings: Settings) -> str:
@@ -109,7 +149,7 @@ def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[s
             )
         return source.mini, {"data": MINI, "file": source.mini.name}
     if data == HUB:
-        return _download(source, settings.get("data_revision") or DEFAULT_REVISION)
+        return _download(source, DATA_REVISION.read(settings) or DEFAULT_REVISION)
     if data.startswith(SET):
         return _fetch_set(source, data, settings)
     path = _search(source, user_path(data, "data"))
@@ -168,26 +208,25 @@ def _search(source: Source, place: Path) -> Path:
 
 def _parse_all(
     rows: Sequence[tuple[str, Any]], path: Path, parse: Callable[[Fields, int], RecordT], bad_records: str
-) -> tuple[list[RecordT], dict[str, str]]:
-    """Parse all rows.
-
-    Returns the records, and location -> reason of the bad rows, which ``bad_records=skip`` leaves out.
-    """
-    records: list[RecordT] = []
-    problems: dict[str, str] = {}
+) -> _Parsed[RecordT]:
+    """Parse all rows; ``bad_records=skip`` leaves the bad ones out."""
+    parsed: _Parsed[RecordT] = _Parsed()
     for row, (where, record) in enumerate(rows):
         try:
             if not isinstance(record, Mapping):
                 raise EditingError(f"{where}: the record is a {type(record).__name__}; an object is needed.")
-            records.append(parse(Fields(record, where), row))
+            fields = Fields(record, where)
+            parsed_record = parse(fields, row)
+            parsed.unknown_fields.update(fields.unread())
+            parsed.records.append(parsed_record)
         except EditingError as error:
-            problems[where] = str(error)
-    if problems and (bad_records == "error" or not records):
-        listed = list(problems.values())[:MAX_LISTED]
-        more = f"\n... and {len(problems) - MAX_LISTED} more" if len(problems) > MAX_LISTED else ""
+            parsed.problems[where] = str(error)
+    if parsed.problems and (bad_records == "error" or not parsed.records):
+        listed = list(parsed.problems.values())[:MAX_LISTED]
+        more = f"\n... and {len(parsed.problems) - MAX_LISTED} more" if len(parsed.problems) > MAX_LISTED else ""
         raise EditingError(
-            f"{path}: {len(problems)} of {len(rows)} records cannot be used:\n"
+            f"{path}: {len(parsed.problems)} of {len(rows)} records cannot be used:\n"
             + "\n".join(listed)
             + f"{more}\nFix them, or set bad_records=skip to leave them out (they are counted in the results)."
         )
-    return records, problems
+    return parsed

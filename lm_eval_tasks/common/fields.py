@@ -1,11 +1,11 @@
-"""Typed access to the fields of a record.
+"""Typed access to the fields of a record, and the fields that a parser did not read.
 
 Errors name file, record, field and remedy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
@@ -14,16 +14,26 @@ from edit_hooks.utils.errors import EditingError, near_misses
 class Fields:
     """The fields of one record.
 
+    Every access is recorded, so that :meth:`unread` lists the fields of which a parser has no use without a second list
+    of the known ones.
+
     Args:
         record: the record as read from JSON.
         where: file, record number and line, for error messages.
 
+        accessed: dotted paths of the accessed fields; the objects of a list share it, and one path, ``name[]``.
+        prefix: path of this record in the outermost one.
+
     All methods raise EditingError for a field of the wrong type.
     """
 
-    def __init__(self, record: Mapping[str, Any], where: str) -> None:
+    def __init__(
+        self, record: Mapping[str, Any], where: str, accessed: set[str] | None = None, prefix: str = ""
+    ) -> None:
         self.record = record
         self.where = where
+        self.accessed: set[str] = set() if accessed is None else accessed
+        self.prefix = prefix
 
     def text(self, path: str) -> str:
         """The non-empty string at a dotted path, without outer white space.
@@ -39,7 +49,7 @@ class Fields:
 
     def texts(self, name: str) -> list[str]:
         """A list of strings without outer white space; empty if the field is absent."""
-        value = self.record.get(name)
+        value = self.optional(name)
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -48,12 +58,49 @@ class Fields:
 
     def objects(self, name: str) -> list[Fields]:
         """The fields of each object in a non-empty list; a missing list is an error."""
-        value = self._get(name)
+        value = self._get(name, whole=False)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
             raise self._error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
-        return [Fields(item, f"{self.where}, {name}[{number}]") for number, item in enumerate(value)]
+        prefix = f"{self.prefix}{name}[]."
+        return [
+            Fields(item, f"{self.where}, {name}[{number}]", self.accessed, prefix) for number, item in enumerate(value)
+        ]
 
-    def _get(self, path: str) -> Any:
+    def optional(self, path: str) -> Any:
+        """The value at a dotted path; ``None`` if it is absent."""
+        self.accessed.add(self.prefix + path)
+        value: Any = self.record
+        for step in path.split("."):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        return value
+
+    def unread(self) -> list[str]:
+        """Dotted paths of the record's fields that no other method has read.
+
+        A field of which nothing was read is listed without the fields inside of it.
+
+        Raises:
+            EditingError: for a field whose name is almost that of an optional field which the record lacks.
+        """
+        present = set(_paths(self.record))
+        unread = [path for path in present if not self._uses(path)]
+        unread = sorted(path for path in unread if path.rpartition(".")[0].removesuffix("[]") not in unread)
+        for path in unread:
+            if hint := near_misses(path, self.accessed - present, cutoff=0.9):
+                raise self._error(path, f"is not known.{hint} Rename it")
+        return unread
+
+    def _uses(self, path: str) -> bool:
+        """Whether a field, one that contains it, or one inside of it was read."""
+        return any(
+            path == read or path.startswith((f"{read}.", f"{read}[]")) or read.startswith((f"{path}.", f"{path}[]"))
+            for read in self.accessed
+        )
+
+    def _get(self, path: str, whole: bool = True) -> Any:
+        """A required value; ``whole`` unless its own fields are read one by one."""
+        if whole:
+            self.accessed.add(self.prefix + path)
         value: Any = self.record
         for step in path.split("."):
             if not isinstance(value, Mapping) or step not in value:
@@ -64,6 +111,23 @@ class Fields:
 
     def _error(self, path: str, problem: str) -> EditingError:
         return EditingError(f"{self.where}: field {path!r} {problem}.")
+
+
+def source_id(fields: Fields, name: str, row: int) -> str:
+    """The id of a record in its file, by default the row's number."""
+    value = fields.optional(name)
+    return str(row if value is None else value)
+
+
+def _paths(value: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all fields inside of a value; ``name[].field`` for those of a list of objects."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield f"{prefix}{name}"
+            yield from _paths(item, f"{prefix}{name}.")
+    elif isinstance(value, list):
+        for item in value:
+            yield from _paths(item, f"{prefix.removesuffix('.')}[].")
 
 
 def _shorten(value: Any) -> str:

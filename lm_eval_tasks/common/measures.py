@@ -30,6 +30,10 @@ class Unscored(Exception):
     """
 
 
+class Failed(Unscored):
+    """The edit or the model gave no usable answer; as a share of successes, the value could be counted as 0."""
+
+
 class Excluded(Exception):
     """The benchmark's published filter excludes this case from this metric."""
 
@@ -42,11 +46,13 @@ class Score:
         value: the value; ``None`` if unscored or excluded.
         reason: why the value, or some component of it, is missing.
         excluded: a published filter excludes the case.
+        failed: the value is missing because the edit or the model gave no usable answer.
     """
 
     value: Any = None
     reason: str | None = None
     excluded: bool = False
+    failed: bool = False
 
 
 def evaluate(measure: Measure) -> Score:
@@ -57,11 +63,11 @@ def evaluate(measure: Measure) -> Score:
     try:
         value = measure()
     except Unscored as unscored:
-        return Score(reason=str(unscored))
+        return Score(reason=str(unscored), failed=isinstance(unscored, Failed))
     except Excluded:
         return Score(excluded=True)
     if isinstance(value, float) and not math.isfinite(value):
-        return Score(reason=f"value is {value}")
+        return Score(reason=f"value is {value}", failed=True)
     return value if isinstance(value, Score) else Score(value=value)
 
 
@@ -99,13 +105,18 @@ def exclude_if(measure: Measure, is_excluded: Callable[[], float]) -> Measure:
     return filtered
 
 
+def _require_answer(answer: Answer | None) -> None:
+    """Raise the reason of a missing answer."""
+    if isinstance(answer, FailedAnswer):
+        raise (Failed if answer.is_failure else Unscored)(answer.reason)
+
+
 def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> ScoredContinuation:
     """The log-likelihood answer of the edited or the unedited model.
 
     Raises Unscored if it is absent or not finite.
     """
-    if isinstance(answer, FailedAnswer):
-        raise Unscored(answer.reason)
+    _require_answer(answer)
     if not isinstance(answer, ScoredContinuation):
         raise Unscored(f"the metric needs a likelihood, but the answer is a {type(answer).__name__}")
     if unedited:
@@ -113,14 +124,13 @@ def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> Sco
             raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
         answer = answer.unedited
     if not math.isfinite(answer.logprob):
-        raise Unscored(f"log-probability is {answer.logprob}")
+        raise Failed(f"log-probability is {answer.logprob}")
     return answer
 
 
 def generated_text(answer: Answer | None, *, unedited: bool = False) -> GeneratedText:
     """The generation of the edited or the unedited model; Unscored if absent."""
-    if isinstance(answer, FailedAnswer):
-        raise Unscored(answer.reason)
+    _require_answer(answer)
     if not isinstance(answer, GeneratedText):
         raise Unscored(f"the metric needs a generation, but the answer is a {type(answer).__name__}")
     if unedited:
@@ -209,8 +219,7 @@ def generated_contains(answer: Answer | None, gold: str) -> float:
 
 def judged_correct(answer: Answer | None) -> float:
     """1 if a judge calls the answer correct."""
-    if isinstance(answer, FailedAnswer):
-        raise Unscored(answer.reason)
+    _require_answer(answer)
     if not isinstance(answer, Verdict):
         raise Unscored(f"the metric needs a verdict, but the answer is a {type(answer).__name__}")
     if answer.label is None:

@@ -11,6 +11,7 @@ from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import Case
 
 PLACEHOLDER = "placeholder"
+NO_COMPETITOR = FailedAnswer("the question has no competing answer", is_failure=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,27 @@ def case_doc(case: Case, probes: Sequence[Probe], *, ask_unedited: bool, generat
     }
 
 
+def mark_unusable(doc: dict[str, Any]) -> dict[str, Any]:
+    """A document in which half surrogate pairs are replaced, and the reason why its case is unscored.
+
+    No tokenizer can encode such a text, and lm-eval can neither hash nor save it.
+    """
+    clean = _without_half_surrogates(doc)
+    if clean == doc:
+        return doc
+    return {**clean, "unusable": "a text of the record holds half of a surrogate pair, which no tokenizer can encode"}
+
+
+def _without_half_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    if isinstance(value, Mapping):
+        return {key: _without_half_surrogates(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_half_surrogates(entry) for entry in value]
+    return value
+
+
 class ProbeRequest(NamedTuple):
     """One lm-eval request of a case.
 
@@ -107,7 +129,7 @@ class ProbeAnswers:
     @property
     def other(self) -> Answer:
         """The answer for the competing target; a `FailedAnswer` if the question has none."""
-        return self.targets[1] if len(self.targets) > 1 else FailedAnswer("the question has no competing answer")
+        return self.targets[1] if len(self.targets) > 1 else NO_COMPETITOR
 
 
 class CaseAnswers:

@@ -18,8 +18,8 @@ from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StreamPosition
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.options import parse_checkpoints, switch
 from judges.base import Verdict
+from lm_eval_tasks.common import settings as task_settings
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
 from lm_eval_tasks.common.harness import filter_classes
 
@@ -52,14 +52,14 @@ class StreamStages:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> StreamStages:
         """The stages of a task's settings; raises EditingError for invalid values."""
-        score_outside = switch(settings, "score_unedited_cases", False)
+        score_outside = task_settings.SCORE_UNEDITED_CASES.read(settings)
         if settings.get("mode") != "sequential":
             return cls(score_outside=score_outside)
         return cls(
-            immediate=switch(settings, IMMEDIATE, True),
-            checkpoints=parse_checkpoints(settings.get("checkpoints")),
-            retention=switch(settings, RETENTION, False),
-            batch_size=_batch_size(settings.get("edit_batch_size")),
+            immediate=task_settings.IMMEDIATE.read(settings),
+            checkpoints=task_settings.CHECKPOINTS.read(settings),
+            retention=task_settings.RETENTION.read(settings),
+            batch_size=task_settings.EDIT_BATCH_SIZE.read(settings),
             score_outside=score_outside,
         )
 
@@ -127,10 +127,12 @@ class FilteredAnswer:
         if stage in self.stages:
             return self.stages[stage]
         if self.position is None:
-            return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"))
+            return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"), is_failure=False)
         if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.position.num_edits:
-            return FailedAnswer(f"the stream ended after {self.position.num_edits} edits, before checkpoint {stage}")
-        return FailedAnswer(f"the model did not report its answers at stage {stage!r} of the stream")
+            reason = f"the stream ended after {self.position.num_edits} edits, before checkpoint {stage}"
+            return FailedAnswer(reason, is_failure=False)
+        reason = f"the model did not report its answers at stage {stage!r} of the stream"
+        return FailedAnswer(reason, is_failure=False)
 
 
 def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterEnsemble], stages: StreamStages) -> None:
@@ -181,7 +183,7 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
     if not isinstance(response, EditedAnswer) or response.position is None:
         return {None: response}
     if response.position.not_in_stream and not stages.score_outside:
-        return {None: FailedAnswer(NOT_IN_STREAM)}  # no judge call for an answer that is not scored
+        return {None: FailedAnswer(NOT_IN_STREAM, is_failure=False)}  # no judge call for an answer that is not scored
     answers: dict[Stage, ModelAnswer] = {}
     if stages.immediate and response.immediate is not None:
         answers[IMMEDIATE] = response.immediate

@@ -8,8 +8,9 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off, ``filtered: true`` marks a metric from which a published filter may exclude cases, and ``from: judge``
-  marks one that only judged pipelines report (:mod:`lm_eval_tasks.common.judge_filter`).
+  setting is off, ``rate: false`` marks one that is no share of successes (it has no column ``<metric>_or_0``),
+  ``filtered: true`` one from which a published filter may exclude cases, and ``from: judge`` one that only judged
+  pipelines report (:mod:`lm_eval_tasks.common.judge_filter`).
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
 edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.common.stages`).
@@ -30,7 +31,7 @@ import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, whi
 from edit_hooks.prompt_context import ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import switch
+from edit_hooks.utils.options import check_generation_kwargs, switch
 from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
@@ -38,7 +39,7 @@ from lm_eval_tasks.common.dataset import choose_data
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, exclude_if, judged_correct
-from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, case_requests
+from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
     RETENTION,
@@ -54,6 +55,10 @@ logger = get_logger("lm_eval.editing_tasks")
 # The one side effect of importing this package that is needed: YAML names aggregations by their registered name.
 for _name, _function in AGGREGATIONS.items():
     register_aggregation(_name)(_function)
+
+
+# Ending of the column in which a case without a usable answer counts as 0.
+OR_ZERO = "_or_0"
 
 
 class Documents(list[dict[str, Any]]):
@@ -75,6 +80,11 @@ class AnsweredCase(NamedTuple):
     def judged(self) -> bool:
         return any(answer.judged for answer in self.answers)
 
+    @property
+    def lead(self) -> FilteredAnswer:
+        """The first answer that knows the case's edit; a question that the model cannot be asked has none."""
+        return next((answer for answer in self.answers if answer.edit or answer.position), self.answers[0])
+
     def at(self, stage: Stage | None) -> CaseAnswers:
         """The answers at one stage by probe; ``None`` is the final stage."""
         return CaseAnswers(self.doc, [answer.at(stage) for answer in self.answers])
@@ -95,6 +105,8 @@ class EditingTask(HarnessTask):
     ) -> None:
         config = {key: value for key, value in (config or {}).items() if key != "class"}
         config["metadata"] = dict(config.get("metadata") or {})
+        if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
+            benchmark.check_settings(config["metadata"])
         config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
         if config.get("num_fewshot"):
             raise EditingError(
@@ -114,6 +126,8 @@ class EditingTask(HarnessTask):
         directions = dict(self.higher_is_better())
         for metric, aggregation in list(self.aggregation().items()):
             self._declare_companions(metric, aggregation)
+            if self._is_rate(metric):
+                self.add_column(f"{metric}{OR_ZERO}", aggregation, higher_is_better=True)
             for stage in self.stages.columns:
                 self.add_column(f"{metric}@{stage}", aggregation, higher_is_better=directions[metric])
                 self._declare_companions(f"{metric}@{stage}", aggregation)
@@ -126,6 +140,10 @@ class EditingTask(HarnessTask):
         self.add_column("edit", AGGREGATIONS["edit_summary"])
         self.add_column("judge", AGGREGATIONS["judge_summary"])
 
+    def _is_rate(self, name: str) -> bool:
+        """Whether a metric is a mean share of successes, so that a failure can count as 0."""
+        return any(_is_rate(metric) for metric in self.config.metric_list if metric["metric"] == name)
+
     def _declare_companions(self, column: str, aggregation: Callable[[Sequence[Any]], Any]) -> None:
         """Declare the counts and the standard error of a column.
 
@@ -134,6 +152,7 @@ class EditingTask(HarnessTask):
         """
         self.add_column(f"{column}_n", AGGREGATIONS["total"])
         self.add_column(f"{column}_excluded", AGGREGATIONS["total"])
+        self.add_column(f"{column}_failed", AGGREGATIONS["total"])
         if aggregation is AGGREGATIONS["mean_scored"]:
             self.add_column(f"{column}_stderr", AGGREGATIONS["stderr_scored"])
 
@@ -189,7 +208,7 @@ class EditingTask(HarnessTask):
         """
         settings = self.config.metadata
         loaded = self.benchmark.load(settings)
-        docs = Documents(self.config.process_docs(case, settings) for case in loaded.records)
+        docs = Documents(mark_unusable(self.config.process_docs(case, settings)) for case in loaded.records)
         settings["data"] = choose_data(settings)
         settings["data_source"] = loaded.source
         logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)
@@ -228,6 +247,7 @@ class EditingTask(HarnessTask):
         With more processes than documents some processes have no document, which lm-eval cannot run. Such a process
         answers the first document, too, and lm-eval discards its answers.
         """
+        check_generation_kwargs(self.config.generation_kwargs or {})  # after lm-eval has merged --gen_kwargs into them
         if cache_requests or rewrite_requests_cache:
             logger.warning("%s: --cache_requests is ignored; its key would mix up data sources", self.config.task)
         if rank and not any(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size)):
@@ -312,7 +332,7 @@ class EditingTask(HarnessTask):
         if self.is_predict_only:
             return {"bypass": None}
         case = AnsweredCase(doc, [FilteredAnswer.of(result) for result in results])
-        position = case.answers[0].position
+        position = case.lead.position
         metrics = self._reported_metrics(case.judged)
         names = [metric["metric"] for metric in metrics]
         scored = {"": self._scores(case, metrics)}
@@ -328,7 +348,7 @@ class EditingTask(HarnessTask):
         for suffix, scores in scored.items():
             for metric in metrics:
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
-        edit = case.answers[0].edit
+        edit = case.lead.edit
         row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": edit and edit.to_json()}
         return row | ({"judge": describe_verdicts([answer.final for answer in case.answers])} if case.judged else {})
 
@@ -336,6 +356,8 @@ class EditingTask(HarnessTask):
         self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]], stage: Stage | None = None
     ) -> dict[str, Score]:
         """The metrics of one case at one stage; the final one by default."""
+        if reason := case.doc.get("unusable"):
+            return {metric["metric"]: Score(reason=reason) for metric in metrics}
         answers = case.at(stage)
         if case.judged:
             return {metric["metric"]: evaluate(_judge_measure(answers, metric)) for metric in metrics}
@@ -348,7 +370,7 @@ class EditingTask(HarnessTask):
         Values have the form that `retention_matrix` aggregates.
         """
         names = [metric["metric"] for metric in metrics]
-        first = case.answers[0]
+        first = case.lead
         if first.position and first.position.not_in_stream:
             return dict.fromkeys(names, Score())
         own = first.position.step if first.position and first.position.step is not None else 0
@@ -386,6 +408,10 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
     ]
 
 
+def _is_rate(metric: Mapping[str, Any]) -> bool:
+    return metric["aggregation"] == "mean_scored" and metric["higher_is_better"] and metric.get("rate", True)
+
+
 def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict[str, str]) -> dict[str, Any]:
     """The columns of one metric at one stage for one case.
 
@@ -398,6 +424,9 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
     if metric["aggregation"] == "mean_scored" and suffix != f"@{RETENTION}":
         columns[f"{name}_stderr"] = value
     columns[f"{name}_n"] = int(value is not None)
+    columns[f"{name}_failed"] = int(value is None and score.reason not in (None, NOT_IN_STREAM))
+    if not suffix and _is_rate(metric):
+        columns[f"{name}{OR_ZERO}"] = 0.0 if score.failed else value
     if metric.get("filtered"):
         columns[f"{name}_excluded"] = int(score.excluded)
     elif score.excluded:

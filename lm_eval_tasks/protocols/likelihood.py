@@ -15,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edit_hooks.utils.options import switch
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
-from lm_eval_tasks.common.dataset import Settings
 from lm_eval_tasks.common.measures import Measure, Score, Unscored, evaluate, exclude_if, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.settings import Settings, switch_setting
+
+GENERATE = switch_setting(
+    "generate", "also generate answers, for the *_gen_* and *_agree_gen columns; false: likelihoods only", default=True
+)
 
 # Plural nouns for the reason of a case without such questions.
 PROMPTS = {EFFICACY: "edit prompts", PARAPHRASE: "paraphrase prompts", NEIGHBORHOOD: "neighborhood prompts"}
@@ -57,9 +60,9 @@ def contrast_doc(
 ) -> dict[str, Any]:
     """The document of one kind of questions.
 
-    The model also generates an answer unless the setting ``generate`` is off.
+    The model also generates an answer unless the setting :data:`GENERATE` is off.
     """
-    generate = switch(settings, "generate", True)
+    generate = GENERATE.read(settings)
     probes = [contrast_probe(kind, question, generate=generate) for question in questions]
     return case_doc(case, probes, ask_unedited=ask_unedited, generate=generate)
 

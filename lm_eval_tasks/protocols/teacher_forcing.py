@@ -13,9 +13,9 @@ from typing import Any
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
-from lm_eval_tasks.common.dataset import Settings
 from lm_eval_tasks.common.measures import Measure, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, Probe
+from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.wild import QUESTIONS, initially_wrong_doc, with_initially_wrong
 
 

@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edit_hooks.prompt_context import QA_INSTRUCTION
-from edit_hooks.utils.options import choice, switch
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
-from lm_eval_tasks.common.dataset import Settings
 from lm_eval_tasks.common.measures import Measure, exclude_if, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.settings import Settings, choice_setting, switch_setting
 
 # `qa_inst` is that of the released code, with a blank line; the figure of the paper shows a single newline.
 CONTEXTS = {
@@ -26,6 +25,13 @@ CONTEXTS = {
     "qa_inst_single_newline": "Please answer the question:\nQ: {question}\nA:",
     "question_only": "{question}",
 }
+
+WILD_CONTEXT = choice_setting("wild_context", "context of a free generation", list(CONTEXTS))
+INITIALLY_WRONG = switch_setting(
+    "initially_wrong",
+    "also report the cases that the unedited model answers wrongly (the published subset)",
+    default=True,
+)
 
 PRE_EDIT = "pre_edit"  # kind of the helper probe that tests whether the unedited model answers correctly
 
@@ -61,9 +67,9 @@ def initially_wrong_doc(
 ) -> dict[str, Any]:
     """A document, with the helper probe of the published filter if that is on.
 
-    The setting is ``initially_wrong``.
+    The setting is :data:`INITIALLY_WRONG`.
     """
-    filtered = switch(settings, "initially_wrong", True)
+    filtered = INITIALLY_WRONG.read(settings)
     if filtered and probes:
         (question,) = case.questions(EFFICACY)
         probes = [*probes, generation_probe(PRE_EDIT, question, settings, only_unedited=True)]
@@ -73,9 +79,9 @@ def initially_wrong_doc(
 def generation_probe(kind: str, question: Question, settings: Settings, *, only_unedited: bool = False) -> Probe:
     """A probe that generates the answer to a question.
 
-    The setting ``wild_context`` selects the context.
+    The setting :data:`WILD_CONTEXT` selects the context.
     """
-    context = CONTEXTS[choice(settings, "wild_context", list(CONTEXTS), "qa_inst")]
+    context = CONTEXTS[WILD_CONTEXT.read(settings)]
     return Probe(
         kind=kind,
         prompt=context.replace("{question}", question.prompt),

@@ -11,7 +11,8 @@ from judges.match import normalize
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
-from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.protocols.wild import INITIALLY_WRONG, WILD_CONTEXT
 
 
 def parse(fields: Fields, row: int) -> Case:
@@ -34,7 +35,7 @@ def parse(fields: Fields, row: int) -> Case:
         request=request,
         paraphrases=[Question(fields.text("rephrase"), target)],
         neighbors=[Question(locality.text("loc"), locality.text("loc_ans"))],
-        extras={"source_id": str(fields.record.get("id", row)), "origin": fields.record.get("source")},
+        extras={"source_id": source_id(fields, "id", row), "origin": fields.optional("source")},
     )
 
 
@@ -71,8 +72,10 @@ QAEDIT = Benchmark(
                 sha256="640e1d279759263fdaae543a385680d21a55aa3597ca8b597ffd7937fef07c42",
             )
         },
+        notes=("category", "provenance"),
     ),
     parse=parse,
+    settings=(INITIALLY_WRONG, WILD_CONTEXT),
     count_odd=count_odd,
 )
 

@@ -42,7 +42,7 @@ def test_the_old_name_of_the_preset_works_with_a_warning(source: Any) -> None:
         ({"preset": "paper"}, "Accepted: published_setting, published_wording"),
         ({"backend": "openai", "model": "m", "timeout": 0}, "positive number"),
         ({"backend": "openai", "model": "m", "max_calls": 1.5}, "whole number"),
-        ({"backend": "openai", "model": "m", "min_coverage": 2}, "between 0 and 1"),
+        ({"backend": "openai", "model": "m", "min_coverage": 2}, "a share from 0 to 1"),
         ({"backend": "openai", "model": "m", "dry_run": "yes"}, "switch"),
         ({"backend": "openai", "model": "m", "base_url": "localhost:8000"}, "http://HOST:PORT"),
         ({"backend": "openai", "model": ""}, "no default"),

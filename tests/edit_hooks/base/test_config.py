@@ -13,12 +13,13 @@ import torch
 from edit_hooks import EditingError, load_editor
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.registry import editor_class
+from edit_hooks.utils.numbers import POSITIVE
 
 
 @dataclass(kw_only=True)
 class Config(EditorConfig):
     lr: float = config_field("step size", default=0.1)
-    rank: int | None = config_field("rank", default=None)
+    rank: int | None = config_field("rank", within=POSITIVE, default=None)
     mode: Literal["a", "b"] = config_field("mode", default="a", renamed_values={"old": "b"})
     normalize: bool = config_field("switch", default=True, formerly="normalise")
     names: list[str] = config_field("names", default_factory=list)
@@ -47,8 +48,7 @@ def test_values_are_converted_to_their_annotation(setting: str, value: Any, expe
     [
         ("lr", "fast", "float"),
         ("lr", True, "float"),
-        ("lr", "nan", "float"),
-        ("lr", float("nan"), "float"),
+        ("lr", 10**400, "float"),
         ("rank", 1.5, "int | None"),
         ("mode", "c", "'a' or 'b'"),
         ("mode", ["a"], "'a' or 'b'"),
@@ -61,6 +61,22 @@ def test_values_are_converted_to_their_annotation(setting: str, value: Any, expe
 )
 def test_other_values_are_errors_with_the_accepted_type(setting: str, value: Any, accepted: str) -> None:
     with pytest.raises(EditingError, match=f"editor setting {setting!r} is .*; accepted: .*{accepted}"):
+        Config.from_mapping({setting: value})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "needed"),
+    [
+        ("lr", "nan", "a finite number"),
+        ("lr", float("inf"), "a finite number"),
+        ("rank", 0, "a positive number"),
+        ("table", {"x": [1, "-inf"]}, "a finite number"),
+        ("layers", [0, -1], "zero or a positive number"),
+        ("seed", 2**32, "a whole number from 0"),
+    ],
+)
+def test_numbers_out_of_range_are_errors_with_the_range(setting: str, value: Any, needed: str) -> None:
+    with pytest.raises(EditingError, match=f"editor setting {setting!r} is .*; {needed}.* is needed"):
         Config.from_mapping({setting: value})
 
 

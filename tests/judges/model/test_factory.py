@@ -35,7 +35,7 @@ def test_overrides_replace_settings() -> None:
     judge = make_judge("published_setting", store="off", min_coverage=0.5)
     assert isinstance(judge, ModelJudge)
     assert judge.settings.model == "gpt-4o-mini" and judge.settings.min_coverage == 0.5
-    with pytest.raises(EditingError, match="between 0 and 1"):
+    with pytest.raises(EditingError, match="a share from 0 to 1"):
         make_judge("published_setting", min_coverage=2.0)
 
 

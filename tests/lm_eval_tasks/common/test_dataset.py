@@ -16,8 +16,9 @@ from record_files import write_jsonl
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.pinned_file import PinnedFile
-from lm_eval_tasks.common.dataset import Loaded, Settings, Source, choose_data, load_records, read_rows
+from lm_eval_tasks.common.dataset import Loaded, Source, choose_data, load_records, read_rows
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.settings import Settings
 
 RECORDS = [{"name": "Velm"}, {"name": "Karsk"}, {"name": "Brenholt"}]
 

@@ -81,7 +81,7 @@ def test_broken_likelihoods_are_unscored_not_wrong(value: float) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_no_numbers_are_unscored(value: float) -> None:
-    assert measures.evaluate(lambda: value) == measures.Score(reason=f"value is {value}")
+    assert measures.evaluate(lambda: value) == measures.Score(reason=f"value is {value}", failed=True)
 
 
 def test_the_wrong_kind_of_answer_is_named() -> None:

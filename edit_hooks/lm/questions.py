@@ -1,0 +1,57 @@
+"""Questions of lm-eval's requests, read before the weights are loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from lm_eval.api.instance import Instance
+
+from edit_hooks.answers import FailedAnswer
+from edit_hooks.lm.item_builder import ItemBuilder
+from edit_hooks.lm.sessions import Question
+from edit_hooks.lm.unusable import warn_of_unusable
+from edit_hooks.prompt_context import PromptContext
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import UnusableRequestError
+
+
+def read_questions(
+    requests: Sequence[Instance], builder: ItemBuilder, edit_context: PromptContext
+) -> list[Question | FailedAnswer]:
+    """The question of each request; for one that the model cannot be asked, the reason.
+
+    A document whose ``unusable`` is set has no usable text: that is the reason.
+
+    Args:
+        edit_context: text around the prompts in which edits are made.
+
+    Raises:
+        EditingError: for edit requests that violate the schema, and generation settings that are not accepted.
+    """
+    validated: dict[str, EditRequest] = {}  # every instance of a case repeats the case's requests
+    questions: list[Question | FailedAnswer] = []
+    for request in requests:
+        if reason := request.doc.get("unusable"):
+            questions.append(FailedAnswer(reason))
+            continue
+        edits = []
+        for record in request.doc["edit_requests"]:
+            key = json.dumps(record, sort_keys=True)
+            if key not in validated:
+                edit = EditRequest.from_dict(record, where=str(request.task_name))
+                validated[key] = edit.in_context(edit_context)
+            edits.append(validated[key])
+        try:
+            item = builder.from_instance(request)
+        except UnusableRequestError as error:
+            questions.append(FailedAnswer(str(error)))
+        else:
+            questions.append(Question(item, tuple(edits), bool(request.doc.get("ask_unedited"))))
+    return questions
+
+
+def warn_of_unread(questions: Sequence[Question | FailedAnswer]) -> None:
+    """Log how many questions the model cannot be asked, with the first reason."""
+    reasons = {number: read.reason for number, read in enumerate(questions) if isinstance(read, FailedAnswer)}
+    warn_of_unusable("questions", reasons, len(questions))

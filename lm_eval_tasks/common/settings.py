@@ -1,0 +1,181 @@
+"""Settings that the tasks read from their metadata, and the check for misspelled ones.
+
+lm-eval merges ``--model_args`` and ``--metadata`` into the metadata of every task of a run, ours and others. A key may
+therefore belong to a task here, to the model class, or to a task of another package in the same run:
+
+- A declared setting is checked when the task is built, before any weight is loaded.
+- A parameter of a model class in memory (the run's is, by then) and a key that lm-eval itself writes are none of ours.
+- A key that is almost a declared setting is an error.
+- Any other key is named in a warning, since another package's task may read it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from lm_eval.api.model import LM
+
+from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.numbers import require_whole
+from edit_hooks.utils.options import choice, parse_checkpoints, switch
+
+logger = logging.getLogger("lm_eval.editing_tasks")
+
+# A task's metadata, into which lm-eval merges --model_args and --metadata.
+Settings: TypeAlias = Mapping[str, Any]
+ValueT = TypeVar("ValueT")
+
+CUTOFF = 0.75  # similarity above which an unknown key counts as misspelled
+
+
+@dataclass(frozen=True)
+class Setting(Generic[ValueT]):
+    """One setting of the tasks.
+
+    Attributes:
+        name: the key in the metadata.
+        accepted: accepted values, in words.
+        help: one line.
+        read: metadata -> value, by default that of the setting; raises EditingError for other values.
+    """
+
+    name: str
+    accepted: str
+    help: str
+    read: Callable[[Settings], ValueT]
+
+
+def switch_setting(name: str, help: str, *, default: bool) -> Setting[bool]:
+    """A setting that is on or off."""
+    return Setting(name, "true, false", help, lambda settings: switch(settings, name, default))
+
+
+def choice_setting(name: str, help: str, accepted: Sequence[str]) -> Setting[str]:
+    """A setting with a closed set of values, the default first."""
+    return Setting(name, ", ".join(accepted), help, lambda settings: choice(settings, name, accepted, accepted[0]))
+
+
+def text_setting(name: str, help: str, accepted: str, *, default: str | None = None) -> Setting[str | None]:
+    """A setting that is a text."""
+
+    def read(settings: Settings) -> str | None:
+        value = settings.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str) or not value.strip():
+            raise EditingError(f"{name}={value!r} is not a text. Accepted: {accepted}.")
+        return value
+
+    return Setting(name, accepted, help, read)
+
+
+def _checkpoints(settings: Settings) -> tuple[int, ...]:
+    return parse_checkpoints(settings.get("checkpoints"))
+
+
+def _edit_batch_size(settings: Settings) -> int:
+    value = settings.get("edit_batch_size")
+    return 1 if value is None else require_whole("edit_batch_size", value)
+
+
+def _anything(settings: Settings) -> None:
+    """For settings that their own package checks."""
+
+
+DATA = Setting(
+    "data",
+    "mini, hub, a file or folder",
+    "the embedded sample, the published data, or your copy of it",
+    _anything,  # lm_eval_tasks.common.dataset.choose_data
+)
+DATA_REVISION = text_setting("data_revision", "revision of the hub dataset", "a branch, tag or commit", default="main")
+BAD_RECORDS = choice_setting("bad_records", "treatment of records that violate the schema", ("error", "skip"))
+JUDGE = Setting("judge", "see judges/README.md", "the judge of the *_judge columns", _anything)
+SCORE_UNEDITED_CASES = switch_setting(
+    "score_unedited_cases", "also score cases that are not among the run's edits", default=False
+)
+IMMEDIATE = switch_setting("immediate", "stream: also score every case right after its own edit", default=True)
+RETENTION = switch_setting("retention", "stream: also score all earlier cases after every step", default=False)
+CHECKPOINTS = Setting(
+    "checkpoints", "numbers of edits, as in 10;100", "stream: numbers of edits at which cases are scored", _checkpoints
+)
+EDIT_BATCH_SIZE = Setting("edit_batch_size", "a whole number >= 1", "stream: edits per step", _edit_batch_size)
+MODE = Setting("mode", "a mode of edited_hf", "sequential: report the stages of a stream", _anything)
+
+PRETRAINED = Setting("pretrained", "an option of the model class", "without it, the default of data is mini", _anything)
+
+COMMON_SETTINGS: tuple[Setting[Any], ...] = (
+    DATA,
+    PRETRAINED,
+    DATA_REVISION,
+    BAD_RECORDS,
+    JUDGE,
+    SCORE_UNEDITED_CASES,
+    MODE,
+    IMMEDIATE,
+    RETENTION,
+    CHECKPOINTS,
+    EDIT_BATCH_SIZE,
+)
+
+# Keys that lm-eval, the tasks' YAML files and the tasks themselves write.
+WRITTEN = ("_metadata", "config", "config_source", "version", "data_source")
+
+
+def check_settings(
+    settings: Settings, declared: Iterable[Setting[Any]], elsewhere: Callable[[], Iterable[Setting[Any]]]
+) -> None:
+    """Check a task's settings, and look for misspelled ones.
+
+    Args:
+        settings: the metadata, as it comes from lm-eval.
+        declared: the settings that this task reads.
+        elsewhere: those of all other benchmarks; called if some key is not declared.
+
+    Raises:
+        EditingError: for a value that a declared setting does not accept, and for a key that is almost a setting.
+    """
+    known = {setting.name: setting for setting in declared}
+    for setting in known.values():
+        setting.read(settings)
+    foreign = set(settings) - set(known) - set(WRITTEN)
+    if foreign:
+        known |= {setting.name: setting for setting in elsewhere()}
+        foreign -= {*known, *model_parameters()}
+    similar = set(known) - {MODE.name}  # other model classes have an argument `model`
+    for key in sorted(foreign):
+        if hint := near_misses(key.lower().replace("-", "_"), similar, cutoff=CUTOFF):
+            raise EditingError(f"unknown setting {key!r}.{hint} Settings of the tasks: {', '.join(sorted(known))}.")
+    for key in sorted(foreign):
+        _warn_of(key)
+
+
+@functools.cache
+def _warn_of(key: str) -> None:
+    """Log once per process; every task of the run sees the key."""
+    logger.warning("setting %r belongs to no editing task and to no loaded model class; these tasks ignore it.", key)
+
+
+def model_parameters() -> set[str]:
+    """Names of the parameters of all model classes of lm-eval in memory.
+
+    A class that passes arguments on names further ones in its attribute ``option_names``.
+    """
+    names: set[str] = set()
+    for model_class in _subclasses(LM):
+        names |= set(getattr(model_class, "option_names", ()))
+        for base in model_class.__mro__:
+            if "__init__" in vars(base):
+                names |= set(inspect.signature(vars(base)["__init__"]).parameters)
+    return names
+
+
+def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

@@ -1,0 +1,82 @@
+"""Failed cases are counted per metric, and a second column counts them as failures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+from record_files import invented_records, write_jsonl
+from scripted import ScriptedLM
+from task_runs import TASKS, build, metrics_of, run
+
+
+class Diverged(ScriptedLM):
+    """The log-likelihoods of two edited cases are not numbers."""
+
+    def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+        answers = []
+        for request, answer in zip(requests, super().loglikelihood(requests), strict=True):
+            broken = request.doc["case_id"] in ("0", "2")
+            final = dataclasses.replace(answer.final, logprob=math.nan) if broken else answer.final
+            answers.append(dataclasses.replace(answer, final=final))
+        return answers
+
+
+def test_failures_are_counted_for_each_metric_and_as_zero() -> None:
+    row = metrics_of(run("bake_es", lm=Diverged(), settings={"generate": False}), "bake_es")
+    assert (row["es_prob_n"], row["es_prob_failed"], row["unscored"]) == (2, 2, 2)
+    assert row["es_prob_or_0"] == row["es_prob"] * 2 / 4
+    assert row["es_argmax_or_0"] == row["es_argmax"] * 2 / 4
+    assert "em_prob_or_0" not in row and row["em_prob_failed"] == 2, "a magnitude is no share of successes"
+
+
+def test_exclusion_and_failure_are_told_apart() -> None:
+    row = metrics_of(run("bake_rq", lm=Diverged(), settings={"generate": False}), "bake_rq")
+    for metric in ("rqs_prob", "rqm_prob"):
+        assert row[f"{metric}_n"] + row[f"{metric}_failed"] + row[f"{metric}_excluded"] == 4
+    assert row["rqs_prob_failed"] == row["rqs_prob_all_failed"] == 2
+
+
+def test_what_is_unknown_for_another_reason_is_no_zero(tmp_path: Any) -> None:
+    records = invented_records("bake_qa.jsonl")
+    records[0]["paraphrase_prompts"] = []
+    data = str(write_jsonl(tmp_path / "records.jsonl", records))
+    row = metrics_of(run("bake_gs", settings={"data": data, "generate": False}), "bake_gs")
+    assert (row["gs_prob_n"], row["gs_prob_failed"]) == (2, 2)  # one of the invented records has none either
+    assert row["gs_prob_or_0"] == row["gs_prob"]
+
+
+def test_columns_that_a_model_class_does_not_report_have_no_zero() -> None:
+    class Stock(ScriptedLM):
+        def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            return [(answer.final.logprob, True) for answer in super().loglikelihood(requests)]
+
+    row = metrics_of(run("bake_es", lm=Stock(), settings={"generate": False}), "bake_es")
+    assert row["es_prob_n"] == 0 and row["es_prob_or_0"] is None
+    assert row["es_argmax_or_0"] == row["es_argmax"] == 1.0
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_only_shares_of_successes_have_the_column(task: str) -> None:
+    built = build(task)
+    columns, directions = built.aggregation(), built.higher_is_better()
+    for metric in built.config.metric_list:
+        name = metric["metric"]
+        magnitude = name.removesuffix("_all").removesuffix("_prob") in ("em", "pm", "nm", "rqm", "rjm")
+        is_share = metric["aggregation"] == "mean_scored" and directions[name] and not magnitude
+        assert (f"{name}_or_0" in columns) == is_share, name
+        assert f"{name}_failed" in columns
+
+
+def test_summaries_show_failed_cases(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from scripts.summarize import main
+
+    results = run("bake_es", lm=Diverged(), settings={"generate": False})
+    path = tmp_path / "results_x.json"
+    path.write_text(json.dumps({"results": results["results"], "config": {"model": "m"}}), encoding="utf-8")
+    main([str(path)])
+    table = capsys.readouterr().out
+    assert "(2, 2 failed)" in table and "| es_prob_or_0 |" in table and "_failed |" not in table
