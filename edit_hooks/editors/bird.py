@@ -222,7 +222,7 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
         )
     if not all(phrase.strip() for phrase in table[request.relation_id]):
         raise EditingError(
-            f"{where}: the released wording of relation {request.relation_id!r} has an empty phrase, and a mean over no "
+            f"{where}: the released wording of relation {request.relation_id!r} has an empty phrase; a mean over no "
             "token is undefined (the release computes NaN). Use wording: own, or give two phrases in relation_phrases."
         )
     uses_old = config.alpha * config.beta > 0
