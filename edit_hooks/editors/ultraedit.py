@@ -257,8 +257,8 @@ class UltraEdit(Editor[UltraEditConfig]):
 def _log_relative_step(ratio: float) -> None:
     """Log once per process; editors are constructed several times per run."""
     log.warning(
-        "editor ultraedit: no lr is known for this model, and a fixed one may change nothing or everything; updates are "
-        "scaled to %g times the norm of the weights they change. lm-edit tune --editor ultraedit searches an lr.",
+        "editor ultraedit: no lr is known for this model, and a fixed one may change nothing or everything; updates "
+        "are scaled to %g times the norm of the weights they change. lm-edit tune --editor ultraedit searches an lr.",
         ratio,
     )
 
