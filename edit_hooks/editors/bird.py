@@ -61,16 +61,16 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.repository_files import RepositoryFile
+from edit_hooks.utils.pinned_file import PinnedFile
 from edit_hooks.utils.yaml_io import read_yaml
 
 PHRASES = Path(__file__).parent / "data" / "relation_phrases.yaml"
 # The last commit of BAKE's release that contains BIRD.
-RELEASED_PHRASES = RepositoryFile(
-    "mjy1111/BAKE",
-    "f0c7bf3a8b046adf82615038aabab77ef2f33f40",
-    "easyeditor/models/rome/const.py",
-    "8704a779b4da9c1600f4675c9a1b4a555833f724690fb0076f3d827051a10d77",
+RELEASED_PHRASES = PinnedFile(
+    repository="mjy1111/BAKE",
+    commit="f0c7bf3a8b046adf82615038aabab77ef2f33f40",
+    path="easyeditor/models/rome/const.py",
+    sha256="8704a779b4da9c1600f4675c9a1b4a555833f724690fb0076f3d827051a10d77",
 )
 
 # BAKE's ids of relations that run from the object of a Wikidata property to its subject.

@@ -252,7 +252,7 @@ def released_table(monkeypatch, tmp_path):
     """A file in the layout of the release, in place of the download."""
     path = tmp_path / "const.py"
     path.write_text("table={\n'P36': ['has it',\"is it\"],\n'P1327': ['works beside',\"\"],\n}\n", encoding="utf-8")
-    monkeypatch.setattr(bird.RepositoryFile, "fetch", lambda self: path)
+    monkeypatch.setattr(bird.PinnedFile, "fetch", lambda self: path)
     bird._released_phrases.cache_clear()
     yield {"P36": ["has it", "is it"], "P1327": ["works beside", ""]}
     bird._released_phrases.cache_clear()
