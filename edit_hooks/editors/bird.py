@@ -18,14 +18,21 @@ The paper writes a mean over j, the released code sums (``template_reduction``).
 tuned with the sum, which is the default. They are in units of hidden states; for other models, scale LLaMA-2's by the
 ratio of ||R(s)|| as a first guess. The early stop tests ROME's part of the loss only.
 
-The relation is ``EditRequest.relation_id``. Its phrases come from ``data/relation_phrases.yaml`` and from the setting
-``relation_phrases``, which takes precedence. Both are part of an edit's identity in the store.
+``token_span`` selects the tokens of an expression: ``released`` takes the last n tokens of the text, n being the number
+of tokens of the expression alone, without the space that precedes it behind a template, so the span may begin a token
+early or late; ``covering`` takes the tokens that overlap the expression's characters.
+
+The relation is ``EditRequest.relation_id``. Its phrases come from ``data/relation_phrases.yaml`` (``wording: own``) or
+from the release (``wording: released``, downloaded), and from the setting ``relation_phrases``, which takes precedence.
+All are part of an edit's identity in the store. BAKE writes ``re_P112``
+for the inverse of ``P112``: our phrases for it are those of ``P112``, exchanged.
 
 Shapes: E edits, N context templates, P points (two per object), R rows, T tokens, d residual width.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,10 +62,20 @@ from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, near_misses
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.numbers import NON_NEGATIVE
+from edit_hooks.utils.pinned_file import PinnedFile
 from edit_hooks.utils.yaml_io import read_yaml
 
 PHRASES = Path(__file__).parent / "data" / "relation_phrases.yaml"
+# The last commit of BAKE's release that contains BIRD.
+RELEASED_PHRASES = PinnedFile(
+    repository="mjy1111/BAKE",
+    commit="f0c7bf3a8b046adf82615038aabab77ef2f33f40",
+    path="easyeditor/models/rome/const.py",
+    sha256="8704a779b4da9c1600f4675c9a1b4a555833f724690fb0076f3d827051a10d77",
+)
 
+# BAKE's ids of relations that run from the object of a Wikidata property to its subject.
+INVERSE_PREFIX = "re_"
 
 MAX_TOKENS = 4096
 
@@ -77,11 +94,20 @@ class BIRDConfig(ROMEConfig):
     template_reduction: Literal["sum", "mean"] = config_field(
         "reduction over context templates; sum: released code, mean: paper", default="sum"
     )
+    token_span: Literal["released", "covering"] = config_field(
+        "tokens of an expression; released: the last n of the text, n counted on the expression alone; covering: those "
+        "that overlap its characters",
+        default="released",
+    )
+    wording: Literal["own", "released"] = config_field(
+        "table of relation phrases; own: shipped with this package; released: BAKE's, downloaded at a pinned commit",
+        default="own",
+    )
     relation_phrases: dict[str, list[str]] = config_field(
-        "relation id -> [subject to object, object to subject], in addition to the shipped table", default_factory=dict
+        "relation id -> [subject to object, object to subject], in addition to the table", default_factory=dict
     )
     phrase_table_digest: str | None = config_field(
-        "set by the editor: checksum of the shipped table of relation phrases", default=None
+        "set by the editor: checksum of the table of relation phrases", default=None
     )
 
     def __post_init__(self) -> None:
@@ -104,7 +130,7 @@ class BIRD(RankOneEditor[BIRDConfig]):
 
     def default_config(self, model: nn.Module) -> BIRDConfig:
         config = super().default_config(model)
-        config.phrase_table_digest = key_of(phrase_table())
+        config.phrase_table_digest = key_of(phrase_table(config.wording))
         return config
 
     def compute(self, job: EditJob[BIRDConfig]) -> list[Delta]:
@@ -138,10 +164,38 @@ class Expressions(NamedTuple):
     old: str | None
 
 
+def phrase_table(wording: str = "own") -> dict[str, list[str]]:
+    """The phrases of one wording: relation id -> [subject to object, object to subject].
+
+    Raises:
+        EditingError: if the released table cannot be fetched.
+    """
+    return _released_phrases() if wording == "released" else _own_phrases()
+
+
 @functools.cache
-def phrase_table() -> dict[str, list[str]]:
-    """The shipped phrases: relation id -> [subject to object, object to subject]."""
-    return read_yaml(PHRASES)
+def _own_phrases() -> dict[str, list[str]]:
+    table: dict[str, list[str]] = read_yaml(PHRASES)
+    inverse = {INVERSE_PREFIX + relation: phrases[::-1] for relation, phrases in table.items()}
+    return inverse | table
+
+
+@functools.cache
+def _released_phrases() -> dict[str, list[str]]:
+    """The dictionary in the release's ``const.py``: parsed as syntax, never run."""
+    module = ast.parse(RELEASED_PHRASES.fetch().read_text(encoding="utf-8"))
+    tables = [node.value for node in module.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
+    assert len(tables) == 1  # the file is pinned by its hash
+    return {
+        _text(key): [_text(phrase) for phrase in phrases.elts]
+        for key, phrases in zip(tables[0].keys, tables[0].values, strict=True)
+        if isinstance(phrases, ast.List)
+    }
+
+
+def _text(node: ast.expr | None) -> str:
+    assert isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value
 
 
 def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
@@ -157,12 +211,17 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
             f"{where} has no 'relation_id', which names the relation of subject and object; add it to the record, or "
             "use r_rome."
         )
-    table = {**phrase_table(), **config.relation_phrases}
+    table = {**phrase_table(config.wording), **config.relation_phrases}
     if request.relation_id not in table:
         raise UnusableRequestError(
             f"{where}: no phrases are known for relation {request.relation_id!r}."
             f"{near_misses(request.relation_id, table)} Set relation_phrases: {{{request.relation_id}: [subject "
             "to object, object to subject]}, for example [is the capital of, has as its capital]."
+        )
+    if not all(phrase.strip() for phrase in table[request.relation_id]):
+        raise EditingError(
+            f"{where}: the released wording of relation {request.relation_id!r} has an empty phrase; a mean over no "
+            "token is undefined (the release computes NaN). Use wording: own, or give two phrases in relation_phrases."
         )
     uses_old = config.alpha * config.beta > 0
     if uses_old and request.target_true is None:
@@ -194,7 +253,7 @@ class BIRDTerm:
         templates: list[str] = list(config.context_templates)
         self.num_templates = len(templates)
         expressions = [expressions_of(request, config) for request in requests]
-        mean = _mean_states(model, tokenizer, expressions, templates)
+        mean = _mean_states(model, tokenizer, expressions, config)
         new_END, self.subject_END = mean["new"], mean["subject"]
         # L1 = ||R_d(s) - (R(o) - R(r))||, L2 = ||R_d(s) - (R(o) + R(r^-1))||: two points per object.
         points = [new_END - mean["forward"], new_END + mean["backward"]]
@@ -261,7 +320,9 @@ class SubjectRow(NamedTuple):
     num_tokens: int
 
 
-def _encode_expression(tokenizer: PreTrainedTokenizerBase, expression: str, template: str) -> ExpressionTokens:
+def _encode_expression(
+    tokenizer: PreTrainedTokenizerBase, expression: str, template: str, config: BIRDConfig
+) -> ExpressionTokens:
     before, after = split_template(template)
     encoding = encode(tokenizer, before + expression + after)
     span = (len(before), len(before) + len(expression))
@@ -270,11 +331,14 @@ def _encode_expression(tokenizer: PreTrainedTokenizerBase, expression: str, temp
         raise UnusableRequestError(
             f"no token covers {expression!r}: the tokenizer drops its characters. Give another text, or another model."
         )
+    if config.token_span == "released":
+        count = len(tokenizer(expression, add_special_tokens=False)["input_ids"])
+        tokens = list(range(max(0, tokens[-1] + 1 - count), tokens[-1] + 1))
     return ExpressionTokens(encoding, tokens, span)
 
 
 def _subject_row(tokenizer: PreTrainedTokenizerBase, subject: str, template: str, config: BIRDConfig) -> SubjectRow:
-    encoding, tokens, span = _encode_expression(tokenizer, subject, template)
+    encoding, tokens, span = _encode_expression(tokenizer, subject, template, config)
     position = fact_position(encoding, span, len(encoding.ids), config.fact_token)
     labels = tuple((token, 0) for token in tokens if token >= position)
     return SubjectRow(Row(tuple(encoding.ids), position, labels, len(encoding.ids)), len(tokens))
@@ -285,16 +349,17 @@ def _mean_states(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     expressions: Sequence[Expressions],
-    templates: Sequence[str],
+    config: BIRDConfig,
 ) -> dict[str, torch.Tensor]:
     """R of every expression after every template, by kind of expression [E, N, d].
 
     Read on the unedited model.
     """
     kinds = [kind for kind in Expressions._fields if getattr(expressions[0], kind) is not None]
+    templates: list[str] = list(config.context_templates)
     texts = [(getattr(edit, kind), template) for kind in kinds for edit in expressions for template in templates]
     distinct = list(dict.fromkeys(texts))
-    encoded = [_encode_expression(tokenizer, *text) for text in distinct]
+    encoded = [_encode_expression(tokenizer, *text, config) for text in distinct]
     lengths = [len(text.encoding.ids) for text in encoded]
     longest_first = sorted(range(len(distinct)), key=lambda index: lengths[index])[::-1]
     means: dict[tuple[str, str], torch.Tensor] = {}

@@ -7,13 +7,21 @@ target, and P = lambda I + sum K^T K over this and all earlier steps (recursive 
 
     A <- A + (D - A) K^T K P^-1.
 
-The keys are those of the unedited model, on which D acts. K P^-1 is solved in float64 through the smaller of two
+The keys are those of the unedited model, on which D acts. That is the paper's form, and the release's with its option
+``--init_model`` (``base_weights: initial``). Without the option, the default of its command line, the base editor runs
+on the weights written so far and the keys are read there (``running``):
+
+    A <- A + D' K^T K P^-1,      D' the base editor's update of W_0 + A.
+
+A step of several requests is written request by request, as released (``joint_steps: one_by_one``),
+or from one joint edit of the base editor (``together``). K P^-1 is solved in float64 through the smaller of two
 systems: f x f, or of the number of tokens seen so far (Woodbury). The update is thus a factor with one column per
 token. The keys are stored in ``Delta.stream_state``. While the base editor works, the earlier steps' deltas are
 subtracted from the weights, which gives W_0 up to one rounding of the weights.
 
 lambda is absolute on the scale of squared key norms. ``written_share`` in the diagnostics is the part of D that a first
-step would write at its own tokens. The released files use ROME as the base and lambda = 1e4.
+step would write at its own tokens. lambda has three sources: 1e4 in EasyEdit's files (with ROME as the base), the
+default here; 10 in the example of the release's README (MEMIT on Llama 2); 1 in its command line.
 
 Shapes: T tokens of a step, S tokens of earlier steps, N = S + T, f and d input and output width of a map.
 """
@@ -23,7 +31,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -48,10 +56,19 @@ STATE_PREFIX = "simie/keys/"  # of the keys in saved edits
 
 @dataclass(kw_only=True)
 class SimIEConfig(WrapperConfig):
-    """The base editor and the ridge; the defaults are those of the released files."""
+    """The base editor, the ridge, and the form of the recursion."""
 
     base: str = config_field("name of the editor that is made sequential", default="rome")
     ridge: float = config_field("lambda, the weight of the identity in P", within=POSITIVE, default=1e4)
+    base_weights: Literal["initial", "running"] = config_field(
+        "weights on which the base editor runs and keys are read; initial: the unedited ones (paper), running: those "
+        "written so far",
+        default="initial",
+    )
+    joint_steps: Literal["one_by_one", "together"] = config_field(
+        "a step of several requests; one_by_one: a step each (released), together: one joint edit of the base editor",
+        default="one_by_one",
+    )
 
 
 class SimIE(PostProcessingEditor[SimIEConfig]):
@@ -68,24 +85,40 @@ class SimIE(PostProcessingEditor[SimIEConfig]):
     }
 
     def compute(self, job: EditJob[SimIEConfig]) -> list[Delta]:
-        model = job.model
-        with edited(model, _negated_sum(job.history)) if job.history else contextlib.nullcontext():
-            ideals = self.base.edit(model, job.tokenizer, job.requests, joint=job.joint, progress=job.progress)
+        if not job.joint or job.config.joint_steps == "together":
+            return self._steps(job, job.requests, job.history, job.joint)
+        steps: list[Delta] = []
+        with contextlib.ExitStack() as applied:
+            for request in job.requests:
+                steps += self._steps(job, [request], [*job.history, *steps], joint=False)
+                applied.enter_context(edited(job.model, steps[-1]))
+        return [_concatenate(job.model, steps)]
+
+    def _steps(
+        self, job: EditJob[SimIEConfig], requests: Sequence[EditRequest], history: Sequence[Delta], joint: bool
+    ) -> list[Delta]:
+        """The updates after ``history``, which is in the weights: one per request, or a joint one."""
+        model, config = job.model, job.config
+        groups = [list(requests)] if joint else [[request] for request in requests]
+        starts_over = config.base_weights == "initial" and bool(history)
+        with edited(model, _negated_sum(history)) if starts_over else contextlib.nullcontext():
+            ideals = self.base.edit(model, job.tokenizer, requests, joint=joint, progress=job.progress)
             keys = [
                 _read_keys(model, job.tokenizer, group, _edited_maps(ideal))
-                for group, ideal in zip(job.groups, ideals, strict=True)
+                for group, ideal in zip(groups, ideals, strict=True)
             ]
         return [
-            _combine(model, ideal, keys_of_group, job.history, job.config.ridge)
+            _combine(model, ideal, keys_of_group, history, config)
             for ideal, keys_of_group in zip(ideals, keys, strict=True)
         ]
 
 
 @torch.no_grad()
 def _combine(
-    model: nn.Module, ideal: Delta, keys: dict[str, torch.Tensor], history: Sequence[Delta], ridge: float
+    model: nn.Module, ideal: Delta, keys: dict[str, torch.Tensor], history: Sequence[Delta], config: SimIEConfig
 ) -> Delta:
     """The update of a step, from the base editor's delta and the keys [T, f] by map."""
+    ridge = config.ridge
     delta = Delta(diagnostics=ideal.diagnostics, meta=ideal.meta, intermediates=ideal.intermediates)
     shares = {}
     for name, keys_TF in keys.items():
@@ -95,7 +128,7 @@ def _combine(
         transposed = is_transposed(module)
         ideal_TD = output_change(ideal, name, transposed, keys_TF)
         left_TD = ideal_TD.clone()
-        for step in history:
+        for step in history if config.base_weights == "initial" else ():
             left_TD -= output_change(step, name, transposed, keys_TF)
         dtype = torch.promote_types(weight_of(module).dtype, torch.float32)
         delta.factors[name] = Factor(left_TD.T.to(dtype), right_TF.T.to(dtype), transposed)
@@ -105,6 +138,22 @@ def _combine(
     delta.diagnostics["simie"] = {"written_share": shares}
     delta.diagnostics["update_norm_ratio"] = largest_norm_ratio(model, delta)
     return delta
+
+
+def _concatenate(model: nn.Module, steps: Sequence[Delta]) -> Delta:
+    """The sum of consecutive steps, with the keys of all."""
+    total = Delta()
+    for name, factor in steps[0].factors.items():
+        factors = [step.factors[name] for step in steps]
+        left, right = (torch.cat([getattr(one, side) for one in factors], 1) for side in ("left", "right"))
+        total.factors[name] = factor._replace(left=left, right=right)
+    for name in steps[0].stream_state:
+        total.stream_state[name] = torch.cat([step.stream_state[name] for step in steps])
+    total.diagnostics = {
+        "requests": [step.diagnostics for step in steps],
+        "update_norm_ratio": largest_norm_ratio(model, total),
+    }
+    return total
 
 
 def solve_keys(keys_TF: torch.Tensor, past_SF: torch.Tensor, ridge: float) -> torch.Tensor:

@@ -14,17 +14,24 @@ by step (Chan's formula) and updated before they are used. By the push-through i
 
 so only a T x T system is solved (float64) and the update is a factor of rank T.
 
-In a stream the statistics are stored in ``Delta.stream_state``. The release starts them empty, so a single edit is
-normalized by the variance over a handful of tokens, or cannot be normalized (one token). Here they start from
-``calibration``: short texts sampled from the model, read at all positions. Single edits are then defined and
-independent of each other. ``calibration: []`` is the release.
+In a stream the statistics are stored in ``Delta.stream_state``. The release starts them empty, reads the requests of a
+step in micro-batches, longest request first, and takes the gradients of each micro-batch's mean loss, so a token's
+gradient depends on the other requests. Its variance adds T times the unbiased variance of each micro-batch
+(``variance: released``), which makes updates smaller than the exact rule does: by (T / (T - 1))^1.5 for a lone edit.
+``start: empty`` is the release. Two of its results are not reproduced: where the number of requests is no multiple of
+the micro-batch it sets the gradients of the last one to zero, and a micro-batch with one target token gives NaN.
 
-Public versions also differ in these settings:
+From an empty start a lone edit is normalized by the variance over its own few tokens. ``start: calibrated`` starts
+from ``calibration`` instead: short texts sampled from the model, read at all positions, with the exact variance and
+gradients of the summed loss (unless ``variance`` and ``gradients`` are set), so that lone edits are defined for targets
+of one token and a token's gradient does not depend on other requests. It is this package's own variant, and the
+default only for edits made alone (``start: calibrated_alone``); batches and streams run as released.
 
-- ``tokens``: ``target`` (the release) or ``all`` input tokens (a port in EasyEdit);
-- ``gradients``: the release takes the mean loss over the target tokens of ``micro_batch_size`` requests (``mean``), so
-  a token's gradient depends on the other requests; with ``sum`` it does not. With equal numbers of target tokens the
-  factor cancels in g^.
+The release's ``lr`` of 1e-6 belongs to its models: on others it may change nothing at all. Without an ``lr`` the step
+is relative, also an own variant: all maps of an update of n requests are scaled by one factor, after which the update
+has ``relative_update * sqrt(n)`` times the norm of the weights it changes.
+
+``tokens`` are the ``target`` tokens (the release) or ``all`` input tokens (a port in EasyEdit).
 
 Published runs edit gate and up projections on some models; ``modules`` names them by role (``up``, ``gate``,
 ``rewrite``) with their blocks. Norms after the MLP (Gemma, OLMo 2) need no special treatment: gradients pass through
@@ -36,6 +43,8 @@ Shapes: T tokens of a step, f and d input and output width of a map, X = f + d f
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +60,7 @@ from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.gradient.diagnostics import loss_diagnostics
-from edit_hooks.gradient.feature_statistics import FeatureStatistics
+from edit_hooks.gradient.feature_statistics import FeatureStatistics, VarianceRule
 from edit_hooks.gradient.labeled_rows import LabeledRow, LabeledRows, batch_rows, label_nll, target_row
 from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.locate.solve import ridge_keys
@@ -70,6 +79,8 @@ from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+
+log = logging.getLogger("lm_eval.edited_hf")
 
 ROLES = ("rewrite", "up", "gate")
 
@@ -90,22 +101,37 @@ class UltraEditConfig(EditorConfig):
     modules: dict[str, list[int]] | None = config_field(
         "role (rewrite, up, gate) -> blocks; null: the rewrite modules of 'layers'", within=NON_NEGATIVE, default=None
     )
-    lr: float = config_field("eta, the size of the step", within=POSITIVE, default=1e-6)
+    lr: float | None = config_field("eta, the size of the step; null: relative_update", within=POSITIVE, default=None)
+    relative_update: float = config_field(
+        "without an lr: norm of a request's update over that of the weights it changes", within=POSITIVE, default=0.006
+    )
     ridge: float = config_field("weight of the identity that is added to H^T H", within=POSITIVE, default=1.0)
     tokens: Literal["target", "all"] = config_field(
         "positions whose features are used; target: those that predict a target token", default="target"
     )
-    gradients: Literal["sum", "mean"] = config_field(
-        "loss behind the gradients: the sum over target tokens, or the mean over those of a micro-batch (released)",
-        default="sum",
+    start: Literal["calibrated_alone", "calibrated", "empty"] = config_field(
+        "running statistics at the start; empty: released; calibrated: of the calibration texts; calibrated_alone: "
+        "calibrated for edits made alone, empty for batches and streams",
+        default="calibrated_alone",
+    )
+    variance: VarianceRule | None = config_field(
+        "variance of the running statistics; null: released from an empty start, pooled from a calibrated one",
+        default=None,
+    )
+    gradients: Literal["sum", "mean"] | None = config_field(
+        "loss behind the gradients: the sum over target tokens, or the mean over those of a micro-batch; null: mean "
+        "from an empty start (released), sum from a calibrated one",
+        default=None,
     )
     micro_batch_size: int = config_field("gradients=mean: requests of a micro-batch", within=POSITIVE, default=10)
     calibration: list[str] | None = config_field(
-        "texts the running statistics start from; null: sampled from the model, []: none (released)", default=None
+        "texts of a calibrated start; null: sampled from the model; []: none, as start: empty", default=None
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.calibration == []:
+            self.start = "empty"
         if self.modules is None:
             return
         for role in self.modules:
@@ -185,40 +211,91 @@ class UltraEdit(Editor[UltraEditConfig]):
     def default_config(self, model: nn.Module) -> UltraEditConfig:
         config = super().default_config(model)
         config.module_names(unwrapped(model))
+        if config.lr is None:
+            _log_relative_step(config.relative_update)
         return config
 
     def fill_sampled_settings(
         self, config: UltraEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> UltraEditConfig:
-        if config.calibration is None:
+        if config.calibration is None and config.start != "empty":
             texts = sample_texts(model, tokenizer, CALIBRATION_TEXTS, CALIBRATION_LENGTH, config.seed)
             config = dataclasses.replace(config, calibration=texts)
         return config
 
     def prepare(self, config: UltraEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Start the statistics, with the weights of this moment."""
-        with torch.inference_mode(False):
-            self._start[model] = _calibrate(model, tokenizer, config)
+        """Compute the statistics of a calibrated start, with the weights of this moment."""
+        if config.start != "empty":
+            with torch.inference_mode(False):
+                self._start[model] = _calibrate(model, tokenizer, config)
 
     def compute(self, job: EditJob[UltraEditConfig]) -> list[Delta]:
         model, config = job.model, job.config
         names = config.module_names(model)
-        statistics = _statistics_after(job.history) if job.history else self._start[model]
+        is_alone = not job.joint and not job.history
+        is_calibrated = config.start == "calibrated" or (is_alone and config.start == "calibrated_alone")
+        rules = Rules.of(config, is_calibrated)
+        at_start = self._start[model] if is_calibrated else {}
+        statistics = _statistics_after(job.history) if job.history else at_start
         rows = [target_row(job.tokenizer, request.text, request.continuation) for request in job.requests]
         features = _capture(model, rows, names, config)
-        indices = list(range(len(rows)))
         deltas = []
+        indices = list(range(len(rows)))
         for group in [indices] if job.joint else [[index] for index in indices]:
-            group_rows = [rows[index] for index in group]
-            group_features = [features[index] for index in group]
-            scaled = _scale_gradients(group_features, group_rows, config)
-            delta = _step(model, names, scaled, statistics, config)
-            losses_after = _losses_under(model, group_rows, delta)
-            before = sum(row.mean_loss for row in group_features) / len(group)
+            batches = rules.micro_batches([(rows[index], features[index]) for index in group])
+            delta = _step(model, names, batches, statistics, config, rules, len(group))
+            losses_after = _losses_under(model, [rows[index] for index in group], delta)
+            before = sum(features[index].mean_loss for index in group) / len(group)
             _diagnose(model, delta, before, sum(losses_after) / len(group))
+            delta.diagnostics["start"] = "calibrated" if is_calibrated else "empty"
             deltas.append(delta)
             job.progress(len(group))
         return deltas
+
+
+@functools.cache
+def _log_relative_step(ratio: float) -> None:
+    """Log once per process; editors are constructed several times per run."""
+    log.warning(
+        "editor ultraedit: no lr is known for this model, and a fixed one may change nothing or everything; updates "
+        "are scaled to %g times the norm of the weights they change. lm-edit tune --editor ultraedit searches an lr.",
+        ratio,
+    )
+
+
+class Rules(NamedTuple):
+    """How tokens enter the statistics: with ``variance``, from gradients of the sum or the micro-batch's mean loss."""
+
+    variance: VarianceRule
+    gradients: Literal["sum", "mean"]
+    micro_batch_size: int
+
+    @classmethod
+    def of(cls, config: UltraEditConfig, is_calibrated: bool) -> Rules:
+        return cls(
+            config.variance or ("pooled" if is_calibrated else "released"),
+            config.gradients or ("sum" if is_calibrated else "mean"),
+            config.micro_batch_size,
+        )
+
+    def micro_batches(self, rows: Sequence[tuple[LabeledRow, RowFeatures]]) -> list[dict[str, Features]]:
+        """Features by map, one mapping per micro-batch; the longest rows come first."""
+        longest_first = sorted(rows, key=lambda row: len(row[0].ids), reverse=True)  # stable, as in the release
+        batches = []
+        for start in range(0, len(rows), self.micro_batch_size):
+            batch = longest_first[start : start + self.micro_batch_size]
+            count = sum(len(row.labels) for row, _ in batch) if self.gradients == "mean" else 1
+            parts = [features.by_module for _, features in batch]
+            batches.append(
+                {
+                    name: Features(
+                        torch.cat([part[name].inputs_TF for part in parts]),
+                        torch.cat([part[name].gradients_TD for part in parts]) / count,
+                    )
+                    for name in parts[0]
+                }
+            )
+        return batches
 
 
 # -- the step ----------------------------------------------------------------------------------------------------------
@@ -227,23 +304,40 @@ class UltraEdit(Editor[UltraEditConfig]):
 def _step(
     model: nn.Module,
     names: Sequence[str],
-    features: Sequence[Mapping[str, Features]],
+    batches: Sequence[Mapping[str, Features]],
     statistics: Mapping[str, FeatureStatistics],
     config: UltraEditConfig,
+    rules: Rules,
+    num_requests: int,
 ) -> Delta:
     """The update for all tokens: statistics first, then one regression per map."""
-    statistics = _merge_features(model, names, statistics, features)
+    statistics = _merge_features(model, names, statistics, batches, rules)
     delta = Delta(stream_state=_stream_state(statistics))
     with torch.no_grad():
-        for name in names:
-            factor = _regress(model.get_submodule(name), [row[name] for row in features], statistics, config)
+        factors = {
+            name: _regress(model.get_submodule(name), [batch[name] for batch in batches], statistics, config)
+            for name in names
+        }
+        if config.lr is None:
+            factors = _scaled(model, factors, config.relative_update * num_requests**0.5)
+        for name, factor in factors.items():
             weight = weight_of(model.get_submodule(name))
             if factor.left.numel() + factor.right.numel() > weight.numel():  # the matrix itself is smaller
                 delta.dense[f"{name}.weight"] = factor.update()
             else:
                 delta.factors[name] = factor
-    delta.diagnostics = {"num_tokens": sum(len(row[names[0]].inputs_TF) for row in features)}
+    delta.diagnostics = {"num_tokens": sum(len(batch[names[0]].inputs_TF) for batch in batches)}
     return delta
+
+
+def _scaled(model: nn.Module, factors: Mapping[str, Factor], ratio: float) -> dict[str, Factor]:
+    """Factors scaled alike, so that the whole update has ``ratio`` times the norm of the weights it changes."""
+    # ||L R^T||^2 = <L^T L, R^T R>: the update itself need not be formed.
+    squares = [((one.left.T @ one.left) * (one.right.T @ one.right)).sum() for one in factors.values()]
+    update = sum(float(square) for square in squares) ** 0.5
+    weights = sum(weight_norm(model.get_submodule(name)) ** 2 for name in factors) ** 0.5
+    scale = ratio * weights / update if update > 0 else 0.0
+    return {name: factor._replace(left=factor.left * scale) for name, factor in factors.items()}
 
 
 def _regress(
@@ -256,29 +350,11 @@ def _regress(
     inputs_TF = torch.cat([row.inputs_TF for row in features])
     normalized_TX = statistics[_shape_name(module)].normalize(torch.cat([row.joined for row in features]))
     inputs_hat_TF, gradients_hat_TD = normalized_TX.tensor_split([inputs_TF.shape[1]], dim=1)
-    values_TD = -config.lr * inputs_hat_TF.square().sum(1, keepdim=True) * gradients_hat_TD
+    lr = config.lr if config.lr is not None else 1.0  # a relative step is scaled afterwards
+    values_TD = -lr * inputs_hat_TF.square().sum(1, keepdim=True) * gradients_hat_TD
     right_TF = ridge_keys(inputs_TF, inputs_TF, config.ridge)
     dtype = torch.promote_types(weight_of(module).dtype, torch.float32)
     return Factor(values_TD.T.to(dtype), right_TF.T.to(dtype), is_transposed(module))
-
-
-def _scale_gradients(
-    features: Sequence[RowFeatures], rows: Sequence[LabeledRow], config: UltraEditConfig
-) -> list[dict[str, Features]]:
-    """Features with the gradients of the configured loss.
-
-    The sum over labels, or the mean over those of a micro-batch.
-    """
-    if config.gradients == "sum":
-        return [row.by_module for row in features]
-    size, scaled = config.micro_batch_size, []
-    for index, row in enumerate(features):
-        start = index - index % size
-        count = sum(len(other.labels) for other in rows[start : start + size])
-        scaled.append(
-            {name: Features(part.inputs_TF, part.gradients_TD / count) for name, part in row.by_module.items()}
-        )
-    return scaled
 
 
 def _diagnose(model: nn.Module, delta: Delta, before: float, after: float) -> None:
@@ -364,28 +440,29 @@ def _merge_features(
     model: nn.Module,
     names: Sequence[str],
     statistics: Mapping[str, FeatureStatistics],
-    features: Sequence[Mapping[str, Features]],
+    batches: Sequence[Mapping[str, Features]],
+    rules: Rules,
 ) -> dict[str, FeatureStatistics]:
-    """Statistics by shape of map, with these features merged into them."""
+    """Statistics by shape of map, with these features merged into them, one micro-batch after the other."""
     merged = dict(statistics)
-    for name in names:
-        shape = _shape_name(model.get_submodule(name))
-        for row in features:
-            joined_TX = row[name].joined
-            merged[shape] = merged.get(shape, FeatureStatistics.empty(joined_TX.shape[1])).merge(joined_TX)
+    for batch in batches:
+        for name in names:
+            shape = _shape_name(model.get_submodule(name))
+            joined_TX = batch[name].joined
+            earlier = merged.get(shape, FeatureStatistics.empty(joined_TX.shape[1]))
+            merged[shape] = earlier.merge(joined_TX, rules.variance)
     return merged
 
 
 def _calibrate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: UltraEditConfig
 ) -> dict[str, FeatureStatistics]:
-    """Statistics of the calibration texts; none without texts."""
+    """Statistics of the calibration texts."""
     rows = [row for text in config.calibration or () if (row := _text_row(tokenizer, text)) is not None]
-    if not rows:
-        return {}
     names = config.module_names(model)
-    features = _scale_gradients(_capture(model, rows, names, config), rows, config)
-    return _merge_features(model, names, {}, features)
+    rules = Rules.of(config, is_calibrated=True)
+    batches = rules.micro_batches(list(zip(rows, _capture(model, rows, names, config), strict=True)))
+    return _merge_features(model, names, {}, batches, rules)
 
 
 def _text_row(tokenizer: PreTrainedTokenizerBase, text: str) -> LabeledRow | None:

@@ -6,10 +6,13 @@ Shapes: T tokens of a batch, X features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from edit_hooks.utils.errors import EditingError
+
+VarianceRule = Literal["released", "pooled"]
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,22 @@ class FeatureStatistics:
         zeros_X = torch.zeros(width, dtype=torch.float64)
         return cls(0, zeros_X, zeros_X)
 
-    def merge(self, features_TX: torch.Tensor) -> FeatureStatistics:
-        """The statistics of all earlier tokens and these (Chan's formula)."""
+    def merge(self, features_TX: torch.Tensor, rule: VarianceRule = "pooled") -> FeatureStatistics:
+        """The statistics of all earlier tokens and these (Chan's formula).
+
+        Args:
+            rule: ``pooled`` adds the squared deviations of these tokens. ``released``, UltraEdit's release, adds
+                T / (T - 1) times as much (T times the unbiased variance), so the result depends on how tokens are
+                split into calls; a single token, NaN in the release, adds none.
+        """
         features_TX = features_TX.double().to(self.mean_X.device)
         new, total = len(features_TX), self.count + len(features_TX)
         if new == 0:
             return self
         mean_X = features_TX.mean(0)
         squares_X = (features_TX - mean_X).square().sum(0)
+        if rule == "released" and new > 1:
+            squares_X = squares_X * new / (new - 1)
         shift_X = mean_X - self.mean_X
         return FeatureStatistics(
             total,
@@ -54,8 +65,8 @@ class FeatureStatistics:
         """
         if self.count < 2:
             raise EditingError(
-                "UltraEdit normalizes by the variance over tokens and has seen a single one; leave 'calibration' unset "
-                "(null) or give texts for it."
+                "UltraEdit normalizes by the variance over target tokens and has seen a single one; use start: "
+                "calibrated, or edit several requests at once (edit_batch_size)."
             )
         std_X = (self.squares_X / (self.count - 1)).sqrt().to(features_TX.device)
         centered_TX = features_TX - self.mean_X.to(features_TX.device)

@@ -16,7 +16,8 @@ from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.utils.errors import unknown_keys_error
 
 DEFAULT_DEPTHS = (0.1, 0.2, 0.3, 0.45, 0.6)  # of the last edited block, as shares of the model's depth
-DEFAULT_LR_FACTORS = (0.2, 1.0)
+# Settings of the step size, of which the first that an editor has is varied -> factors.
+STEP_FACTORS = {"lr": (0.2, 1.0), "relative_update": (0.3, 1.0, 3.0)}
 
 
 def make_candidates(
@@ -27,7 +28,7 @@ def make_candidates(
     Args:
         shared: settings of every candidate.
         vary: setting -> values. Without ``layers`` five depths are tried, with as many blocks as the editor's
-            configuration has; without ``lr`` a fifth of its value and the value itself.
+            configuration has; without a step size those of :data:`STEP_FACTORS`, times the editor's own.
 
     Raises:
         EditingError: for settings the editor does not have, and values it refuses.
@@ -35,8 +36,11 @@ def make_candidates(
     config = load_editor(editor, shared).default_config(model)
     vary = {name: list(values) for name, values in vary.items()}
     vary.setdefault("layers", _default_layers(config, num_layers(unwrapped(model))))
-    if "lr" not in vary and (lr := _get_setting(config, "lr")) is not None:
-        vary["lr"] = [factor * lr for factor in DEFAULT_LR_FACTORS]
+    if not vary.keys() & STEP_FACTORS:
+        sizes = ((name, _get_setting(config, name)) for name in STEP_FACTORS)
+        if (step := next(((name, size) for name, size in sizes if size is not None), None)) is not None:
+            name, size = step
+            vary[name] = [factor * size for factor in STEP_FACTORS[name]]
     candidates = [{**shared, "layers": config.layers}]
     configs = [config.to_dict()]
     for values in itertools.product(*vary.values()):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 
 import pytest
 import torch
 from editor_settings import BIRD_CONFIG, ROME_CONFIG
-from paths import ROOT
+from paths import REAL_DATA, ROOT
 
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
@@ -23,6 +24,7 @@ from edit_hooks.store.store import Store
 EDITS = [EditRequest(**record) for record in REQUESTS]
 # No float32 anywhere on the way, so both sides agree to rounding.
 MODEL_TYPES = ["gpt2", "gemma3_text"]
+RELATION_IDS = REAL_DATA.parent / "spec" / "bird-relations.csv"
 
 
 def wide(model_type: str):
@@ -38,11 +40,13 @@ def distance(ours, theirs) -> float:
     return max(float((first[name] - second[name]).norm() / second[name].norm()) for name in second)
 
 
-def mean_state(model, tokenizer, name: str, text: str, expression: str, offset_D=None) -> torch.Tensor:
+def mean_state(model, tokenizer, name: str, span: str, text: str, expression: str, offset_D=None) -> torch.Tensor:
     """Mean last hidden state over the last words of a text; the offset joins the MLP output at its last token."""
     encoding = tokenizer(text, return_offsets_mapping=True)
     start = len(text) - len(expression)
     tokens = [i for i, (a, b) in enumerate(encoding["offset_mapping"]) if b > start and a < b]
+    if span == "released":
+        tokens = list(range(len(encoding["input_ids"])))[-len(tokenizer.tokenize(expression)) :]
 
     def add(_module, _args, output):
         if offset_D is None:
@@ -59,13 +63,13 @@ def mean_state(model, tokenizer, name: str, text: str, expression: str, offset_D
     return hidden[0, tokens].mean(0)
 
 
-def bracket(model, tokenizer, name: str, request, template: str, offset_D, beta: float) -> torch.Tensor:
+def bracket(model, tokenizer, name: str, span: str, request, template: str, offset_D, beta: float) -> torch.Tensor:
     """L1 + L2 - beta (L3 + L4) of one context, from the paper's equations."""
     before = template.removesuffix("{}")
     forward, backward = phrase_table()[request.relation_id]
 
     def state(expression: str, offset=None) -> torch.Tensor:
-        return mean_state(model, tokenizer, name, before + expression, expression, offset)
+        return mean_state(model, tokenizer, name, span, before + expression, expression, offset)
 
     subject = state(request.subject, offset_D)
     r, inverse = state(forward), state(backward)
@@ -78,17 +82,18 @@ def bracket(model, tokenizer, name: str, request, template: str, offset_D, beta:
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("span", ["released", "covering"])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_terms_match_the_equations_of_the_paper(model_type, reduction, engine):
+def test_terms_match_the_equations_of_the_paper(model_type, span, reduction, engine):
     """Value and gradient for all edits at once, and after some have finished."""
     model, tokenizer = wide(model_type)
-    config = config_of(model, engine=engine, template_reduction=reduction)
+    config = config_of(model, engine=engine, template_reduction=reduction, token_span=span)
     name = ARCHITECTURES[model_type].mlp_name(1)
     generator = torch.Generator().manual_seed(1)
     delta_ED = torch.randn(len(EDITS), 32, dtype=torch.float64, generator=generator).requires_grad_(True)
     wanted_E = torch.stack(
         [
-            0.3 * sum(bracket(model, tokenizer, name, request, text, offset_D, 0.7) for text in CONTEXT_TEMPLATES)
+            0.3 * sum(bracket(model, tokenizer, name, span, request, text, offset_D, 0.7) for text in CONTEXT_TEMPLATES)
             for request, offset_D in zip(EDITS, delta_ED, strict=True)
         ]
     )
@@ -155,6 +160,50 @@ def test_every_relation_of_the_benchmarks_has_phrases():
     assert not (used - {None}) - phrase_table().keys()
 
 
+# The ids of BAKE's records, as its release lists them: Wikidata properties, and inverses of some of them.
+BAKE_NUMBERS = [
+    26,
+    35,
+    36,
+    37,
+    38,
+    39,
+    47,
+    50,
+    86,
+    103,
+    108,
+    110,
+    112,
+    119,
+    162,
+    169,
+    176,
+    185,
+    190,
+    277,
+    287,
+    355,
+    530,
+]
+BAKE_NUMBERS += [530, 634, 749, 1327, 1429, 1589, 2389]
+INVERSE_NUMBERS = [37, 39, 50, 86, 103, 108, 110, 112, 119, 162, 176, 277, 287, 749, 1589, 2389]
+BAKE_IDS = {f"P{number}" for number in BAKE_NUMBERS} | {f"re_P{number}" for number in INVERSE_NUMBERS}
+
+
+def test_every_relation_of_bake_has_phrases():
+    assert len(BAKE_IDS) == 45
+    assert not BAKE_IDS - phrase_table().keys()
+    assert phrase_table()["re_P50"] == ["is the author of", "was written by"]
+
+
+@pytest.mark.skipif(not RELATION_IDS.exists(), reason="the list of BAKE's relation ids is not on this machine")
+def test_the_ids_are_those_of_the_release():
+    with RELATION_IDS.open(encoding="utf-8") as file:
+        released = {row["relation_id"] for row in csv.DictReader(file)}
+    assert released == BAKE_IDS
+
+
 def test_every_table_entry_is_two_phrases():
     for relation, phrases in phrase_table().items():
         assert len(phrases) == 2 and all(isinstance(p, str) and p == p.strip() and p for p in phrases), relation
@@ -177,7 +226,7 @@ def test_another_phrase_table_is_another_stored_edit(monkeypatch, tmp_path):
     assert make_edit().checksum() == first.checksum()
     table = dict(phrase_table())
     table[EDITS[0].relation_id] = ["is governed from", "governs"]
-    monkeypatch.setattr(bird, "phrase_table", lambda: table)
+    monkeypatch.setattr(bird, "phrase_table", lambda wording: table)
     assert make_edit().checksum() != first.checksum()
 
 
@@ -200,3 +249,34 @@ def test_incomplete_requests_are_refused():
     request = dataclasses.replace(EDITS[0], relation_id="P999999", target_true=None)
     (delta,) = load_editor("bird", {**BIRD_CONFIG, **own}).edit(model, tokenizer, [request])
     assert delta.diagnostics["losses"][0]["bird"] > 0
+
+
+@pytest.fixture
+def released_table(monkeypatch, tmp_path):
+    """A file in the layout of the release, in place of the download."""
+    path = tmp_path / "const.py"
+    path.write_text("table={\n'P36': ['has it',\"is it\"],\n'P1327': ['works beside',\"\"],\n}\n", encoding="utf-8")
+    monkeypatch.setattr(bird.PinnedFile, "fetch", lambda self: path)
+    bird._released_phrases.cache_clear()
+    yield {"P36": ["has it", "is it"], "P1327": ["works beside", ""]}
+    bird._released_phrases.cache_clear()
+
+
+def test_the_released_wording_is_another_table(released_table):
+    assert phrase_table("released") == released_table
+    model, tokenizer = wide("gpt2")
+    request = dataclasses.replace(EDITS[0], relation_id="P36")
+    settings = {**BIRD_CONFIG, "num_steps": 3, "alpha": 0.05}
+    own, released = (
+        load_editor("bird", {**settings, "wording": wording}).edit(model, tokenizer, [request])[0]
+        for wording in ("own", "released")
+    )
+    assert distance(own, released) > 1e-4
+    assert own.meta["config"]["phrase_table_digest"] != released.meta["config"]["phrase_table_digest"]
+
+
+def test_an_empty_phrase_of_the_release_is_refused(released_table):
+    model, tokenizer = wide("gpt2")
+    request = dataclasses.replace(EDITS[0], relation_id="P1327")
+    with pytest.raises(EditingError, match=r"'P1327' has an empty phrase.*wording: own"):
+        load_editor("bird", {**BIRD_CONFIG, "wording": "released"}).edit(model, tokenizer, [request])

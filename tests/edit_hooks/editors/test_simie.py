@@ -61,7 +61,8 @@ def test_a_stream_is_the_recursion(model_type, base, settings, size, tmp_path):
     steps = [EDITS[start : start + size] for start in range(0, len(EDITS), size)]
     wanted = recursion(model, tokenizer, load_editor(base, settings), steps)
     # The base is resolved once, on the unedited weights, as a stream does.
-    editor = load_editor("simie", {"base": base, "base_settings": settings, "ridge": RIDGE})
+    config = {"base": base, "base_settings": settings, "ridge": RIDGE, "joint_steps": "together"}
+    editor = load_editor("simie", config)
     history: list[Delta] = []
     for number, requests in enumerate(steps):
         with edited(model, *history):

@@ -12,7 +12,7 @@ from edit_hooks.modeling.tokens import split_continuation
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
 TEXTS = ["The mother tongue of Elena is Serbian.", "He speaks English, French and Italian."]
-CONFIG = {"layers": [1], "lr": 3e-3, "calibration": TEXTS}
+CONFIG = {"layers": [1], "lr": 3e-3, "start": "calibrated", "calibration": TEXTS}
 UPDATE_BOUND = 1e-8
 FLOAT32_BOUND = 1e-5
 FLOAT32_ATTENTION = {"gptj", "gemma2"}  # the softmax is float32 under every dtype of the weights
@@ -54,11 +54,12 @@ def text_features(model, tokenizer, name: str, text: str):
     return by_hand(model, name, ids[:-1], list(enumerate(ids[1:])), list(range(len(ids) - 1)))
 
 
-def expected_update(new, seen, lr: float, ridge: float) -> torch.Tensor:
+def expected_update(new, seen, lr: float, ridge: float, std=None) -> torch.Tensor:
     """W' - W [d, f] of the paper's form, with an f x f system, from plain means and standard deviations."""
     inputs_TF, gradients_TD = (torch.cat(part) for part in zip(*new, strict=True))
     everything = torch.cat([torch.cat(pair, 1) for pair in [*seen, *new]])
-    hat = (torch.cat([inputs_TF, gradients_TD], 1) - everything.mean(0)) / everything.std(0)
+    std = everything.std(0) if std is None else std
+    hat = (torch.cat([inputs_TF, gradients_TD], 1) - everything.mean(0)) / std
     width = inputs_TF.shape[1]
     values_TD = -lr * hat[:, :width].norm(dim=1, keepdim=True) ** 2 * hat[:, width:]
     system_FF = inputs_TF.T @ inputs_TF + ridge * torch.eye(width, dtype=torch.float64)
@@ -91,18 +92,61 @@ def test_single_and_joint_updates_match_the_equations(model_type):
     assert joint.diagnostics["num_tokens"] == sum(len(h) for h, _ in new)
 
 
-def test_all_tokens_the_mean_loss_and_no_calibration():
-    """The settings of the other public versions; with more tokens than the matrix has rows the update is dense."""
+def test_all_tokens_the_mean_loss_and_an_empty_start():
+    """The rules of the other public versions; with more tokens than the matrix has rows the update is dense."""
     model, tokenizer = wide("llama")
     name = ARCHITECTURES["llama"].rewrite_name(1)
-    new = [request_features(model, tokenizer, name, request, "all") for request in EDITS]
+    features = [request_features(model, tokenizer, name, request, "all") for request in EDITS]
     counts = [len(request_features(model, tokenizer, name, request)[0]) for request in EDITS]
-    first, second = sum(counts[:2]), sum(counts[2:])
-    new = [(h, g / (first if i < 2 else second)) for i, (h, g) in enumerate(new)]
-    settings = {**CONFIG, "calibration": [], "tokens": "all", "gradients": "mean", "micro_batch_size": 2, "ridge": 0.5}
-    (delta,) = load_editor("ultraedit", settings).edit(model, tokenizer, EDITS, joint=True)
+    longest_first = sorted(range(len(EDITS)), key=lambda i: -len(features[i][0]))
+    assert longest_first != list(range(len(EDITS)))  # so that the order shows
+    new = []
+    for batch in (longest_first[:2], longest_first[2:]):
+        labels = sum(counts[i] for i in batch)
+        new += [(features[i][0], features[i][1] / labels) for i in batch]
+    settings = {**CONFIG, "calibration": [], "tokens": "all", "micro_batch_size": 2, "ridge": 0.5}
+    (delta,) = load_editor("ultraedit", {**settings, "variance": "pooled"}).edit(model, tokenizer, EDITS, joint=True)
     assert not delta.factors
     assert relative(delta.weights()[f"{name}.weight"], expected_update(new, [], 3e-3, 0.5)) < UPDATE_BOUND
+    # Released: every micro-batch of T tokens adds T / (T - 1) times its squared deviations.
+    first, second = (torch.cat([torch.cat(pair, 1) for pair in new[i : i + 2]]) for i in (0, 2))
+    n, m = len(first), len(second)
+    squares = n * first.var(0) + m * second.var(0) + (first.mean(0) - second.mean(0)) ** 2 * n * m / (n + m)
+    std = (squares / (n + m - 1)).sqrt()
+    (delta,) = load_editor("ultraedit", settings).edit(model, tokenizer, EDITS, joint=True)
+    assert relative(delta.weights()[f"{name}.weight"], expected_update(new, [], 3e-3, 0.5, std)) < UPDATE_BOUND
+
+
+def test_only_edits_made_alone_are_calibrated_by_default():
+    model, tokenizer = wide("gpt2")
+
+    def update(joint: bool, **settings):
+        editor = load_editor("ultraedit", {"layers": [1], "lr": 3e-3, "calibration": TEXTS, **settings})
+        (delta,) = editor.edit(model, tokenizer, EDITS[2:3], joint=joint)
+        return delta.diagnostics["start"], delta.checksum()
+
+    assert update(False) == update(False, start="calibrated") == update(True, start="calibrated")
+    assert update(True) == update(True, start="empty") == update(False, start="empty")
+    assert update(False)[0] == "calibrated" and update(True)[0] == "empty"
+    assert update(False)[1] != update(True)[1]
+
+
+@pytest.mark.parametrize("start", ["empty", "calibrated"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+def test_without_lr_the_update_is_relative_to_the_weights(model_type, start):
+    model, tokenizer = wide(model_type)
+    settings = {"layers": [1, 2], "start": start, "calibration": TEXTS, "relative_update": 0.02}
+
+    def ratio(delta) -> float:
+        updates = delta.weights()
+        weights = sum(float(model.get_parameter(name).detach().norm()) ** 2 for name in updates)
+        return (sum(float(update.norm()) ** 2 for update in updates.values()) / weights) ** 0.5
+
+    (joint,) = load_editor("ultraedit", settings).edit(model, tokenizer, EDITS, joint=True)
+    assert ratio(joint) == pytest.approx(0.02 * len(EDITS) ** 0.5)
+    (same,) = load_editor("ultraedit", {**settings, "lr": 1.0}).edit(model, tokenizer, EDITS, joint=True)
+    shrunk = {name: update * ratio(joint) / ratio(same) for name, update in same.weights().items()}
+    assert all(relative(joint.weights()[name], update) < 1e-9 for name, update in shrunk.items())
 
 
 def test_gradients_at_all_positions_add_up_to_that_of_the_weight():
@@ -139,7 +183,7 @@ def test_a_stream_carries_the_statistics(tmp_path):
 
 def test_roles_resolve_to_the_published_modules():
     model, tokenizer = wide("llama")
-    settings = {"modules": {"gate": [0], "up": [0, 2]}, "lr": 3e-3, "calibration": TEXTS}
+    settings = {**CONFIG, "layers": None, "modules": {"gate": [0], "up": [0, 2]}}
     (delta,) = load_editor("ultraedit", settings).edit(model, tokenizer, EDITS[:1])
     gate, *ups = names = ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj", "model.layers.2.mlp.up_proj"]
     assert list(delta.factors) == names

@@ -36,6 +36,14 @@ def test_settings_of_the_base_editor_are_varied_in_base_settings(model):
     assert other["base_settings"] == {"lr": 0.123}
 
 
+def test_a_relative_step_is_varied_where_no_lr_is_known(model):
+    candidates = make_candidates("ultraedit", model, {}, {"layers": [[1]]})
+    sizes = {candidate["relative_update"] for candidate in candidates if "relative_update" in candidate}
+    assert len(sizes) == 3 and max(sizes) / min(sizes) == pytest.approx(10)
+    with_lr = make_candidates("ultraedit", model, {"lr": 1e-3}, {"layers": [[1]]})
+    assert {candidate["lr"] for candidate in with_lr} == {1e-3, 2e-4}
+
+
 def test_unknown_settings_and_layers_are_refused(model):
     with pytest.raises(EditingError, match=r"clamp_factorr.*Did you mean 'clamp_factor'"):
         make_candidates("r_rome", model, {}, {"clamp_factorr": [1]})
