@@ -61,10 +61,6 @@ class EditRequest:
                 raise EditingError(
                     f"field {field.name!r}{self._case} is {value!r} ({type(value).__name__}); a string is needed."
                 )
-            if re.search("[\ud800-\udfff]", value):
-                raise EditingError(
-                    f"field {field.name!r}{self._case} holds half of a surrogate pair: {value!r}; fix it."
-                )
             value = value.strip()
             if not value and required:
                 raise EditingError(f"field {field.name!r}{self._case} is empty; give a text or drop the record.")

@@ -9,6 +9,7 @@ Source: the released code of Yang et al., The Mirage of Model Editing: Revisitin
 from __future__ import annotations
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import read_text
 from edit_hooks.utils.pinned_file import PinnedFile
 
 NAME = "published_wording"
@@ -31,7 +32,7 @@ def fetch_published_wording() -> str:
     Raises:
         EditingError: if the file is neither in the cache nor can be downloaded.
     """
-    module = SOURCE.fetch().read_text(encoding="utf-8")
+    module = read_text(SOURCE.fetch())
     _, found, rest = module.partition(BEGIN)
     body, closed, _ = rest.partition(END)
     if not (found and closed):

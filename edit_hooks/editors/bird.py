@@ -60,6 +60,7 @@ from edit_hooks.modeling.tokens import Encoding, encode, tokens_in_span
 from edit_hooks.request import EditRequest, split_template
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, near_misses
+from edit_hooks.utils.files import read_text
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.numbers import NON_NEGATIVE
 from edit_hooks.utils.pinned_file import PinnedFile
@@ -183,7 +184,7 @@ def _own_phrases() -> dict[str, list[str]]:
 @functools.cache
 def _released_phrases() -> dict[str, list[str]]:
     """The dictionary in the release's ``const.py``: parsed as syntax, never run."""
-    module = ast.parse(RELEASED_PHRASES.fetch().read_text(encoding="utf-8"))
+    module = ast.parse(read_text(RELEASED_PHRASES.fetch()))
     tables = [node.value for node in module.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
     assert len(tables) == 1  # the file is pinned by its hash
     return {

@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,9 +77,10 @@ from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 ROLES = ("rewrite", "up", "gate")
 

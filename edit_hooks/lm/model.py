@@ -90,7 +90,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     ``pretrained`` the embedded demo model is used.
     """
 
-    option_names = (*OWN_OPTIONS, *FROM_PRETRAINED)  # besides the parameters of `HFLM`
+    option_names = (*OWN_OPTIONS, *FROM_PRETRAINED, *QUANTIZATION_OPTIONS)  # besides the parameters of `HFLM`
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
         check_known_options(kwargs, HFLM, OWN_OPTIONS)
@@ -198,11 +198,14 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """The questions of requests; the reason for one that this model cannot be asked."""
         read = read_questions(requests, self.items, self.edit_context)
         if self.rank == 0:
+            reasons = [one.reason for one in read if isinstance(one, FailedAnswer)]
+            if self.world_size == 1 < len(read) == len(reasons):
+                raise EditingError(f"no question of this run ({len(read)}) can be asked; the first: {reasons[0]}")
             warn_of_unread(read)
             if self.options.makes_edits and not self.plan.groups:
                 questions = [question for question in read if isinstance(question, Question)]
                 edits = {edit.key: edit for question in questions for edit in question.requests}
-                self._find_unusable(list(edits.values()), fail_if_all=self.world_size == 1)
+                self._find_unusable(list(edits.values()), fail_if_all=self.world_size == 1 < len(edits))
         return read
 
     def _answer_under_edits(
@@ -334,7 +337,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if store:
             store.remove_leftovers()
         if not self.plan.cumulative:
-            edits = IndependentEdits(self.model, self.tokenizer, self.editor, store, self.identity, self._quiet)
+            edits = IndependentEdits(
+                self.model, self.tokenizer, self.editor, store, self.identity, self._quiet, bool(self.plan.groups)
+            )
             return SingleEditSession(edits, self.plan)
         guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
         stream = EditStream(
@@ -369,12 +374,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """Request key -> reason for the requests that the editor cannot use, with a warning; needs no weights.
 
         Raises:
-            EditingError: if none of several edits is usable.
+            EditingError: with ``fail_if_all``, if no edit is usable.
         """
         unusable = self.editor.find_unusable(self.tokenizer, requests, position_limit(self.config))
-        if fail_if_all and len(unusable) == len(requests) > 1:
+        if fail_if_all and unusable and len(unusable) == len(requests):
             first = next(iter(unusable.values()))
-            raise EditingError(f"none of the {len(requests)} edits can be used; the first: {first}")
+            raise EditingError(f"no edit of this run ({len(requests)}) can be used; the first: {first}")
         if self.rank == 0:
             warn_of_unusable("edits", unusable, len(requests))
         return unusable

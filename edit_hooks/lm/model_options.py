@@ -29,7 +29,7 @@ def check_model_options(pretrained: object, options: Mapping[str, Any]) -> None:
         EditingError: for a checkpoint that cannot exist, a device that is not there, and values of another type.
     """
     options = {name: value for name, value in options.items() if value is not None}
-    _check_pretrained(pretrained)
+    _check_pretrained(pretrained, f"{options['subfolder']}/" if options.get("subfolder") else "")
     if "device" in options:
         _check_device(options["device"])
     for name in ("dtype", "softmax_dtype", "mixed_precision_dtype"):
@@ -49,7 +49,7 @@ def check_model_options(pretrained: object, options: Mapping[str, Any]) -> None:
         raise EditingError(f"backend={options['backend']!r} is unknown. Accepted: {', '.join(BACKENDS)}.")
 
 
-def _check_pretrained(pretrained: object) -> None:
+def _check_pretrained(pretrained: object, subfolder: str) -> None:
     if isinstance(pretrained, torch.nn.Module):
         return
     if not isinstance(pretrained, str) or not pretrained.strip():
@@ -58,8 +58,11 @@ def _check_pretrained(pretrained: object) -> None:
     if path.is_file() or (pretrained.startswith(("/", ".", "~")) and not path.is_dir()):
         kind = "a file" if path.is_file() else "not there"
         raise EditingError(f"pretrained={pretrained} is {kind}; give a hub id or the folder of a saved model.")
-    if path.is_dir() and not Path(path, "config.json").is_file() and not any(path.glob("*.gguf")):
-        raise EditingError(f"pretrained={pretrained} holds no config.json; give the folder of a saved model.")
+    folder = path / subfolder
+    if path.is_dir() and not Path(folder, "config.json").is_file() and not any(folder.glob("*.gguf")):
+        raise EditingError(
+            f"pretrained={pretrained} holds no {subfolder}config.json; give the folder of a saved model."
+        )
 
 
 def _check_dtype(name: str, dtype: object) -> None:

@@ -6,15 +6,15 @@ config suffice to find it. Faults of the whole run (settings, missing statistics
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
+from edit_hooks.utils.logs import get_logger
 
-log = logging.getLogger("lm_eval.edited_hf")
+log = get_logger("lm_eval.edited_hf")
 
 KeyT = TypeVar("KeyT")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edit_hooks.modeling.identity import ModelIdentity, differences
 from edit_hooks.store.store import Description, Store
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger("lm_eval.edited_hf")
@@ -48,5 +49,5 @@ def record_model(store: Store, identity: ModelIdentity) -> None:
 def _models(store: Store) -> Iterator[Mapping[str, Any]]:
     """The recorded models; unreadable files are skipped."""
     for path in (store.root / "json" / KIND).glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            yield json.loads(path.read_text(encoding="utf-8"))["description"]["model"]
+        with contextlib.suppress(EditingError, TypeError, KeyError):
+            yield read_json(path, finite=False)["description"]["model"]

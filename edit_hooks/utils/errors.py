@@ -24,16 +24,16 @@ class EditingError(ValueError):
         super().__init__(printable(str(message)))
 
 
-def traceback_wanted() -> bool:
-    """Whether commands show tracebacks of user errors: ``LM_EDIT_DEBUG=1`` in the environment."""
-    return os.environ.get(DEBUG_VARIABLE, "0").strip().lower() not in ("", "0", "false", "no", "off")
-
-
 class UnusableRequestError(EditingError):
     """An edit request or a question that this model or editor cannot use, while it can use others.
 
     A run goes on without it: the case is unscored, with the message as the reason.
     """
+
+
+def traceback_wanted() -> bool:
+    """Whether commands show tracebacks of user errors: ``LM_EDIT_DEBUG=1`` in the environment."""
+    return os.environ.get(DEBUG_VARIABLE, "0").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def near_misses(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -24,13 +24,14 @@ class _Refused(ValueError):
     """A JSON text that is well formed and not accepted; the message says why."""
 
 
-def parse_json(text: str, where: str, *, advice: str = "", finite: bool = True) -> Any:
+def parse_json(text: str, where: str, *, advice: str = "", finite: bool = True, paired: bool = True) -> Any:
     """Parse a JSON text.
 
     Args:
         where: file and line, a prefix of error messages.
         advice: a sentence that ends messages about malformed text.
         finite: refuse NaN and infinite numbers. Files that programs write may contain them.
+        paired: refuse half surrogate pairs. Files of records may contain some: the record is unusable, not the file.
 
     Raises:
         EditingError: for malformed text, repeated keys, numbers that are not finite or too long, and deep nesting.
@@ -44,7 +45,7 @@ def parse_json(text: str, where: str, *, advice: str = "", finite: bool = True) 
             parse_float=_finite if finite else None,
             parse_constant=accept_constant or _refuse_constant,
         )
-        if _SURROGATE.search(text):
+        if paired and _SURROGATE.search(text):
             json.dumps(content, ensure_ascii=False).encode()
         return content
     except json.JSONDecodeError as error:
@@ -91,7 +92,9 @@ def read_rows(
 
 
 def _json_list(path: Path, text: str, finite: bool) -> Iterator[tuple[str, Any]]:
-    for number, record in enumerate(parse_json(text, str(path), advice="Fix or re-download it.", finite=finite)):
+    for number, record in enumerate(
+        parse_json(text, str(path), advice="Fix or re-download it.", finite=finite, paired=False)
+    ):
         yield f"{path.name}, record {number}", record
 
 
@@ -102,7 +105,7 @@ def _json_lines(path: Path, text: str, finite: bool) -> Iterator[tuple[str, Any]
         if not line.strip():
             continue
         advice = "Fix or remove the line." if number else "A JSON list or one JSON object per line is needed."
-        record = parse_json(line, f"{path}, line {line_number}", advice=advice, finite=finite)
+        record = parse_json(line, f"{path}, line {line_number}", advice=advice, finite=finite, paired=False)
         yield f"{path.name}, record {number} (line {line_number})", record
         number += 1
 

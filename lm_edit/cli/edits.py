@@ -23,7 +23,6 @@ def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--editor", required=True, help=EDITOR_HELP)
     parser.add_argument("--editor-args", help=f"settings of the editor: {SETTINGS_SYNTAX}")
     parser.add_argument("--edit-context", help="text in which edits are made: bare (default), qa or chat")
-    parser.add_argument("--seed", type=int, help="seed of the editor")
     parser.add_argument("--seed", type=whole(SEED), help="seed of the editor")
     parser.add_argument("--edits", required=True, help="a benchmark, or a JSON(L) file of edit requests")
     parser.add_argument("--data", help=DATA_HELP)

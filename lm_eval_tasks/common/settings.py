@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -21,10 +20,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from lm_eval.api.model import LM
 
 from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
 from edit_hooks.utils.options import choice, parse_checkpoints, switch
 
-logger = logging.getLogger("lm_eval.editing_tasks")
+logger = get_logger("lm_eval.editing_tasks")
 
 # A task's metadata, into which lm-eval merges --model_args and --metadata.
 Settings: TypeAlias = Mapping[str, Any]

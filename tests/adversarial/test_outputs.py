@@ -11,6 +11,7 @@ import pytest
 
 from edit_hooks.assets import demo_model
 from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.outputs import check_output_file, check_output_folder
 from lm_edit.cli.main import main
 
@@ -124,7 +125,9 @@ def test_a_home_folder_is_expanded_and_new_folders_are_made(
     assert main(["judge", str(source), "--judge", "em", "--out=~/new/verdicts.jsonl"]) == 0
     assert (tmp_path / "home" / "new" / "verdicts.jsonl").read_text().count("\n") == 1
     assert check_output_folder("~/new folder") == tmp_path / "home" / "new folder"
-    assert check_output_file("~no such user/x", inputs=["~no such user/y", "a\0b", "x" * 5000]).name == "x"
+    assert check_output_file(tmp_path / "x", inputs=["~no such user/y", "a\0b", "x" * 5000]).name == "x"
+    with pytest.raises(EditingError, match="home directory"):
+        check_output_file("~no such user/x")
 
 
 def test_a_data_folder_protects_its_files(tmp_path: Path, refused: Run) -> None:

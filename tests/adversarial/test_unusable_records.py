@@ -179,7 +179,7 @@ def test_edits_that_are_all_unusable_are_an_error_before_loading(
 ) -> None:
     records = [{"prompt": f"Town {number} lies in", "target_new": "Velm"} for number in range(3)]
     edits = str(write_jsonl(tmp_path / "edits.jsonl", records))
-    with pytest.raises(EditingError, match=r"none of the 3 edits can be used.*'subject'"):
+    with pytest.raises(EditingError, match=r"no edit of this run \(3\) can be used.*'subject'"):
         build(str(tiny_path("gpt2")), editor="memit", mode="batch", edits=edits)
 
 
@@ -213,5 +213,5 @@ def test_saved_edits_list_the_requests_that_they_write(tiny_path: Callable[..., 
     assert list(saved.failed) == ["b"] and "positions" in saved.failed["b"]
     (file,) = saved.files
     lm = build(model["pretrained"], load_edit=str(file), editor_args=None)
-    keys = lm.session.keys
-    assert keys is not None and len(keys) == 1
+    requests = lm.session.requests
+    assert requests is not None and len(requests) == 1
