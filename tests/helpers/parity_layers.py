@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
-from golden_data import golden_covariance, golden_json
+from golden_data import golden_case, golden_covariance, golden_json
 from parity import check_losses, relative_error
 
-from edit_hooks import Delta
+from edit_hooks import Delta, EditRequest, edited
+from edit_hooks.base.editor import Editor
 
 # Bounds of tests/golden/README.md. The release adds its float64 update to the weights in float32, so in a float64 run
 # everything behind the first layer carries that rounding.
@@ -62,3 +66,41 @@ def check_single_losses(delta: Delta, case: dict[str, Any], wide: bool, where: s
     """The loss curve of the only request of a case."""
     (reference,) = case["steps"][0]["losses"]
     check_losses(delta.diagnostics["losses"], reference, 1e-8 if wide else 1e-4, where)
+
+
+def contract(update_DF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An update contracted with cos(0), cos(1), ... from the input side [D] and from the output side [F]."""
+    along_D, along_F = (torch.cos(torch.arange(width, dtype=torch.float64)) for width in update_DF.shape)
+    return update_DF.double() @ along_F, along_D @ update_DF.double()
+
+
+def check_stream(editor: Editor[Any], method: str, name: str, loaded: Any, bounds: Mapping[str, float]) -> None:
+    """Edit the steps of a golden case one after the other; compare updates and offsets.
+
+    Args:
+        loaded: name of the golden model, the model and its tokenizer.
+        bounds: by name of a tensor of the case, and for the ``update``.
+    """
+    model_name, model, tokenizer = loaded
+    case, tensors = golden_case(method, model_name, name)
+    history: list[Delta] = []
+    with contextlib.ExitStack() as applied:
+        for number, step in enumerate(case["steps"]):
+            where = f"{method} {model_name} {name} step {number}"
+            requests = [EditRequest(**record) for record in step["requests"]]
+            (delta,) = editor.edit(model, tokenizer, requests, joint=True, history=history)
+            own = step_tensors(tensors, number)
+            assert sorted(delta.weights()) == sorted(case["edited_weights"]), where
+            for weight, update in delta.weights().items():
+                update_DF = update.T if model_name == "tiny-gpt2" else update  # Conv1D stores [in, out]
+                for side, ours in zip(("out", "in"), contract(update_DF), strict=True):
+                    if f"{weight}.{side}" in own:
+                        error = relative_error(ours, own[f"{weight}.{side}"])
+                        assert error < bounds["update"], f"{where}: {weight} off by {error:.1e}"
+                norm = float(update.double().norm())
+                assert norm == pytest.approx(step["norms"][weight], rel=bounds["update"]), where
+            for tensor in bounds.keys() & own.keys():
+                error = relative_error(delta.intermediates[tensor], own[tensor])
+                assert error < bounds[tensor], f"{where}: {tensor} off by {error:.1e}"
+            history.append(delta)
+            applied.enter_context(edited(model, delta))
