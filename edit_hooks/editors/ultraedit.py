@@ -197,7 +197,8 @@ class UltraEdit(Editor[UltraEditConfig]):
     needs_subject = False
     edits_quantized = True
     supports_joint = True
-    contract_settings: ClassVar[Settings] = {"layers": [1], "lr": 3e-3}
+    # By default an edit made alone and a batch of it start from different statistics.
+    contract_settings: ClassVar[Settings] = {"layers": [1], "lr": 3e-3, "start": "calibrated"}
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)

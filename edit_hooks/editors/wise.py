@@ -90,13 +90,11 @@ class WISEConfig(EditorConfig):
     module: Literal["mlp_out", "mlp_in"] = config_field("the linear map that gets side memories", default="mlp_out")
     num_steps: int = config_field("largest number of loss evaluations of an edit", within=POSITIVE, default=70)
     lr: float = config_field("step size of the gradient descent", within=POSITIVE, default=1.0)
-    alpha: float = config_field(
-        "margin: bound above the distance on the unrelated text", within=NON_NEGATIVE, default=5.0
-    )
-    beta: float = config_field("margin: bound below the distance on the edit", within=NON_NEGATIVE, default=20.0)
+    # Margins may be negative: a term of the loss is then zero until a distance is that far off.
+    alpha: float = config_field("margin: bound above the distance on the unrelated text", default=5.0)
+    beta: float = config_field("margin: bound below the distance on the edit", default=20.0)
     gamma: float = config_field(
         "margin: least difference between the edit's and the unrelated text's distance",
-        within=NON_NEGATIVE,
         default=10.0,
     )
     act_ratio: float = config_field(

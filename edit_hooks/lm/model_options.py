@@ -76,5 +76,6 @@ def _check_device(device: Any) -> None:
         parsed = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
         raise EditingError(f"device={device!r} is no device. Accepted: cpu, cuda, cuda:0, mps, ...") from None
-    if parsed.type == "cuda" and (count := torch.cuda.device_count()) <= (parsed.index or 0):
+    # lm_eval passes cuda:0 by default, and its class uses the CPU where there is no GPU.
+    if parsed.type == "cuda" and max(count := torch.cuda.device_count(), 1) <= (parsed.index or 0):
         raise EditingError(f"device={device} does not exist; torch sees {count} GPUs here. Use device=cpu or drop it.")

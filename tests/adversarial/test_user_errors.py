@@ -10,13 +10,13 @@ from typing import Any
 import lm_eval
 import pytest
 from bad_files import write_bad_files
+from command_line import run_verb
 from lm_eval.tasks import TaskManager
 from paths import RECORDS
 
 import lm_eval_tasks
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.printable import MAX_MESSAGE
-from lm_edit.cli.main import main
 
 BAKE = str(RECORDS / "bake_qa.jsonl")
 Run = Callable[..., str]
@@ -401,11 +401,7 @@ judge-quality --pairs folder.jsonl | it is a folder
 @pytest.mark.parametrize(("line", "expected"), rows(VERBS))
 def test_verbs(capsys: pytest.CaptureFixture[str], model_folder: str, line: str, expected: str) -> None:
     arguments = line.replace("BAKE", BAKE).replace("MODEL", f"--pretrained {model_folder} --device cpu").split()
-    try:
-        code = main(arguments)
-    except SystemExit as exit_of_the_parser:
-        code = exit_of_the_parser.code
-    assert code == 2
+    assert run_verb(arguments) == 2
     printed = capsys.readouterr().err
     message = printed[printed.index(f"lm-edit {arguments[0]}: ") :].rstrip("\n")
     check(message.removeprefix(f"lm-edit {arguments[0]}: "), expected)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, REQUESTS
+from lm_edit.cli.main import main
 
 FAST_SETTINGS = {"num_steps": 3, "context_templates": CONTEXT_TEMPLATES}
+
+
+def run_verb(arguments: Sequence[str]) -> int:
+    """Run ``lm-edit``; return its exit code, also where the parser of arguments ends the process."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
 
 
 def write_requests(path: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from edit_hooks import Delta, EditRequest, load_editor
+from edit_hooks.contract.tiny_models import build_tokenizer
 from edit_hooks.deltas.context_edit import ContextEdit
 
 ICE = ContextEdit("Port Elna is the capital of", "Dravonia")
@@ -17,7 +18,7 @@ WORDS = {"embedder": "words"}
 
 def context_edits(editor: str, *requests: EditRequest, **settings: Any) -> list[Delta]:
     """Edits of an in-context editor; by default of the request about Port Elna."""
-    return load_editor(editor, settings).edit(_NoModel(), _NoTokenizer(), list(requests or [REQUEST]))
+    return load_editor(editor, settings).edit(_NoModel(), build_tokenizer("byte_bpe"), list(requests or [REQUEST]))
 
 
 class _NoModel(torch.nn.Module):
@@ -25,7 +26,3 @@ class _NoModel(torch.nn.Module):
 
     class config:
         model_type = "anything"
-
-
-class _NoTokenizer:
-    is_fast = True

@@ -54,7 +54,8 @@ def test_every_record_is_scored_or_has_a_reason(task: str, lm_class: type) -> No
     found = metrics_of(results, task)
     samples = results["samples"][task]
     names = own_metrics(build(task, **ALL_COLUMNS))
-    reported = {name for name in found if not name.endswith(("_n", "_excluded", "_stderr"))}
+    companions = ("_n", "_excluded", "_failed", "_or_0", "_stderr")
+    reported = {name for name in found if not name.endswith(companions)}
     assert reported == {*names, "unscored", "unscored_reason", "edit"}
     num_docs = found_docs = len(samples)
     assert num_docs == len(build(task).test_docs())
@@ -64,6 +65,7 @@ def test_every_record_is_scored_or_has_a_reason(task: str, lm_class: type) -> No
         excluded = found.get(f"{name}_excluded", 0)
         assert found[f"{name}_n"] == len(scored)
         if not name.startswith("s_"):  # S may have some components and reasons for the others
+            assert found[f"{name}_failed"] == len(reasons)
             found_docs = found[f"{name}_n"] + excluded + len(reasons)
         assert found_docs == num_docs
     assert found["unscored"] == sum(bool(sample["unscored_reason"]) for sample in samples)

@@ -32,7 +32,7 @@ def test_units_are_selected_by_threshold_and_by_sharing():
 
 
 def test_one_step_is_refused():
-    with pytest.raises(EditingError, match="at least 2 points"):
+    with pytest.raises(EditingError, match="at least 2 is needed"):
         load_editor("kn", {"num_steps": 1})
 
 

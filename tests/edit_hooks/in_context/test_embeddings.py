@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
 import zlib
@@ -67,7 +68,9 @@ def test_a_missing_package_is_named(monkeypatch):
     with pytest.raises(EditingError, match=r"lm-eval-editing\[ike\]"):
         load_embedder("missing/package")
     require_embedder("words")
-    require_embedder("missing/package")  # only built-in embedders are checked without loading
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EditingError, match=r"lm-eval-editing\[ike\]"):
+        require_embedder("missing/package")
 
 
 def test_sentence_transformers_give_unit_vectors_without_a_progress_bar(monkeypatch):

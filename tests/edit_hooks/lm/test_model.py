@@ -226,7 +226,7 @@ def test_results_record_the_editing_setup(model_path):
         ({"editor_args": {"lrr": 1}}, "Did you mean 'lr'"),
         ({"editor_args": {"lr": "fast"}}, "'lr' is 'fast'"),
         ({"editor_args": "missing.yaml"}, "missing.yaml cannot be read"),
-        ({"seed": -1}, "seed=-1"),
+        ({"seed": -1}, "seed is -1"),
         ({"mode": "sequential"}, "needs edits="),
         ({"edits": "bake"}, "no meaning in mode=single"),
         ({"mode": "sequential", "edits": "bakee"}, "Did you mean 'bake'"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from command_line import printed_lines, split_cells
+from command_line import printed_lines, run_verb, split_cells
 from hub_corpus import REVISION, serve_corpus
 from safetensors.torch import load_file
 
@@ -118,5 +118,5 @@ def test_a_hub_corpus_is_streamed_at_a_pinned_revision_in_a_random_order(run, tm
     ],
 )
 def test_mistakes_are_explained(tiny_path, capsys, arguments, message):
-    assert main(["stats", "--pretrained", str(tiny_path("llama")), "--device", "cpu", *arguments]) == 2
+    assert run_verb(["stats", "--pretrained", str(tiny_path("llama")), "--device", "cpu", *arguments]) == 2
     assert message in capsys.readouterr().err

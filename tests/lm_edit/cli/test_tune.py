@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import printed_lines, split_cells
+from command_line import printed_lines, run_verb, split_cells
 
 from edit_hooks import load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, build_model
@@ -65,12 +65,12 @@ def test_the_best_settings_are_accepted_as_editor_args(run, tmp_path, capsys, mo
         (["--layers", "a"], "3,4,5 4,5,6"),
         (["--vary", "lr"], "name=value;value"),
         (["--num-edits", "1000"], "has 64 facts"),
-        (["--trials", "0"], "--trials is 0; a positive"),
-        (["--skip", "-1"], "--skip is -1; a non-negative"),
+        (["--trials", "0"], "argument --trials: '0' is not accepted; a positive"),
+        (["--skip", "-1"], "argument --skip: '-1' is not accepted"),
     ],
 )
 def test_mistakes_are_explained(tmp_path, capsys, arguments, message):
     """Before the model is loaded."""
     model = ["--pretrained", str(tmp_path / "nowhere")]
-    assert main(["tune", *model, "--editor", "r_rome", "--edits", "bake", "--data", "mini", *arguments]) == 2
+    assert run_verb(["tune", *model, "--editor", "r_rome", "--edits", "bake", "--data", "mini", *arguments]) == 2
     assert message in capsys.readouterr().err

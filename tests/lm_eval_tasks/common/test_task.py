@@ -60,7 +60,8 @@ def test_standard_errors_are_printed() -> None:
     results = run("bake_es", ScriptedLM(from_nlls({("Port Elna is the capital of", "Dravonia"): (1.0, 1.0)})))
     assert metrics_of(results, "bake_es")["es_prob_stderr"] == pytest.approx(0.25)  # values 1, 0, 0, 0
     row = next(line for line in make_table(results).splitlines() if "|es_prob " in line)
-    assert [cell.strip() for cell in row.strip("|").split("|")][-3:] == ["0.2500", "±", "0.2500"]
+    value, sign, error = (cell.strip() for cell in row.strip("|").split("|")[-3:])
+    assert (float(value), sign, error) == (0.25, "±", "0.2500")
 
 
 def test_limit_and_samples_select_edits() -> None:
