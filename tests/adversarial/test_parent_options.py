@@ -113,10 +113,10 @@ def test_add_bos_token_holds_for_edits_and_questions(model_path: str, adds_bos: 
     assert [ids.count(bos) for ids in (edited, scored, generated)] == [int(adds_bos)] * 3
 
 
-def test_add_bos_token_is_refused_where_the_tokenizer_ignores_it(tiny_model: Any, tiny_tokenizer: Any) -> None:
+def test_add_bos_token_is_refused_where_the_tokenizer_ignores_it(tiny_model: Any) -> None:
     """A tokenizer object is used as it is; edits would follow it and questions the option."""
     with pytest.raises(EditingError, match="add_bos_token=False: this tokenizer does not follow it"):
-        EditedHFLM(tiny_model("llama"), tokenizer=tiny_tokenizer("byte_bpe_bos"), add_bos_token=False, device="cpu")
+        EditedHFLM(tiny_model("llama"), tokenizer=build_tokenizer("byte_bpe_bos"), add_bos_token=False, device="cpu")
 
 
 def test_prefix_token_id_is_the_context_of_an_empty_prompt(model_path: str) -> None:
@@ -167,8 +167,8 @@ def test_delta_weights_belong_to_the_unedited_model(model_path: str, tmp_path: P
     assert with_delta.logprob != plain.logprob
 
 
-def test_template_options_reach_edits_and_questions(tiny_model: Any, tiny_tokenizer: Any) -> None:
-    tokenizer = tiny_tokenizer("byte_bpe_bos")
+def test_template_options_reach_edits_and_questions(tiny_model: Any) -> None:
+    tokenizer = build_tokenizer("byte_bpe_bos")  # lm-eval gives it a pad token
     tokenizer.chat_template = (
         "{% for m in messages %}<user>{{ m['content'] }}</user>{% endfor %}"
         "{{ mood }}<think>{{ enable_thinking }}</think>"
