@@ -405,7 +405,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """Identify the model before it answers requests; the edits of this run do not apply to a changed model."""
         identity = model_identity(self.model, self.tokenizer)
         if self._identity not in (None, identity):
-            log.warning("the model or its tokenizer was changed after it answered: its edits are made anew.")
+            log.warning("the model or its tokenizer was changed after it answered: its edits are made again.")
             self.editor = self._new_editor()
             self._session = None
         if self._store and self._identity != identity:

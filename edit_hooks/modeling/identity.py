@@ -110,7 +110,7 @@ class ModelIdentity:
 def model_identity(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> ModelIdentity:
     """Identity of a model as it is now, with its tokenizer.
 
-    Computed anew in every call: nothing cheaper than reading the weights notices every change of them.
+    Computed in every call: nothing cheaper than reading the weights notices every change of them.
 
     Raises:
         EditingError: for offloaded weights.

@@ -1,6 +1,6 @@
 """Weights of linear maps, plain or quantized: reading them, adding to them, refusing those that are not supported.
 
-Quantized codes cannot be written without quantizing anew, so an update of a quantized map acts beside its weight, as
+Quantized codes cannot be written without quantizing again, so an update of a quantized map acts beside its weight, as
 :class:`AddedMap`: y = Q(x) + D x. Supported are the 4- and 8-bit layers of bitsandbytes, whose weights can be
 dequantized and whose outputs have gradients with respect to their inputs. All others are refused by the kind of module
 and tensor, not by the name of a scheme.
@@ -192,7 +192,7 @@ def _weight(linear: nn.Module) -> torch.Tensor:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds the numbers it stands for, and no codes.
+    """Whether a tensor holds the weights themselves, not codes.
 
     Quantized weights can be subclasses of Tensor with a floating-point dtype. Those of torch itself are plain
     (distributed tensors).

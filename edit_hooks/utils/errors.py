@@ -27,7 +27,7 @@ class EditingError(ValueError):
 class UnusableRequestError(EditingError):
     """An edit request or a question that this model or editor cannot use, while it can use others.
 
-    A run goes on without it: the case is unscored, with the message as the reason.
+    The run continues without it: the case is unscored, with the message as the reason.
     """
 
 
