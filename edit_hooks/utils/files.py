@@ -64,7 +64,7 @@ def write_to_cache(path: Path, write: Callable[[], object]) -> None:
 @functools.cache
 def _warn_unwritable(folder: Path, reason: str) -> None:
     log.warning(
-        "cannot write to %s: %s. The run goes on, and results that cannot be stored there are computed again by the "
+        "cannot write to %s: %s. The run continues, and results that cannot be stored there are computed again by the "
         "next run; free some space, or choose another folder.",
         folder,
         reason,

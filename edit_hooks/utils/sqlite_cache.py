@@ -232,7 +232,7 @@ def _has_damaged_header(path: Path) -> bool:
 @functools.cache
 def _warn_unusable(path: Path, reason: str) -> None:
     log.warning(
-        "cannot use the cache %s: %s. The run goes on without it and keeps new results in memory only. The file must "
+        "cannot use the cache %s: %s. The run continues without it and keeps new results in memory only. The file must "
         "be writable, the disk must have free space, and no other process may hold the file; or choose another folder.",
         path,
         reason,

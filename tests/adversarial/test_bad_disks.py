@@ -1,4 +1,4 @@
-"""Caches on disks that are full, read-only, locked, emptied or pruned: the run goes on with the same results."""
+"""Caches on disks that are full, read-only, locked, emptied or pruned: the run continues with the same results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def right(answer: Any) -> Callable[[Any], Any]:
 
 
 @pytest.fixture(autouse=True)
-def _warnings_anew() -> Iterator[None]:
+def _warnings_logged_again() -> Iterator[None]:
     files._warn_unwritable.cache_clear()
     sqlite_cache._warn_unusable.cache_clear()
     yield
@@ -84,7 +84,7 @@ def test_a_store_that_cannot_be_written_from_the_start(
 ) -> None:
     assert answer(Path("/proc/no/store"), SINGLE) == right(SINGLE)
     warnings = [message for message in caplog.messages if "cannot write to" in message or "cannot use the" in message]
-    assert 1 <= len(warnings) == len(set(warnings)) <= 6 and all("The run goes on" in message for message in warnings)
+    assert 1 <= len(warnings) == len(set(warnings)) <= 6 and all("The run continues" in message for message in warnings)
 
 
 def test_a_store_that_disappears_during_the_run(
@@ -158,4 +158,4 @@ def test_verdicts_that_cannot_be_stored_are_paid_once(tmp_path: Path, caplog: py
             for store in (tmp_path / "good", Path("/proc/no/store"))
         ]
     scores = [{key: value for key, value in each["results"][WILD_TASK].items() if "judge" in key} for each in results]
-    assert scores[0] == scores[1] and "The run goes on" in caplog.text
+    assert scores[0] == scores[1] and "The run continues" in caplog.text

@@ -52,7 +52,7 @@ def identity_of(model_type: str = "llama", **overrides: Any) -> ModelIdentity:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_field_of_the_configuration_counts(model_type: str) -> None:
-    """On unchanged weights: a field that no tensor shows is told apart by the configuration alone."""
+    """On unchanged weights: a field that no tensor shows changes the configuration's part alone."""
     model, tokenizer = build_model(model_type), build_tokenizer(NATURAL_TOKENIZER[model_type])
     configuration = model.config
     unchanged, fields = model_identity(model, tokenizer), configuration.to_dict()

@@ -55,7 +55,7 @@ FILE_CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", [*FILE_CHANGES, "normalizer", "tokenizer", "add_bos_token"])
-def test_a_changed_model_is_edited_and_asked_anew(change: str, tmp_path: Path) -> None:
+def test_a_changed_model_is_edited_and_asked_again(change: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path, "mistral", "byte_bpe_bos")
     before = ask(lm_of(folder, tmp_path))
     assert stored(tmp_path) == 1 and ask(lm_of(folder, tmp_path)) == before and stored(tmp_path) == 1
@@ -76,7 +76,7 @@ def test_a_changed_model_is_edited_and_asked_anew(change: str, tmp_path: Path) -
     assert ask(lm_of(folder, tmp_path, **options)) == fresh and stored(tmp_path) == 2
 
 
-def test_a_changed_adapter_is_edited_and_asked_anew(tmp_path: Path) -> None:
+def test_a_changed_adapter_is_edited_and_asked_again(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     folder = save_tiny(tmp_path, "llama")
@@ -106,7 +106,7 @@ def test_context_templates_are_sampled_anew(tmp_path: Path) -> None:
     assert templates(tmp_path=tmp_path) == templates() != before
 
 
-def test_a_model_changed_in_the_process_is_edited_and_asked_anew(
+def test_a_model_changed_in_the_process_is_edited_and_asked_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also by writes that the version counters of autograd do not see."""

@@ -135,7 +135,7 @@ def test_a_file_that_cannot_be_written_stays_and_the_values_are_kept_in_memory(
     cache.write({"b": "2" * 10_000})
     cache.write({"c": "3"})
     assert cache.read(["a", "b", "c", "d"]) == {"a": "1", "b": "2" * 10_000, "c": "3"}
-    assert len(caplog.records) == 1 and message in caplog.text and "The run goes on" in caplog.text
+    assert len(caplog.records) == 1 and message in caplog.text and "The run continues" in caplog.text
     assert [path.name for path in cache.path.parent.iterdir()] == ["cache.sqlite"]
     assert cache.path.read_bytes() == content
 
