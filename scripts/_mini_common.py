@@ -194,9 +194,13 @@ def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
     temporary.replace(path)
 
 
-def arguments(description: str, output: Path, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line of both builders."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(
+    description: str, output: Path, argv: Sequence[str] | None = None, *more: argparse.ArgumentParser
+) -> argparse.Namespace:
+    """The command line of both builders; ``more`` are parsers of options that only one has."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, parents=more
+    )
     parser.add_argument("--output", type=Path, default=output, help="file to write or check (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="measure the shipped records again and write nothing")
     parser.add_argument("--sample", type=int, metavar="N", help="with --check: only N records, evenly spread")

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Build or check the embedded sample of BAKE-Q&J: lm_eval_tasks/bake/data/mini.jsonl.
+"""Build or check the embedded samples of BAKE-Q&J: mini.jsonl and held_out.jsonl in lm_eval_tasks/bake/data.
 
     python scripts/build_mini_bake.py                       # rebuild (a few minutes on two cores)
+    python scripts/build_mini_bake.py --held-out            # rebuild the facts to tune on, after mini.jsonl
     python scripts/build_mini_bake.py --check               # measure every shipped record again, write nothing
-    python scripts/build_mini_bake.py --check --sample 3    # the same for three records
+    python scripts/build_mini_bake.py --check --sample 3    # the same for three records (--held-out: of the other file)
 
 Records. A counterfactual edit (s, r, o -> o*) inside one relation, where o* is the true object of another subject s*;
 two paraphrases; locality prompts, which state other facts whose object is o; the reverse question (o*, r^-1, ?) with
@@ -18,10 +19,14 @@ object of its successor as o*, so the new objects are distinct. A case qualifies
 edit prompt and s* to s on the reverse question (mean NLL per token), and o to o* on at least two locality prompts;
 other locality prompts are dropped. Relations alternate in the file, best-known facts first, so that its first records
 cover all relations. The measurements are in `provenance`.
+
+Held-out facts. Settings are tuned on other facts than those of mini.jsonl: of the same relations, but with no subject and no
+object that mini.jsonl has in that relation. Selected and qualified alike.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import itertools
 import json
@@ -49,6 +54,7 @@ from _mini_common import (
 )
 
 OUTPUT = ROOT / "lm_eval_tasks" / "bake" / "data" / "mini.jsonl"
+HELD_OUT = OUTPUT.with_name("held_out.jsonl")
 TABLES = FACTS / "bake"
 CASES_PER_RELATION = 6
 SPARES_PER_RELATION = 2  # facts selected beyond the quota, because some cases do not qualify
@@ -85,6 +91,19 @@ def load_relations() -> list[Relation]:
         facts = [Fact(*pair) for pair in table.pop("facts")]
         relations.append(Relation(path=path, name=table.pop("relation"), facts=facts, **table))
     return relations
+
+
+def without_names(relations: Sequence[Relation], records: Sequence[dict[str, Any]]) -> list[Relation]:
+    """The relations without the facts that share a subject or an object with a record of the same relation."""
+    taken: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        rewrite, reverse = record["requested_rewrite"], record["reverse_qa"]
+        entities = [rewrite["target_true"], rewrite["target_new"], reverse["target_true"], reverse["target_new"]]
+        taken[record["relation"]].update(entity["str"] for entity in entities)
+    return [
+        relation._replace(facts=[fact for fact in relation.facts if not taken[relation.name] & set(fact)])
+        for relation in relations
+    ]
 
 
 def load_neighbors() -> dict[str, list[str]]:
@@ -232,12 +251,11 @@ def drop_unknown_neighbors(oracle: Oracle, record: dict[str, Any], edited_names:
     ]
 
 
-def build(oracle: Oracle) -> list[dict[str, Any]]:
-    """All records of the sample, in file order."""
+def build(oracle: Oracle, relations: Sequence[Relation]) -> list[dict[str, Any]]:
+    """All records of a sample, in file order."""
     neighbors = load_neighbors()
     proposals = [
-        (relation, candidates(relation, select_facts(oracle, relation, neighbors), neighbors))
-        for relation in load_relations()
+        (relation, candidates(relation, select_facts(oracle, relation, neighbors), neighbors)) for relation in relations
     ]
     names = [record["requested_rewrite"]["subject"] for _, records in proposals for record in records]
     proper_names = [name for name in names if name[:1].isupper() and len(name) > 2]
@@ -274,11 +292,16 @@ def check(oracle: Oracle, path: Path, num: int | None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 1 if a check finds differences."""
-    options = arguments(__doc__ or "", OUTPUT, argv)
+    held_out = argparse.ArgumentParser(add_help=False)
+    held_out.add_argument("--held-out", action="store_true", help="the facts to tune on, not those of mini.jsonl")
+    options = arguments(__doc__ or "", OUTPUT, argv, held_out)
+    if options.held_out and options.output == OUTPUT:
+        options.output = HELD_OUT
     oracle = Oracle(num_threads=options.threads)
     if options.check:
         return check(oracle, options.output, options.sample)
-    records = build(oracle)
+    relations = load_relations()
+    records = build(oracle, without_names(relations, read_jsonl(OUTPUT)) if options.held_out else relations)
     write_jsonl(options.output, records)
     print(f"{options.output}: {len(records)} records")
     return 0

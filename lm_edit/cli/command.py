@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edit_hooks.lm.model import EditedHFLM
     from edit_hooks.store.store import Store
 
-DATA_HELP = "origin of the benchmark's records: mini, hub, hub:SET, a file or a folder"
+DATA_HELP = "origin of the benchmark's records: mini, mini:SET, hub, hub:SET, a file or a folder"
 EDITOR_HELP = "name of the editor, see lm-edit editors"
 NumberT = TypeVar("NumberT", int, float)
 SETTINGS_SYNTAX = "name:value;name:value, or a YAML file"

@@ -114,6 +114,8 @@ JUDGE_TEMPLATES = {
 # By default the record's own wording, which suits small base models.
 JUDGE_TEMPLATE = choice_setting("judge_template", "wording of the judge question", list(JUDGE_TEMPLATES))
 
+DATA_FOLDER = Path(__file__).parent / "data"
+
 BAKE_QJ = Benchmark(
     name="bake",
     other_names=("bake_qj",),
@@ -121,7 +123,8 @@ BAKE_QJ = Benchmark(
         title="BAKE-Q&J",
         hub_id=HUB_ID,
         files=("BAKE_qa.json", "BAKE_qa.jsonl"),
-        mini=Path(__file__).parent / "data" / "mini.jsonl",
+        mini=DATA_FOLDER / "mini.jsonl",
+        mini_sets={"held_out": DATA_FOLDER / "held_out.jsonl"},  # settings are tuned on these facts
         notes=("provenance", "relation"),
         foreign_fields=CONCEPT_FIELDS,
     ),

@@ -20,7 +20,7 @@ from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import HUB, MINI, SET, Loaded, Source, choose_data, load_records
+from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Source, choose_data, load_records, named_set
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.settings import COMMON_SETTINGS, Setting, Settings, check_settings
 
@@ -78,13 +78,13 @@ class Benchmark(Generic[CaseT]):
         With tasks of two benchmarks, ``data=QAEdit.json`` gives QAEdit its file. The other benchmark uses its default.
         """
         data = choose_data(settings)
-        if data.startswith(SET) and (name := data.removeprefix(SET)) not in self.source.sets:
+        if (chosen := named_set(data)) and chosen[1] not in self.source.named_sets(chosen[0]):
+            origin, name = chosen
             for other in all_benchmarks().values():
-                if name in other.source.sets:
-                    logger.warning(
-                        "data=%s is a set of %s; %s uses data=hub.", data, other.source.title, self.source.title
-                    )
-                    return {**settings, "data": HUB}
+                if name in other.source.named_sets(origin):
+                    title = other.source.title
+                    logger.warning("data=%s is a set of %s; %s uses data=%s.", data, title, self.source.title, origin)
+                    return {**settings, "data": origin}
         path = user_path(data, "data")
         if data in (MINI, HUB) or path.name in self.source.files or not path.is_file():
             return settings

@@ -25,7 +25,6 @@ logger = get_logger("lm_eval.editing_tasks")
 RecordT = TypeVar("RecordT")
 
 MINI, HUB = "mini", "hub"
-SET = "hub:"  # prefix of a published selection, as in data=hub:inter_1k
 DATA_HINT = (
     "Use data=mini for the embedded sample, data=/path/to/file-or-folder for a copy you have, "
     "or a network connection (or a filled Hugging Face cache) for data=hub."
@@ -44,6 +43,7 @@ class Source:
         files: accepted file names. The first is the published one, which is downloaded from the hub; a folder given as
             ``data=`` is searched for all of them.
         mini: the embedded sample, if there is one.
+        mini_sets: other embedded samples by name, which ``data=mini:<name>`` chooses.
         sets: published selections of the records by name, which ``data=hub:<name>`` chooses.
         notes: fields of the embedded sample that only describe a record to its readers.
         foreign_fields: fields that only records of another layout have -> that layout and what to do, for the error.
@@ -53,9 +53,14 @@ class Source:
     hub_id: str
     files: Sequence[str]
     mini: Path | None = None
+    mini_sets: Mapping[str, Path] = field(default_factory=dict)
     sets: Mapping[str, PinnedFile] = field(default_factory=dict)
     notes: Sequence[str] = ()
     foreign_fields: Mapping[str, str] = field(default_factory=dict)
+
+    def named_sets(self, origin: str) -> Mapping[str, Path | PinnedFile]:
+        """The sets that follow ``mini`` or ``hub`` in the setting ``data``, by name."""
+        return {MINI: self.mini_sets, HUB: self.sets}[origin]
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
 
     Args:
         source: the files of the benchmark.
-        settings: a task's metadata. Read here: ``data`` (mini, hub, hub:set or a path; see :func:`choose_data`),
+        settings: a task's metadata. Read here: ``data`` (mini, mini:set, hub, hub:set or a path; see :func:`choose_data`),
             ``data_revision`` (hub revision of the data; ``revision`` is the model's), ``bad_records`` (error or skip).
         parse: (fields of a record, row number from 0) -> record; raises EditingError if the record violates the schema.
 
@@ -139,6 +144,12 @@ def choose_data(settings: Settings) -> str:
     return str(data)
 
 
+def named_set(data: str) -> tuple[str, str] | None:
+    """Origin and name of a set, as in ``hub:inter_1k`` or ``mini:held_out``; ``None`` for other values of ``data``."""
+    origin, colon, name = data.partition(":")
+    return (origin, name) if colon and origin in (MINI, HUB) else None
+
+
 def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[str, Any]]:
     """The file to read and the start of its description."""
     if data == MINI:
@@ -150,8 +161,8 @@ def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[s
         return source.mini, {"data": MINI, "file": source.mini.name}
     if data == HUB:
         return _download(source, DATA_REVISION.read(settings) or DEFAULT_REVISION)
-    if data.startswith(SET):
-        return _fetch_set(source, data, settings)
+    if chosen := named_set(data):
+        return _open_set(source, data, *chosen, settings)
     path = _search(source, user_path(data, "data"))
     return path, {"data": data, "file": path.name}
 
@@ -175,19 +186,23 @@ def _download(source: Source, revision: str) -> tuple[Path, dict[str, Any]]:
     return path, {"data": HUB, "hub_id": source.hub_id, "revision": revision, "commit": commit, "file": path.name}
 
 
-def _fetch_set(source: Source, data: str, settings: Settings) -> tuple[Path, dict[str, Any]]:
-    """The file of a published selection, which its commit and digest identify."""
-    name = data.removeprefix(SET)
-    if name not in source.sets:
-        accepted = ", ".join([HUB, *(f"{SET}{known}" for known in source.sets)])
+def _open_set(
+    source: Source, data: str, origin: str, name: str, settings: Settings
+) -> tuple[Path, dict[str, Any]]:
+    """The file of another embedded sample, or of a published selection, which its commit and digest identify."""
+    sets = source.named_sets(origin)
+    if name not in sets:
+        accepted = ", ".join([origin, *(f"{origin}:{known}" for known in sets)])
         raise EditingError(
-            f"data={data}: {source.title} has no set {name!r}.{near_misses(name, source.sets)} Accepted: {accepted}."
+            f"data={data}: {source.title} has no set {name!r}.{near_misses(name, sets)} Accepted: {accepted}."
         )
     if (revision := settings.get("data_revision")) not in (None, DEFAULT_REVISION):
-        raise EditingError(f"data_revision={revision!r} has no meaning for data={data}, a pinned file; drop it.")
-    pinned = source.sets[name]
-    where = {"repository": pinned.repository, "commit": pinned.commit, "file": pinned.name}
-    return pinned.fetch(), {"data": data, **where}
+        raise EditingError(f"data_revision={revision!r} has no meaning for data={data}, a fixed file; drop it.")
+    chosen = sets[name]
+    if isinstance(chosen, Path):
+        return chosen, {"data": data, "file": chosen.name}
+    where = {"repository": chosen.repository, "commit": chosen.commit, "file": chosen.name}
+    return chosen.fetch(), {"data": data, **where}
 
 
 def _search(source: Source, place: Path) -> Path:

@@ -22,17 +22,17 @@ from lm_eval_tasks.qaedit.benchmark import parse
 SCRIPTS = ROOT / "scripts"
 
 
-def read(benchmark: str) -> list[dict[str, Any]]:
-    path = ROOT / "lm_eval_tasks" / benchmark / "data" / "mini.jsonl"
+def read(benchmark: str, name: str = "mini") -> list[dict[str, Any]]:
+    path = ROOT / "lm_eval_tasks" / benchmark / "data" / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-BAKE, QAEDIT = read("bake"), read("qaedit")
+BAKE, HELD_OUT, QAEDIT = read("bake"), read("bake", "held_out"), read("qaedit")
 FACTS = {
     table["relation"]: [tuple(pair) for pair in table["facts"]]
     for table in (json.loads(path.read_text(encoding="utf-8")) for path in (SCRIPTS / "facts" / "bake").glob("*.json"))
 }
-case = pytest.mark.parametrize("record", BAKE, ids=lambda r: f"{r['relation']}-{r['requested_rewrite']['subject']}")
+case = pytest.mark.parametrize("record", [*BAKE, *HELD_OUT], ids=lambda r: f"{r['relation']}-{r['requested_rewrite']['subject']}")
 question = pytest.mark.parametrize("record", QAEDIT, ids=lambda r: f"{r['category']}-{r['subject']}")
 
 
@@ -69,12 +69,30 @@ def test_bake_covers_enough_relations_evenly() -> None:
     assert len({record["relation"] for record in BAKE[: len(counts)]}) == len(counts)  # any --limit sees many relations
 
 
-def test_bake_edits_do_not_collide() -> None:
+@pytest.mark.parametrize("records", [BAKE, HELD_OUT], ids=["mini", "held_out"])
+def test_bake_edits_do_not_collide(records: list[dict[str, Any]]) -> None:
     """As one batch or stream, no subject is edited twice and no object of a relation is wanted twice."""
-    subjects = Counter(record["requested_rewrite"]["subject"] for record in BAKE)
+    subjects = Counter(record["requested_rewrite"]["subject"] for record in records)
     assert max(subjects.values()) == 1
-    wanted = Counter((r["relation"], r["requested_rewrite"]["target_new"]["str"]) for r in BAKE)
+    wanted = Counter((r["relation"], r["requested_rewrite"]["target_new"]["str"]) for r in records)
     assert max(wanted.values()) == 1
+
+
+def test_held_out_facts_are_other_facts() -> None:
+    """No subject of one file is that of the other, and within a relation no name at all is in both."""
+
+    def names(records: list[dict[str, Any]]) -> set[tuple[str, str]]:
+        return {
+            (record["relation"], record[field][target]["str"])
+            for record in records
+            for field in ("requested_rewrite", "reverse_qa")
+            for target in ("target_new", "target_true")
+        }
+
+    assert len(HELD_OUT) >= 32 and len({record["relation"] for record in HELD_OUT}) >= 6
+    assert not names(BAKE) & names(HELD_OUT)
+    subjects = [{record["requested_rewrite"]["subject"] for record in records} for records in (BAKE, HELD_OUT)]
+    assert not subjects[0] & subjects[1]
 
 
 def test_bake_prompts_have_the_subject_in_different_places() -> None:
@@ -201,6 +219,7 @@ def test_samples_are_what_the_builders_measured(
 
     oracle = _mini_common.Oracle(num_threads=1)
     assert build_mini_bake.check(oracle, build_mini_bake.OUTPUT, 3) == 0, capsys.readouterr().out
+    assert build_mini_bake.check(oracle, build_mini_bake.HELD_OUT, 2) == 0, capsys.readouterr().out
     assert build_mini_qaedit.check(oracle, build_mini_qaedit.OUTPUT, 2) == 0, capsys.readouterr().out
     for name in ("_mini_common", "build_mini_bake", "build_mini_qaedit"):
         sys.modules.pop(name, None)

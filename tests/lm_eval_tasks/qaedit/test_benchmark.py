@@ -90,3 +90,12 @@ def test_another_benchmark_reads_its_own_data_beside_a_set(
     assert BAKE_QJ.load({"data": "hub:inter_1k"}).source["read"]["data"] == "hub"
     assert "data=hub:inter_1k is a set of QAEdit; BAKE-Q&J uses data=hub" in caplog.text
     assert BAKE_QJ.load({"data": "hub:unknown"}).source["read"]["data"] == "hub:unknown"  # refused by the loader
+    assert QAEDIT.load({"data": "mini:held_out"}).source["read"]["data"] == "mini"
+    assert BAKE_QJ.load({"data": "mini:held_out"}).source["read"]["data"] == "mini:held_out"
+
+
+def test_held_out_facts_are_a_set_of_the_embedded_sample() -> None:
+    loaded = BAKE_QJ.load({"data": "mini:held_out"})
+    assert (loaded.source["data"], loaded.source["file"]) == ("mini:held_out", "held_out.jsonl")
+    with pytest.raises(EditingError, match=r"no set 'held_uot'.*Did you mean 'held_out'.*mini, mini:held_out"):
+        BAKE_QJ.load({"data": "mini:held_uot"})
