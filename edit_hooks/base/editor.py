@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig
-from edit_hooks.base.shipped import shipped_config
+from edit_hooks.base.shipped import find_file, shipped_config
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
@@ -94,7 +94,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         self.overrides = self.config_class.with_current_names(overrides or {})
-        self.config_class.from_mapping(self.overrides)  # fail fast: the model is not loaded yet
+        config = self.config_class.from_mapping(self.overrides)  # fail fast: the model is not loaded yet
+        if config.shipped is not None:
+            find_file(self.config_folders, config.shipped)
         self._resolved: weakref.WeakKeyDictionary[nn.Module, ConfigT] = weakref.WeakKeyDictionary()
         self._tokenizers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self._logged: set[str] = set()
@@ -110,10 +112,10 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """Return the configuration for a model before sampling.
 
         The user's settings override the shipped file, which overrides the defaults. The shipped file is selected by the
-        shape of the model (type, depth, width, vocabulary), not by its name.
+        shape of the model (type, depth, width, vocabulary), not by its name; the setting ``shipped`` names another one.
         """
         model_config = unwrapped(model).config
-        shipped = shipped_config(self.config_folders, model_config)
+        shipped = shipped_config(self.config_folders, model_config, self.overrides.get("shipped"))
         config = self.config_class.from_mapping({**shipped, **self.overrides})
         if config.layers is None:
             config.layers = self.default_layers(model_config)

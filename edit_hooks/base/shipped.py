@@ -7,12 +7,16 @@ must all be equal), ``config`` (settings that differ from the editor's defaults)
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edit_hooks.modeling.architectures import num_layers
+from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.yaml_io import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "configs"
+DEPTH_NAMES = ("num_hidden_layers", "n_layer")  # in ``matches``
 
 
 @functools.cache
@@ -21,10 +25,59 @@ def shipped_files(folder: str) -> tuple[tuple[str, dict[str, Any]], ...]:
     return tuple((path.stem, read_yaml(path)) for path in sorted((FOLDER / folder).glob("*.yaml")))
 
 
-def shipped_config(folders: tuple[str, ...], config: object) -> dict[str, Any]:
-    """Return the settings for a model config from the first folder that has any."""
+def shipped_config(folders: Sequence[str], config: Any, name: str | None = None) -> dict[str, Any]:
+    """Return the settings of the first folder that has any for a model.
+
+    Args:
+        folders: those of one editor.
+        config: the model's configuration; its shape selects the file.
+        name: the file with this name instead, with its blocks moved to the model (:func:`_moved`).
+    """
+    if name is not None:
+        return _moved(find_file(folders, name), num_layers(config))
     for folder in folders:
         for _, content in shipped_files(folder):
             if all(getattr(config, key, None) == value for key, value in content["matches"].items()):
                 return dict(content["config"])
     return {}
+
+
+def find_file(folders: Sequence[str], name: str) -> dict[str, Any]:
+    """Return the content of the file with a name, from the first folder that has it.
+
+    Raises:
+        EditingError: for a name that no folder has; lists the names.
+    """
+    names = [stem for folder in folders for stem, _ in shipped_files(folder)]
+    for folder in folders:
+        for stem, content in shipped_files(folder):
+            if stem == name:
+                return content
+    listed = f"it has {', '.join(sorted(set(names)))}" if names else "it has no shipped settings of its own"
+    raise EditingError(f"editor setting 'shipped': no file {name!r} for this editor; {listed}.{near_misses(name, names)}")
+
+
+def _moved(content: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """The settings of a file for a model of ``depth`` blocks.
+
+    Lists of blocks keep their number of blocks and their gaps; the last block keeps its relative depth. Blocks that
+    would lie below the first are left out.
+    """
+    (depth_there,) = (content["matches"][name] for name in DEPTH_NAMES if name in content["matches"])
+
+    def move(blocks: list[int]) -> list[int]:
+        shift = round(max(blocks) * (depth - 1) / (depth_there - 1)) - max(blocks)
+        return [block + shift for block in blocks if block + shift >= 0]
+
+    config = dict(content["config"])
+    for setting, value in config.items():
+        if _is_blocks(value):
+            config[setting] = move(value)
+        elif isinstance(value, Mapping) and value and all(map(_is_blocks, value.values())):
+            config[setting] = {module: move(blocks) for module, blocks in value.items()}
+    return config
+
+
+def _is_blocks(value: Any) -> bool:
+    """Whether a setting is a list of block numbers; shipped files have no other lists of whole numbers."""
+    return isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)

@@ -88,7 +88,7 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
 
     def _with_base(self, base: EditorConfig, model: nn.Module) -> WrapperConfigT:
         """Return the configuration of this editor, including all settings of the base."""
-        shipped = shipped_config(self.config_folders, unwrapped(model).config)
+        shipped = shipped_config(self.config_folders, unwrapped(model).config, self.overrides.get("shipped"))
         config = self.config_class.from_mapping({**shipped, **self.overrides})
         settings = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
         return dataclasses.replace(

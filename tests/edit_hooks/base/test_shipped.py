@@ -14,6 +14,7 @@ from edit_hooks.base.shipped import FOLDER, shipped_config, shipped_files
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.modeling.architectures import ARCHITECTURES
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.yaml_io import read_yaml
 
 FILES = sorted(FOLDER.glob("*/*.yaml"))
@@ -131,3 +132,31 @@ def test_a_model_without_a_file_gets_layers_by_depth(folder):
     model = build_model("llama")
     config = load_editor(folder).default_config(model)
     assert config.layers and all(0 <= layer < model.config.num_hidden_layers for layer in config.layers)
+
+
+def test_the_settings_of_another_model_move_with_the_depth():
+    """Blocks keep number and gaps, the last one its relative depth; everything else is the file's."""
+    demo = model_like(MODELS["gemma-3-270m"])  # 18 blocks
+    config = load_editor("memit", {"shipped": "llama-3-8b"}).default_config(demo)
+    assert config.layers == [0, 1, 2, 3, 4]  # 8 of 31 is 4 of 17
+    assert (config.lr, config.clamp_factor, config.weight_decay) == (0.1, 0.75, 0.5)
+    assert load_editor("rome", {"shipped": "gpt2-xl"}).default_config(demo).layers == [6]
+    modules = load_editor("ultraedit", {"shipped": "llama-3-8b"}).default_config(demo).modules
+    assert modules == {"gate": [4, 5, 6, 7, 8], "up": [7, 8, 9, 10, 11, 12, 13]}
+    assert load_editor("memit", {"shipped": "gpt2-xl", "layers": [9]}).default_config(demo).layers == [9]
+    wrapped = load_editor("rect", {"base": "memit", "base_settings": {"shipped": "llama-3-8b"}}).default_config(demo)
+    assert wrapped.layers == [0, 1, 2, 3, 4] and wrapped.base_settings["lr"] == 0.1
+
+
+def test_blocks_below_the_first_are_left_out():
+    config = load_editor("lora", {"shipped": "llama-2-7b"}).default_config(model_like(MODELS["gemma-3-270m"]))
+    assert config.layers == list(range(18))
+
+
+@pytest.mark.parametrize(
+    ("editor", "message"),
+    [("memit", r"no file 'lama-3-8b'.*Did you mean 'llama-3-8b'"), ("rect", "has no shipped settings of its own")],
+)
+def test_an_unknown_file_is_refused_before_a_model_is_loaded(editor, message):
+    with pytest.raises(EditingError, match=message):
+        load_editor(editor, {"shipped": "lama-3-8b"})
