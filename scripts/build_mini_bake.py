@@ -20,8 +20,8 @@ edit prompt and s* to s on the reverse question (mean NLL per token), and o to o
 other locality prompts are dropped. Relations alternate in the file, best-known facts first, so that its first records
 cover all relations. The measurements are in `provenance`.
 
-Held-out facts. Settings are tuned on other facts than those of mini.jsonl: of the same relations, but with no subject and no
-object that mini.jsonl has in that relation. Selected and qualified alike.
+Held-out facts. Settings are tuned on other facts than those of mini.jsonl: of the same relations, but with no subject
+and no object that mini.jsonl has in that relation. Selected and qualified alike.
 """
 
 from __future__ import annotations

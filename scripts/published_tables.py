@@ -31,6 +31,8 @@ def render(benchmark: dict[str, Any]) -> str:
         tables.append(
             f"| {table['published']} | {table['agreement']} | {columns or '-'} | {run or '-'} | {table['differs']} |"
         )
+    if not benchmark.get("editors"):
+        return "\n".join([*papers, "", *tables])
     editors = ["| published editor | here | settings in `configs/` for | differs |", "|---|---|---|---|"]
     for editor in benchmark["editors"]:
         configs = ", ".join(f"`{name}`" for name in editor["configs"])

@@ -53,8 +53,8 @@ class EditorConfig:
         "blocks whose rewrite module is edited, ascending", within=NON_NEGATIVE, default=None
     )
     shipped: str | None = config_field(
-        "use the shipped settings of another model, as in llama-3-8b, with blocks at the same relative depth; null: those "
-        "for the model's shape",
+        "use the shipped settings of another model, as in llama-3-8b, with blocks at the same relative depth; null: "
+        "those for the model's shape",
         default=None,
     )
     seed: int = config_field("seed of everything that is drawn at random", within=SEED, default=0)

@@ -54,7 +54,9 @@ def find_file(folders: Sequence[str], name: str) -> dict[str, Any]:
             if stem == name:
                 return content
     listed = f"it has {', '.join(sorted(set(names)))}" if names else "it has no shipped settings of its own"
-    raise EditingError(f"editor setting 'shipped': no file {name!r} for this editor; {listed}.{near_misses(name, names)}")
+    raise EditingError(
+        f"editor setting 'shipped': no file {name!r} for this editor; {listed}.{near_misses(name, names)}"
+    )
 
 
 def _moved(content: Mapping[str, Any], depth: int) -> dict[str, Any]:

@@ -39,7 +39,8 @@ class Source:
 
     Attributes:
         title: name of the data set, for messages.
-        hub_id: dataset repository on the Hugging Face hub.
+        hub_id: dataset repository on the Hugging Face hub; empty with ``published``.
+        published: the file that ``data=hub`` reads, where it is not on the Hugging Face hub.
         files: accepted file names. The first is the published one, which is downloaded from the hub; a folder given as
             ``data=`` is searched for all of them.
         mini: the embedded sample, if there is one.
@@ -50,13 +51,19 @@ class Source:
     """
 
     title: str
-    hub_id: str
+    hub_id: str = ""
+    published: PinnedFile | None = None
     files: Sequence[str]
     mini: Path | None = None
     mini_sets: Mapping[str, Path] = field(default_factory=dict)
     sets: Mapping[str, PinnedFile] = field(default_factory=dict)
     notes: Sequence[str] = ()
     foreign_fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def repository(self) -> str:
+        """Name of the public repository that ``data=hub`` reads."""
+        return self.published.repository if self.published else self.hub_id
 
     def named_sets(self, origin: str) -> Mapping[str, Path | PinnedFile]:
         """The sets that follow ``mini`` or ``hub`` in the setting ``data``, by name."""
@@ -91,8 +98,8 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
 
     Args:
         source: the files of the benchmark.
-        settings: a task's metadata. Read here: ``data`` (mini, mini:set, hub, hub:set or a path; see :func:`choose_data`),
-            ``data_revision`` (hub revision of the data; ``revision`` is the model's), ``bad_records`` (error or skip).
+        settings: a task's metadata. Read here: ``data`` (mini, hub, a set as in hub:set, or a path; see
+            :func:`choose_data`), ``data_revision`` (hub revision of the data; ``revision`` is the model's), ``bad_records`` (error or skip).
         parse: (fields of a record, row number from 0) -> record; raises EditingError if the record violates the schema.
 
     Fields that ``parse`` does not read are counted in the result's ``source`` and named in one warning.
@@ -156,10 +163,12 @@ def _locate(source: Source, data: str, settings: Settings) -> tuple[Path, dict[s
         if source.mini is None:
             raise EditingError(
                 f"{source.title} has no embedded sample. Use data=hub or data=/path, with a file like "
-                f"{source.files[0]} of {source.hub_id}."
+                f"{source.files[0]} of {source.repository}."
             )
         return source.mini, {"data": MINI, "file": source.mini.name}
     if data == HUB:
+        if source.published:
+            return _open_fixed(source.published, data, settings)
         return _download(source, DATA_REVISION.read(settings) or DEFAULT_REVISION)
     if chosen := named_set(data):
         return _open_set(source, data, *chosen, settings)
@@ -186,19 +195,21 @@ def _download(source: Source, revision: str) -> tuple[Path, dict[str, Any]]:
     return path, {"data": HUB, "hub_id": source.hub_id, "revision": revision, "commit": commit, "file": path.name}
 
 
-def _open_set(
-    source: Source, data: str, origin: str, name: str, settings: Settings
-) -> tuple[Path, dict[str, Any]]:
-    """The file of another embedded sample, or of a published selection, which its commit and digest identify."""
+def _open_set(source: Source, data: str, origin: str, name: str, settings: Settings) -> tuple[Path, dict[str, Any]]:
+    """The file of another embedded sample, or of a published selection."""
     sets = source.named_sets(origin)
     if name not in sets:
         accepted = ", ".join([origin, *(f"{origin}:{known}" for known in sets)])
         raise EditingError(
             f"data={data}: {source.title} has no set {name!r}.{near_misses(name, sets)} Accepted: {accepted}."
         )
+    return _open_fixed(sets[name], data, settings)
+
+
+def _open_fixed(chosen: Path | PinnedFile, data: str, settings: Settings) -> tuple[Path, dict[str, Any]]:
+    """An embedded file, or one that its commit and digest identify."""
     if (revision := settings.get("data_revision")) not in (None, DEFAULT_REVISION):
         raise EditingError(f"data_revision={revision!r} has no meaning for data={data}, a fixed file; drop it.")
-    chosen = sets[name]
     if isinstance(chosen, Path):
         return chosen, {"data": data, "file": chosen.name}
     where = {"repository": chosen.repository, "commit": chosen.commit, "file": chosen.name}

@@ -145,7 +145,7 @@ def test_yaml_and_readme_agree(task: str) -> None:
 def test_a_task_is_named_after_its_benchmark_and_asks_its_cases(task: str) -> None:
     built = build(task)
     assert built.benchmark.name == benchmark_of(task).name
-    assert built.config.dataset_path == built.benchmark.source.hub_id
+    assert built.config.dataset_path == built.benchmark.source.repository
     assert len(built.test_docs()) == len(built.benchmark.load(built.config.metadata).records)
 
 

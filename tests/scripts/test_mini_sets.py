@@ -32,7 +32,9 @@ FACTS = {
     table["relation"]: [tuple(pair) for pair in table["facts"]]
     for table in (json.loads(path.read_text(encoding="utf-8")) for path in (SCRIPTS / "facts" / "bake").glob("*.json"))
 }
-case = pytest.mark.parametrize("record", [*BAKE, *HELD_OUT], ids=lambda r: f"{r['relation']}-{r['requested_rewrite']['subject']}")
+case = pytest.mark.parametrize(
+    "record", [*BAKE, *HELD_OUT], ids=lambda r: f"{r['relation']}-{r['requested_rewrite']['subject']}"
+)
 question = pytest.mark.parametrize("record", QAEDIT, ids=lambda r: f"{r['category']}-{r['subject']}")
 
 

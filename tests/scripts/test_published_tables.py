@@ -17,14 +17,14 @@ from edit_hooks.lm.model import OWN_OPTIONS
 from judges.settings import PRESETS
 from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
 from lm_eval_tasks.common.benchmark import find_benchmark
-from lm_eval_tasks.common.dataset import HUB, SET
+from lm_eval_tasks.common.dataset import HUB, named_set
 from lm_eval_tasks.common.stages import RETENTION
 from lm_eval_tasks.protocols.wild import CONTEXTS
 
 MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/published_tables.yaml").read_text(encoding="utf-8"))
 TABLES = [(name, table) for name, benchmark in MAP.items() for table in benchmark["tables"]]
 MAPPED = [(name, table) for name, table in TABLES if table["agreement"] != "none"]
-ALL_EDITORS = [editor for benchmark in MAP.values() for editor in benchmark["editors"]]
+ALL_EDITORS = [editor for benchmark in MAP.values() for editor in benchmark.get("editors", [])]
 SETTINGS = {
     "judge": PRESETS,
     "judge_template": JUDGE_TEMPLATES,
@@ -83,7 +83,7 @@ def test_every_named_setting_is_accepted(benchmark: str, table: dict[str, Any]) 
                 assert value in SETTINGS[key], setting
             if key == "data":
                 sets = find_benchmark(benchmark).source.sets
-                assert value == HUB or value.removeprefix(SET) in sets, setting
+                assert value == HUB or named_set(value) in [(HUB, name) for name in sets], setting
 
 
 @pytest.mark.parametrize("editor", ALL_EDITORS, ids=title)
