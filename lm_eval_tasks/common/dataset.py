@@ -99,7 +99,8 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
     Args:
         source: the files of the benchmark.
         settings: a task's metadata. Read here: ``data`` (mini, hub, a set as in hub:set, or a path; see
-            :func:`choose_data`), ``data_revision`` (hub revision of the data; ``revision`` is the model's), ``bad_records`` (error or skip).
+            :func:`choose_data`), ``data_revision`` (hub revision of the data; ``revision`` is the model's),
+            ``bad_records`` (error or skip).
         parse: (fields of a record, row number from 0) -> record; raises EditingError if the record violates the schema.
 
     Fields that ``parse`` does not read are counted in the result's ``source`` and named in one warning.
