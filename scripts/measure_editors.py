@@ -1,0 +1,295 @@
+"""All editors on the demo model: single edits, and streams of 48 and 200 edits.
+
+    python scripts/measure_editors.py --out results/editors                  # a day on two CPU cores; resumes
+    python scripts/measure_editors.py --out results/editors --rows tuned/rome tuned/memit --parts single --seeds 0
+    python scripts/measure_editors.py --out results/editors --summary docs/measured_editors.json   # after the runs
+    python scripts/editors_table.py                             # renders that file into edit_hooks/README.md
+
+scripts/measure_editors.yaml lists the rows: a group, an editor, settings. Every run is a process of its own and ends as
+one JSON file under --out with the score of every case; finished files are never computed again, so the command can be
+interrupted. The parts of a row:
+
+``single``      all 64 cases of BAKE's embedded sample and all 62 of QAEdit's, each edited alone on the unedited model.
+``stream48``    the first 48 cases of both samples as one stream each, in steps of 8 (one at a time for editors without
+                joint edits); the 48 cases are scored after the last step.
+``stream200``   the first 200 records of CounterFact (flat; downloaded once) in steps of 20, scored after the last step.
+``seconds``     time per edit of eight single edits made together, after all other runs and one at a time.
+
+Seeds: where the second seed gives the same scores to the last bit, the editor draws nothing, and the third is not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PLAN = Path(__file__).with_suffix(".yaml")
+BAKE = ["bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj"]
+WILD = ["qaedit_wild_reliability"]
+COUNTERFACT = ["counterfact_flat_es", "counterfact_flat_gs", "counterfact_flat_ls"]
+# Likelihoods suffice for the first two, and no column needs the answers of the unedited model.
+METADATA = {"generate": False, "initially_wrong": False}
+PARTS = ("single", "stream48", "stream200", "seconds")
+SEEDS = (0, 1, 2)
+NUM_TIMED = 8  # edits whose time is taken
+UNEDITED = "unedited"
+VERSION = 1  # of the result files; a change makes them be measured again
+
+
+@dataclass(frozen=True)
+class Row:
+    """An editor with settings, as part of a group of the table."""
+
+    group: str
+    editor: str
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name on the command line and in file names."""
+        return f"{self.group}/{self.editor}" if self.group else self.editor
+
+    @property
+    def is_unedited(self) -> bool:
+        """Whether this is the row of the unedited model."""
+        return self.editor == UNEDITED
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process: one part of a row under one seed."""
+
+    row: Row
+    part: str
+    seed: int
+
+    def path(self, out: Path) -> Path:
+        """Its result file."""
+        return out / f"{self.row.name.replace('/', '-')}-{self.part}-{self.seed}.json"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of ``edited_hf`` that all evaluations of the job share."""
+        if self.row.is_unedited:
+            return {"mode": "none"}
+        return {"editor": self.row.editor, "editor_args": {**self.row.settings, "seed": self.seed}}
+
+    def evaluations(self) -> Iterator[tuple[dict[str, Any], list[str], dict[str, Any]]]:
+        """Options of the model class, tasks and metadata of each evaluation."""
+        if self.part == "single":
+            for tasks in (BAKE, WILD):
+                yield {**self.options, "mode": "none" if self.row.is_unedited else "single"}, tasks, METADATA
+        elif self.part == "stream48":
+            for edits, tasks in (("bake", BAKE), ("qaedit", WILD)):
+                yield self._stream(edits, 48, 8), tasks, METADATA
+        elif self.part == "stream200":
+            yield {**self._stream("counterfact_flat", 200, 20), "data": "hub"}, COUNTERFACT, METADATA
+
+    def _stream(self, edits: str, number: int, step: int) -> dict[str, Any]:
+        from edit_hooks.base.registry import load_editor
+
+        joint = load_editor(self.row.editor, self.row.settings).supports_joint  # a wrapper supports what its base does
+        size = {"edits": edits, "num_edits": number, "edit_batch_size": step if joint else 1}
+        return {**self.options, "mode": "sequential", **size, "immediate": False}
+
+
+def load_rows(path: Path, settings: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """The rows of the plan; ``settings`` by row name are added to a row's own."""
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    rows = [Row("", UNEDITED, {})]
+    for group, content in groups.items():
+        for editor, own in content["rows"].items():
+            rows.append(Row(group, editor, {**own, **settings.get(f"{group}/{editor}", {})}))
+    return rows
+
+
+def execute(job: Job, args: argparse.Namespace) -> None:
+    """Run one job in this process and write its file."""
+    start = time.perf_counter()
+    record: dict[str, Any] = {"version": VERSION, "job": asdict(job), "limit": args.limit}
+    if job.part == "seconds":
+        record |= measure_seconds(job)
+    else:
+        results = [evaluate(*evaluation, limit=args.limit) for evaluation in job.evaluations()]
+        record |= {"scores": {}, "failed": {}, "runs": []}
+        for result in results:
+            record["scores"] |= result["scores"]
+            record["failed"] |= result["failed"]
+            record["runs"].append(result["run"])
+    record |= {"wall_seconds": round(time.perf_counter() - start, 1), "commit": commit()}
+    path = job.path(args.out)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(record, default=str, indent=1), encoding="utf-8")
+    partial.replace(path)
+
+
+def commit() -> str | None:
+    """The revision of the code that is measured, with ``+`` if files were changed after it."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        revision = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return revision + ("+" if changed.stdout.strip() else "")
+
+
+def evaluate(options: dict[str, Any], tasks: list[str], metadata: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """The score of every case, and the configuration."""
+    import lm_eval
+
+    evaluation = lm_eval.simple_evaluate(
+        model="edited_hf", model_args=options, tasks=tasks, limit=limit, bootstrap_iters=0, metadata=metadata
+    )
+    scores = {task: read_scores(samples) for task, samples in evaluation["samples"].items()}
+    failed = {task: row["unscored_reason,none"] for task, row in evaluation["results"].items()}
+    record = evaluation["config"]["edited_hf"]
+    kept = (
+        "editor_config",
+        "mode",
+        "edits",
+        "num_edits",
+        "edit_batch_size",
+        "edits_data",
+        "code_fingerprint",
+        "versions",
+    )
+    run = {"options": options, "tasks": tasks, "metadata": metadata, **{key: record[key] for key in kept}}
+    run["versions"], run["weights"] = record["versions"], record["model_identity"]["weights"]
+    run["warnings"] = count_warnings(evaluation["samples"][tasks[0]])
+    return {"scores": scores, "failed": failed, "run": run}
+
+
+def read_scores(samples: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    """Metric -> one value per case, in the order of the documents; ``None`` where a case has none."""
+    samples = sorted(samples, key=lambda sample: int(sample["doc_id"]))
+    names = [name for name in samples[0] if f"{name}_n" in samples[0]]
+    return {name: [_score(sample.get(name)) for sample in samples] for name in names}
+
+
+def _score(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def count_warnings(samples: list[dict[str, Any]]) -> dict[str, int]:
+    """First words of the editor's warnings -> number of cases."""
+    counts: dict[str, int] = {}
+    for sample in samples:
+        for warning in (sample.get("edit") or {}).get("warnings", []):
+            counts[warning[:80]] = counts.get(warning[:80], 0) + 1
+    return counts
+
+
+def measure_seconds(job: Job) -> dict[str, Any]:
+    """Seconds per edit of eight edits made together, after one that warms up and loads or collects statistics."""
+    import torch
+
+    from edit_hooks.lm.edit_sources import load_edits
+    from edit_hooks.lm.model import EditedHFLM
+
+    lm = EditedHFLM(**job.options, store="off")
+    requests = load_edits("bake", {"data": "mini"}, NUM_TIMED + 1)
+    lm.editor.edit(lm.model, lm.tokenizer, requests[NUM_TIMED:])
+    start = time.perf_counter()
+    lm.editor.edit(lm.model, lm.tokenizer, requests[:NUM_TIMED])
+    return {"seconds": (time.perf_counter() - start) / NUM_TIMED, "threads": torch.get_num_threads()}
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """A finished result file of this version, if there is one."""
+    if not path.exists():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record if record["version"] == VERSION else None
+
+
+def draws_nothing(row: Row, part: str, out: Path) -> bool:
+    """Whether two seeds gave the same scores, likelihoods included, to the last bit."""
+    first, second = (read_result(Job(row, part, seed).path(out)) for seed in SEEDS[:2])
+    return first is not None and second is not None and first["scores"] == second["scores"]
+
+
+def missing_jobs(rows: list[Row], parts: list[str], seed: int, out: Path) -> list[Job]:
+    """Jobs of one seed without a result file, part by part."""
+    jobs = []
+    for part in parts:
+        for row in rows:
+            job = Job(row, part, seed)
+            once = row.is_unedited or part == "seconds"
+            if (row.is_unedited and part != "single") or (once and seed != SEEDS[0]):
+                continue
+            if seed > SEEDS[1] and draws_nothing(row, part, out):
+                continue
+            if read_result(job.path(out)) is None:
+                jobs.append(job)
+    return jobs
+
+
+def execute_all(rows: list[Row], args: argparse.Namespace) -> None:
+    """Execute all missing jobs, --jobs at a time, each in its own process; timings last and one at a time."""
+    args.out.mkdir(parents=True, exist_ok=True)
+
+    def start(job: Job) -> None:
+        log = job.path(args.out).with_suffix(".log")
+        one = ["--one", job.row.name, job.part, str(job.seed)]
+        with log.open("w", encoding="utf-8") as file:
+            command = [sys.executable, __file__, *sys.argv[1:], *one]
+            code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+        state = "done" if code == 0 else f"failed, see {log}"
+        print(f"{job.row.name} {job.part} seed {job.seed}: {state}", flush=True)
+
+    untimed = [part for part in args.parts if part != "seconds"]
+    for seed in args.seeds:  # all rows under one seed first; whether the third is needed shows after the second
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(start, missing_jobs(rows, untimed, seed, args.out)))
+    for job in missing_jobs(rows, [part for part in args.parts if part == "seconds"], SEEDS[0], args.out):
+        start(job)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the result files")
+    parser.add_argument("--plan", type=Path, default=PLAN, help="rows (default: measure_editors.yaml)")
+    parser.add_argument(
+        "--settings", type=Path, help="YAML file: row name -> further settings, as in an artifact of mend"
+    )
+    parser.add_argument("--rows", nargs="+", help="names, as in tuned/rome; default: all")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS, help="seeds of the editors")
+    parser.add_argument("--limit", type=int, help="first cases of each task only, to try the command")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; set OMP_NUM_THREADS accordingly")
+    parser.add_argument("--summary", type=Path, help="write the summary of the finished runs to this file and stop")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    settings = yaml.safe_load(args.settings.read_text(encoding="utf-8")) if args.settings else {}
+    rows = {row.name: row for row in load_rows(args.plan, settings)}
+    if unknown := set(args.rows or ()) - set(rows):
+        parser.error(f"no row {', '.join(sorted(unknown))}; rows are {', '.join(rows)}")
+    if args.one:
+        name, part, seed = args.one
+        execute(Job(rows[name], part, int(seed)), args)
+        return
+    chosen = [rows[name] for name in args.rows] if args.rows else list(rows.values())
+    if args.summary:
+        from editors_table import summarize
+
+        args.summary.write_text(json.dumps(summarize(chosen, args.out), indent=1) + "\n", encoding="utf-8")
+        return
+    execute_all(chosen, args)
+
+
+if __name__ == "__main__":
+    main()

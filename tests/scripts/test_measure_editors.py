@@ -1,0 +1,172 @@
+"""The measurement of all editors: runs resume, needless seeds are left out, tables say what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lm_eval
+import pytest
+import yaml
+from lm_eval.tasks import TaskManager
+from paths import ROOT
+
+from edit_hooks.base.registry import EDITORS, load_editor
+
+
+@pytest.fixture
+def measure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    yield importlib.import_module("measure_editors")
+    for name in ("measure_editors", "editors_table"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def table(measure: ModuleType) -> ModuleType:
+    return importlib.import_module("editors_table")
+
+
+def arguments(out: Path, **changes: Any) -> argparse.Namespace:
+    values = {"out": out, "limit": None, "jobs": 1, "parts": ["single"], "seeds": [0, 1, 2], **changes}
+    return argparse.Namespace(**values)
+
+
+def write_result(measure: ModuleType, out: Path, row: Any, part: str, seed: int, scores: dict[str, Any]) -> None:
+    run = {"editor_config": {"lr": 1.0}, "warnings": {}, "weights": "abc", "versions": {"torch": "2"}}
+    record = {"version": measure.VERSION, "limit": None, "scores": scores, "runs": [run], "wall_seconds": 1800.0}
+    measure.Job(row, part, seed).path(out).write_text(json.dumps({**record, "commit": "f00"}))
+
+
+def scores_of(table: ModuleType, part: str, value: float | None, cases: int = 4) -> dict[str, Any]:
+    return {task: {metric: [value] * cases} for _, task, metric in table.COLUMNS[part]}
+
+
+def test_every_editor_has_a_row_or_a_reason(measure: ModuleType) -> None:
+    plan = yaml.safe_load(measure.PLAN.read_text(encoding="utf-8"))
+    measured = {editor for group in plan["groups"].values() for editor in group["rows"]}
+    assert measured | plan["left_out"].keys() == set(EDITORS)
+    assert not measured & plan["left_out"].keys() and all(plan["left_out"].values())
+
+
+def test_every_row_is_accepted_and_published_rows_name_their_settings(measure: ModuleType) -> None:
+    for row in measure.load_rows(measure.PLAN, {}):
+        if not row.is_unedited:
+            load_editor(row.editor, row.settings)
+            assert ("shipped" in row.settings) == (row.group == "published"), row.name
+
+
+def test_a_part_is_run_and_its_scores_are_kept_by_case(
+    measure: ModuleType, tiny_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"pretrained": str(tiny_path("llama")), "device": "cpu", "data": "mini", "store": "off"}
+    monkeypatch.setattr(measure.Job, "options", property(lambda job: {"editor": job.row.editor, **model}))
+    evaluate = lm_eval.simple_evaluate
+
+    def evaluate_quickly(metadata: dict[str, Any], **options: Any) -> Any:  # indexing all tasks takes long
+        manager = TaskManager(
+            include_path=str(ROOT / "lm_eval_tasks"), include_defaults=False, metadata={"data": "mini", **metadata}
+        )
+        return evaluate(task_manager=manager, **options)
+
+    monkeypatch.setattr(lm_eval, "simple_evaluate", evaluate_quickly)
+    job = measure.Job(measure.Row("tuned", "ice", {}), "single", 0)
+    measure.execute(job, arguments(tmp_path, limit=2))
+    result = measure.read_result(job.path(tmp_path))
+    assert result["limit"] == 2 and len(result["scores"]["bake_es"]["es_prob"]) == 2
+    assert {"bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj", "qaedit_wild_reliability"} == set(result["scores"])
+    assert all(score in (None, 0.0, 1.0) for score in result["scores"]["bake_rj"]["rjs_prob"])
+    assert "es_gen_em" not in result["scores"]["bake_es"]  # nothing was generated in vain
+    assert result["runs"][0]["editor_config"]["num_facts"] == 1 and len(result["runs"][0]["weights"]) == 64
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_the_streams_have_steps_for_joint_editors_only(measure: ModuleType) -> None:
+    def stream(editor: str, part: str) -> tuple[Any, ...]:
+        options, tasks, _ = next(measure.Job(measure.Row("tuned", editor, {}), part, 1).evaluations())
+        assert options["editor_args"]["seed"] == 1 and options["mode"] == "sequential" and not options["immediate"]
+        return options["edits"], options["num_edits"], options["edit_batch_size"], len(tasks)
+
+    assert stream("memit", "stream48") == ("bake", 48, 8, 5)
+    assert stream("rome", "stream48") == ("bake", 48, 1, 5)
+    assert stream("memit", "stream200") == ("counterfact_flat", 200, 20, 3)
+
+
+def test_finished_runs_and_needless_seeds_are_not_run(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
+    draws, same = measure.Row("tuned", "rome", {}), measure.Row("tuned", "grace", {})
+    rows = [measure.Row("", "unedited", {}), draws, same]
+
+    def names(seed: int, parts: list[str]) -> list[str]:
+        return [f"{job.row.editor} {job.part}" for job in measure.missing_jobs(rows, parts, seed, tmp_path)]
+
+    assert names(0, ["single", "stream48"]) == [
+        "unedited single", "rome single", "grace single", "rome stream48", "grace stream48"
+    ]  # fmt: skip
+    assert names(1, ["single", "seconds"]) == ["rome single", "grace single"]  # nothing to repeat for the others
+    assert names(0, ["seconds"]) == ["rome seconds", "grace seconds"]
+    for row, second in ((draws, 1.0), (same, 0.0)):
+        write_result(measure, tmp_path, row, "single", 0, scores_of(table, "single", 0.0))
+        write_result(measure, tmp_path, row, "single", 1, scores_of(table, "single", second))
+    assert names(0, ["single"]) == ["unedited single"] and names(1, ["single"]) == []
+    assert names(2, ["single"]) == ["rome single"]
+    path = measure.Job(draws, "single", 0).path(tmp_path)
+    path.write_text(path.read_text().replace('"version": 1', '"version": 0'))
+    assert names(0, ["single"]) == ["unedited single", "rome single"]  # of another version
+
+
+def test_a_cell_is_a_mean_of_case_means_with_an_interval_of_the_cases(
+    measure: ModuleType, table: ModuleType, tmp_path: Path
+) -> None:
+    row = measure.Row("tuned", "rome", {"lr": 1.0})
+    for seed, values in ((0, [1.0, 1.0, 0.0, None]), (1, [1.0, 0.0, 0.0, None]), (2, [1.0, None, 0.0, None])):
+        write_result(measure, tmp_path, row, "stream200", seed, scores_of(table, "stream200", 0.0) | {
+            "counterfact_flat_es": {"es_prob": values}
+        })  # fmt: skip
+    summary = table.summarize([row], tmp_path)
+    cell = summary["rows"][0]["parts"]["stream200"]["cells"]["ES"]
+    assert cell["mean"] == 0.5  # case means 1, 0.5, 0
+    assert (cell["cases"], cell["without_score"]) == (3, 1)
+    assert summary["rows"][0]["parts"]["stream200"]["seeds"] == [0, 1, 2]
+    assert summary["hours"] == 1.5 and summary["commits"] == ["f00"] and summary["weights"] == ["abc"]
+    # Wilson, by hand: n = 3, p = 1/2, z^2 = 3.8415: half width sqrt(3.8415 / 12 + 3.8415^2 / 36) / (1 + 3.8415 / 3)
+    assert (cell["low"], cell["high"]) == (0.1253, 0.8747)
+
+
+def test_the_interval_of_a_perfect_score_is_not_empty(table: ModuleType) -> None:
+    low, high = table.wilson(1.0, 64)
+    assert (round(low, 3), high) == (0.943, 1.0)
+    assert table.wilson(0.0, 64) == pytest.approx((0.0, 1 - low))
+
+
+def test_a_limited_run_is_no_measurement(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
+    row = measure.Row("tuned", "rome", {})
+    write_result(measure, tmp_path, row, "single", 0, scores_of(table, "single", 0.0))
+    path = measure.Job(row, "single", 0).path(tmp_path)
+    path.write_text(path.read_text().replace('"limit": null', '"limit": 2'))
+    with pytest.raises(SystemExit, match="--limit is no measurement"):
+        table.summarize([row], tmp_path)
+
+
+def test_tables_have_a_hyphen_for_what_was_not_measured(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
+    rows = [measure.Row("", "unedited", {}), measure.Row("tuned", "ice", {}), measure.Row("tuned", "rome", {})]
+    for row, value in zip(rows, (0.0, 1.0, None), strict=True):
+        write_result(measure, tmp_path, row, "single", 0, scores_of(table, "single", value))
+    lines = table.render(table.summarize(rows, tmp_path)).splitlines()
+    assert [line for line in lines if line and not line.startswith("|")] == [
+        "Single edits, each on the unedited model; settings for this model:"
+    ]
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| `")] == ["| `unedited`", "| `rome`", "| `ice`"]
+    rome = next(line for line in lines if "`rome`" in line)
+    assert rome == "| `rome` | weights | - | - | - | - | - | - | - | 1 |"
+    assert "1.00 (0.51-1.00)" in next(line for line in lines if "`ice`" in line)
+    assert next(line for line in lines if "`unedited`" in line).endswith("| any |")
+
+
+def test_the_readme_has_the_tables_of_the_summary(table: ModuleType) -> None:
+    assert table.main(["--check"]) == 0
