@@ -1,4 +1,4 @@
-"""Batched greedy decoding under edits with a KV cache.
+"""Batched decoding under edits with a KV cache, greedy or with seeded draws.
 
 Prompts are right-padded for the prefill, which is exact under causal attention. The KV cache is then shifted so that
 all prompts end in the same column. Each step decodes one token for the rows that have not stopped.
@@ -16,11 +16,12 @@ from edit_hooks.answers import GeneratedText, StopReason
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import run_in_batches
+from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.modeling.lm_head import ModelHead
-from edit_hooks.modeling.vocab_loss import greedy_tokens
+from edit_hooks.modeling.vocab_loss import WHOLE_VOCAB, greedy_tokens
 from edit_hooks.utils.progress import Progress
 
 
@@ -31,7 +32,7 @@ def generate(
     limits: Limits,
     progress: Progress,
 ) -> list[GeneratedText]:
-    """Continue prompts greedily, each under its own edit.
+    """Continue prompts, each under its own edit.
 
     A row leaves its batch when it stops. Texts are not cut at stop strings.
 
@@ -42,16 +43,16 @@ def generate(
     answers: dict[int, GeneratedText] = {}
 
     def run(batch: list[int], deltas: list[Delta | None]) -> None:
-        loop = _GreedyLoop(inner, tokenizer, [items[index][0] for index in batch], deltas)
+        loop = _DecodingLoop(inner, tokenizer, [items[index][0] for index in batch], deltas)
         answers.update(zip(batch, loop.run(), strict=True))
         progress(len(batch))
 
-    lengths = [len(item.context) + item.max_new_tokens for item, _ in items]
+    lengths = [len(item.context) + item.most_tokens for item, _ in items]
     run_in_batches(model, [delta for _, delta in items], lengths, limits, run)
     return [answers[index] for index in range(len(items))]
 
 
-class _GreedyLoop:
+class _DecodingLoop:
     """One batch: a prefill, then one token per step for unfinished rows."""
 
     def __init__(
@@ -66,6 +67,7 @@ class _GreedyLoop:
         self.head = ModelHead(model)
         self.edits = RowEdits(model, deltas)
         self.end_tokens = end_token_ids(model, tokenizer)
+        self.draws = {index: TokenDraw(item) for index, item in enumerate(items) if item.sampling is not None}
         self.new_tokens: list[list[int]] = [[] for _ in items]
         self.stop: list[StopReason | None] = [None] * len(items)
 
@@ -94,7 +96,7 @@ class _GreedyLoop:
                     use_cache=True,
                 ).last_hidden_state
             length_R = length_R + 1
-            next_tokens = greedy_tokens(self.head, hidden_R1D[:, -1]).tolist()
+            next_tokens = self._next_tokens(running, hidden_R1D[:, -1])
         return [self._answer(index) for index in range(len(self.items))]
 
     def _prefill(self) -> tuple[list[int], DynamicCache, torch.Tensor, torch.Tensor]:
@@ -114,17 +116,26 @@ class _GreedyLoop:
         hidden_RTD = output.last_hidden_state
         last_RD = hidden_RTD[rows_R.to(hidden_RTD.device), (length_R - 1).to(hidden_RTD.device)]
         aligned = right_aligned(cache, length_R, ids_RT.shape[1])
-        return greedy_tokens(self.head, last_RD).tolist(), aligned.cache, aligned.mask_RT, length_R
+        tokens = self._next_tokens(range(len(self.items)), last_RD)
+        return tokens, aligned.cache, aligned.mask_RT, length_R
+
+    def _next_tokens(self, running: Sequence[int], states_RD: torch.Tensor) -> list[int]:
+        """The next token of every running item: the most likely one, or a draw."""
+        tokens = greedy_tokens(self.head, states_RD).tolist()
+        for row, index in enumerate(running):
+            if draw := self.draws.get(index):
+                tokens[row] = draw.token(self.head.logits(states_RD[row : row + 1], WHOLE_VOCAB)[0])
+        return tokens
 
     def _append(self, index: int, token: int) -> bool:
         """Append a token to an item; return whether the item has stopped."""
         item, tokens = self.items[index], self.new_tokens[index]
         tokens.append(token)
-        if token in self.end_tokens:
+        if token in self.end_tokens and not item.ignore_end:
             self.stop[index] = "eos"
         elif is_stopped(self.tokenizer, tokens, item):
             self.stop[index] = "stop_string"
-        elif len(tokens) >= item.max_new_tokens:
+        elif has_full_length(self.tokenizer, tokens, item):
             self.stop[index] = "length"
         return self.stop[index] is not None
 
@@ -150,6 +161,16 @@ def is_stopped(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: 
     # The whole text, because one character may take several tokens and a stop string may cross them.
     text = _decoded(tokenizer, tokens[length:])
     return any(stop in (text.lstrip() if length else text) for stop in item.stops)
+
+
+def has_full_length(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem) -> bool:
+    """Whether the answer in these new tokens may not become longer: its thought, or what follows it."""
+    if item.max_thought_tokens is None or item.think_end is None:
+        return len(tokens) >= item.max_new_tokens
+    length = thought_length(tokenizer, tokens, item.think_end)
+    if length is None:
+        return len(tokens) >= item.max_thought_tokens
+    return len(tokens) - length >= item.max_new_tokens
 
 
 def generated_text(

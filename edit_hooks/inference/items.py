@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from edit_hooks.answers import ScoredContinuation
+from edit_hooks.decoding import Sampling
 
 
 @final
@@ -37,13 +38,17 @@ class ScoreItem:
 @final
 @dataclass(frozen=True)
 class GenerateItem:
-    """A context to be continued greedily.
+    """A context to be continued.
 
     Attributes:
         context: token ids.
-        stops: strings that end the continuation, besides the end token.
+        stops: strings that end the continuation, besides the end tokens.
+        max_new_tokens: longest continuation, or longest answer after a thought if ``max_thought_tokens`` is given.
         text: the context as text; context edits rebuild the item from it.
         think_end: token id or text that ends a thought; stop strings count after the last one only.
+        max_thought_tokens: longest thought; ``None``: thought and answer share ``max_new_tokens``.
+        ignore_end: end tokens do not end the continuation.
+        sampling: how tokens are drawn; ``None``: greedily.
     """
 
     context: tuple[int, ...]
@@ -51,6 +56,14 @@ class GenerateItem:
     max_new_tokens: int
     text: str | None = None
     think_end: int | str | None = None
+    max_thought_tokens: int | None = None
+    ignore_end: bool = False
+    sampling: Sampling | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Largest number of new tokens, a thought included."""
+        return self.max_new_tokens + (self.max_thought_tokens or 0)
 
 
 Item: TypeAlias = ScoreItem | GenerateItem

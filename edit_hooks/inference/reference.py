@@ -10,12 +10,20 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from edit_hooks.answers import GeneratedText, ScoredContinuation, StopReason
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.decoding import end_token_ids, generated_text, is_stopped
+from edit_hooks.inference.decoding import end_token_ids, generated_text, has_full_length, is_stopped
+from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.grad_mode import gradients
@@ -50,7 +58,7 @@ def generate_reference(
     items: Sequence[tuple[GenerateItem, Delta | None]],
     progress: Progress,
 ) -> list[GeneratedText]:
-    """Continue greedily with the model's own ``generate``, one item at a time."""
+    """Continue with the model's own ``generate``, one item at a time; draws are made from its logits."""
     answers = []
     with frozen(unwrapped(model)):
         for item, delta in items:
@@ -66,21 +74,38 @@ class _StopOnText(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
         new_tokens = input_ids[0, len(self.item.context) :].tolist()
-        return torch.tensor([is_stopped(self.tokenizer, new_tokens, self.item)], device=input_ids.device)
+        ended = is_stopped(self.tokenizer, new_tokens, self.item)
+        ended = ended or has_full_length(self.tokenizer, new_tokens, self.item)
+        return torch.tensor([ended], device=input_ids.device)
+
+
+class _Draw(LogitsProcessor):
+    """Leaves the drawn token alone, so that greedy decoding takes it."""
+
+    def __init__(self, draw: TokenDraw) -> None:
+        self.draw = draw
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        chosen = self.draw.token(scores[0])
+        drawn = torch.full_like(scores, -torch.inf)
+        drawn[0, chosen] = 0.0
+        return drawn  # type: ignore
 
 
 def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> GeneratedText:
     prompt = torch.tensor([item.context], device=model.device)
-    ends = end_token_ids(model, tokenizer)
+    ends = set() if item.ignore_end else end_token_ids(model, tokenizer)
+    processors = [] if item.sampling is None else [_Draw(TokenDraw(item))]
     output = model.generate(
         input_ids=prompt,
         attention_mask=torch.ones_like(prompt),
-        max_new_tokens=item.max_new_tokens,
+        max_new_tokens=item.most_tokens,
         do_sample=False,
         num_beams=1,
         eos_token_id=sorted(ends) or None,
         pad_token_id=min(ends, default=0),
         stopping_criteria=StoppingCriteriaList([_StopOnText(tokenizer, item)]),
+        logits_processor=LogitsProcessorList(processors),
     )
     tokens = output[0, prompt.shape[1] :].tolist()
     stop: StopReason = "stop_string" if is_stopped(tokenizer, tokens, item) else "length"

@@ -8,11 +8,13 @@ the line break of a chat template, into the target. Stock tasks keep lm-eval's t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
+from edit_hooks.decoding import Decoding
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.modeling.tokens import encode, split_continuation
@@ -58,7 +60,10 @@ class ItemBuilder:
         """
         if request.request_type == "loglikelihood":
             return self.score_item(*request.args).item
-        return self.generate_item(*request.args).item
+        decoding = request.doc.get("asked", {}).get("decoding")
+        if decoding is None:
+            return self.generate_item(*request.args).item
+        return self.decoded_item(*request.args, Decoding.from_json(decoding)).item
 
     def score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Build an item for scoring a target; its tokens are those past the end of the context."""
@@ -97,8 +102,25 @@ class ItemBuilder:
             )
         return Built(ScoreItem(tuple(ids[-room:]), tuple(target), texts), cut=len(ids) > room)
 
+    def decoded_item(self, context: str, gen_kwargs: Mapping[str, Any], decoding: Decoding) -> Built[GenerateItem]:
+        """Build an item from the settings of a question, and those of its task where it has none."""
+        own = {"do_sample", "temperature", "top_k", "top_p"}  # said by ``decoding`` itself
+        built = self.generate_item(context, {name: value for name, value in gen_kwargs.items() if name not in own})
+        item = replace(
+            built.item,
+            ignore_end=decoding.ignore_end,
+            sampling=decoding.sampling,
+            max_thought_tokens=decoding.max_thought_tokens,
+        )
+        if decoding.length_of is not None:
+            length = len(split_continuation(self._lm.tokenizer, context, decoding.length_of, self._lm.add_bos_token)[1])
+            if not length:
+                raise UnusableRequestError(f"answer {decoding.length_of!r} has no token after {context!r}.")
+            item = replace(item, stops=(), max_new_tokens=length, ignore_end=True, think_end=None)
+        return self.fitted_prompt(context, item)
+
     def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
-        """Build an item for decoding from the generation settings of an lm-eval task."""
+        """Build an item for greedy decoding from the generation settings of an lm-eval task."""
         lm = self._lm
         check_generation_kwargs(gen_kwargs)
         try:
@@ -112,18 +134,18 @@ class ItemBuilder:
         end = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
         stops = handle_stop_sequences(settings.get("until"), eos=end)
         stops = tuple(stop for stop in stops if stop and stop != end)
-        return self.greedy_item(context, stops, int(settings["max_gen_toks"]))
+        item = GenerateItem((), stops, int(settings["max_gen_toks"]), think_end=self._think_end(context))
+        return self.fitted_prompt(context, item)
 
-    def greedy_item(self, context: str, stops: tuple[str, ...], max_new_tokens: int) -> Built[GenerateItem]:
-        """Build an item for decoding; long prompts are cut at the start, as in lm-eval."""
+    def fitted_prompt(self, context: str, item: GenerateItem) -> Built[GenerateItem]:
+        """Give an item a prompt; a long one is cut at the start, as in lm-eval."""
         lm = self._lm
         require_text(context)
-        room = lm.max_length - max_new_tokens
+        room = lm.max_length - item.most_tokens
         if room < 1:
-            raise EditingError(f"max_gen_toks={max_new_tokens} leaves no room in {lm.max_length} positions.")
+            raise EditingError(f"max_gen_toks={item.most_tokens} leaves no room in {lm.max_length} positions.")
         ids = encode(lm.tokenizer, context, lm.add_bos_token).ids or [lm.prefix_token_id]
-        item = GenerateItem(tuple(ids[-room:]), stops, max_new_tokens, context, self._think_end(context))
-        return Built(item, cut=len(ids) > room)
+        return Built(replace(item, context=tuple(ids[-room:]), text=context), cut=len(ids) > room)
 
     def _think_end(self, context: str) -> int | str | None:
         """The token id or text that ends the thought of an answer to a prompt.

@@ -106,7 +106,7 @@ class PromptEdits:
 
     def _rebuild(self, item: ItemT, prompt: str, score_item: ScoreItemBuilder | None) -> Built[ItemT]:
         if isinstance(item, GenerateItem):
-            return self._builder.greedy_item(prompt, item.stops, item.max_new_tokens)
+            return self._builder.fitted_prompt(prompt, item)
         assert item.texts is not None
         return (score_item or self._builder.score_item)(prompt, item.texts[1])
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import FailedAnswer
+from edit_hooks.decoding import AskedModel
 from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.sessions import Question
 from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import UnusableRequestError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
 
 
 def read_questions(
@@ -47,8 +49,16 @@ def read_questions(
         except UnusableRequestError as error:
             questions.append(FailedAnswer(str(error)))
         else:
-            questions.append(Question(item, tuple(edits), bool(request.doc.get("ask_unedited"))))
+            questions.append(Question(item, tuple(edits), _asked_model(request.doc)))
     return questions
+
+
+def _asked_model(doc: Mapping[str, Any]) -> AskedModel:
+    """The model that is asked; without ``asked``, both if the document's ``ask_unedited`` is set."""
+    asked: AskedModel = doc.get("asked", {}).get("model") or ("both" if doc.get("ask_unedited") else "edited")
+    if asked not in get_args(AskedModel):
+        raise EditingError(f"a document asks the model {asked!r}; {', '.join(get_args(AskedModel))} are accepted.")
+    return asked
 
 
 def warn_of_unread(questions: Sequence[Question | FailedAnswer]) -> None:

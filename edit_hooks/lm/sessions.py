@@ -24,6 +24,7 @@ from edit_hooks.answers import (
     ScoredContinuation,
     StreamPosition,
 )
+from edit_hooks.decoding import AskedModel
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Item
@@ -44,12 +45,22 @@ class Question:
     Attributes:
         item: the question as token ids.
         requests: the edits of its case.
-        ask_unedited: the unedited model's answer is needed as well.
+        asked: the model whose answer is needed, or both.
     """
 
     item: Item
     requests: tuple[EditRequest, ...]
-    ask_unedited: bool
+    asked: AskedModel
+
+    @property
+    def ask_unedited(self) -> bool:
+        """Whether the unedited model's answer is needed."""
+        return self.asked != "edited"
+
+    @property
+    def ask_edited(self) -> bool:
+        """Whether the edited model's answer is needed."""
+        return self.asked != "unedited"
 
 
 class Session(abc.ABC):
@@ -127,14 +138,16 @@ class SavedEditSession(Session):
     def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         with self.stock_task_scope() as runtime_part:
             answers = answer_distinct(
-                (q.item for q in questions), lambda items: answer_jobs([(item, runtime_part) for item in items])
+                (q.item for q in questions if q.ask_edited),
+                lambda items: answer_jobs([(item, runtime_part) for item in items]),
             )
         results = []
         for question in questions:
             saved = self.requests
             edited = saved is None or all(request.without_context.key in saved for request in question.requests)
             position = StreamPosition(edited=edited, step=0 if edited else None, num_edits=len(saved or ()))
-            final = _with_unedited(answers[question.item], question, unedited)
+            source = answers if question.ask_edited else unedited
+            final = _with_unedited(source[question.item], question, unedited)
             results.append(EditedAnswer(final=final, edit=self.report if edited else None, position=position))
         return results
 
@@ -173,7 +186,7 @@ class SingleEditSession(Session):
         jobs: dict[tuple[str, Item], Delta] = {}
         for question, group in zip(questions, groups, strict=True):
             delta = deltas[group_key(group)] if group else None
-            if group and isinstance(delta, Delta):
+            if group and isinstance(delta, Delta) and question.ask_edited:
                 jobs[group_key(group), question.item] = delta
         answered = answer_jobs([(item, delta) for (_, item), delta in jobs.items()])
         answers = dict(zip(jobs, answered, strict=True))
@@ -215,7 +228,7 @@ class SingleEditSession(Session):
             report = self.independent.report(group_key(group), question.requests)
         if report.error is not None:
             return EditedAnswer(final=_edit_failed(report.error), edit=report)
-        answer = answers[group_key(group), question.item]
+        answer = answers[group_key(group), question.item] if question.ask_edited else unedited[question.item]
         return EditedAnswer(final=_with_unedited(answer, question, unedited), edit=report)
 
 
@@ -240,7 +253,7 @@ class StreamSession(Session):
             items = [
                 q.item
                 for q, edit_step in zip(questions, steps, strict=True)
-                if self._is_due(step, edit_step, checkpoint_steps)
+                if q.ask_edited and self._is_due(step, edit_step, checkpoint_steps)
             ]
             answers[step] = answer_distinct(
                 items, lambda distinct: answer_jobs([(item, runtime_part) for item in distinct])
@@ -313,9 +326,11 @@ class StreamSession(Session):
             reason = next(iter(unusable), self.stream.stopped or "the stream ended before this edit")
             report = EditReport(editor=self.editor_name, error=reason)
             return EditedAnswer(final=_edit_failed(reason), edit=report, position=position)
-        final = _with_unedited(answers[last][item], question, unedited)
+        final = _with_unedited(answers[last][item] if question.ask_edited else unedited[item], question, unedited)
         if edit_step is None:
             return EditedAnswer(final=final, position=position)
+        if not question.ask_edited:
+            return EditedAnswer(final=final, edit=self.stream.report(edit_step), position=position)
         return EditedAnswer(
             final=final,
             edit=self.stream.report(edit_step),

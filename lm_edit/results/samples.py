@@ -127,8 +127,9 @@ def _from_case(row: Mapping[str, Any], task: str) -> Iterator[SavedAnswer]:
 
     In a stream, there is one for every stage with a column of its own.
     """
-    for number, (_, probe, target) in enumerate(case_requests(row["doc"])):
-        if target is not None:
+    for number, request in enumerate(case_requests(row["doc"])):
+        probe = request.probe
+        if request.target is not None:
             continue
         stops = row["arguments"][f"gen_args_{number}"]["arg_1"].get("until") or []
         for stage, response in _answers_by_stage(read_saved_response(row["resps"][number][0])):

@@ -55,14 +55,14 @@ def reversed_statement(case: BakeCase) -> str:
 def reverse_qa_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     """Document of bake_rq; the published filter needs the unedited model."""
     questions = [] if case.reverse_qa is None else [case.reverse_qa]
-    return contrast_doc(case, settings, REVERSE_QA, questions, ask_unedited=True)
+    return contrast_doc(case, settings, REVERSE_QA, questions, ask="both", ask_generation="edited")
 
 
 def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     """Document of bake_rj, which also records template and options."""
     template = JUDGE_TEMPLATE.read(settings)
     question = judge_question(case, template)
-    doc = contrast_doc(case, settings, REVERSE_JUDGE, [question], ask_unedited=True)
+    doc = contrast_doc(case, settings, REVERSE_JUDGE, [question], ask="both", ask_generation="edited")
     return doc | {"judge_template": template, "judge_options": [question.wanted, question.other]}
 
 
@@ -70,9 +70,9 @@ def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     """Document of bake_s: all questions of the case, likelihoods only."""
     probes = case_probes(case)
     if case.reverse_qa is not None:
-        probes.append(contrast_probe(REVERSE_QA, case.reverse_qa))
-    probes.append(contrast_probe(REVERSE_JUDGE, judge_question(case, JUDGE_TEMPLATE.read(settings))))
-    return case_doc(case, probes, ask_unedited=True, generate=False)
+        probes.append(contrast_probe(REVERSE_QA, case.reverse_qa, "both"))
+    probes.append(contrast_probe(REVERSE_JUDGE, judge_question(case, JUDGE_TEMPLATE.read(settings)), "both"))
+    return case_doc(case, probes, generate=False)
 
 
 # -------------------------------------------------------------------------- scoring

@@ -65,7 +65,7 @@ def _log_hint() -> None:
 class ModelJudgeFilter(Filter):
     """Replace generated answers by verdicts; other answers are unchanged.
 
-    Of a probe with ``only_unedited``, the unedited model's answer is judged.
+    Of a probe that is asked of the unedited model only, the unedited model's answer is judged.
 
     Args:
         judge: names a judge (see judges/README.md).
@@ -85,7 +85,7 @@ class ModelJudgeFilter(Filter):
         """
         probes = [doc["asked"] for doc in docs]
         answers = [
-            unedited_answer(answer) if probe.get("only_unedited") else answer
+            unedited_answer(answer) if probe["model"] == "unedited" else answer
             for answer, probe in zip(resps, probes, strict=True)
         ]
         answers = [

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from edit_hooks.answers import FailedAnswer
+from edit_hooks.decoding import AskedModel, Decoding
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import Case
 
@@ -25,8 +26,11 @@ class Probe:
         generate: also let the model write freely.
         gold: the answer that a generation is compared with.
         question: the bare question, for judges; the prompt by default.
-        only_unedited: a helper of which only the unedited model's answer counts. A judge sees that answer, and judged
-            metrics marked ``filtered`` exclude the case if it is correct.
+        ask: the model that is asked; ``both`` for metrics that compare them. ``unedited`` marks a helper: a judge sees
+            the unedited model's answer, and judged metrics marked ``filtered`` exclude the case if it is correct.
+        ask_generation: the same for the generation, where it differs from that for the targets.
+        decoding: how the answer is generated, where that differs from the task's ``generation_kwargs``.
+        num_draws: number of generations, each with its own draw of ``decoding.sampling``.
     """
 
     kind: str
@@ -35,10 +39,38 @@ class Probe:
     generate: bool = False
     gold: str = ""
     question: str = ""
-    only_unedited: bool = False
+    ask: AskedModel = "edited"
+    ask_generation: AskedModel | None = None
+    decoding: Decoding | None = None
+    num_draws: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_draws != 1 and (self.decoding is None or self.decoding.sampling is None):
+            raise AssertionError(f"{self.num_draws} draws of a probe without sampling: all would be the same")
+
+    def to_json(self) -> dict[str, Any]:
+        """The probe as plain JSON values; its question is the prompt unless it has another."""
+        decoding = self.decoding and self.decoding.to_json()
+        own = {"targets": list(self.targets), "question": self.question or self.prompt, "decoding": decoding}
+        return {**asdict(self), **own}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Probe:
+        """Inverse of :meth:`to_json`."""
+        decoding = record.get("decoding")
+        return cls(**{**record, "decoding": None if decoding is None else Decoding.from_json(decoding)})
+
+    def asked_model(self, *, generation: bool) -> AskedModel:
+        """The model that is asked for the generation, or for the scores of the targets."""
+        return (self.ask_generation or self.ask) if generation else self.ask
+
+    @property
+    def only_unedited(self) -> bool:
+        """Whether only the unedited model's answer counts."""
+        return self.ask == "unedited"
 
 
-def case_doc(case: Case, probes: Sequence[Probe], *, ask_unedited: bool, generate: bool) -> dict[str, Any]:
+def case_doc(case: Case, probes: Sequence[Probe], *, generate: bool) -> dict[str, Any]:
     """The JSON-able document of a case: its edit, its probes and its extras.
 
     lm-eval cannot represent a document without requests. A case without probes therefore gets a placeholder, the edit
@@ -47,7 +79,6 @@ def case_doc(case: Case, probes: Sequence[Probe], *, ask_unedited: bool, generat
     Args:
         case: the edit under which all probes are answered.
         probes: the questions; may be empty.
-        ask_unedited: whether the metrics also need the answers of the unedited model.
         generate: whether a placeholder is also generated, as the task's own probes are.
     """
     request = case.request
@@ -56,11 +87,7 @@ def case_doc(case: Case, probes: Sequence[Probe], *, ask_unedited: bool, generat
     return {
         "case_id": request.case_id,
         "edit_requests": [request.to_dict()],
-        "ask_unedited": ask_unedited,
-        "probes": [
-            {**asdict(probe), "targets": list(probe.targets), "question": probe.question or probe.prompt}
-            for probe in probes
-        ],
+        "probes": [probe.to_json() for probe in probes],
         **case.extras,
     }
 
@@ -93,33 +120,49 @@ class ProbeRequest(NamedTuple):
         number: index of the probe in its document.
         probe: the probe.
         target: the continuation to score; ``None`` for a generation.
+        draw: number of the generation.
     """
 
     number: int
     probe: Probe
     target: str | None
+    draw: int = 0
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """The probe's decoding settings for this generation."""
+        decoding = self.probe.decoding
+        if self.target is not None or decoding is None or decoding.sampling is None:
+            return decoding
+        return replace(decoding, sampling=replace(decoding.sampling, draw=self.draw))
 
 
 def case_requests(doc: Mapping[str, Any]) -> Iterator[ProbeRequest]:
     """The requests of a document in their fixed order.
 
-    Those of a probe are its targets, then its generation.
+    Those of a probe are its targets, then its generations.
     """
     for number, record in enumerate(doc["probes"]):
-        probe = Probe(**record)
+        probe = Probe.from_json(record)
         for target in probe.targets:
             yield ProbeRequest(number, probe, target)
         if probe.generate:
-            yield ProbeRequest(number, probe, None)
+            for draw in range(probe.num_draws):
+                yield ProbeRequest(number, probe, None, draw)
 
 
 @dataclass(frozen=True)
 class ProbeAnswers:
-    """The answers to one probe: one per target, and the generation if any."""
+    """The answers to one probe: one per target, and the generations if any."""
 
     probe: Probe
     targets: Sequence[Answer] = ()
-    generation: Answer | None = None
+    generations: Sequence[Answer] = ()
+
+    @property
+    def generation(self) -> Answer | None:
+        """The only generation, or the first of several draws."""
+        return self.generations[0] if self.generations else None
 
     @property
     def wanted(self) -> Answer:
@@ -145,9 +188,10 @@ class CaseAnswers:
         self.probes: list[ProbeAnswers] = []
         queue = iter(answers)
         for record in doc["probes"]:
-            probe = Probe(**record)
+            probe = Probe.from_json(record)
             targets = [next(queue) for _ in probe.targets]
-            self.probes.append(ProbeAnswers(probe, targets, next(queue) if probe.generate else None))
+            generations = [next(queue) for _ in range(probe.num_draws if probe.generate else 0)]
+            self.probes.append(ProbeAnswers(probe, targets, generations))
         if (rest := len(list(queue))) > 0:
             raise AssertionError(f"{rest} answers more than requests in case {doc['case_id']}")
 

@@ -101,6 +101,7 @@ class FilteredAnswer:
         position: the case's position in the stream; ``None`` outside streams and from other model classes.
         edit: report on the case's edit; ``None`` without an edit.
         judged: a judge decides in this pipeline, even if this request had nothing to judge.
+        only_unedited: the unedited model's answer, which is the same at all stages.
     """
 
     final: Answer
@@ -108,6 +109,7 @@ class FilteredAnswer:
     position: StreamPosition | None = None
     edit: EditReport | None = None
     judged: bool = False
+    only_unedited: bool = False
 
     def __str__(self) -> str:
         return str(self.final)
@@ -122,7 +124,7 @@ class FilteredAnswer:
 
     def at(self, stage: Stage | None) -> Answer:
         """The answer at a stage; ``None`` is the final one."""
-        if stage is None or isinstance(self.final, FailedAnswer):
+        if stage is None or self.only_unedited or isinstance(self.final, FailedAnswer):
             return self.final
         if stage in self.stages:
             return self.stages[stage]
@@ -164,6 +166,7 @@ def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterE
                 position=response.position if is_edited else None,
                 edit=response.edit if is_edited else None,
                 judged=judged,
+                only_unedited=instance.doc["asked"]["model"] == "unedited",
             )
 
 

@@ -19,7 +19,6 @@ edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +35,7 @@ from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.dataset import choose_data
+from lm_eval_tasks.common.generation import generation_arguments
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, exclude_if, judged_correct
@@ -270,18 +270,21 @@ class EditingTask(HarnessTask):
         delimiter = self._delimiter(chat_template if kwargs.pop("apply_chat_template", False) else None)
         stops = self._stops()
         instances = []
-        for idx, (number, probe, target) in enumerate(case_requests(doc)):
+        for idx, request in enumerate(case_requests(doc)):
+            probe, target, decoding = request.probe, request.target, request.decoding
             probe_fields = {  # part of lm-eval's `doc_hash`: other keys would make samples look like other documents
                 "kind": probe.kind,
                 "question": probe.question,
                 "gold": probe.gold,
-                "only_unedited": probe.only_unedited,
-                "until": stops,
+                "model": probe.asked_model(generation=target is None),
+                "decoding": None if target is not None or decoding is None else decoding.to_json(),
+                "until": stops if decoding is None or decoding.until is None else list(decoding.until),
             }
+            context = ctx[request.number]
             arguments = (
-                (ctx[number], deepcopy(self.config.generation_kwargs))
+                (context, generation_arguments(self.config.generation_kwargs, decoding))
                 if target is None
-                else (ctx[number], delimiter + target)
+                else (context, delimiter + target)
             )
             instances.append(
                 Instance(

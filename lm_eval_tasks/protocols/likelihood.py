@@ -13,8 +13,10 @@ questions, or another edit score, it combines :func:`contrast_doc`, :func:`contr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from edit_hooks.decoding import AskedModel
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
 from lm_eval_tasks.common.measures import Measure, Score, Unscored, evaluate, exclude_if, mean_over
@@ -47,35 +49,49 @@ def neighborhood_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
     Agreement needs the unedited model.
     """
-    return contrast_doc(case, settings, NEIGHBORHOOD, case.neighbors, ask_unedited=True)
+    return contrast_doc(case, settings, NEIGHBORHOOD, case.neighbors, ask="both")
 
 
 def edit_score_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """Document of all questions that S needs, likelihoods only."""
-    return case_doc(case, case_probes(case), ask_unedited=True, generate=False)
+    return case_doc(case, case_probes(case), generate=False)
 
 
 def contrast_doc(
-    case: Case, settings: Settings, kind: str, questions: Iterable[Question], *, ask_unedited: bool = False
+    case: Case,
+    settings: Settings,
+    kind: str,
+    questions: Iterable[Question],
+    *,
+    ask: AskedModel = "edited",
+    ask_generation: AskedModel | None = None,
 ) -> dict[str, Any]:
     """The document of one kind of questions.
 
     The model also generates an answer unless the setting :data:`GENERATE` is off.
+
+    Args:
+        ask: the model that scores the targets.
+        ask_generation: the model that generates, if that is another one.
     """
     generate = GENERATE.read(settings)
-    probes = [contrast_probe(kind, question, generate=generate) for question in questions]
-    return case_doc(case, probes, ask_unedited=ask_unedited, generate=generate)
+    probes = [contrast_probe(kind, question, ask, generate=generate) for question in questions]
+    return case_doc(case, [replace(probe, ask_generation=ask_generation) for probe in probes], generate=generate)
 
 
 def case_probes(case: Case) -> list[Probe]:
-    """Probes of all standard questions of a case, without generation."""
-    return [contrast_probe(kind, question) for kind in KINDS for question in case.questions(kind)]
+    """Probes of all standard questions of a case, without generation; locality needs the unedited model."""
+    return [
+        contrast_probe(kind, question, "both" if kind == NEIGHBORHOOD else "edited")
+        for kind in KINDS
+        for question in case.questions(kind)
+    ]
 
 
-def contrast_probe(kind: str, question: Question, *, generate: bool = False) -> Probe:
+def contrast_probe(kind: str, question: Question, ask: AskedModel = "edited", *, generate: bool = False) -> Probe:
     """A probe that scores the wanted answer and, where there is one, its competitor."""
     targets = (question.wanted,) if question.other is None else (question.wanted, question.other)
-    return Probe(kind=kind, prompt=question.prompt, targets=targets, generate=generate, gold=question.wanted)
+    return Probe(kind=kind, prompt=question.prompt, targets=targets, generate=generate, gold=question.wanted, ask=ask)
 
 
 # -------------------------------------------------------------------------- scoring

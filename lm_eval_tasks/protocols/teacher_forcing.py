@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edit_hooks.decoding import AskedModel
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
@@ -31,15 +32,15 @@ def generalization_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 def locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """Teacher forcing on the unrelated questions, in both models."""
-    return _forced_doc(case, settings, NEIGHBORHOOD, ask_unedited=True)
+    return _forced_doc(case, settings, NEIGHBORHOOD, "both")
 
 
-def _forced_doc(case: Case, settings: Settings, kind: str, *, ask_unedited: bool = False) -> dict[str, Any]:
+def _forced_doc(case: Case, settings: Settings, kind: str, ask: AskedModel = "edited") -> dict[str, Any]:
     probes = [
-        Probe(kind=kind, prompt=question.prompt, targets=[question.wanted], gold=question.wanted)
+        Probe(kind=kind, prompt=question.prompt, targets=[question.wanted], gold=question.wanted, ask=ask)
         for question in case.questions(kind)
     ]
-    return initially_wrong_doc(case, settings, probes, ask_unedited=ask_unedited, generate=False)
+    return initially_wrong_doc(case, settings, probes, generate=False)
 
 
 def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:

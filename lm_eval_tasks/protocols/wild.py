@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edit_hooks.decoding import AskedModel
 from edit_hooks.prompt_context import QA_INSTRUCTION
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
@@ -54,29 +55,26 @@ def generalization_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 def locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """Free generation on the unrelated questions, by both models."""
-    return _generation_doc(case, settings, NEIGHBORHOOD, ask_unedited=True)
+    return _generation_doc(case, settings, NEIGHBORHOOD, "both")
 
 
-def _generation_doc(case: Case, settings: Settings, kind: str, *, ask_unedited: bool = False) -> dict[str, Any]:
-    probes = [generation_probe(kind, question, settings) for question in case.questions(kind)]
-    return initially_wrong_doc(case, settings, probes, ask_unedited=ask_unedited, generate=True)
+def _generation_doc(case: Case, settings: Settings, kind: str, ask: AskedModel = "edited") -> dict[str, Any]:
+    probes = [generation_probe(kind, question, settings, ask) for question in case.questions(kind)]
+    return initially_wrong_doc(case, settings, probes, generate=True)
 
 
-def initially_wrong_doc(
-    case: Case, settings: Settings, probes: Sequence[Probe], *, ask_unedited: bool, generate: bool
-) -> dict[str, Any]:
+def initially_wrong_doc(case: Case, settings: Settings, probes: Sequence[Probe], *, generate: bool) -> dict[str, Any]:
     """A document, with the helper probe of the published filter if that is on.
 
     The setting is :data:`INITIALLY_WRONG`.
     """
-    filtered = INITIALLY_WRONG.read(settings)
-    if filtered and probes:
+    if probes and INITIALLY_WRONG.read(settings):
         (question,) = case.questions(EFFICACY)
-        probes = [*probes, generation_probe(PRE_EDIT, question, settings, only_unedited=True)]
-    return case_doc(case, probes, ask_unedited=ask_unedited or filtered, generate=generate)
+        probes = [*probes, generation_probe(PRE_EDIT, question, settings, "unedited")]
+    return case_doc(case, probes, generate=generate)
 
 
-def generation_probe(kind: str, question: Question, settings: Settings, *, only_unedited: bool = False) -> Probe:
+def generation_probe(kind: str, question: Question, settings: Settings, ask: AskedModel = "edited") -> Probe:
     """A probe that generates the answer to a question.
 
     The setting :data:`WILD_CONTEXT` selects the context.
@@ -88,7 +86,7 @@ def generation_probe(kind: str, question: Question, settings: Settings, *, only_
         generate=True,
         gold=question.wanted,
         question=question.prompt,
-        only_unedited=only_unedited,
+        ask=ask,
     )
 
 

@@ -82,7 +82,7 @@ class ScriptedLM(LM):
                 final=FailedAnswer(f"edit failed: {reason}"), edit=EditReport(editor=None, error=reason)
             )
         final = answer(request.args, False)
-        if request.doc["ask_unedited"]:
+        if request.doc["asked"]["model"] != "edited":
             final = replace(final, unedited=answer(request.args, True))
         report = EditReport(editor=None, key=request.doc["case_id"], diagnostics={"seconds": 0.1})
         return EditedAnswer(final=final, edit=report)
@@ -135,7 +135,8 @@ class StreamLM(ScriptedLM):
     def _answer(self, request: Instance, answer: Callable[[tuple, bool], ModelAnswer]) -> Any:
         self.seen.append(request)
         case = request.doc["case_id"]
-        unedited = self._answer_by_mark(request, case in self.known) if request.doc["ask_unedited"] else None
+        compared = request.doc["asked"]["model"] != "edited"
+        unedited = self._answer_by_mark(request, case in self.known) if compared else None
         marks = self.holds.get(case)
         if marks is None:
             position = StreamPosition(edited=False, step=None, num_edits=self.num_edits)

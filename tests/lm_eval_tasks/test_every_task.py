@@ -40,11 +40,11 @@ def test_documents_are_json_repeatable_and_carry_their_edit(task: str) -> None:
     for doc in docs:
         (request,) = doc["edit_requests"]
         assert EditRequest.from_dict(request).to_dict() == request
-        assert isinstance(doc["ask_unedited"], bool)
         assert doc["probes"]
         for probe in doc["probes"]:
             texts = [probe["prompt"], *probe["targets"]]
             assert all(text and text == text.strip() for text in texts)
+            assert probe["ask"] in ("edited", "unedited", "both")
 
 
 @pytest.mark.parametrize("lm_class", [ScriptedLM, StockLM])

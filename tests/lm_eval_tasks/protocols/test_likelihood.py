@@ -69,7 +69,8 @@ def test_the_edit_score_of_a_case_has_one_component_per_factor() -> None:
     neighbor = Question("Brenholt lies in", "Ostmark", "Karsk")
     doc = likelihood.edit_score_doc(Case(REQUEST, neighbors=[neighbor]), {})
     assert [probe["kind"] for probe in doc["probes"]] == ["efficacy", "neighborhood"]
-    assert doc["ask_unedited"] and not any(probe["generate"] for probe in doc["probes"])
+    assert [probe["ask"] for probe in doc["probes"]] == ["edited", "both"]
+    assert not any(probe["generate"] for probe in doc["probes"])
     better, worse = scored(-1.0, [0]), scored(-2.0, [1])
     measures = likelihood.score_edit_score(doc, CaseAnswers(doc, [better, worse, better, worse]))
     no_paraphrase = "the record has no paraphrase prompts"

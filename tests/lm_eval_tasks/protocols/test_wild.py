@@ -68,10 +68,10 @@ def test_several_paraphrases_share_one_helper_probe() -> None:
     case = Case(request, paraphrases=[Question("Velm is where?", "Karsk"), Question("In what is Velm?", "Karsk")])
     doc = wild.generalization_doc(case, {})
     assert [probe["kind"] for probe in doc["probes"]] == ["paraphrase", "paraphrase", "pre_edit"]
-    assert [probe["only_unedited"] for probe in doc["probes"]] == [False, False, True]
-    assert doc["probes"][2]["question"] == "Where is Velm?" and doc["ask_unedited"]
+    assert [probe["ask"] for probe in doc["probes"]] == ["edited", "edited", "unedited"]
+    assert doc["probes"][2]["question"] == "Where is Velm?"
     plain = wild.generalization_doc(case, {"initially_wrong": False})
-    assert [probe["kind"] for probe in plain["probes"]] == ["paraphrase", "paraphrase"] and not plain["ask_unedited"]
+    assert [probe["kind"] for probe in plain["probes"]] == ["paraphrase", "paraphrase"]
 
 
 def test_a_case_without_such_a_question_has_a_placeholder_and_no_helper() -> None:
