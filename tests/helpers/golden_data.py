@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import lzma
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,13 +43,3 @@ def golden_covariance(model: str, layer: int) -> torch.Tensor:
     full[rows, columns] = upper
     full[columns, rows] = upper
     return full
-
-
-def unpack_golden_model(name: str, folder: Path) -> Path:
-    """Write one golden model as an ordinary Hugging Face folder below `folder` and return its path."""
-    target = folder / name
-    if not target.exists():
-        shutil.copytree(GOLDEN / "models" / name, target, ignore=shutil.ignore_patterns("*.xz"))
-        packed = GOLDEN / "models" / name / "model.safetensors.xz"
-        (target / "model.safetensors").write_bytes(lzma.decompress(packed.read_bytes()))
-    return target
