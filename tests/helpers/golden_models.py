@@ -1,8 +1,8 @@
 """Write the golden models of `tests/golden/models` as ordinary Hugging Face folders.
 
-Their weights are a seeded draw, which takes fewer bytes than the weights. `weights.json` has the seed, each weight's place
-in the generator's stream and its standard deviation; `weights.safetensors.xz` the last bits, which differ between
-processors, as whole steps between neighboring float32 numbers. A checksum holds the result to the original weights.
+Their weights are a seeded draw, which takes fewer bytes than the weights. `weights.json` has the seed, each weight's
+place in the generator's stream and its standard deviation; `weights.safetensors.xz` the last bits, which differ
+between processors, as whole steps between neighboring float32 numbers. A checksum holds the result to the original.
 """
 
 from __future__ import annotations
