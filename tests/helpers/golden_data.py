@@ -25,6 +25,11 @@ def golden_tensors(relative: str) -> dict[str, torch.Tensor]:
     return load_safetensors(lzma.decompress((GOLDEN / f"{relative}.safetensors.xz").read_bytes()))
 
 
+def golden_names(method: str) -> list[tuple[str, str]]:
+    """(model, case) of every run of a method's own code."""
+    return [(model, name) for model in GOLDEN_MODELS for name in golden_json(f"{method}/{model}")]
+
+
 def golden_case(method: str, model: str, case: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The description and the tensors (names without the case prefix) of one run of a method's own code."""
     prefix = f"{case}."

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from golden_data import GOLDEN_MODELS, golden_case
+from golden_data import golden_case, golden_names
 from parity import relative_error
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
 from edit_hooks.memory.adapter_database import Database
 
-PROMPT_KEY, LAST_TOKEN_KEY = "prompt-key-seq", "last-token-key-seq01"
-CASES = (PROMPT_KEY, f"{PROMPT_KEY}-float64", LAST_TOKEN_KEY)
 # Also in float64 the release's loss passes through float32. Queries do not depend on the loss.
 FACTOR_BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-6}
 QUERY_BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-8}
@@ -70,8 +68,7 @@ def nll_under(model, delta: Delta, ids: list[int], prompt_length: int, *, whole:
     return (-log_p[torch.arange(len(ids) - prompt_length), torch.tensor(ids[prompt_length:])]).tolist()
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+@pytest.mark.parametrize(("model_name", "name"), golden_names("melo"))
 def test_melo_gives_the_stream_of_the_release(model_name, name, golden_model):
     case, tensors = golden_case("melo", model_name, name)
     dtype = getattr(torch, case["dtype"])
@@ -90,5 +87,5 @@ def test_melo_gives_the_stream_of_the_release(model_name, name, golden_model):
         for ids, length, after in zip(
             case["input_ids"], case["prompt_lengths"], case["steps"][number]["nll_per_token_after"], strict=False
         ):
-            ours = nll_under(model, whole, ids, length, whole=name == LAST_TOKEN_KEY)
+            ours = nll_under(model, whole, ids, length, whole=name.startswith("last-token-key"))
             assert ours == pytest.approx(after, abs=2e-4)
