@@ -295,6 +295,13 @@ class Editor(abc.ABC, Generic[ConfigT]):
                 reasons[request.key] = str(error)
         return reasons
 
+    def num_tokens_past_target(self) -> int:
+        """Hook: number of tokens that are run behind those that predict the target.
+
+        By default the target's last token, if it is run at all: with ``append_eos`` it predicts the end of the text.
+        """
+        return int(self.feeds_last_token or bool(self.overrides.get("append_eos")))
+
     def _check_request(
         self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, prefix: str, limit: int | None
     ) -> None:
@@ -314,8 +321,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
                 f"{case}: no token of the prompt covers the subject {request.subject!r}; is it made of characters "
                 "the tokenizer drops?"
             )
-        # With append_eos the target's last token predicts the end of the text.
-        length = len(encoding.ids) - (0 if self.feeds_last_token or self.overrides.get("append_eos") else 1)
+        length = len(encoding.ids) - 1 + self.num_tokens_past_target()
         if limit is not None and length > limit:
             context = ", the longest context included," if prefix or request.context else ""
             raise UnusableRequestError(
