@@ -7,11 +7,12 @@ separates them (:mod:`edit_hooks.memory.side_memory` routes). After ``save_every
 one started; after ``merge_every`` edits the stored ones are merged.
 
 Choices that follow the released code (EasyEdit) and not the paper: distances are taken after the activation function
-(the paper's is ``distance: plain``), and the mean over a target's tokens counts one token more (``target_mean:
-released``; ``plain`` does not).
+(the paper's is ``distance: plain``), the mean over a target's tokens counts one token more (``target_mean: released``;
+``plain`` does not), weight decay shrinks the whole copy, trained or not (``decayed_entries: all``; 35,000 steps leave
+0.70 of it), and the early stop compares the last two losses that were followed by a step.
 
-Differences from the release: weight decay applies to the trained entries only (the release shrinks the whole weight),
-padding is in no mean, biases are applied on every family, every row is routed separately, and evaluation never merges.
+Differences from the release: padding is in no mean, biases are applied on every family, every row is routed separately,
+and evaluation never merges.
 With ``retrieve: false`` a merged memory has the smallest threshold of its parts; the release compares with that of the
 current memory, which is infinite after each storing.
 
@@ -50,6 +51,7 @@ from edit_hooks.memory.side_memory import (
     activation_shift,
     output_with_delta,
     row_distance,
+    shrunk,
 )
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
@@ -60,7 +62,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, POSITIVE_SHARE
 
-# A run ends when the loss is at most STOP_LOSS and changes by at most STOP_CHANGE.
+# A run ends after a loss of at most STOP_LOSS that changed by at most STOP_CHANGE, and one more step.
 STOP_CHANGE, STOP_LOSS = 1e-4, 0.02
 
 # With retrieve=false: weight of the memory that an earlier merge made.
@@ -106,7 +108,11 @@ class WISEConfig(EditorConfig):
     norm_constraint: float | None = config_field(
         "radius of the l-infinity ball around the original weight; null: none", within=POSITIVE, default=1.0
     )
-    weight_decay: float = config_field("L2 penalty on the trained entries", within=NON_NEGATIVE, default=1e-5)
+    weight_decay: float = config_field("L2 penalty", within=NON_NEGATIVE, default=1e-5)
+    decayed_entries: Literal["all", "trained"] = config_field(
+        "entries that weight decay shrinks; all: the whole copy (released); trained: those that it may change",
+        default="all",
+    )
     target_mean: Literal["released", "plain"] = config_field(
         "released: a target of m tokens is divided by m + 1; plain: by m", default="released"
     )
@@ -233,7 +239,7 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
     rows = batch_rows(model, training_rows(job.tokenizer, request, config))
     if config.engine == "fast":
         cache_lower_blocks(model, rows, min(config.edited_layers))
-    result = train(model, name, rows, rows.mask_RT.bool(), memory.change, memory.mask, config)
+    result = train(model, name, rows, rows.mask_RT.bool(), memory, config)
     changed = _add_edit(bank, memory, result, config)
     settings = {
         "module": name,
@@ -301,12 +307,13 @@ class TrainingResult(NamedTuple):
     """Result of training one edit.
 
     Attributes:
-        change: W' - W, in the stored orientation. losses: of every evaluation. steps: updates made.
-        stopped: whether the early stop ended the run.
+        change: W' - W, in the stored orientation. shrink: as in :class:`Memory`.
+        losses: of every evaluation. steps: updates made. stopped: whether the early stop ended the run.
         distance_in, distance_out: last distances, mean over the edit's rows and of the unrelated row.
     """
 
     change: torch.Tensor
+    shrink: float
     losses: list[dict[str, float]]
     steps: int
     stopped: bool
@@ -327,8 +334,7 @@ def train(
     name: str,
     rows: LabeledRows,
     counted_RT: torch.Tensor,
-    start: torch.Tensor,
-    mask: torch.Tensor,
+    memory: Memory,
     config: WISEConfig,
 ) -> TrainingResult:
     """Train the masked entries of the copy by gradient descent.
@@ -336,19 +342,20 @@ def train(
     Args:
         rows: the edit's rows, and last the unrelated one, which has no labels.
         counted_RT: the tokens over which a row's distance is a mean.
-        start: W' - W before the edit, in the stored orientation.
+        memory: the copy before the edit; unchanged.
     """
     weight = at_least_float32(read_weight(model.get_submodule(name)))
-    change = start.clone().requires_grad_(True)
+    change, shrink, mask = memory.change.clone().requires_grad_(True), memory.shrink, memory.mask
     history: list[dict[str, float]] = []
     steps, stopped = 0, False
     for _ in range(config.num_steps):
+        # As released: of the losses that a step followed, so the present one does not count.
+        stopped = _has_converged([record["loss"] for record in history])
         losses = _evaluate(model, name, rows, counted_RT, change, config)
         loss = losses.nll + losses.margin.to(losses.nll.device)
         history.append(
             {"loss": float(loss.detach()), "nll": float(losses.nll.detach()), "margin": float(losses.margin.detach())}
         )
-        stopped = _has_converged([record["loss"] for record in history])
         if stopped:
             break
         (gradient,) = torch.autograd.grad(loss, change)
@@ -356,11 +363,13 @@ def train(
             change -= config.lr * (gradient + config.weight_decay * (weight + change)) * mask
             if config.norm_constraint is not None:
                 change.clamp_(-config.norm_constraint, config.norm_constraint)
+            if config.decayed_entries == "all" and config.weight_decay:
+                shrink += config.lr * config.weight_decay * (1 - shrink)
+                change.copy_(torch.where(mask, change, shrunk(weight, shrink, config.norm_constraint)))
         steps += 1
     distance_R = losses.distance_R.detach()
-    return TrainingResult(
-        change.detach(), history, steps, stopped, float(distance_R[:-1].mean()), float(distance_R[-1:].mean())
-    )
+    distance_in, distance_out = float(distance_R[:-1].mean()), float(distance_R[-1:].mean())
+    return TrainingResult(change.detach(), shrink, history, steps, stopped, distance_in, distance_out)
 
 
 def _evaluate(
@@ -426,7 +435,7 @@ def _add_edit(bank: MemoryBank, memory: Memory, result: TrainingResult, config: 
 
     Returns the numbers of the memories that changed.
     """
-    memory.change = result.change
+    memory.change, memory.shrink, memory.radius = result.change, result.shrink, config.norm_constraint
     memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
     bank.current, bank.num_edits = memory, bank.num_edits + 1
     bank.next_number = max(bank.next_number, memory.number + 1)

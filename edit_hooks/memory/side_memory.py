@@ -6,7 +6,8 @@ tokens). A memory can be used if the distance reaches its threshold times ``act_
 once, from the prompt, and holds while decoding; with ``decide: every_call`` each forward pass chooses from the tokens
 it is fed, as the released code does.
 
-A memory is stored as W' - W on the entries of its mask, and the mask as bits.
+A memory is stored as W' - W on the entries of its mask, and the mask as bits. Outside the mask W' is W, or what weight
+decay left of it: W' - W is then -``shrink`` W there, clipped to ``radius``.
 
 Shapes: R rows, T tokens of the pass, F and D input and output width of the map.
 """
@@ -40,14 +41,23 @@ class Memory:
     Attributes:
         number: its number among the memories of a stream.
         change: W' - W, in the stored orientation, at least float32.
-        mask: bool, the entries that may differ from W.
+        mask: bool, the entries that edits train.
         threshold: smallest distance of an edit in it.
+        shrink: share of W that weight decay took from the entries outside the mask.
+        radius: bound of |W' - W| on these; ``None``: none.
     """
 
     number: int
     change: torch.Tensor
     mask: torch.Tensor
     threshold: float
+    shrink: float = 0.0
+    radius: float | None = None
+
+    @property
+    def entry(self) -> list[Any]:
+        """All but the tensors, JSON-able."""
+        return [self.number, self.threshold, self.shrink, self.radius]
 
 
 @dataclass
@@ -79,8 +89,8 @@ class MemoryBank:
                 tensors[f"{memory.number}/values"] = memory.change[memory.mask].cpu()
                 tensors[f"{memory.number}/mask"] = pack_bits(memory.mask)
         state = {
-            "stored": [[memory.number, memory.threshold] for memory in self.stored],
-            "current": None if self.current is None else [self.current.number, self.current.threshold],
+            "stored": [memory.entry for memory in self.stored],
+            "current": None if self.current is None else self.current.entry,
             "num_edits": self.num_edits,
             "next_number": self.next_number,
         }
@@ -93,15 +103,22 @@ class MemoryBank:
             return cls(None, [])
         settings = hook_edit.settings
 
-        def read_memory(number: int, threshold: float) -> Memory:
+        # Edits of release 0.1.0 name neither shrink nor radius.
+        def read_memory(number: int, threshold: float, shrink: float = 0.0, radius: float | None = None) -> Memory:
             mask = unpack_bits(hook_edit.tensors[f"{number}/mask"], weight)
-            change = torch.zeros(weight.shape, dtype=at_least_float32(weight.new_empty(0)).dtype, device=weight.device)
+            change = shrunk(weight, shrink, radius)
             change[mask] = hook_edit.tensors[f"{number}/values"].to(change)
-            return Memory(number, change, mask, threshold)
+            return Memory(number, change, mask, threshold, shrink, radius)
 
         current = None if settings["current"] is None else read_memory(*settings["current"])
         stored = [read_memory(*entry) for entry in settings["stored"]]
         return cls(current, stored, settings["num_edits"], settings["next_number"])
+
+
+def shrunk(weight: torch.Tensor, shrink: float, radius: float | None) -> torch.Tensor:
+    """-``shrink`` W, at least float32, clipped to ``radius``: W' - W of entries that only weight decay changed."""
+    change = at_least_float32(weight) * -shrink
+    return change if radius is None else change.clamp_(-radius, radius)
 
 
 def activation_shift(output_RTD: torch.Tensor, other_RTD: torch.Tensor, activation: str | None) -> torch.Tensor:

@@ -42,22 +42,48 @@ def forced(model, delta: Delta, memory: Memory | None, stored: list[Memory] = ()
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gptj", "llama"])
-def test_entries_outside_the_mask_stay_and_those_inside_stay_in_the_ball(model_type):
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_the_gradient_changes_entries_of_the_mask_only_and_all_stay_in_the_ball(model_type, weight_decay):
     model, _ = loaded(model_type)
-    delta = single(model_type, norm_constraint=0.01, num_steps=4)
-    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
-    assert torch.count_nonzero(memory.change[~memory.mask]) == 0
-    assert 0 < float(memory.change.abs().max()) <= 0.01
+    radius = 0.01
+    delta = single(model_type, norm_constraint=radius, num_steps=4, weight_decay=weight_decay)
+    weight = weight_of(model, delta)
+    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight).current
+    shrunk = (-weight * (1 - (1 - 0.3 * weight_decay) ** 4)).clamp(-radius, radius)  # lr 0.3
+    torch.testing.assert_close(memory.change[~memory.mask], shrunk[~memory.mask])
+    assert bool((shrunk.abs() == radius).any()) == bool(weight_decay)
+    assert 0 < float(memory.change.abs().max()) <= radius
     assert 0.4 < float(memory.mask.float().mean()) < 0.6  # mask_ratio 0.5
 
 
-def test_weight_decay_shrinks_trained_entries_only():
+@pytest.mark.parametrize("decayed", ["all", "trained"])
+def test_weight_decay_shrinks_every_entry_as_released_or_the_trained_ones(decayed):
     model, _ = loaded("llama")
-    decayed, plain = single("llama", weight_decay=0.1, num_steps=1), single("llama", weight_decay=0.0, num_steps=1)
-    first, second = (MemoryBank.from_hook_edit(d.hook_edit, weight_of(model, d)).current for d in (decayed, plain))
-    expected = -0.3 * 0.1 * weight_of(model, plain) * first.mask  # lr 0.3
+    settings = {"num_steps": 1, "decayed_entries": decayed}
+    shrunk, plain = (single("llama", weight_decay=decay, **settings) for decay in (0.1, 0.0))
+    first, second = (MemoryBank.from_hook_edit(d.hook_edit, weight_of(model, d)).current for d in (shrunk, plain))
+    expected = -0.3 * 0.1 * weight_of(model, plain) * (first.mask if decayed == "trained" else 1)  # lr 0.3
     torch.testing.assert_close(first.change - second.change, expected, atol=1e-5, rtol=1e-4)
-    assert torch.count_nonzero(first.change[~first.mask]) == 0
+
+
+def test_weight_decay_goes_on_in_the_next_edit_and_starts_anew_in_the_next_memory():
+    model, tokenizer = loaded("llama")
+    settings = {**CONFIG, "num_steps": 2, "weight_decay": 0.01, "save_every": 2, "merge_every": 100}
+    steps = stream_of("wise", model, tokenizer, EDIT_REQUESTS[:3], **settings)
+    for delta, num_steps in zip(steps, (2, 4, 2), strict=True):
+        combined = HookEdit.combine([step.hook_edit for step in steps[: steps.index(delta) + 1]])
+        memory = MemoryBank.from_hook_edit(combined, weight_of(model, delta)).memories[0]
+        assert memory.shrink == pytest.approx(1 - (1 - 0.3 * 0.01) ** num_steps)
+
+
+def test_a_run_makes_one_step_after_two_small_losses_that_hardly_differ(monkeypatch):
+    """The release stops on the losses that a step followed, so the evaluation at the stop is a third one."""
+    monkeypatch.setattr("edit_hooks.editors.wise.STOP_LOSS", 1e3)
+    monkeypatch.setattr("edit_hooks.editors.wise.STOP_CHANGE", 1e3)
+    model, tokenizer = loaded("llama")
+    (delta,) = load_editor("wise", CONFIG).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    assert (len(delta.diagnostics["losses"]), delta.diagnostics["steps"]) == (3, 2)
+    assert delta.diagnostics["stop_reason"] == "loss"
 
 
 def test_the_released_mean_counts_one_token_more():
@@ -256,6 +282,7 @@ def test_memories_are_stored_and_merged_on_schedule(retrieve):
     model, tokenizer = loaded("llama")
     requests = [EditRequest(prompt=f"The river number {n} flows to", target_new="Rome") for n in range(9)]
     schedule = {**CONFIG, "num_steps": 2, "save_every": 2, "merge_every": 4, "retrieve": retrieve, "merge": "linear"}
+    schedule["weight_decay"] = 0.0  # so that a memory is the original outside its mask
     steps = stream_of("wise", model, tokenizer, requests, **schedule)
     shape = weight_of(model, steps[0])
     seen = [MemoryBank.from_hook_edit(HookEdit.combine([d.hook_edit for d in steps[: n + 1]]), shape) for n in range(9)]
