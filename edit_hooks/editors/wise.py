@@ -12,7 +12,8 @@ Choices that follow the released code (EasyEdit) and not the paper: distances ar
 0.70 of it), and the early stop compares the last two losses that were followed by a step.
 
 Differences from the release: padding is in no mean, biases are applied on every family, every row is routed separately,
-and evaluation never merges.
+evaluation never merges, a chat prompt begins with one BOS (two there, where the template writes one), and unrelated
+texts are drawn from ``loc_prompts`` (there the n-th edit has the n-th question of a file).
 With ``retrieve: false`` a merged memory has the smallest threshold of its parts; the release compares with that of the
 current memory, which is infinite after each storing.
 
@@ -42,7 +43,7 @@ from edit_hooks.gradient.labeled_rows import (
     target_row,
 )
 from edit_hooks.locate.context_templates import check_templates, sample_templates
-from edit_hooks.memory.merging import MERGES, merge_changes
+from edit_hooks.memory.schedule import Schedule
 from edit_hooks.memory.side_memory import (
     Decide,
     Distance,
@@ -53,36 +54,19 @@ from edit_hooks.memory.side_memory import (
     row_distance,
     shrunk,
 )
+from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
 from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
+from edit_hooks.prompt_context import SPACE
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, POSITIVE_SHARE
 
 # A run ends after a loss of at most STOP_LOSS that changed by at most STOP_CHANGE, and one more step.
 STOP_CHANGE, STOP_LOSS = 1e-4, 0.02
-
-# With retrieve=false: weight of the memory that an earlier merge made.
-MERGED_SHARE = 0.6
-
-# Unrelated texts written for this package, on which the copy should act like the original.
-LOC_PROMPTS = (
-    "how many legs does a spider have eight",
-    "what do bees make from nectar honey",
-    "which metal is liquid at room temperature mercury",
-    "what is the opposite of north south",
-    "how many minutes are in an hour sixty",
-    "what is frozen water called ice",
-    "which season comes after winter spring",
-    "what do you call a baby cat a kitten",
-    "how many sides does a triangle have three",
-    "what gas do plants take in carbon dioxide",
-    "which organ pumps blood the heart",
-    "what is the color of an emerald green",
-)
 
 
 @dataclass(kw_only=True)
@@ -124,11 +108,19 @@ class WISEConfig(EditorConfig):
         "texts with {} for the prompt, each one training row: a list, or the name of a set that the model samples",
         default="wise_11",
     )
-    loc_prompts: list[str] = config_field(
-        "unrelated texts (question and answer), one of which each edit is trained to leave alone",
-        default_factory=lambda: list(LOC_PROMPTS),
+    loc_prompts: list[str] | str = config_field(
+        "unrelated texts (question and answer), one of which each edit is trained to leave alone: a list, or the path "
+        "of a benchmark's records with 'loc' and 'loc_ans' (released: MEND's zsre_mend_train.json)",
+        default_factory=lambda: list(UNRELATED_TEXTS),
     )
-    chat: bool = config_field("make the edit in the tokenizer's chat template, as edit_context=chat", default=False)
+    num_loc_prompts: int = config_field(
+        "number of texts drawn from a file of 'loc_prompts', by the seed", within=POSITIVE, default=100
+    )
+    chat: bool | Literal["auto"] = config_field(
+        "make the edit in the tokenizer's chat template, with one space before the target (released; edit_context=chat "
+        "has the white space that the template writes); auto: where there is a template and no other context",
+        default=False,
+    )
     save_every: int = config_field(
         "number of edits after which a memory is stored and a new one started", within=POSITIVE, default=500
     )
@@ -174,7 +166,11 @@ class WISEConfig(EditorConfig):
             raise EditingError(
                 f"'layers' is {self.layers}, but WISE has side memories of a single weight; name one layer."
             )
-        assert self.merge in MERGES
+
+    @property
+    def schedule(self) -> Schedule:
+        """When memories are stored and merged."""
+        return Schedule(self.save_every, self.merge_every, self.retrieve, self.merge, self.merge_density)
 
 
 class WISE(Editor[WISEConfig]):
@@ -200,6 +196,12 @@ class WISE(Editor[WISEConfig]):
         "context_templates": ["{}", "The band released. {}"],
         "loc_prompts": ["The museum in Karsk shows paintings."],
     }
+
+    def default_config(self, model: nn.Module) -> WISEConfig:
+        config = super().default_config(model)
+        if isinstance(config.loc_prompts, str):
+            config.loc_prompts = draw_texts(config.loc_prompts, config.num_loc_prompts, config.seed)
+        return config
 
     def fill_sampled_settings(
         self, config: WISEConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
@@ -240,7 +242,9 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
     if config.engine == "fast":
         cache_lower_blocks(model, rows, min(config.edited_layers))
     result = train(model, name, rows, rows.mask_RT.bool(), memory, config)
-    changed = _add_edit(bank, memory, result, config)
+    memory.change, memory.shrink, memory.radius = result.change, result.shrink, config.norm_constraint
+    memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
+    changed = config.schedule.add_edit(bank, memory)
     settings = {
         "module": name,
         "shape": list(weight.shape),
@@ -277,8 +281,9 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
     request selects it.
     """
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
-    if config.chat:
-        request = request.in_context(tokenizer_chat_context(tokenizer))
+    if config.chat is True or (config.chat == "auto" and tokenizer.chat_template and request.context is None):
+        # As released: one space, also behind a header that ends in white space.
+        request = request.in_context(dataclasses.replace(tokenizer_chat_context(tokenizer), separator=SPACE))
     placed = [request.in_template(template) for template in config.context_templates]
     rows = []
     for edit in placed:
@@ -428,43 +433,3 @@ def _new_memory(weight: torch.Tensor, bank: MemoryBank, config: WISEConfig) -> M
         mask = torch.rand(weight.shape, generator=generator) < config.mask_ratio
     zero = torch.zeros(weight.shape, dtype=at_least_float32(weight[:0]).dtype, device=weight.device)
     return Memory(bank.next_number, zero, mask.to(weight.device), 0.0)
-
-
-def _add_edit(bank: MemoryBank, memory: Memory, result: TrainingResult, config: WISEConfig) -> set[int]:
-    """Add a trained edit to the bank; store and merge memories that are due.
-
-    Returns the numbers of the memories that changed.
-    """
-    memory.change, memory.shrink, memory.radius = result.change, result.shrink, config.norm_constraint
-    memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
-    bank.current, bank.num_edits = memory, bank.num_edits + 1
-    bank.next_number = max(bank.next_number, memory.number + 1)
-    changed = {memory.number}
-    if bank.num_edits % config.save_every == 0:
-        bank.stored.append(memory)
-        bank.current = None
-    if bank.num_edits % config.merge_every == 0:
-        changed.add(_merge_stored(bank, config))
-    return changed
-
-
-def _merge_stored(bank: MemoryBank, config: WISEConfig) -> int:
-    """Merge stored memories into one and return its number.
-
-    With ``retrieve`` the last group is merged, with equal weights; older groups do not change. Otherwise all are
-    merged: the first time with equal weights, later with 0.6 for the merged one and 0.4 shared by the new ones.
-    """
-    if config.retrieve:
-        group = config.merge_every // config.save_every
-        parts, bank.stored = bank.stored[-group:], bank.stored[:-group]
-        weights = [1.0 / len(parts)] * len(parts)
-    else:
-        parts, bank.stored = bank.stored, []
-        is_first = bank.num_edits == config.merge_every
-        num_new = len(parts) if is_first else len(parts) - 1
-        weights = [1.0 / num_new] * num_new if is_first else [MERGED_SHARE, *[(1 - MERGED_SHARE) / num_new] * num_new]
-    change = merge_changes(config.merge, [part.change for part in parts], weights, config.merge_density)
-    threshold = min(part.threshold for part in parts)
-    bank.stored.append(Memory(bank.next_number, change, change != 0, threshold))
-    bank.next_number += 1
-    return bank.stored[-1].number

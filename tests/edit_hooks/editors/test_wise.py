@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 
 import pytest
 import torch
 from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, score_item, stream_of
+from model_shapes import MODELS, model_like
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.deltas.hook_edit import HookEdit
@@ -15,6 +18,7 @@ from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
 from edit_hooks.locate.context_templates import sample_templates
 from edit_hooks.memory.side_memory import Memory, MemoryBank
+from edit_hooks.prompt_context import qa_context
 
 FAR = "Water freezes at zero degrees and boils at"
 CONFIG = SETTINGS["wise"]
@@ -145,17 +149,86 @@ def test_the_models_last_position_is_needed_where_the_last_token_is_fed():
                 editor.edit(model, tokenizer, [words])
 
 
-def test_a_chat_prompt_is_encoded_with_one_bos():
-    _, tokenizer = loaded("llama")
-    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>\n{% endfor %}"
+# Shortened forms of the templates of Llama 3 (which begins with BOS) and Qwen2.5 (which adds a system message).
+LLAMA_3 = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n\n{{ m['content'] | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n\n{% endif %}"
+)
+QWEN = (
+    "<|system|>\nYou are helpful.<|end|>\n{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@contextlib.contextmanager
+def chat_template(tokenizer, template: str | None):
+    tokenizer.chat_template = template
     try:
-        row = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))[0]
+        yield
     finally:
         tokenizer.chat_template = None
-    assert row.ids.count(tokenizer.bos_token_id) == 1
-    assert tokenizer.decode(row.ids, skip_special_tokens=True).startswith(f"<{EDIT_REQUESTS[0].text}>\nFr")
+
+
+@pytest.mark.parametrize("chat", [True, "auto"])
+@pytest.mark.parametrize(
+    ("template", "before", "after"),
+    [
+        (LLAMA_3, "<|user|>\n\n", "<|eot|><|assistant|>\n\n"),
+        (QWEN, "<|system|>\nYou are helpful.<|end|>\n<|user|>\n", "<|end|>\n<|assistant|>\n"),
+    ],
+)
+def test_a_chat_edit_feeds_the_released_tokens(template, before, after, chat):
+    """Context template and prompt as the user's turn, the assistant's header, one space, the target; and one BOS.
+
+    The unrelated text is fed without the chat template, as in the release.
+    """
+    _, tokenizer = loaded("llama")
+    settings = {**CONFIG, "context_templates": ["{}", "I saw. {}"], "chat": chat}
+    with chat_template(tokenizer, template):
+        *rows, unrelated = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**settings))
+    for row, text in zip(rows, (EDIT_REQUESTS[0].text, f"I saw. {EDIT_REQUESTS[0].text}"), strict=True):
+        prompt = f"{tokenizer.bos_token}{before}{text}{after}"
+        whole = tokenizer(f"{prompt} {EDIT_REQUESTS[0].target_new}", add_special_tokens=False)["input_ids"]
+        context = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        assert row.ids == whole and row.ids.count(tokenizer.bos_token_id) == 1
+        assert row.labels == [(column - 1, whole[column]) for column in range(len(context), len(whole))]
+    assert unrelated.ids == tokenizer(CONFIG["loc_prompts"][0])["input_ids"]
+
+
+def test_auto_is_the_chat_template_where_there_is_one_and_no_other_context():
+    _, tokenizer = loaded("llama")
+    bare, asked = (WISEConfig(**{**CONFIG, "chat": chat}) for chat in (False, "auto"))
+    in_qa = EDIT_REQUESTS[0].in_context(qa_context())
+    assert training_rows(tokenizer, EDIT_REQUESTS[0], asked) == training_rows(tokenizer, EDIT_REQUESTS[0], bare)
     with pytest.raises(EditingError, match="no chat template"):
         training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))
+    with chat_template(tokenizer, QWEN):
+        assert training_rows(tokenizer, in_qa, asked) == training_rows(tokenizer, in_qa, bare)
+        with pytest.raises(EditingError, match="has a context already"):
+            training_rows(tokenizer, in_qa, WISEConfig(**CONFIG, chat=True))
+
+
+def test_released_chat_and_gpt2_xl_settings_are_selected_by_shape():
+    configs = {name: load_editor("wise").default_config(model_like(shape)) for name, shape in MODELS.items()}
+    assert {name for name, config in configs.items() if config.chat == "auto"} == {"llama-3-8b", "qwen2.5-7b"}
+    xl = configs["gpt2-xl"]
+    assert (xl.layers, xl.module, xl.num_steps, xl.act_ratio) == ([8], "mlp_in", 40, 0.8)
+
+
+def test_unrelated_texts_are_read_from_a_benchmarks_file(tmp_path):
+    """Drawn by the seed and written out in the configuration, so that a file that changes makes another edit."""
+    model, tokenizer = loaded("llama")
+    records = tmp_path / "zsre_mend_train.json"
+    rows = [{"src": "Who?", "loc": f"nq question: who is number {n}", "loc_ans": f"Person {n}"} for n in range(9)]
+    records.write_text(json.dumps(rows), encoding="utf-8")
+    settings = {**CONFIG, "loc_prompts": str(records), "num_loc_prompts": 3}
+    (delta,) = load_editor("wise", settings).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    texts = delta.meta["config"]["loc_prompts"]
+    assert len(set(texts)) == 3 and set(texts) <= {f"nq question: who is number {n} Person {n}" for n in range(9)}
+    (same,) = load_editor("wise", {**settings, "loc_prompts": texts}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    assert same.checksum() == delta.checksum()
+    (other,) = load_editor("wise", {**settings, "seed": 1}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    assert other.meta["config"]["loc_prompts"] != texts
 
 
 # -- routing ---------------------------------------------------------------------------------------------------------
