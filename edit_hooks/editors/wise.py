@@ -23,6 +23,8 @@ Shapes: R rows (the context templates, then the unrelated text), T tokens, L lab
 from __future__ import annotations
 
 import dataclasses
+import functools
+import random
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -43,6 +45,7 @@ from edit_hooks.gradient.labeled_rows import (
     target_row,
 )
 from edit_hooks.locate.context_templates import check_templates, sample_templates
+from edit_hooks.memory.replay import PAD, Replay, mean_positive
 from edit_hooks.memory.schedule import Schedule
 from edit_hooks.memory.side_memory import (
     Decide,
@@ -55,8 +58,8 @@ from edit_hooks.memory.side_memory import (
     shrunk,
 )
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped
-from edit_hooks.modeling.hooks import Registration, frozen, hooks
+from edit_hooks.modeling.architectures import architecture_of, input_device, is_transposed, unwrapped
+from edit_hooks.modeling.hooks import Registration, frozen, hooks, stop_after
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
@@ -139,6 +142,10 @@ class WISEConfig(EditorConfig):
     merge_density: float = config_field(
         "merge=ties: share of the entries that survive trimming", within=POSITIVE_SHARE, default=0.53
     )
+    replay: bool = config_field(
+        "after a merge, training steps also keep merged edits out of the memory and recent ones in it; needs retrieve",
+        default=False,
+    )
     decide: Decide = config_field(
         "routing; prompt: once per row, by its prompt; every_call: in every forward pass, by its tokens (released)",
         default="prompt",
@@ -159,6 +166,11 @@ class WISEConfig(EditorConfig):
             raise EditingError(
                 f"merge_every={self.merge_every} is not a multiple of save_every={self.save_every}; only stored "
                 "memories can be merged."
+            )
+        if self.replay and not self.retrieve:
+            raise EditingError(
+                "replay=true keeps merged edits out of the current memory, which needs retrieve=true: with "
+                "retrieve=false there is one memory for all. Drop one of the two."
             )
         if not self.loc_prompts:
             raise EditingError("editor setting 'loc_prompts' is empty; give at least one unrelated text.")
@@ -228,6 +240,11 @@ class WISE(Editor[WISEConfig]):
         with frozen(job.model):
             for request in job.requests:
                 bank = MemoryBank.from_hook_edit(history, read_weight(job.model.get_submodule(name)))
+                if job.config.replay and len(bank.past.rows) < bank.num_edits:
+                    raise EditingError(
+                        "replay=true, but the earlier edits of this stream were made with replay=false and did not "
+                        "store their texts; start the stream anew, or go on with replay=false."
+                    )
                 deltas.append(_edit(job, request, bank, name))
                 job.progress(1)
         return deltas
@@ -238,10 +255,17 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
     model, config = job.model, job.config
     weight = read_weight(model.get_submodule(name))
     memory = bank.current or _new_memory(weight, bank, config)
-    rows = batch_rows(model, training_rows(job.tokenizer, request, config))
+    placed = training_rows(job.tokenizer, request, config)
+    rows = batch_rows(model, placed)
     if config.engine == "fast":
         cache_lower_blocks(model, rows, min(config.edited_layers))
-    result = train(model, name, rows, rows.mask_RT.bool(), memory, config)
+    replay = None
+    if config.replay:
+        bank.past.add([row.ids for row in placed[:-1]])
+        distance = functools.partial(distance_of, model, name, activation_of(model, config))
+        draws = random.Random(config.seed + int(request.key[:16], 16))
+        replay = Replay(bank.past, config.merge_every, distance, draws)
+    result = train(model, name, rows, rows.mask_RT.bool(), memory, config, replay)
     memory.change, memory.shrink, memory.radius = result.change, result.shrink, config.norm_constraint
     memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
     changed = config.schedule.add_edit(bank, memory)
@@ -341,6 +365,7 @@ def train(
     counted_RT: torch.Tensor,
     memory: Memory,
     config: WISEConfig,
+    replay: Replay | None = None,
 ) -> TrainingResult:
     """Train the masked entries of the copy by gradient descent.
 
@@ -348,6 +373,7 @@ def train(
         rows: the edit's rows, and last the unrelated one, which has no labels.
         counted_RT: the tokens over which a row's distance is a mean.
         memory: the copy before the edit; unchanged.
+        replay: margins on past edits, added to the loss of every step.
     """
     weight = at_least_float32(read_weight(model.get_submodule(name)))
     change, shrink, mask = memory.change.clone().requires_grad_(True), memory.shrink, memory.mask
@@ -363,6 +389,10 @@ def train(
         )
         if stopped:
             break
+        if replay is not None:
+            replayed = replay.loss(change)
+            loss = loss + replayed.to(loss.device)
+            history[-1] |= {"loss": float(loss.detach()), "replay": float(replayed.detach())}
         (gradient,) = torch.autograd.grad(loss, change)
         with torch.no_grad():
             change -= config.lr * (gradient + config.weight_decay * (weight + change)) * mask
@@ -402,22 +432,33 @@ def _evaluate(
     distance_R = row_distance(shift_RT, counted_RT.to(shift_RT.device))
     inside_R, outside_R = distance_R[:-1], distance_R[-1:]
     margin = (
-        _mean_positive(outside_R - inside_R + config.gamma)
-        + _mean_positive(outside_R - config.alpha)
-        + _mean_positive(config.beta - inside_R)
+        mean_positive(outside_R - inside_R + config.gamma)
+        + mean_positive(outside_R - config.alpha)
+        + mean_positive(config.beta - inside_R)
     )
     return _Losses(nll, margin, distance_R)
+
+
+def distance_of(
+    model: nn.Module, name: str, activation: str | None, ids_RT: torch.Tensor, change: torch.Tensor
+) -> torch.Tensor:
+    """Distances [R] of rows of token ids, padded with :data:`PAD`, under a change; the blocks behind do not run."""
+    module, shifts = model.get_submodule(name), []
+    mask_RT = (ids_RT != PAD).to(input_device(model))
+
+    def record(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        copy_RTD = output_with_delta(args[0], output, change, is_transposed(module))
+        shifts.append(activation_shift(output, copy_RTD, activation))
+
+    ids_RT = ids_RT.to(mask_RT.device).clamp(min=0).long()
+    with hooks(Registration(module, record)), stop_after(module):
+        model(input_ids=ids_RT, attention_mask=mask_RT.long(), use_cache=False)
+    return row_distance(shifts[0], mask_RT.to(shifts[0].device))
 
 
 def _has_converged(losses: list[float]) -> bool:
     """Whether the loss is small and hardly changes."""
     return len(losses) > 1 and abs(losses[-1] - losses[-2]) <= STOP_CHANGE and losses[-1] <= STOP_LOSS
-
-
-def _mean_positive(values: torch.Tensor) -> torch.Tensor:
-    """Mean of the positive entries; 0 if there are none."""
-    positive = values > 0
-    return (values * positive).sum() / positive.sum().clamp(min=1)
 
 
 # -- memories ----------------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ class Schedule:
             bank.current = None
         if bank.num_edits % self.merge_every == 0:
             changed.add(self._merge_stored(bank))
+            if bank.past.rows:
+                bank.past.turns.append(0)
         return changed
 
     def _merge_stored(self, bank: MemoryBank) -> int:

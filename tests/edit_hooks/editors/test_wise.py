@@ -8,15 +8,16 @@ import json
 
 import pytest
 import torch
-from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, score_item, stream_of
+from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, prompt_distance, score_item, stream_of, weight_of
 from model_shapes import MODELS, model_like
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.editors.wise import WISEConfig, _mean_positive, training_rows
+from edit_hooks.editors.wise import WISEConfig, training_rows
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
 from edit_hooks.locate.context_templates import sample_templates
+from edit_hooks.memory.replay import mean_positive
 from edit_hooks.memory.side_memory import Memory, MemoryBank
 from edit_hooks.prompt_context import qa_context
 
@@ -29,10 +30,6 @@ def single(model_type: str, **overrides) -> Delta:
     model, tokenizer = loaded(model_type)
     (delta,) = load_editor("wise", {**CONFIG, **overrides}).edit(model, tokenizer, EDIT_REQUESTS[:1])
     return delta
-
-
-def weight_of(model, delta: Delta) -> torch.Tensor:
-    return model.get_submodule(delta.hook_edit.settings["module"]).weight.detach()
 
 
 def forced(model, delta: Delta, memory: Memory | None, stored: list[Memory] = ()) -> Delta:
@@ -98,8 +95,8 @@ def test_the_released_mean_counts_one_token_more():
 
 
 def test_margins_are_means_over_violated_entries():
-    assert float(_mean_positive(torch.tensor([-1.0, 2.0, 4.0]))) == 3.0
-    assert float(_mean_positive(torch.tensor([-1.0, -2.0]))) == 0.0
+    assert float(mean_positive(torch.tensor([-1.0, 2.0, 4.0]))) == 3.0
+    assert float(mean_positive(torch.tensor([-1.0, -2.0]))) == 0.0
 
 
 def test_a_given_mask_is_used(tmp_path):
@@ -251,18 +248,6 @@ def test_rows_of_one_batch_are_routed_separately():
         (unedited,) = score(model, [(job[0], None)], Limits(), lambda count: None)
         changed.append(alone.token_logprobs != unedited.token_logprobs)
     assert changed.count(True) == 3 and changed.count(False) == 2
-
-
-@torch.no_grad()
-def prompt_distance(model, tokenizer, text: str, memory: Memory, delta: Delta) -> float:
-    """The distance of a prompt by hand: the module run with either weight on the prompt's own activations."""
-    module, seen = model.get_submodule(delta.hook_edit.settings["module"]), {}
-    handle = module.register_forward_hook(lambda _m, args, output: seen.update(x=args[0], y=output))
-    model(torch.tensor([tokenizer(text)["input_ids"]]))
-    handle.remove()
-    other = seen["x"] @ (module.weight + memory.change).T
-    act = torch.nn.functional.silu
-    return float((act(other) - act(seen["y"])).norm(dim=-1).mean())
 
 
 def test_an_unrelated_prompt_is_answered_bit_identically():
