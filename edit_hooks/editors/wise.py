@@ -25,6 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -70,6 +71,12 @@ from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, POSITIVE_SHARE
 
 # A run ends after a loss of at most STOP_LOSS that changed by at most STOP_CHANGE, and one more step.
 STOP_CHANGE, STOP_LOSS = 1e-4, 0.02
+
+
+CHAT_WARNING = (
+    "edits are made in the tokenizer's chat template, as released for this model (chat: auto), and questions in the "
+    "context of the run: ask with --apply_chat_template, or edit the bare prompt with editor_args=chat:false."
+)
 
 
 @dataclass(kw_only=True)
@@ -227,6 +234,10 @@ class WISE(Editor[WISEConfig]):
         templates = self.overrides.get("context_templates")
         return templates if isinstance(templates, list) else []
 
+    def warnings(self, job: EditJob[WISEConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        in_chat = any(chat_by_default(job.tokenizer, request, job.config) for request in requests)
+        return [CHAT_WARNING] if in_chat else []
+
     def compute(self, job: EditJob[WISEConfig]) -> list[Delta]:
         (layer,) = job.config.edited_layers
         name = architecture_of(job.model).linear_name(job.config.module, layer)
@@ -305,7 +316,7 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
     request selects it.
     """
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
-    if config.chat is True or (config.chat == "auto" and tokenizer.chat_template and request.context is None):
+    if config.chat is True or chat_by_default(tokenizer, request, config):
         # As released: one space, also behind a header that ends in white space.
         request = request.in_context(dataclasses.replace(tokenizer_chat_context(tokenizer), separator=SPACE))
     placed = [request.in_template(template) for template in config.context_templates]
@@ -315,6 +326,11 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
         _, last_token = row.labels[-1]
         rows.append(row._replace(ids=[*row.ids, last_token]))
     return [*rows, LabeledRow(encode(tokenizer, unrelated).ids, [])]
+
+
+def chat_by_default(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> bool:
+    """Whether ``chat: auto`` puts the edit in the chat template."""
+    return config.chat == "auto" and bool(tokenizer.chat_template) and request.context is None
 
 
 def activation_of(model: nn.Module, config: WISEConfig) -> str | None:

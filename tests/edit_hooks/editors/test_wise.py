@@ -205,6 +205,18 @@ def test_auto_is_the_chat_template_where_there_is_one_and_no_other_context():
             training_rows(tokenizer, in_qa, WISEConfig(**CONFIG, chat=True))
 
 
+@pytest.mark.parametrize(
+    ("chat", "template", "warned"), [("auto", QWEN, True), ("auto", None, False), (True, QWEN, False)]
+)
+def test_edits_in_chat_by_default_are_named_in_a_warning(chat, template, warned, caplog):
+    model, tokenizer = loaded("llama")
+    with chat_template(tokenizer, template), caplog.at_level("WARNING"):
+        (delta,) = load_editor("wise", {**CONFIG, "num_steps": 1, "chat": chat}).edit(
+            model, tokenizer, EDIT_REQUESTS[:1]
+        )
+    assert ("warnings" in delta.diagnostics) == warned == ("chat:false" in caplog.text)
+
+
 def test_released_chat_and_gpt2_xl_settings_are_selected_by_shape():
     configs = {name: load_editor("wise").default_config(model_like(shape)) for name, shape in MODELS.items()}
     assert {name for name, config in configs.items() if config.chat == "auto"} == {"llama-3-8b", "qwen2.5-7b"}
