@@ -12,6 +12,7 @@ from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, prompt_distance, sc
 from model_shapes import MODELS, model_like
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.tiny_models import NUM_LAYERS
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.editors.wise import WISEConfig, training_rows
 from edit_hooks.inference.items import Limits
@@ -85,6 +86,19 @@ def test_a_run_makes_one_step_after_two_small_losses_that_hardly_differ(monkeypa
     (delta,) = load_editor("wise", CONFIG).edit(model, tokenizer, EDIT_REQUESTS[:1])
     assert (len(delta.diagnostics["losses"]), delta.diagnostics["steps"]) == (3, 2)
     assert delta.diagnostics["stop_reason"] == "loss"
+
+
+@pytest.mark.parametrize("layer", range(NUM_LAYERS))
+def test_the_fast_engine_makes_the_same_edit_in_every_block(layer):
+    """Also in the last one, where labels need few positions but distances all of them."""
+    model, tokenizer = loaded("llama")
+    settings = {**CONFIG, "layers": [layer]}
+    (fast,), (plain,) = (
+        load_editor("wise", {**settings, "engine": engine}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+        for engine in ("fast", "reference")
+    )
+    for name in ("distance_in", "distance_out", "final_loss", "final_nll", "update_norm_ratio"):
+        assert fast.diagnostics[name] == pytest.approx(plain.diagnostics[name], rel=1e-4)
 
 
 def test_the_released_mean_counts_one_token_more():
