@@ -100,7 +100,7 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
         return results
 
     simple_evaluate._lm_eval_editing = True  # type: ignore[attr-defined]
-    evaluator.simple_evaluate = simple_evaluate
+    vars(evaluator)["simple_evaluate"] = simple_evaluate
 
 
 def _print_anomalies(utils: "ModuleType") -> None:
@@ -121,7 +121,7 @@ def _print_anomalies(utils: "ModuleType") -> None:
         return f"{printed}{table_note(result_dict)}"
 
     make_table._lm_eval_editing = True  # type: ignore[attr-defined]
-    utils.make_table = make_table
+    vars(utils)["make_table"] = make_table
 
 
 def _add_task_folders(manager: "ModuleType") -> None:

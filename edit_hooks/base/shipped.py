@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edit_hooks.utils.yaml_io import read_yaml
 
@@ -21,10 +21,17 @@ def shipped_files(folder: str) -> tuple[tuple[str, dict[str, Any]], ...]:
     return tuple((path.stem, read_yaml(path)) for path in sorted((FOLDER / folder).glob("*.yaml")))
 
 
-def shipped_config(folders: tuple[str, ...], config: object) -> dict[str, Any]:
+class Shipped(NamedTuple):
+    """Shipped settings, and the file they are from, as ``rome/gpt2-xl.yaml``; ``None`` without a match."""
+
+    file: str | None
+    settings: dict[str, Any]
+
+
+def find_shipped(folders: tuple[str, ...], config: object) -> Shipped:
     """Return the settings for a model config from the first folder that has any."""
     for folder in folders:
-        for _, content in shipped_files(folder):
+        for name, content in shipped_files(folder):
             if all(getattr(config, key, None) == value for key, value in content["matches"].items()):
-                return dict(content["config"])
-    return {}
+                return Shipped(f"{folder}/{name}.yaml", dict(content["config"]))
+    return Shipped(None, {})
