@@ -47,7 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-edits", type=whole(), default=16, help="number of facts (default 16)")
     parser.add_argument("--skip", type=whole(NON_NEGATIVE), default=0, help="skip this many facts at the beginning")
     parser.add_argument("--layers", nargs="+", help="candidates: 5 6 7, or for several layers 3,4,5 4,5,6")
-    parser.add_argument("--lr", nargs="+", type=real(), help="candidates for the learning rate")
+    parser.add_argument("--lr", nargs="+", type=real(), help="candidates for the learning rate; by default found first")
     parser.add_argument("--clamp", nargs="+", type=real(), help="candidates for clamp_factor")
     parser.add_argument("--vary", action="append", default=[], help="candidates for any setting: name=value;value")
     parser.add_argument("--trials", type=whole(), help="try at most this many candidates, drawn at random")
@@ -176,5 +176,5 @@ def _notes(outcome: Outcome, editor: str) -> list[str]:
 
 
 VERBS: dict[str, Verb] = {
-    "tune": Verb("search over layers, learning rate and clamp on held-out facts", _add_arguments, _run),
+    "tune": Verb("search over layers, step and other settings on held-out facts", _add_arguments, _run),
 }
