@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import lm_eval.tasks.manager
 import pytest
+from lm_eval.__main__ import cli_evaluate
 from lm_eval.utils import make_table
 from lm_runs import build
 from lm_runs import run as run_model
@@ -103,6 +106,23 @@ def test_a_stream_whose_edits_never_held_is_not_said_to_have_lost_them(tmp_path)
 def test_the_note_comes_once_after_the_last_table() -> None:
     results = {"anomalies": [{"kind": "no_effect", "text": "x"}], "results": {}, "groups": {}, "versions": {}}
     assert "Anomaly" not in make_table(results) and make_table(results, "groups").endswith("\nAnomaly: x")
+
+
+def test_the_command_prints_it_after_its_table(tiny_path, wrong_first, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "built_in").mkdir()  # lm-eval's own thousands of tasks are not read
+    monkeypatch.setattr(lm_eval.tasks.manager, "__file__", str(tmp_path / "built_in" / "manager.py"))
+    options = f"pretrained={tiny_path('llama')},editor=ft_m,store=off,data={wrong_first}"
+    settings = "editor_args=layers:[1];num_steps:1;lr:1e-12"
+    words = ["lm_eval", "--model", "edited_hf", "--model_args", f"{options},{settings}", "--tasks", "bake_es"]
+    results = ["--metadata", '{"generate": false}', "--output_path", str(tmp_path / "results")]
+    monkeypatch.setattr("sys.argv", [*words, "--device", "cpu", *results])
+    cli_evaluate()
+    *_, row, note = (line for line in capsys.readouterr().out.splitlines() if line)
+    assert row.startswith("|")
+    assert note.startswith("Anomaly: bake_es: the target's negative log-likelihood did not fall")
+    (saved,) = (tmp_path / "results").rglob("results_*.json")
+    (anomaly,) = json.loads(saved.read_text(encoding="utf-8"))["anomalies"]
+    assert anomaly == {"kind": "target_nll", "text": note.removeprefix("Anomaly: ")}
 
 
 # --- edits without effect, and targets that do not become likelier --------------------------------------------------
