@@ -159,7 +159,9 @@ def _notes(outcome: Outcome, editor: str) -> list[str]:
             f"no {step.name} from {min(step.tried):g} to {max(step.tried):g} makes {editor} take: the new answers gain "
             "nothing over the unedited model. Other layers (--layers) or another editor may; nothing is written"
         )
-    elif not outcome.found and not any(trial.gain for trial in outcome.trials):
+    elif all(trial.error for trial in outcome.trials):
+        notes.append("every candidate failed, for the reasons in the table; nothing is written")
+    elif not any(trial.gain for trial in outcome.trials):
         notes.append("no candidate takes: the new answers gain nothing over the unedited model; nothing is written")
     if any(trial.gain for trial in outcome.trials) and not outcome.found:
         notes.append("every candidate scores 0: a column of the table is 0 for each; nothing is written")

@@ -13,7 +13,7 @@ from torch import nn
 from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.registry import editor_class, load_editor
 from edit_hooks.modeling.architectures import num_layers, unwrapped
-from edit_hooks.utils.errors import unknown_keys_error
+from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from lm_edit.tuning.steps import Step, scaled
 
 DEFAULT_DEPTHS = (0.1, 0.2, 0.3, 0.45, 0.6)  # of the last edited block, as shares of the model's depth
@@ -41,7 +41,8 @@ def make_candidates(
     """
     config = load_editor(editor, shared).default_config(model)
     step = step_of(editor, model, shared, vary)
-    vary = {"layers": _default_layers(config, num_layers(unwrapped(model))), **vary}
+    depths = _default_layers(config, num_layers(unwrapped(model)))
+    vary = {"layers": [layers for layers in depths if _accepts(editor, model, shared, layers)], **vary}
     vary = {name: list(values) for name, values in vary.items()}
     if step is not None:
         size = step.size if step_size is None else step_size
@@ -93,6 +94,15 @@ def _default_layers(config: EditorConfig, depth: int) -> list[list[int]]:
     size = len(config.layers)
     last_blocks = {round(share * (depth - 1)) for share in DEFAULT_DEPTHS}
     return [list(range(last - size + 1, last + 1)) for last in sorted(last_blocks) if last - size + 1 >= 0]
+
+
+def _accepts(editor: str, model: nn.Module, shared: Mapping[str, Any], layers: Sequence[int]) -> bool:
+    """Whether an editor can edit these blocks; one that also reads a block below cannot edit the first."""
+    try:
+        load_editor(editor, {**shared, "layers": list(layers)}).default_config(model)
+    except EditingError:
+        return False
+    return True
 
 
 def _get_setting(config: EditorConfig, name: str) -> Any:

@@ -103,6 +103,14 @@ def test_a_search_without_paraphrases_says_so(tune_file, capsys):
     assert "no fact has paraphrases: the score says nothing about generalization (GS)" in printed_lines(capsys)
 
 
+def test_a_search_in_which_all_candidates_fail_says_so(tune_file, capsys):
+    cases = [CASES[1]]  # without the old answer, which kn needs
+    assert tune_file(cases, "kn", "--editor-args", "num_steps:2", "--layers", "1") == 1
+    lines = printed_lines(capsys)
+    assert lines[-2].startswith("every candidate failed") or lines[-1].startswith("every candidate failed")
+    assert any("has no 'target_true'" in line for line in lines)
+
+
 def test_an_editor_that_nothing_makes_take_ends_with_the_reason(tune_file, tmp_path, capsys):
     out = tmp_path / "best.yaml"
     arguments = ("--editor-args", "num_steps:2", "--out", str(out))

@@ -44,6 +44,16 @@ def test_a_relative_step_is_varied_where_no_lr_is_known(model):
     assert {candidate["lr"] for candidate in with_lr} == {1e-3, 3e-4, 3e-3}
 
 
+def test_default_depths_that_an_editor_refuses_are_left_out():
+    candidates = make_candidates("melo", build_model("llama"), {}, {"lr": [1e-3]})
+    assert {tuple(candidate["layers"]) for candidate in candidates} == {
+        (1,),
+        (2,),
+    }  # melo looks prompts up a block below
+    with pytest.raises(EditingError, match="a block before"):
+        make_candidates("melo", build_model("llama"), {}, {"lr": [1e-3], "layers": [[0]]})
+
+
 def test_unknown_settings_and_layers_are_refused(model):
     with pytest.raises(EditingError, match=r"clamp_factorr.*Did you mean 'clamp_factor'"):
         make_candidates("r_rome", model, {}, {"clamp_factorr": [1]})
