@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -31,6 +33,7 @@ SETTINGS = {
         "num_steps": 2,
         "dropout": 0.1,
     },
+    "mend": {"layers": [EDIT_LAYER, LAST], "artifact": "identity", "edit_lr": 0.05, "batch_size": 5},
     "ft_l": {"layers": [EDIT_LAYER], "num_steps": 3, "lr": 5e-3},
 }
 
@@ -107,28 +110,50 @@ def test_an_edit_that_needs_no_step_keeps_the_weights(tiny_model, tiny_tokenizer
         assert not any(update.any() for update in delta.weights().values())
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "mend"])
 def test_edits_of_a_batch_share_forward_passes(name, tiny_model, tiny_tokenizer):
     """What lies below the trained map runs once; a step of all edits is one pass per group of similar length."""
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
-    calls = {}
-    watched = {"lowest": model.model.layers[0].self_attn.k_proj, "norm": model.model.norm}
-
-    def count(part):
-        return lambda *_: calls.update({part: calls.get(part, 0) + 1})
-
-    handles = [module.register_forward_hook(count(part)) for part, module in watched.items()]
-    try:
+    with counted_calls({"lowest": model.model.layers[0].self_attn.k_proj, "norm": model.model.norm}) as calls:
         deltas = edits(name, model, tokenizer, "fast", **({"early_stop_loss": 0.0} if name.startswith("ft") else {}))
-    finally:
-        for handle in handles:
-            handle.remove()
     num_groups = len(kv_cache.group_by_length(row_lengths(name, tokenizer), 24))
     num_steps = SETTINGS[name]["num_steps"]
     assert all(delta.diagnostics["steps"] == num_steps for delta in deltas)
-    num_passes = num_steps + name.startswith("lora")  # lora records the loss without dropout at the end
+    num_passes = num_steps + name.startswith("lora")  # a last one records the loss
     assert calls["norm"] == num_groups * num_passes
     assert calls["lowest"] == num_groups
+
+
+def test_edits_of_mend_share_two_passes_and_the_network(tiny_model, tiny_tokenizer):
+    """One for the gradients and one for the losses after the edits, of all edits; the network sees all tokens at once."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    requests = [EditRequest(prompt="The train", target_new=target) for target in ("is", "to", "of")]
+    editor = load_editor("mend", SETTINGS["mend"])
+    editor.edit(model, tokenizer, requests[:1])
+    (network,) = editor._networks.values()
+    watched = {"lowest": model.model.layers[0].self_attn.k_proj, "norm": model.model.norm}
+    blocks = {"network": next(iter(network.networks.values())).blocks[0]}
+    with counted_calls(watched) as calls, counted_calls(blocks) as network_calls:
+        deltas = editor.edit(model, tokenizer, requests)
+    assert len(deltas) == 3 and all(delta.is_low_rank for delta in deltas)
+    assert calls == {"lowest": 1, "norm": 2}
+    shape = next(iter(network.shapes.values()))
+    assert network_calls["network"] == list(network.shapes.values()).count(shape)
+
+
+@contextlib.contextmanager
+def counted_calls(modules):
+    """Counts of the calls of some modules by name."""
+    calls = dict.fromkeys(modules, 0)
+    handles = [
+        module.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
+        for name, module in modules.items()
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def row_lengths(name, tokenizer):
