@@ -125,7 +125,7 @@ def test_edits_of_a_batch_share_forward_passes(name, tiny_model, tiny_tokenizer)
 
 
 def test_edits_of_mend_share_two_passes_and_the_network(tiny_model, tiny_tokenizer):
-    """One for the gradients and one for the losses after the edits, of all edits; the network sees all tokens at once."""
+    """One for the gradients, one for the losses after the edits; the network sees the tokens of all edits at once."""
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
     requests = [EditRequest(prompt="The train", target_new=target) for target in ("is", "to", "of")]
     editor = load_editor("mend", SETTINGS["mend"])
