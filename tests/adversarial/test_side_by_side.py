@@ -10,7 +10,7 @@ import torch
 from edit_hooks import EditRequest, load_editor
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, NUM_LAYERS
 from edit_hooks.gradient import side_by_side
-from edit_hooks.modeling import kv_cache
+from edit_hooks.modeling import kv_cache, memory
 
 # Rows of 3 to 20 tokens, targets of one and several tokens, and one text twice.
 REQUESTS = [
@@ -139,6 +139,26 @@ def test_edits_of_mend_share_two_passes_and_the_network(tiny_model, tiny_tokeniz
     assert calls == {"lowest": 1, "norm": 2}
     shape = next(iter(network.shapes.values()))
     assert network_calls["network"] == list(network.shapes.values()).count(shape)
+
+
+def test_the_number_of_edits_per_batch_follows_the_memory(tiny_model, monkeypatch):
+    """Four times the trained parameters and the activations of an edit's tokens, in half of the free memory."""
+    model = tiny_model("llama")
+    trained, lengths = 10_000, [5, 9, 7, 5, 6]
+    cost = 4 * trained + 9 * memory.bytes_per_token(model)
+
+    def sizes(free):
+        monkeypatch.setattr(side_by_side, "free_bytes", lambda device: free)
+        batches = side_by_side.split_edits(model, lengths, trained)
+        assert sorted(edit for batch in batches for group in batch for edit in group) == [0, 1, 2, 3, 4]
+        return [sum(map(len, batch)) for batch in batches]
+
+    assert sizes(None) == [5] and sizes(2**40) == [5]
+    assert max(sizes(2 * 2 * cost)) == 2 and sizes(0) == [1] * 5
+    assert memory.free_bytes(torch.device("cpu")) is None or memory.free_bytes(torch.device("cpu")) > 2**20
+    monkeypatch.setattr(side_by_side, "SMALL_BUDGET", 0)  # then at most the size of the weights
+    many = memory.weight_bytes(model)
+    assert [sum(map(len, batch)) for batch in side_by_side.split_edits(model, lengths, many)] == [1] * 5
 
 
 @contextlib.contextmanager
