@@ -19,6 +19,7 @@ Shapes: R rows, T tokens, L labels, N tokens of all rows, f and d input and outp
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -250,8 +251,10 @@ def _nll_under_own_delta(model: PreTrainedModel, batch: LabelForward, deltas: Se
             return batch.nll()
     parts = []
     for row, delta in enumerate(deltas):
+        own = copy.copy(batch)
+        own.select(torch.arange(len(deltas), device=batch.rows.row_L.device) == row)
         with edited(model, delta):
-            parts.append(batch.nll()[batch.rows.row_L == row])
+            parts.append(own.nll())
     return torch.cat(parts)  # labels are in the order of the rows
 
 
