@@ -114,7 +114,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """
         model_config = unwrapped(model).config
         shipped = shipped_config(self.config_folders, model_config)
-        config = self.config_class.from_mapping({**shipped, **self.overrides})
+        config = self.config_class.from_mapping(self.config_class.overridden(shipped, self.overrides))
         if config.layers is None:
             config.layers = self.default_layers(model_config)
             _log_default_layers(self.name, model_config.model_type, num_layers(model_config), tuple(config.layers))

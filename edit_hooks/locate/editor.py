@@ -17,7 +17,7 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
-from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise_ratio
+from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MomentDtype, MomentSettings, second_moments
 from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
@@ -236,7 +236,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         config = job.config
         if not config.evk_align:
             return None
-        log_noise_ratio(job.model, config.evk_sigma)
+        log_noise(job.model, config)
         return lambda chunk: [
             evk_term(job.model, job.tokenizer, [job.requests[index] for index in chunk], config, make_forward)
         ]
