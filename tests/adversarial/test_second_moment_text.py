@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from command_line import printed_lines
 from hub_corpus import HubCorpus, serve_corpus
+from paths import ROOT, TESTS
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.base.registry import editor_class
+from edit_hooks.base.shipped import shipped_config, shipped_files
 from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate import corpora, moment_documents
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
@@ -21,6 +26,7 @@ from edit_hooks.utils.hashing import key_of
 from lm_edit.cli.main import main
 
 WIDTH = 64
+RELEASED = yaml.safe_load((TESTS / "data/released_settings.yaml").read_text(encoding="utf-8"))
 SETTINGS = {"layers": [0, 1], "num_steps": 2, "context_templates": ["{}"]}
 WIKIPEDIA = ("load", "wikimedia/wikipedia", "20231101.en", "train", "b04c8d1ceb2f5cd4588862100d08de323dccfbaa", False)
 
@@ -111,6 +117,39 @@ def test_sampled_batches_leave_little_text_over(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(moment_documents, "sample_documents", record)
     assert collect("self", num_tokens=1030, max_length=100).report["num_tokens"] == 1030
     assert shapes == [(6, 100)]  # two batches of 600
+
+
+# --- shipped settings ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["gpt2-medium", "gpt2-large", "gpt2-xl", "gpt-j-6b", "gpt-neox-20b"])
+def test_rome_has_a_covariance_where_its_file_names_romes_release(model: str) -> None:
+    """r_rome shares the other settings, and EasyEdit's R-ROME has none."""
+    (content,) = [content for name, content in shipped_files("rome") if name == model]
+    outline = SimpleNamespace(**content["matches"])
+    assert "release" in content["source"] and content["config"]["second_moments"] == "self"
+    r_rome = shipped_config(editor_class("r_rome").config_folders, outline)
+    assert r_rome == {name: value for name, value in content["config"].items() if name != "second_moments"}
+
+
+def test_every_file_with_other_second_moments_than_its_release_names_the_preset() -> None:
+    """The default text is our own; a file that names a release says how to get the release's."""
+    count = 0
+    for editor in ("rome", "memit", "alphaedit", "evk_edit", "emmet", "pmet", "bird"):
+        released = RELEASED.get(editor, {})
+        for name, values in released.items():
+            if name == "all" or {**released["all"], **values}.get("second_moments") != "wikipedia":
+                continue
+            text = (ROOT / "edit_hooks/configs" / editor / f"{name}.yaml").read_text(encoding="utf-8")
+            assert "second_moments: published" in text, f"{editor}/{name}"
+            count += 1
+    assert count > 20
+
+
+def test_the_demos_files_leave_the_amount_of_text_to_the_default() -> None:
+    for editor in ("memit", "alphaedit", "evk_edit", "emmet", "pmet"):
+        (config,) = [content["config"] for name, content in shipped_files(editor) if name == "gemma-3-270m"]
+        assert "moment_tokens" not in config
 
 
 # --- work ------------------------------------------------------------------------------------------------------------
