@@ -272,7 +272,8 @@ def _check_divergence(
                 f"case {request.case_id}: EVK-Align's perturbed prompt is answered like the edit prompt "
                 f"{request.text!r} (divergence {divergence:.4f} nats, at least {SMALLEST_DIVERGENCE:g} are needed), so "
                 f"it would preserve the answer that the edit replaces. sigma is {sigma:.3g}, {ratio:.3g} times the "
-                f"standard deviation of the embeddings; try evk_relative_sigma={DEFAULT_RELATIVE_SIGMA:g} or more."
+                "standard deviation of the embeddings; try "
+                f"evk_relative_sigma={max(DEFAULT_RELATIVE_SIGMA, 2 * ratio):.2g}."
             )
 
 
