@@ -116,7 +116,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """
         model_config = unwrapped(model).config
         shipped = find_shipped(self.config_folders, model_config, self.overrides.get("shipped"))
-        config = self.config_class.from_mapping({**shipped.settings, **self.overrides})
+        config = self.config_class.from_mapping(self.config_class.overridden(shipped.settings, self.overrides))
         if config.layers is None:
             config.layers = self.default_layers(model_config)
         check_layers(config.layers, model_config)
@@ -135,7 +135,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             shipped=(shipped.file,) if shipped.file else (),
             given=tuple(name for name in self.overrides if name not in ("seed", "engine")),
             layers=tuple(config.edited_layers),
-            by_depth=self.config_class.from_mapping({**shipped.settings, **self.overrides}).layers is None,
+            by_depth="layers" not in {**shipped.settings, **self.overrides},
             guesses=tuple(self.guesses(config)),
         )
 

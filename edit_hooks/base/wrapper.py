@@ -103,7 +103,7 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
     def _with_base(self, base: EditorConfig, model: nn.Module) -> WrapperConfigT:
         """Return the configuration of this editor, including all settings of the base."""
         shipped = find_shipped(self.config_folders, unwrapped(model).config, self.overrides.get("shipped"))
-        config = self.config_class.from_mapping({**shipped.settings, **self.overrides})
+        config = self.config_class.from_mapping(self.config_class.overridden(shipped.settings, self.overrides))
         settings = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
         return dataclasses.replace(
             config, layers=base.layers, seed=base.seed, engine=base.engine, base_settings=settings
