@@ -135,7 +135,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             shipped=(shipped.file,) if shipped.file else (),
             given=tuple(name for name in self.overrides if name not in ("seed", "engine")),
             layers=tuple(config.edited_layers),
-            by_depth="layers" not in {**shipped.settings, **self.overrides},
+            by_depth={**shipped.settings, **self.overrides}.get("layers") is None,
             guesses=tuple(self.guesses(config)),
         )
 
