@@ -59,7 +59,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.utils.options import parse_editor_args
-    from lm_edit.tuning.search import search
+    from lm_edit.tuning.search import check_search, search
     from lm_edit.tuning.settings_file import write_settings
 
     check_output_files(args, "out", inputs=[args.edits, args.data, args.editor_args, args.pretrained])
@@ -67,6 +67,7 @@ def _run(args: argparse.Namespace) -> int:
     cases = _load_facts(args)
     shared = {"seed": args.seed, **parse_editor_args(args.editor_args)}
     store, lm = open_store(args.store), load_model(args)
+    check_search(args.editor, lm.outline, shared, vary, cases)
     outcome = search(
         lm.model,
         lm.tokenizer,

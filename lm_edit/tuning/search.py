@@ -88,7 +88,7 @@ def search(
         EditingError: for an editor without settings to search, facts without questions about other facts, and facts
             that the unedited model knows already.
     """
-    _check(editor, cases)
+    check_search(editor, model, shared, vary, cases)
     inner = unwrapped(model)
     candidates = sample_candidates(make_candidates(editor, inner, shared, vary), num, seed)
     bound = [0]
@@ -174,8 +174,18 @@ def plan_rounds(num_trials: int, num_cases: int, halving: bool) -> list[Round]:
     return rounds
 
 
-def _check(editor: str, cases: Sequence[Case]) -> None:
-    """Refuse what cannot be searched, before anything is computed."""
+def check_search(
+    editor: str,
+    outline: nn.Module,
+    shared: Mapping[str, Any],
+    vary: Mapping[str, Sequence[Any]],
+    cases: Sequence[Case],
+) -> None:
+    """Refuse what :func:`search` cannot search, before anything is computed.
+
+    Args:
+        outline: the model, with or without weights.
+    """
     editor_type = editor_class(editor)
     if editor_type.writes == ("context",):
         raise EditingError(f"editor {editor!r} changes prompts, not the model: it has no layer or step to search.")
@@ -186,3 +196,4 @@ def _check(editor: str, cases: Sequence[Case]) -> None:
         )
     if editor_type.needs_subject:
         require_subjects([case.request for case in cases], editor)
+    make_candidates(editor, unwrapped(outline), shared, vary)

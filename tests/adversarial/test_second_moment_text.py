@@ -17,7 +17,7 @@ from paths import ROOT, TESTS
 
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.base.registry import editor_class
-from edit_hooks.base.shipped import shipped_config, shipped_files
+from edit_hooks.base.shipped import find_shipped, shipped_files
 from edit_hooks.contract.tiny_models import REQUESTS, SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate import corpora, moment_documents
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
@@ -128,8 +128,8 @@ def test_rome_has_a_covariance_where_its_file_names_romes_release(model: str) ->
     (content,) = [content for name, content in shipped_files("rome") if name == model]
     outline = SimpleNamespace(**content["matches"])
     assert "release" in content["source"] and content["config"]["second_moments"] == "self"
-    r_rome = shipped_config(editor_class("r_rome").config_folders, outline)
-    assert r_rome == {name: value for name, value in content["config"].items() if name != "second_moments"}
+    r_rome = find_shipped(editor_class("r_rome").config_folders, outline)
+    assert r_rome.settings == {name: value for name, value in content["config"].items() if name != "second_moments"}
 
 
 def test_every_file_with_other_second_moments_than_its_release_names_the_preset() -> None:

@@ -58,7 +58,7 @@ def test_a_tuned_file_is_named_and_is_no_guess(tiny_path, tmp_path, caplog) -> N
 def test_shipped_settings_are_named_by_their_file(caplog) -> None:
     model = model_like(MODELS["gpt2-xl"])
     origin = load_editor("r_rome", {"lr": 0.3}).settings_origin(model)
-    text = "editor r_rome: lr as given; settings of rome/gpt2-xl.yaml, which match the model's shape; blocks [17]."
+    text = "editor r_rome: lr as given; settings of r_rome/gpt2-xl.yaml, which match the model's shape; blocks [17]."
     assert str(origin) == text
     assert origin.to_json()["layers"] == "shipped" and not origin.is_guess
 
