@@ -9,6 +9,8 @@ one finder to ``sys.meta_path``, and nothing else happens until ``lm_eval`` itse
 - after ``lm_eval.tasks.manager`` has run, every ``TaskManager`` that includes the default tasks also scans the folder
   ``lm_eval_tasks`` and the folders of the benchmarks that other packages register (:data:`BENCHMARKS`): after the
   built-in tasks and before the user's ``include_path``, which therefore overrides ours;
+- after ``lm_eval.evaluator`` has run, ``simple_evaluate`` adds the anomalies of a run of ``edited_hf`` to its results,
+  and after ``lm_eval.utils`` has run, ``make_table`` prints them below the last table;
 - after ``lm_eval._cli.harness`` has run, which only the command ``lm_eval`` imports, that command prints our user
   errors as one message without a traceback and ends with exit code 2. ``lm_eval.simple_evaluate`` raises them as
   before, and all other exceptions are unchanged. ``LM_EDIT_DEBUG=1`` brings the traceback back.
@@ -78,6 +80,48 @@ def _print_user_errors(cli: "ModuleType") -> None:
 
     execute._lm_eval_editing = True  # type: ignore[attr-defined]
     cli.HarnessCLI.execute = execute
+
+
+def _add_anomalies(evaluator: "ModuleType") -> None:
+    """Let ``simple_evaluate`` look for anomalies in the results of our model."""
+    import functools
+
+    original = evaluator.simple_evaluate
+    if getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def simple_evaluate(*args: "Any", **kwargs: "Any") -> "Any":
+        results = original(*args, **kwargs)
+        if results and "edited_hf" in results.get("config", {}):
+            from lm_eval_tasks.common.anomalies import add_anomalies
+
+            add_anomalies(results)
+        return results
+
+    simple_evaluate._lm_eval_editing = True  # type: ignore[attr-defined]
+    vars(evaluator)["simple_evaluate"] = simple_evaluate
+
+
+def _print_anomalies(utils: "ModuleType") -> None:
+    """Let ``make_table`` name the anomalies of a run below its last table."""
+    import functools
+
+    original = utils.make_table
+    if getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def make_table(result_dict: "Any", column: str = "results", *args: "Any", **kwargs: "Any") -> "Any":
+        printed = original(result_dict, column, *args, **kwargs)
+        if not result_dict.get("anomalies") or (column == "results" and "groups" in result_dict):
+            return printed
+        from lm_eval_tasks.common.anomalies import table_note
+
+        return f"{printed}{table_note(result_dict)}"
+
+    make_table._lm_eval_editing = True  # type: ignore[attr-defined]
+    vars(utils)["make_table"] = make_table
 
 
 def _add_task_folders(manager: "ModuleType") -> None:
@@ -161,6 +205,8 @@ def _folder_of(module: str) -> str:
 _ACTIONS: "dict[str, Callable[[ModuleType], None]]" = {
     "lm_eval.models": _register_model,
     "lm_eval.tasks.manager": _add_task_folders,
+    "lm_eval.evaluator": _add_anomalies,
+    "lm_eval.utils": _print_anomalies,
     "lm_eval._cli.harness": _print_user_errors,
 }
 

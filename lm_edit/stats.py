@@ -128,7 +128,7 @@ def prepare_stats(
     moment_settings = MomentSettings(
         settings.get("second_moments") or SELF,
         num_tokens=settings.get("moment_tokens"),
-        max_length=settings.get("moment_length") or MomentSettings.max_length,
+        max_length=settings.get("moment_length"),
         seed=settings.get("seed") or 0,
         dtype=settings.get("moment_dtype") or "float32",
     )
@@ -181,7 +181,8 @@ def corpus_label(corpus: Mapping[str, Any]) -> str:
         return f"{corpus['documents']} texts {corpus['sha256'][:8]}"
     if corpus["kind"] == "hub":
         config = f"/{corpus['config']}" if corpus["config"] else ""
-        return f"{corpus['dataset']}{config}@{corpus['revision'][:8]} seed {corpus['seed']}"
+        drawn = f", {corpus['documents']} drawn" if "documents" in corpus else ""
+        return f"{corpus['dataset']}{config}@{corpus['revision'][:8]}{drawn} seed {corpus['seed']}"
     return f"{corpus['kind']} seed {corpus['seed']}"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden_data import unpack_golden_model
+from golden_models import unpack_golden_model
 from hypothesis import HealthCheck, settings
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 

@@ -23,6 +23,7 @@ def config_field(
     help: str,
     *,
     within: Range = FINITE,
+    instead_of: str | None = None,
     formerly: str | None = None,
     renamed_values: Mapping[str, str] | None = None,
     **kwargs: Any,
@@ -32,10 +33,17 @@ def config_field(
     Args:
         help: one line.
         within: accepted values of a number, or of the numbers in a list or mapping.
+        instead_of: another setting of which this one takes the place: a user's value drops a shipped one of the other.
         formerly: an earlier name of the setting, accepted with a warning.
         renamed_values: earlier spellings of values -> current ones, accepted with a warning.
     """
-    metadata = {"help": help, "within": within, "formerly": formerly, "renamed_values": renamed_values or {}}
+    metadata = {
+        "help": help,
+        "within": within,
+        "instead_of": instead_of,
+        "formerly": formerly,
+        "renamed_values": renamed_values or {},
+    }
     return field(metadata=metadata, **kwargs)
 
 
@@ -87,6 +95,14 @@ class EditorConfig:
         if unknown := set(mapping) - known:
             raise unknown_keys_error("editor setting", unknown, known)
         return cls(**mapping)
+
+    @classmethod
+    def overridden(cls, shipped: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """The shipped settings under the user's, which also replace those that they are alternatives of."""
+        dropped = {
+            item.metadata.get("instead_of") for item in dataclasses.fields(cls) if overrides.get(item.name) is not None
+        }
+        return {**{name: value for name, value in shipped.items() if name not in dropped}, **overrides}
 
     @classmethod
     def with_current_names(cls, mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig
-from edit_hooks.base.shipped import find_file, shipped_config
+from edit_hooks.base.origin import SettingsOrigin, report_origin_once
+from edit_hooks.base.shipped import find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
@@ -115,14 +115,33 @@ class Editor(abc.ABC, Generic[ConfigT]):
         shape of the model (type, depth, width, vocabulary), not by its name; the setting ``shipped`` names another one.
         """
         model_config = unwrapped(model).config
-        shipped = shipped_config(self.config_folders, model_config, self.overrides.get("shipped"))
-        config = self.config_class.from_mapping({**shipped, **self.overrides})
+        shipped = find_shipped(self.config_folders, model_config, self.overrides.get("shipped"))
+        config = self.config_class.from_mapping(self.config_class.overridden(shipped.settings, self.overrides))
         if config.layers is None:
             config.layers = self.default_layers(model_config)
-            _log_default_layers(self.name, model_config.model_type, num_layers(model_config), tuple(config.layers))
         check_layers(config.layers, model_config)
         architecture_of(model_config)
         return config
+
+    def settings_origin(self, model: nn.Module) -> SettingsOrigin:
+        """Return where the settings for a model come from; not for editors of contexts alone."""
+        model_config = unwrapped(model).config
+        shipped = find_shipped(self.config_folders, model_config, self.overrides.get("shipped"))
+        config = self.default_config(model)
+        return SettingsOrigin(
+            editor=self.name,
+            model=f"{model_config.model_type} model of {num_layers(model_config)} blocks",
+            pretrained=getattr(model_config, "_name_or_path", None) or None,
+            shipped=(shipped.file,) if shipped.file else (),
+            given=tuple(name for name in self.overrides if name not in ("seed", "engine")),
+            layers=tuple(config.edited_layers),
+            by_depth={**shipped.settings, **self.overrides}.get("layers") is None,
+            guesses=tuple(self.guesses(config)),
+        )
+
+    def guesses(self, config: ConfigT) -> Sequence[str]:
+        """Hook: clauses about settings besides ``layers`` that nobody has chosen for the model."""
+        return ()
 
     def check_settings(self, outline: nn.Module) -> None:
         """Check the user's settings and the files that they name, before any weight is loaded.
@@ -247,6 +266,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
         # lm-eval disables gradients; editors need them in any mode of the caller.
         with gradients(True):
             config = self.resolve_config(inner, tokenizer)
+            if self.writes != ("context",):
+                report_origin_once(self.settings_origin(inner))
             report = progress or (lambda count: None)
             job = EditJob(inner, tokenizer, config, list(requests), joint, list(history), report)
             deltas = self.compute(job)
@@ -295,6 +316,13 @@ class Editor(abc.ABC, Generic[ConfigT]):
                 reasons[request.key] = str(error)
         return reasons
 
+    def num_tokens_past_target(self) -> int:
+        """Hook: number of tokens that are run behind those that predict the target.
+
+        By default the target's last token, if it is run at all: with ``append_eos`` it predicts the end of the text.
+        """
+        return int(self.feeds_last_token or bool(self.overrides.get("append_eos")))
+
     def _check_request(
         self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, prefix: str, limit: int | None
     ) -> None:
@@ -314,8 +342,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
                 f"{case}: no token of the prompt covers the subject {request.subject!r}; is it made of characters "
                 "the tokenizer drops?"
             )
-        # With append_eos the target's last token predicts the end of the text.
-        length = len(encoding.ids) - (0 if self.feeds_last_token or self.overrides.get("append_eos") else 1)
+        length = len(encoding.ids) - 1 + self.num_tokens_past_target()
         if limit is not None and length > limit:
             context = ", the longest context included," if prefix or request.context else ""
             raise UnusableRequestError(
@@ -337,15 +364,3 @@ def position_limit(config: object) -> int | None:
     """Number of positions of a model, from its config; ``None`` if it names none."""
     limit = getattr(config, "max_position_embeddings", None)
     return limit if isinstance(limit, int) else None
-
-
-@functools.cache
-def _log_default_layers(editor: str, model_type: str, blocks: int, layers: tuple[int, ...]) -> None:
-    """Log once per process; editors are constructed several times per run."""
-    log.warning(
-        "no configuration is shipped for this %s model of %d blocks: editor %s edits layer %s, by depth.",
-        model_type,
-        blocks,
-        editor,
-        list(layers),
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edit_hooks.modeling.architectures import num_layers
 from edit_hooks.utils.errors import EditingError, near_misses
@@ -25,7 +25,14 @@ def shipped_files(folder: str) -> tuple[tuple[str, dict[str, Any]], ...]:
     return tuple((path.stem, read_yaml(path)) for path in sorted((FOLDER / folder).glob("*.yaml")))
 
 
-def shipped_config(folders: Sequence[str], config: Any, name: str | None = None) -> dict[str, Any]:
+class Shipped(NamedTuple):
+    """Shipped settings, and the file they are from, as ``rome/gpt2-xl.yaml``; ``None`` without a match."""
+
+    file: str | None
+    settings: dict[str, Any]
+
+
+def find_shipped(folders: Sequence[str], config: Any, name: str | None = None) -> Shipped:
     """Return the settings of the first folder that has any for a model.
 
     Args:
@@ -34,16 +41,17 @@ def shipped_config(folders: Sequence[str], config: Any, name: str | None = None)
         name: the file with this name instead, with its blocks moved to the model (:func:`_moved`).
     """
     if name is not None:
-        return _moved(find_file(folders, name), num_layers(config))
+        folder, content = find_file(folders, name)
+        return Shipped(f"{folder}/{name}.yaml", _moved(content, num_layers(config)))
     for folder in folders:
-        for _, content in shipped_files(folder):
+        for stem, content in shipped_files(folder):
             if all(getattr(config, key, None) == value for key, value in content["matches"].items()):
-                return dict(content["config"])
-    return {}
+                return Shipped(f"{folder}/{stem}.yaml", dict(content["config"]))
+    return Shipped(None, {})
 
 
-def find_file(folders: Sequence[str], name: str) -> dict[str, Any]:
-    """Return the content of the file with a name, from the first folder that has it.
+def find_file(folders: Sequence[str], name: str) -> tuple[str, dict[str, Any]]:
+    """Return folder and content of the file with a name, from the first folder that has it.
 
     Raises:
         EditingError: for a name that no folder has; lists the names.
@@ -52,7 +60,7 @@ def find_file(folders: Sequence[str], name: str) -> dict[str, Any]:
     for folder in folders:
         for stem, content in shipped_files(folder):
             if stem == name:
-                return content
+                return folder, content
     listed = f"it has {', '.join(sorted(set(names)))}" if names else "it has no shipped settings of its own"
     raise EditingError(
         f"editor setting 'shipped': no file {name!r} for this editor; {listed}.{near_misses(name, names)}"

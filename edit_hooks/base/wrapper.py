@@ -12,8 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.origin import SettingsOrigin
 from edit_hooks.base.registry import editor_class
-from edit_hooks.base.shipped import shipped_config
+from edit_hooks.base.shipped import find_shipped
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.utils.errors import EditingError
@@ -61,6 +62,19 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
     def default_config(self, model: nn.Module) -> WrapperConfigT:
         return self._with_base(self.base.default_config(model), model)
 
+    def settings_origin(self, model: nn.Module) -> SettingsOrigin:
+        """Return where the settings of both editors come from."""
+        base = self.base.settings_origin(model)
+        own = find_shipped(self.config_folders, unwrapped(model).config, self.overrides.get("shipped")).file
+        names = [name for name in self.overrides if name not in ("seed", "engine", "base_settings")]
+        return dataclasses.replace(
+            base,
+            editor=self.name,
+            base=base.editor,
+            shipped=(own, *base.shipped) if own else base.shipped,
+            given=tuple(dict.fromkeys([*names, *base.given])),
+        )
+
     def check_settings(self, outline: nn.Module) -> None:
         super().check_settings(outline)
         self.base.check_settings(outline)
@@ -88,8 +102,8 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
 
     def _with_base(self, base: EditorConfig, model: nn.Module) -> WrapperConfigT:
         """Return the configuration of this editor, including all settings of the base."""
-        shipped = shipped_config(self.config_folders, unwrapped(model).config, self.overrides.get("shipped"))
-        config = self.config_class.from_mapping({**shipped, **self.overrides})
+        shipped = find_shipped(self.config_folders, unwrapped(model).config, self.overrides.get("shipped"))
+        config = self.config_class.from_mapping(self.config_class.overridden(shipped.settings, self.overrides))
         settings = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
         return dataclasses.replace(
             config, layers=base.layers, seed=base.seed, engine=base.engine, base_settings=settings

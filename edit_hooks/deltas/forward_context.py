@@ -33,6 +33,12 @@ class ForwardContext:
         columns_T = torch.arange(self.attended_RT.shape[1], device=self.attended_RT.device)
         return self.attended_RT & (columns_T <= self.prompt_end_R[:, None])
 
+    @property
+    def text_end_R(self) -> torch.Tensor:
+        """Column of the last real token of each row."""
+        columns_T = torch.arange(self.attended_RT.shape[1], device=self.attended_RT.device)
+        return torch.where(self.attended_RT, columns_T, -1).amax(1)
+
     def to(self, device: torch.device) -> ForwardContext:
         """A copy on a module's device; with a device map, modules of one model are on different devices."""
         return ForwardContext(self.attended_RT.to(device), self.prompt_end_R.to(device), self.prefill)

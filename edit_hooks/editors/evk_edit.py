@@ -10,8 +10,9 @@ other locate-then-edit editor.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from edit_hooks.base.config import config_field
+from edit_hooks.base.config import Settings, config_field
 from edit_hooks.editors.alphaedit import AlphaEdit, AlphaEditConfig
 
 
@@ -28,3 +29,5 @@ class EVKEdit(AlphaEdit):
     name = "evk_edit"
     config_class = EVKEditConfig
     config_folders = ("evk_edit", "alphaedit")
+    # Random models answer all prompts nearly alike, so more noise is needed than the default.
+    contract_settings: ClassVar[Settings] = {**AlphaEdit.contract_settings, "evk_relative_sigma": 2.0}

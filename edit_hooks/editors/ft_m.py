@@ -10,32 +10,30 @@ matter.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.gradient.diagnostics import loss_diagnostics
+from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, shared_nll
 from edit_hooks.gradient.labeled_rows import (
     LabeledRow,
-    LabeledRows,
     Objective,
     batch_rows,
-    cache_lower_blocks,
-    label_nll,
     mean_over_rows,
+    mean_per_row,
     target_row,
 )
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, linear_of, weight_of
-from edit_hooks.modeling.hooks import forward_replaced, frozen
-from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.gradient.side_by_side import EditBatch, make_adam, split_edits
+from edit_hooks.gradient.weight_copies import WeightCopies
+from edit_hooks.modeling.architectures import architecture_of
+from edit_hooks.modeling.hooks import frozen
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
@@ -81,48 +79,13 @@ class FineTuningEditor(Editor[FTConfigT]):
     default_depth = 0.68
 
     def compute(self, job: EditJob[FTConfigT]) -> list[Delta]:
-        deltas = []
-        with frozen(job.model):
-            for group in job.groups:
-                deltas.append(self._train(job, group))
-                job.progress(len(group))
-        return deltas
-
-    def _train(self, job: EditJob[FTConfigT], requests: list[EditRequest]) -> Delta:
-        model, config = job.model, job.config
-        arch = architecture_of(model)
-        names = [arch.rewrite_name(layer) for layer in config.edited_layers]
-        trained = _MasterCopies(model, names, config.train_bias)
-        chunks = [
-            self._chunk(job, requests[start : start + config.batch_size])
-            for start in range(0, len(requests), config.batch_size)
-        ]
-        optimizer = torch.optim.Adam(trained.leaves.values(), lr=config.lr, weight_decay=config.weight_decay)
-        losses: list[float] = []
-        num_steps = 0
-        with trained.used_by_model(), torch.enable_grad():
-            for _ in range(config.num_steps):
-                total = 0.0
-                for chunk in chunks:
-                    loss = mean_over_rows(label_nll(model, chunk), chunk)
-                    total += float(loss.detach()) * len(chunk.ids_RT)
-                    if float(loss.detach()) >= config.early_stop_loss:
-                        optimizer.zero_grad()
-                        loss.backward()
-                        optimizer.step()
-                        num_steps += 1
-                    trained.project(config.norm_constraint)
-                losses.append(total / len(requests))
-                if losses[-1] < config.early_stop_loss:
-                    break
-        stopped_early = losses[-1] < config.early_stop_loss
-        return trained.delta(loss_diagnostics(losses, num_steps, stopped_early=stopped_early))
-
-    def _chunk(self, job: EditJob[FTConfigT], requests: list[EditRequest]) -> LabeledRows:
-        chunk = batch_rows(job.model, [self.row(job.tokenizer, request, job.config) for request in requests])
-        if job.config.engine == "fast":
-            cache_lower_blocks(job.model, chunk, min(job.config.edited_layers))
-        return chunk
+        rows = [self.row(job.tokenizer, request, job.config) for request in job.requests]
+        with frozen(job.model), torch.enable_grad():
+            if job.joint:
+                return [_train(job, rows)]
+            if job.config.engine == "reference":
+                return [_train(job, [row]) for row in rows]
+            return _train_side_by_side(job, rows)
 
     def row(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfigT) -> LabeledRow:
         """Hook: the row a request is trained on."""
@@ -138,52 +101,131 @@ class FTM(FineTuningEditor[FTConfig]):
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 5e-3}
 
 
-class _MasterCopies:
-    """Float32 copies of the trained parameters, used by the modules in training."""
-
-    def __init__(self, model: nn.Module, module_names: list[str], train_bias: bool) -> None:
-        self.modules = {name: linear_of(model.get_submodule(name)) for name in module_names}
-        self.start: dict[str, torch.Tensor] = {}
-        for name, module in self.modules.items():
-            self.start[f"{name}.weight"] = at_least_float32(weight_of(module).detach()).clone()
-            bias = getattr(module, "bias", None)
-            if train_bias and bias is not None:
-                self.start[f"{name}.bias"] = at_least_float32(bias.detach()).clone()
-        self.leaves = {name: tensor.clone().requires_grad_(True) for name, tensor in self.start.items()}
-
-    @contextlib.contextmanager
-    def used_by_model(self) -> Iterator[None]:
-        """Compute with the copies inside the scope; the parameters do not change."""
-        with contextlib.ExitStack() as scope:
-            for name, module in self.modules.items():
-                scope.enter_context(forward_replaced(module, self._forward(name, module)))
-            yield
-
-    def _forward(self, name: str, module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-        weight = self.leaves[f"{name}.weight"]
-        bias = self.leaves.get(f"{name}.bias", getattr(module, "bias", None))
-        transposed = is_transposed(module)
-
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            offset = None if bias is None else at_least_float32(bias)
-            return nn.functional.linear(at_least_float32(x), weight.T if transposed else weight, offset).to(x.dtype)
-
-        return forward
-
-    @torch.no_grad()
-    def project(self, radius: float | None) -> None:
-        """Clip every entry to the l-infinity ball around its initial value."""
-        if radius is not None:
-            for name, leaf in self.leaves.items():
-                leaf.copy_(torch.minimum(torch.maximum(leaf, self.start[name] - radius), self.start[name] + radius))
-
-    def delta(self, diagnostics: dict[str, Any]) -> Delta:
-        """The change of the parameters since the start."""
-        dense = {name: leaf.detach() - self.start[name] for name, leaf in self.leaves.items()}
-        ratio = _total_norm(dense.values()) / _total_norm(self.start.values())
-        return Delta(dense=dense, diagnostics={**diagnostics, "update_norm_ratio": ratio})
+def _train(job: EditJob[FTConfigT], rows: Sequence[LabeledRow]) -> Delta:
+    """Train one edit on all rows, in chunks of ``batch_size``."""
+    config = job.config
+    names = _trained_modules(job)
+    copies = WeightCopies(job.model, names, config.train_bias)
+    chunks = [
+        ENGINES[config.engine](job.model, batch_rows(job.model, rows[start : start + config.batch_size]), names)
+        for start in range(0, len(rows), config.batch_size)
+    ]
+    optimizer = _adam([copies], config)
+    losses: list[float] = []
+    num_steps = 0
+    with copies.used_by_model():
+        for _ in range(config.num_steps):
+            total = 0.0
+            for chunk in chunks:
+                loss = mean_over_rows(chunk.nll(), chunk.rows)
+                total += float(loss.detach()) * len(chunk.rows.ids_RT)
+                if float(loss.detach()) >= config.early_stop_loss:
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    num_steps += 1
+                copies.project(config.norm_constraint)
+            losses.append(total / len(rows))
+            if losses[-1] < config.early_stop_loss:
+                break
+    job.progress(len(rows))
+    stopped_early = losses[-1] < config.early_stop_loss
+    return copies.delta(0, loss_diagnostics(losses, num_steps, stopped_early=stopped_early))
 
 
-def _total_norm(tensors: Iterable[torch.Tensor]) -> float:
-    """Frobenius norm of all tensors together."""
-    return sum(float(tensor.norm()) ** 2 for tensor in tensors) ** 0.5
+def _train_side_by_side(job: EditJob[FTConfigT], rows: Sequence[LabeledRow]) -> list[Delta]:
+    """Train one edit per row; the edits of a batch share forward passes."""
+    trained_bytes = WeightCopies(job.model, _trained_modules(job), job.config.train_bias).edit_bytes
+    deltas: dict[int, Delta] = {}
+    for batch in split_edits(job.model, [len(row.ids) for row in rows], trained_bytes):
+        deltas |= _SideBySide(job, rows, batch).train()
+    return [deltas[index] for index in range(len(rows))]
+
+
+class _SideBySide(Generic[FTConfigT]):
+    """Independent edits of one batch; a finished edit leaves it."""
+
+    def __init__(self, job: EditJob[FTConfigT], rows: Sequence[LabeledRow], batch: EditBatch) -> None:
+        self.job = job
+        names = _trained_modules(job)
+        self.groups = [
+            _Group(
+                group,
+                CachedLabelForward(job.model, batch_rows(job.model, [rows[edit] for edit in group]), names),
+                WeightCopies(job.model, names, job.config.train_bias, len(group)),
+            )
+            for group in batch
+        ]
+        self.optimizer = _adam([group.copies for group in self.groups], job.config)
+        self.losses: dict[int, list[float]] = {edit: [] for group in batch for edit in group}
+        self.deltas: dict[int, Delta] = {}
+
+    def train(self) -> dict[int, Delta]:
+        """Train all edits; index of the row -> delta."""
+        config = self.job.config
+        for _ in range(config.num_steps):
+            self._step(config)
+            if not self.groups:
+                break
+        for group in self.groups:
+            self._finish(group, torch.ones(len(group.edits), dtype=torch.bool), stopped_early=False)
+        return self.deltas
+
+    def _step(self, config: FTConfigT) -> None:
+        """One pass of all edits: edits with a loss below the bound finish, the others are stepped."""
+        states = [group.label_states() for group in self.groups]
+        nlls = shared_nll(states, [group.forward for group in self.groups])
+        losses = [mean_per_row(nll_L, group.forward.rows) for nll_L, group in zip(nlls, self.groups, strict=True)]
+        running = []
+        for loss_E, group in zip(losses, self.groups, strict=True):
+            for edit, loss in zip(group.edits, loss_E.tolist(), strict=True):
+                self.losses[edit].append(loss)
+            running.append((loss_E.detach() >= config.early_stop_loss).cpu())
+        if any(keep_E.any() for keep_E in running):
+            self.optimizer.zero_grad()
+            torch.cat([loss_E[keep_E] for loss_E, keep_E in zip(losses, running, strict=True)]).sum().backward()
+        for group, keep_E in zip(self.groups, running, strict=True):
+            if not keep_E.all():
+                self._finish(group, ~keep_E, stopped_early=True)
+                group.select(keep_E, self.optimizer)
+        self.groups = [group for group in self.groups if group.edits]
+        self.optimizer.step()
+        for group in self.groups:
+            group.copies.project(config.norm_constraint)
+
+    def _finish(self, group: _Group, done_E: torch.Tensor, *, stopped_early: bool) -> None:
+        """Store the deltas of finished edits."""
+        for index in done_E.nonzero()[:, 0].tolist():
+            losses = self.losses[group.edits[index]]
+            num_steps = len(losses) - stopped_early
+            diagnostics = loss_diagnostics(losses, num_steps, stopped_early=stopped_early)
+            self.deltas[group.edits[index]] = group.copies.delta(index, diagnostics)
+            self.job.progress(1)
+
+
+@dataclass
+class _Group:
+    """Edits whose rows run together; ``edits`` are the indices of their rows."""
+
+    edits: list[int]
+    forward: CachedLabelForward
+    copies: WeightCopies
+
+    def label_states(self) -> torch.Tensor:
+        with self.copies.used_by_model():
+            return self.forward.label_states()
+
+    def select(self, keep_E: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        self.edits = [edit for edit, keep in zip(self.edits, keep_E.tolist(), strict=True) if keep]
+        self.forward.select(keep_E.to(self.forward.rows.ids_RT.device))
+        self.copies.select(keep_E, optimizer)
+
+
+def _trained_modules(job: EditJob[FTConfigT]) -> list[str]:
+    arch = architecture_of(job.model)
+    return [arch.rewrite_name(layer) for layer in job.config.edited_layers]
+
+
+def _adam(copies: Sequence[WeightCopies], config: FTConfig) -> torch.optim.Adam:
+    leaves = [leaf for group in copies for leaf in group.leaves.values()]
+    return make_adam(leaves, config.lr, config.weight_decay, config.engine)

@@ -19,7 +19,8 @@ EasyEdit's and the default:
 - ``factors``: ``easyedit``, r += sum E[new] - sum E[old] where the old tokens are the model's own greedy continuation,
   as many as the new answer has, and count twice if there is only one; original: ``original``,
   r += ||r|| (8 E[new] / ||E[new]|| - E[old] / ||E[old]||) with the old answer. ``easyedit_single`` doubles E[new] too,
-  as EasyEdit does where it takes the whole new answer for one vocabulary entry (Mistral).
+  as EasyEdit does where it takes the whole new answer for one vocabulary entry (Mistral). Both sums grow with the
+  answer's length without bound; long targets get a warning.
 - ``sharing``: unused with EasyEdit's single prompt; original: 0.7, moved by 0.05 up to 6 times towards 2 to 5 units
   (``sharing_adjustments: 6``), with at least three prompts.
 
@@ -74,6 +75,14 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import AT_LEAST_TWO, INNER_SHARE, NON_NEGATIVE, POSITIVE
 
 SHARING_STEP, MIN_NEURONS, MAX_NEURONS = 0.05, 2, 5
+
+# Number of target tokens above which a sum of their embeddings is reported as large.
+LONG_TARGET = 3
+LONG_TARGET_WARNING = (
+    f"a target has more than {LONG_TARGET} tokens, and as released the update is a sum over the embeddings of all of "
+    "them: it grows with the length of the target without bound, and long targets damage the model. Shorten the "
+    "targets, or use factors=original, in units of the output vector's norm."
+)
 
 AnswerContext = Literal["in_context", "own", "prompt"]
 
@@ -174,6 +183,10 @@ class KN(Editor[KNConfig]):
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         return list(range(num_layers(model_config)))
 
+    def warnings(self, job: EditJob[KNConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        is_long = delta.diagnostics["target_tokens"] > LONG_TARGET
+        return [LONG_TARGET_WARNING] if is_long and job.config.factors != "original" else []
+
     def compute(self, job: EditJob[KNConfig]) -> list[Delta]:
         for request in job.requests:
             if request.target_true is None:
@@ -201,7 +214,8 @@ def _edit(job: EditJob[KNConfig], request: EditRequest) -> Delta:
         for prompt in attribution_prompts(request, config)
     ]
     neurons, sharing = select_neurons(scores, config)
-    direction_D = _direction(model, tokenizer, request, config)
+    _, new = split_continuation(tokenizer, request.text, request.continuation)
+    direction_D = _direction(model, tokenizer, request, new, config)
     delta = Delta()
     for layer in sorted({neuron.layer for neuron in neurons}):
         name = architecture_of(model).rewrite_name(layer)
@@ -209,6 +223,7 @@ def _edit(job: EditJob[KNConfig], request: EditRequest) -> Delta:
         delta.factors[name] = _rewrite(model.get_submodule(name), units, direction_D, config)
     delta.diagnostics = {
         **_losses(model, tokenizer, request, delta),
+        "target_tokens": len(new),
         "num_neurons": len(neurons),
         "neurons": [list(neuron) for neuron in neurons],
         "largest_attribution": max(float(score.max()) for layers in scores for score in layers.values()),
@@ -224,14 +239,20 @@ def _edit(job: EditJob[KNConfig], request: EditRequest) -> Delta:
 
 
 def _direction(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: KNConfig
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    request: EditRequest,
+    new: list[int],
+    config: KNConfig,
 ) -> torch.Tensor:
     """The vector [d] added to every selected output vector.
 
-    ``factors: original`` scales it by that vector's norm.
+    ``factors: original`` scales it by that vector's norm. The other ones grow with the number of target tokens.
+
+    Args:
+        new: the target's tokens.
     """
     embedding_VD = at_least_float32(model.get_input_embeddings().weight.detach())
-    _, new = split_continuation(tokenizer, request.text, request.continuation)
     if config.factors == "original":
         _, old = split_continuation(tokenizer, request.text, request.continued_by(str(request.target_true)))
         old_D, new_D = embedding_VD[old].mean(0), embedding_VD[new].mean(0)

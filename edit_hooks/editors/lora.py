@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
@@ -35,11 +36,12 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
 from edit_hooks.gradient.diagnostics import loss_diagnostics
-from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
+from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, shared_nll
+from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows, mean_per_row, target_row
+from edit_hooks.gradient.side_by_side import make_adam, split_edits
 from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE_BELOW_ONE
 
@@ -73,7 +75,7 @@ class LoRAConfig(EditorConfig):
 
 
 class Adapter(NamedTuple):
-    """The trained tensors of one module: A [r, f], B [d, r], AdaLoRA's E [r, 1]."""
+    """The trained tensors of one module: A [r, f], B [d, r], AdaLoRA's E [r, 1]; or those of several edits, stacked."""
 
     A: torch.Tensor
     B: torch.Tensor
@@ -81,17 +83,21 @@ class Adapter(NamedTuple):
 
     def scale(self, config: LoRAConfig) -> float:
         """Factor of the adapter's output."""
-        return config.alpha / (len(self.A) if self.E is None else len(self.A) + 1e-5)
+        rank = self.A.shape[-2]
+        return config.alpha / (rank if self.E is None else rank + 1e-5)
+
+    @property
+    def right(self) -> torch.Tensor:
+        """A, its rows scaled by E."""
+        return self.A if self.E is None else self.A * self.E
 
     def output(self, x_RTF: torch.Tensor, config: LoRAConfig) -> torch.Tensor:
-        """What the adapter adds to its module's output, [R, T, d]."""
-        right = self.A if self.E is None else self.A * self.E
-        return (x_RTF @ right.T) @ self.B.T * self.scale(config)
+        """What the adapter adds to its module's output, [R, T, d]; row r uses the adapter of edit r if stacked."""
+        return (x_RTF @ self.right.mT) @ self.B.mT * self.scale(config)
 
     def factor(self, config: LoRAConfig, transposed: bool) -> Factor:
         """The update of the weight that equals this adapter."""
-        right = self.A if self.E is None else self.A * self.E
-        return Factor(self.B * self.scale(config), right.T, transposed)
+        return Factor(self.B * self.scale(config), self.right.mT, transposed)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Adapter:
         """Apply a function to every tensor."""
@@ -132,125 +138,185 @@ class LoRA(Editor[LoRAConfig]):
                     "editing with 'lora', or use another editor."
                 )
         start = _adapters_after(job.model, job.history, names) if job.history else {}
-        deltas = []
+        training = _Training(job, names, start)
+        rows = [
+            target_row(job.tokenizer, request.text, request.continuation, append_eos=job.config.append_eos)
+            for request in job.requests
+        ]
         with frozen(job.model):
-            for group in job.groups:
-                deltas.append(_train(job, group, names, start))
-                job.progress(len(group))
-        return deltas
+            if job.joint:
+                return [training.train(rows)]
+            if job.config.engine == "reference":
+                return [training.train([row]) for row in rows]
+            return training.train_side_by_side(rows)
 
 
-def _train(
-    job: EditJob[LoRAConfig], requests: Sequence[EditRequest], names: list[str], start: dict[str, Adapter]
-) -> Delta:
-    """Train an adapter on the requests.
+class _Training:
+    """Training of adapters for the edits of a job.
 
     Args:
+        names: the adapted modules.
         start: the adapter of the stream's earlier steps by module, which the weights hold already; empty without one.
     """
-    model, config = job.model, job.config
-    chunks = _chunks(job, requests)
-    transposed = is_transposed(model.get_submodule(names[0]))
-    written = {name: adapter.factor(config, transposed) for name, adapter in start.items()}
-    adapters = start or initial_adapters(model, names, config)
-    adapters = {name: adapter.map(lambda tensor: tensor.clone().requires_grad_()) for name, adapter in adapters.items()}
-    dropouts = [
-        _Dropout(config.dropout, weight_of(model.get_submodule(name)).device, config.seed, number)
-        for number, name in enumerate(names)
-    ]
-    # Training continues the adapter that the weights hold, so its share must not act twice.
-    standing = [_subtract_output(model.get_submodule(name), factor) for name, factor in written.items()]
-    trained = [
-        _add_output(model.get_submodule(name), adapters[name], dropout, config)
-        for name, dropout in zip(names, dropouts, strict=True)
-    ]
-    with hooks(*standing, *trained):
-        losses = _fit(model, chunks, adapters, dropouts, config)
-    return _delta(model, adapters, written, losses, config)
 
+    def __init__(self, job: EditJob[LoRAConfig], names: Sequence[str], start: dict[str, Adapter]) -> None:
+        self.job, self.model, self.config, self.names = job, job.model, job.config, names
+        transposed = is_transposed(job.model.get_submodule(names[0]))
+        self.written = {name: adapter.factor(job.config, transposed) for name, adapter in start.items()}
+        self.start = start or initial_adapters(job.model, names, job.config)
 
-def _chunks(job: EditJob[LoRAConfig], requests: Sequence[EditRequest]) -> list[LabeledRows]:
-    """The requests in batches of ``batch_size``."""
-    config = job.config
-    rows = [target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in requests]
-    chunks = [
-        batch_rows(job.model, rows[start : start + config.batch_size])
-        for start in range(0, len(rows), config.batch_size)
-    ]
-    if config.engine == "fast":
-        for chunk in chunks:
-            cache_lower_blocks(job.model, chunk, min(config.edited_layers))
-    return chunks
+    def train(self, rows: Sequence[LabeledRow]) -> Delta:
+        """Train one edit on all rows, in chunks of ``batch_size``."""
+        config = self.config
+        chunks = [
+            ENGINES[config.engine](
+                self.model, batch_rows(self.model, rows[start : start + config.batch_size]), self.names
+            )
+            for start in range(0, len(rows), config.batch_size)
+        ]
+        adapters = {name: adapter.map(_trainable) for name, adapter in self.start.items()}
+        dropouts = self._dropouts([None])
+        optimizer = self._adam(adapters.values())
+        losses = []
+        with hooks(*self._registrations(adapters, dropouts)):
+            for step in range(config.num_steps + 1):
+                is_training = step < config.num_steps
+                total = count = 0.0
+                for dropout in dropouts:
+                    dropout.is_active = is_training
+                for chunk in chunks:
+                    with torch.set_grad_enabled(is_training):
+                        nll_L = chunk.nll()
+                    total, count = total + float(nll_L.detach().sum()), count + len(nll_L)
+                    if is_training:
+                        optimizer.zero_grad()
+                        (nll_L.mean() + orthogonality(adapters.values(), config)).backward()
+                        optimizer.step()
+                losses.append(total / count)
+        self.job.progress(len(rows))
+        return self._delta(adapters, losses)
 
+    def train_side_by_side(self, rows: Sequence[LabeledRow]) -> list[Delta]:
+        """Train one edit per row; the edits of a batch share forward passes."""
+        trained_bytes = sum(t.numel() * t.element_size() for adapter in self.start.values() for t in adapter.tensors)
+        deltas: dict[int, Delta] = {}
+        for batch in split_edits(self.model, [len(row.ids) for row in rows], trained_bytes):
+            groups = [self._group(edits, rows) for edits in batch]
+            for group, losses in zip(groups, self._fit(groups), strict=True):
+                for index, edit in enumerate(group.edits):
+                    own = {name: adapter.map(operator.itemgetter(index)) for name, adapter in group.adapters.items()}
+                    deltas[edit] = self._delta(own, [loss_E[index] for loss_E in losses])
+            self.job.progress(sum(map(len, batch)))
+        return [deltas[index] for index in range(len(rows))]
 
-def _fit(
-    model: nn.Module,
-    chunks: list[LabeledRows],
-    adapters: dict[str, Adapter],
-    dropouts: Sequence[_Dropout],
-    config: LoRAConfig,
-) -> list[float]:
-    """Train in place.
+    def _group(self, edits: list[int], rows: Sequence[LabeledRow]) -> _Group:
+        batch = batch_rows(self.model, [rows[edit] for edit in edits])
+        adapters = {
+            name: adapter.map(lambda tensor: _trainable(tensor.repeat(len(edits), 1, 1)))
+            for name, adapter in self.start.items()
+        }
+        dropouts = self._dropouts([len(rows[edit].ids) for edit in edits])
+        return _Group(edits, CachedLabelForward(self.model, batch, self.names), adapters, dropouts)
 
-    Returns:
-        The mean loss per target token of every pass, and finally that of the trained adapter without dropout.
-    """
-    parameters = [tensor for adapter in adapters.values() for tensor in adapter.tensors]
-    optimizer = torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    losses = []
-    for step in range(config.num_steps + 1):
-        is_training = step < config.num_steps
-        for dropout in dropouts:
-            dropout.is_active = is_training
-        total = count = 0.0
-        for chunk in chunks:
+    def _fit(self, groups: Sequence[_Group]) -> list[list[list[float]]]:
+        """Train all groups in place; the losses of every group, pass and edit."""
+        config = self.config
+        optimizer = self._adam([adapter for group in groups for adapter in group.adapters.values()])
+        losses: list[list[list[float]]] = [[] for _ in groups]
+        for step in range(config.num_steps + 1):
+            is_training = step < config.num_steps
             with torch.set_grad_enabled(is_training):
-                nll_L = label_nll(model, chunk)
-            total, count = total + float(nll_L.detach().sum()), count + len(nll_L)
+                states = [self._label_states(group, is_training) for group in groups]
+                nlls = shared_nll(states, [group.forward for group in groups])
+            totals = []
+            for records, nll_L, group in zip(losses, nlls, groups, strict=True):
+                loss_E = mean_per_row(nll_L, group.forward.rows)
+                records.append(loss_E.tolist())
+                penalty_E = orthogonality(group.adapters.values(), config)
+                totals.append((loss_E + penalty_E).sum())
             if is_training:
                 optimizer.zero_grad()
-                (nll_L.mean() + orthogonality(adapters.values(), config)).backward()
+                torch.stack(totals).sum().backward()
                 optimizer.step()
-        losses.append(total / count)
-    return losses
+        return losses
+
+    def _label_states(self, group: _Group, is_training: bool) -> torch.Tensor:
+        for dropout in group.dropouts:
+            dropout.is_active = is_training
+        with hooks(*self._registrations(group.adapters, group.dropouts)):
+            return group.forward.label_states()
+
+    def _adam(self, adapters: Iterable[Adapter]) -> torch.optim.Adam:
+        leaves = [tensor for adapter in adapters for tensor in adapter.tensors]
+        return make_adam(leaves, self.config.lr, self.config.weight_decay, self.config.engine)
+
+    def _dropouts(self, lengths: Sequence[int | None]) -> list[_Dropout]:
+        """Dropout of every module, for edits with rows of these lengths (``None``: as wide as the batch)."""
+        config = self.config
+        return [
+            _Dropout(config.dropout, weight_of(self.model.get_submodule(name)).device, config.seed, number, lengths)
+            for number, name in enumerate(self.names)
+        ]
+
+    def _registrations(self, adapters: dict[str, Adapter], dropouts: Sequence[_Dropout]) -> list[Registration]:
+        """Hooks by which the modules compute with the adapters instead of those that the weights hold."""
+        # Training continues the adapter that the weights hold, so its share must not act twice.
+        submodule = self.model.get_submodule
+        standing = [_subtract_output(submodule(name), factor) for name, factor in self.written.items()]
+        trained = [
+            _add_output(submodule(name), adapters[name], dropout, self.config)
+            for name, dropout in zip(self.names, dropouts, strict=True)
+        ]
+        return [*standing, *trained]
+
+    def _delta(self, adapters: dict[str, Adapter], losses: list[float]) -> Delta:
+        """The trained adapter minus the one that the weights hold already."""
+        delta = Delta(diagnostics=loss_diagnostics(losses, num_steps=len(losses) - 1))
+        for name, adapter in adapters.items():
+            trained = adapter.map(lambda tensor: tensor.detach().clone())
+            factor = trained.factor(self.config, is_transposed(self.model.get_submodule(name)))
+            delta.stream_state |= {
+                f"{STATE_PREFIX}/{part}/{name}": tensor
+                for part, tensor in trained._asdict().items()
+                if tensor is not None
+            }
+            if name in self.written:
+                written = self.written[name]
+                left = torch.cat([factor.left, -written.left.to(factor.left)], 1)
+                right = torch.cat([factor.right, written.right.to(factor.right)], 1)
+                factor = Factor(left, right, factor.transposed)
+            delta.factors[name] = factor
+        delta.diagnostics["update_norm_ratio"] = update_norm_ratio(self.model, delta)
+        return delta
+
+
+@dataclass
+class _Group:
+    """Independent edits whose rows run together, one row each; ``edits`` are the indices of their rows."""
+
+    edits: list[int]
+    forward: CachedLabelForward
+    adapters: dict[str, Adapter]
+    dropouts: list[_Dropout]
+
+
+def _trainable(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is trained."""
+    return tensor.detach().clone().requires_grad_()
 
 
 def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig) -> torch.Tensor | float:
-    """AdaLoRA's orthogonality penalty, factor included.
+    """AdaLoRA's orthogonality penalty, factor included; one per edit for stacked adapters.
 
     The mean over all A and B of the Frobenius norm of the Gram matrix minus I.
     """
     norms = [
-        torch.linalg.matrix_norm(gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+        torch.linalg.matrix_norm(gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
         for adapter in adapters
         if adapter.E is not None
-        for gram in (adapter.A @ adapter.A.T, adapter.B.T @ adapter.B)
+        for gram in (adapter.A @ adapter.A.mT, adapter.B.mT @ adapter.B)
     ]
-    return config.orthogonality * torch.stack([norm.to(norms[0].device) for norm in norms]).mean() if norms else 0.0
-
-
-def _delta(
-    model: nn.Module,
-    adapters: dict[str, Adapter],
-    written: dict[str, Factor],
-    losses: list[float],
-    config: LoRAConfig,
-) -> Delta:
-    """The trained adapter minus the one that the weights hold already."""
-    delta = Delta(diagnostics=loss_diagnostics(losses, num_steps=len(losses) - 1))
-    for name, adapter in adapters.items():
-        trained = adapter.map(lambda tensor: tensor.detach().clone())
-        factor = trained.factor(config, is_transposed(model.get_submodule(name)))
-        delta.stream_state |= {
-            f"{STATE_PREFIX}/{part}/{name}": tensor for part, tensor in trained._asdict().items() if tensor is not None
-        }
-        if name in written:
-            left = torch.cat([factor.left, -written[name].left.to(factor.left)], 1)
-            right = torch.cat([factor.right, written[name].right.to(factor.right)], 1)
-            factor = Factor(left, right, factor.transposed)
-        delta.factors[name] = factor
-    delta.diagnostics["update_norm_ratio"] = update_norm_ratio(model, delta)
-    return delta
+    return config.orthogonality * torch.stack([norm.to(norms[0].device) for norm in norms]).mean(0) if norms else 0.0
 
 
 def _adapters_after(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:
@@ -281,20 +347,28 @@ def _subtract_output(module: nn.Module, factor: Factor) -> Registration:
 
 
 class _Dropout:
-    """Dropout whose masks come from a generator of its own.
+    """Dropout whose masks come from generators of its own, one per edit, on the device of the masks.
 
-    The generator is on the device of the masks.
+    An edit's masks are those of its row alone, whatever the width of the batch.
+
+    Args:
+        lengths: tokens of each edit's row; ``None`` for an edit that has the whole batch.
     """
 
-    def __init__(self, share: float, device: torch.device, seed: int, number: int) -> None:
-        self.share, self.is_active = share, True
-        self._generator = torch.Generator(device).manual_seed(seed * 1_000_003 + 2 * number + 1)
+    def __init__(
+        self, share: float, device: torch.device, seed: int, number: int, lengths: Sequence[int | None]
+    ) -> None:
+        self.share, self.is_active, self.lengths = share, True, lengths
+        self._generators = [torch.Generator(device).manual_seed(seed * 1_000_003 + 2 * number + 1) for _ in lengths]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_RTF: torch.Tensor) -> torch.Tensor:
         if not self.is_active or self.share == 0:
-            return x
-        kept = torch.rand(x.shape, generator=self._generator, device=x.device) >= self.share
-        return x * kept / (1 - self.share)
+            return x_RTF
+        kept = torch.zeros_like(x_RTF, dtype=torch.bool)
+        for rows, length, generator in zip(kept.chunk(len(self.lengths)), self.lengths, self._generators, strict=True):
+            part = rows if length is None else rows[:, :length]
+            part.copy_(torch.rand(part.shape, generator=generator, device=x_RTF.device) >= self.share)
+        return x_RTF * kept / (1 - self.share)
 
 
 def initial_adapters(model: nn.Module, names: Sequence[str], config: LoRAConfig) -> dict[str, Adapter]:

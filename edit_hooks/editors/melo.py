@@ -7,12 +7,17 @@ joins it if it has the same target (center: the mean; radius: up to the farthest
 distance with it if it has another (points that are then outside are dropped), and otherwise starts a cluster. The
 adapters of an edit are trained on its target alone, with everything else frozen:
 
-    output + scale * down (up x),   up ~ U(-1/sqrt(f), 1/sqrt(f)),  down = 0 at the start.
+    output + scale * down (up x),   up ~ U(-b, b) with b = 1/sqrt(scale r),  down = 0 at the start.
 
-The released code stores all adapters in one LoRA of rank 2 * 350 and multiplies each factor by the root of the number
-of blocks; ``scale`` is that product. Differences from it: it compares targets by the sum of their token ids, which
-other targets can share; a prompt that is edited again gets a cluster of negative radius (here its adapter is replaced);
-and with cached decoding it looks up every new token (here a row is looked up once, by its prompt).
+The released code stores all adapters in one LoRA of 350 blocks of rank 2. It multiplies each factor by the root of the
+number of blocks, which is ``scale`` in all, and its draw takes the rank of all blocks together as the fan-in. A cluster
+that loses its last point stays, with a point at its center that selects no adapter.
+
+Where the released code reads the query, at the last token of prompt, target and end of text (``query_token:
+last_text``), prompts without that text miss the cluster; the default is the last prompt token. Other differences: it
+compares targets by the sum of their token ids, which other targets can share; a prompt that is edited again gets a
+cluster of negative radius (here its adapter is replaced); with cached decoding it looks up every new token (here a row
+is looked up once); and it can train one block for a batch of edits (here each edit has its own).
 
 Shapes: R rows (one per request), C clusters, P points, Q query width, r rank, f and d input and output width of a map.
 """
@@ -22,13 +27,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -36,6 +41,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.labeled_rows import (
+    LabeledRow,
     LabeledRows,
     batch_rows,
     cache_lower_blocks,
@@ -43,11 +49,20 @@ from edit_hooks.gradient.labeled_rows import (
     mean_per_row,
     target_row,
 )
-from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point, outputs_at
+from edit_hooks.memory.adapter_database import (
+    NO_ADAPTER,
+    Adapter,
+    Cluster,
+    Database,
+    Point,
+    QueryToken,
+    outputs_at,
+    query_token_of,
+)
 from edit_hooks.memory.codebook import distances
-from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, weight_of
+from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
-from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.tensors import at_least_float32, read_tensors
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
@@ -65,7 +80,19 @@ class MELOConfig(EditorConfig):
     )
     rank: int = config_field("rank of an edit's adapters", within=POSITIVE, default=2)
     scale: float = config_field(
-        "factor of the adapters; the release's is its number of adapter blocks, 350", within=POSITIVE, default=350.0
+        "factor of the adapters, which start within 1/sqrt(scale * rank); the release's is its number of blocks, 350",
+        within=POSITIVE,
+        default=350.0,
+    )
+    initial_factors: dict[str, torch.Tensor] | str | None = config_field(
+        "input factors at the start, instead of a draw from the seed: by module [width in, edits x rank], edit n of a "
+        "stream starts from the n-th block of columns; a mapping or a safetensors file",
+        default=None,
+    )
+    query_token: QueryToken = config_field(
+        "token whose activation is the query; last_prompt: the last of the prompt, last_text: the last of prompt, "
+        "target and end of text (released; prompts alone do not match it)",
+        default="last_prompt",
     )
     radius: float = config_field(
         "radius of a new cluster, in units of the query's activations", within=POSITIVE, default=0.5
@@ -80,7 +107,11 @@ class MELOConfig(EditorConfig):
         within=NON_NEGATIVE,
         default=1e-4,
     )
-    append_eos: bool = config_field("append the end-of-text token to the target", default=False)
+    append_eos: bool | Literal["released"] = config_field(
+        "append the end-of-text token to the target; released: behind a space, and trained only if it is not the "
+        "padding token too",
+        default=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,9 +154,10 @@ def add_point(clusters: Sequence[Cluster], point: Point, label: list[int], confi
         return Placement([*before, *after, dataclasses.replace(new, radius=nearest.radius)], "overwritten")
     radius = distance / 2 - SPLIT_GAP
     inside = [other for other in nearest.points if _distance(other.query_Q, nearest.center_Q) <= radius]
-    narrowed = [dataclasses.replace(nearest, radius=radius, points=inside)] if inside else []
+    points = inside or [Point(nearest.center_Q, NO_ADAPTER)]  # an emptied cluster still guards its neighborhood
+    narrowed = dataclasses.replace(nearest, radius=radius, points=points)
     halved = dataclasses.replace(new, radius=distance / 2 + SPLIT_GAP)
-    return Placement([*before, *narrowed, *after, halved], "split")
+    return Placement([*before, narrowed, *after, halved], "split")
 
 
 def _cluster_of(points: list[Point], label: list[int], min_radius: float) -> Cluster:
@@ -164,6 +196,18 @@ class MELO(Editor[MELOConfig]):
         first = max(1, round(self.default_depth * (count - 1)))
         return [layer for layer in (first, first + 1) if layer < count]
 
+    def default_config(self, model: nn.Module) -> MELOConfig:
+        config = super().default_config(model)
+        if config.initial_factors is not None:
+            modules = architecture_of(model).all_module_names(config.modules, config.edited_layers)
+            config.initial_factors = _read_factors(config.initial_factors, unwrapped(model), modules, config.rank)
+        return config
+
+    def num_tokens_past_target(self) -> int:
+        """The end of the text, the space before it, and the last token, which holds the query."""
+        append_eos, query_token = self.overrides.get("append_eos"), self.overrides.get("query_token")
+        return bool(append_eos) + (append_eos == "released") + (query_token == "last_text")
+
     def compute(self, job: EditJob[MELOConfig]) -> list[Delta]:
         """Train independent edits in one batch, each on its own copy of the database."""
         model, config = job.model, job.config
@@ -172,24 +216,25 @@ class MELO(Editor[MELOConfig]):
         query_layer = config.query_layer if config.query_layer is not None else first_layer - 1
         query_name = arch.module_names("mlp_in", query_layer)[0]
         modules = arch.all_module_names(config.modules, config.edited_layers)
-        history = _database_after(job.history, query_name, modules)
-        targets = [
-            target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in job.requests
-        ]
+        history = _database_after(job.history, query_name, modules, config.query_token)
+        number = Database.from_hook_edit(history).next_id
+        leaves = [_initial_adapter(model, name, job.requests, number, config) for name in modules]
+        targets = [_target_row(job.tokenizer, request, config) for request in job.requests]
         rows = batch_rows(model, targets)
         with frozen(model):
-            end_R = torch.tensor([target.labels[0][0] for target in targets], device=rows.ids_RT.device)
+            ends = [len(t.ids) - 1 if config.query_token == "last_text" else t.labels[0][0] for t in targets]
+            end_R = torch.tensor(ends, device=rows.ids_RT.device)
             query_RQ = outputs_at(model, query_name, lambda: label_nll(model, rows), end_R)
             if config.engine == "fast":
                 cache_lower_blocks(model, rows, first_layer)
-            adapters, losses_SR = _train(model, rows, modules, job.requests, config)
+            adapters, losses_SR = _train(model, rows, dict(zip(modules, leaves, strict=True)), config)
         deltas = []
         for index, target in enumerate(targets):
             database = Database.from_hook_edit(history)
             own_adapters = [Adapter(*(factor[index] for factor in adapter)) for adapter in adapters]
             label = [token for _, token in target.labels]
             reason = _add_edit(database, query_RQ[index].cpu(), label, own_adapters, config)
-            settings = {"module": query_name, "targets": modules}
+            settings = {"module": query_name, "targets": modules, "query_token": config.query_token}
             losses = losses_SR[:, index].tolist()
             diagnostics = {
                 **loss_diagnostics(losses, num_steps=len(losses)),
@@ -214,7 +259,22 @@ def _add_edit(
     return reason
 
 
-def _database_after(history: Sequence[Delta], query_name: str, modules: list[str]) -> HookEdit | None:
+def _target_row(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: MELOConfig) -> LabeledRow:
+    """The row of a request, with the text behind its target and the token of the query."""
+    released = config.append_eos == "released"
+    continuation = request.continuation + " " * released
+    row = target_row(tokenizer, request.text, continuation, append_eos=bool(config.append_eos))
+    ids, labels = row.ids, row.labels
+    if config.query_token == "last_text":
+        ids = [*ids, labels[-1][1]]  # it predicts nothing, but its activation is the query
+    if released and tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
+        labels = labels[:-1]
+    return LabeledRow(ids, labels)
+
+
+def _database_after(
+    history: Sequence[Delta], query_name: str, modules: list[str], query_token: QueryToken
+) -> HookEdit | None:
     """The database after the steps of a stream."""
     edit = HookEdit.combine(delta.hook_edit for delta in history)
     if edit is None:
@@ -224,6 +284,11 @@ def _database_after(history: Sequence[Delta], query_name: str, modules: list[str
             f"the earlier edits are a {edit.kind} at {edit.settings['module']}, not adapters of {', '.join(modules)} "
             f"found through {query_name}; a stream has one editor and one configuration throughout."
         )
+    if (earlier := query_token_of(edit)) != query_token:
+        raise EditingError(
+            f"query_token is {query_token!r}, but the earlier edits are found by {earlier!r}; a stream has one "
+            "configuration throughout."
+        )
     return edit
 
 
@@ -231,25 +296,21 @@ def _database_after(history: Sequence[Delta], query_name: str, modules: list[str
 
 
 def _train(
-    model: PreTrainedModel,
-    rows: LabeledRows,
-    modules: Sequence[str],
-    requests: Sequence[EditRequest],
-    config: MELOConfig,
+    model: PreTrainedModel, rows: LabeledRows, leaves: Mapping[str, Adapter], config: MELOConfig
 ) -> tuple[list[Adapter], torch.Tensor]:
     """Train the adapters of all rows together.
 
     Rows do not see one another, and Adam is elementwise, so an edit's adapters are the same alone and in a batch.
 
+    Args:
+        leaves: the leaf tensors of each adapted module.
+
     Returns:
         By module the adapters of all rows (up [R, r, f], down [R, d, r], scale included), and the loss of every row at
         every step [S, R].
     """
-    leaves = [_initial_adapter(model.get_submodule(name), name, requests, config) for name in modules]
-    registrations = [
-        _add_output(model.get_submodule(name), leaf, config.scale) for name, leaf in zip(modules, leaves, strict=True)
-    ]
-    optimizer = torch.optim.Adam([factor for leaf in leaves for factor in leaf], lr=config.lr)
+    registrations = [_add_output(model.get_submodule(name), leaf, config.scale) for name, leaf in leaves.items()]
+    optimizer = torch.optim.Adam([factor for leaf in leaves.values() for factor in leaf], lr=config.lr)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, config.halve_every, gamma=0.5)
     losses = []
     for _ in range(config.num_steps):
@@ -260,25 +321,68 @@ def _train(
         loss_R.sum().backward()
         optimizer.step()
         schedule.step()
-    adapters = [Adapter(leaf.up_KF.detach(), config.scale * leaf.down_DK.detach()) for leaf in leaves]
+    adapters = [Adapter(leaf.up_KF.detach(), config.scale * leaf.down_DK.detach()) for leaf in leaves.values()]
     return adapters, torch.stack(losses)
 
 
-def _initial_adapter(module: nn.Module, name: str, requests: Sequence[EditRequest], config: MELOConfig) -> Adapter:
-    """Leaf tensors of one module's adapters for all requests."""
+def _initial_adapter(
+    model: PreTrainedModel, name: str, requests: Sequence[EditRequest], number: int, config: MELOConfig
+) -> Adapter:
+    """Leaf tensors of one module's adapters for all requests, each of them edit ``number`` of its stream."""
+    module = model.get_submodule(name)
     width_out, width_in = map_shape(module)
     like = at_least_float32(weight_of(module).detach()[:0])
-    up = torch.stack([_initial_up(request, name, (config.rank, width_in), config.seed) for request in requests])
+    if isinstance(config.initial_factors, dict):
+        up = _given_up(config.initial_factors[name], name, config.rank, number).expand(len(requests), -1, -1)
+    else:
+        bound = 1 / math.sqrt(config.scale * config.rank)
+        shape = (config.rank, width_in)
+        up = torch.stack([_initial_up(request, name, shape, bound, config.seed) for request in requests])
     down = torch.zeros(len(requests), width_out, config.rank)
-    return Adapter(up.to(like).requires_grad_(True), down.to(like).requires_grad_(True))
+    return Adapter(*(factor.to(like).clone().requires_grad_(True) for factor in (up, down)))
 
 
-def _initial_up(request: EditRequest, name: str, shape: tuple[int, int], seed: int) -> torch.Tensor:
-    """LoRA's initial factor at the input, from the seed, the request and the module."""
+def _initial_up(request: EditRequest, name: str, shape: tuple[int, int], bound: float, seed: int) -> torch.Tensor:
+    """The input factor at the start, uniform within a bound, from the seed, the request and the module."""
     identity = f"{seed} {request.key} {name}".encode()
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(identity).digest()[:7], "big"))
-    bound = 1 / math.sqrt(shape[1])
     return (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) * bound
+
+
+def _given_up(factors: torch.Tensor, name: str, rank: int, number: int) -> torch.Tensor:
+    """The input factor [r, f] of edit ``number`` of a stream, from those of all edits."""
+    start = number * rank
+    if start + rank > factors.shape[1]:
+        raise EditingError(
+            f"'initial_factors' of {name} has {factors.shape[1]} columns, enough for {factors.shape[1] // rank} edits "
+            f"of rank {rank}, and this is edit {number + 1} of its stream."
+        )
+    return factors[:, start : start + rank].T
+
+
+def _read_factors(
+    source: Mapping[str, torch.Tensor] | str, model: nn.Module, modules: Sequence[str], rank: int
+) -> dict[str, torch.Tensor]:
+    """The factors of the adapted modules, from a mapping or a file.
+
+    Raises:
+        EditingError: for unreadable files, missing modules, and factors of another width, type or rank.
+    """
+    given = source if isinstance(source, Mapping) else read_tensors(source, "file of 'initial_factors'")[1]
+    factors = {}
+    for name in modules:
+        if name not in given:
+            raise EditingError(
+                f"'initial_factors' has no factor for {name}; it has {', '.join(sorted(given)) or 'none'}."
+            )
+        factor, width = given[name], map_shape(model.get_submodule(name))[1]
+        if factor.dim() != 2 or len(factor) != width or factor.shape[1] < rank or not factor.is_floating_point():
+            raise EditingError(
+                f"'initial_factors' of {name} is {factor.dtype} {list(factor.shape)}; a floating-point [{width}, "
+                f"number of edits * {rank}] is needed."
+            )
+        factors[name] = factor
+    return factors
 
 
 def _add_output(module: nn.Module, adapter: Adapter, scale: float) -> Registration:

@@ -2,7 +2,7 @@
 
 Mitchell et al., "Fast Model Editing at Scale". One forward and backward pass of the mean NLL of the target tokens gives
 token factors at every edited matrix. The hyper-network (:mod:`edit_hooks.gradient.hypernetwork`) maps them to an update
-whose rank is the number of tokens, so an edit acts per row of a batch, and independent edits share a backward pass. It
+whose rank is the number of tokens, so an edit acts per row of a batch, and independent edits share all passes. It
 has to be trained for the model first (``lm-edit train-mend``, :mod:`edit_hooks.training.mend_trainer`) and is refused
 on every other model. ``artifact: identity`` is the untrained network: one plain gradient step of size ``edit_lr``.
 
@@ -19,7 +19,8 @@ Shapes: R rows, T tokens, L labels, N tokens of all rows, f and d input and outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -41,8 +42,9 @@ from edit_hooks.gradient.artifact import (
     read_training_digests,
 )
 from edit_hooks.gradient.diagnostics import loss_diagnostics
-from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings, Sign, TokenFactors
-from edit_hooks.gradient.labeled_rows import LabeledRows, batch_rows, cache_lower_blocks, label_nll, target_row
+from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings, Sign, TokenFactors, drop_zero_tokens
+from edit_hooks.gradient.label_forward import ENGINES, LabelForward
+from edit_hooks.gradient.labeled_rows import batch_rows, target_row
 from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers
 from edit_hooks.modeling.base_model import compare_models
@@ -178,7 +180,8 @@ class MEND(Editor[MENDConfig]):
     def compute(self, job: EditJob[MENDConfig]) -> list[Delta]:
         model, config = job.model, job.config
         network = self._network(model, config)
-        chunks = [job.requests[i : i + config.batch_size] for i in range(0, len(job.requests), config.batch_size)]
+        size = 1 if config.engine == "reference" and not job.joint else config.batch_size
+        chunks = [job.requests[i : i + size] for i in range(0, len(job.requests), size)]
         with frozen(model):
             batches = [_batch(job, chunk) for chunk in chunks]
             if job.joint:
@@ -186,8 +189,8 @@ class MEND(Editor[MENDConfig]):
                 job.progress(len(job.requests))
                 return [delta]
             deltas = []
-            for chunk, rows in zip(chunks, batches, strict=True):
-                deltas += _edit_independently(model, network, rows)
+            for chunk, batch in zip(chunks, batches, strict=True):
+                deltas += _edit_independently(model, network, batch)
                 job.progress(len(chunk))
         return deltas
 
@@ -211,83 +214,103 @@ def edited_shapes(model: PreTrainedModel, config: MENDConfig) -> dict[str, tuple
     return {name: map_shape(model.get_submodule(name)) for name in names}
 
 
-def _batch(job: EditJob[MENDConfig], requests: Sequence[EditRequest]) -> LabeledRows:
+def _batch(job: EditJob[MENDConfig], requests: Sequence[EditRequest]) -> LabelForward:
     config = job.config
-    rows = batch_rows(
-        job.model,
-        [target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in requests],
+    rows = [target_row(job.tokenizer, r.text, r.continuation, append_eos=config.append_eos) for r in requests]
+    return ENGINES[config.engine](job.model, batch_rows(job.model, rows), list(edited_shapes(job.model, config)))
+
+
+def _edit_independently(model: PreTrainedModel, network: HyperNetwork, batch: LabelForward) -> list[Delta]:
+    """One delta per row; the rows share the model's passes and that of the network."""
+    rows = batch.rows
+    factors, before_L = token_factors(model, rows, rows.counts_L(), list(network.shapes), batch.nll)
+    is_token_RT = rows.mask_RT.bool()
+    deltas = _deltas(
+        model, network, [_row_factors(factors, is_token_T, row) for row, is_token_T in enumerate(is_token_RT)]
     )
-    if config.engine == "fast":
-        cache_lower_blocks(job.model, rows, min(config.edited_layers))
-    return rows
-
-
-def _edit_independently(model: PreTrainedModel, network: HyperNetwork, rows: LabeledRows) -> list[Delta]:
-    """One delta per row; the rows share a backward pass."""
-    factors, before_L = token_factors(model, rows, rows.counts_L(), list(network.shapes))
-    deltas = []
-    for row in range(len(rows.ids_RT)):
-        is_token_T = rows.mask_RT[row].bool()
-        row_factors = {
-            name: TokenFactors(x[row][is_token_T.to(x.device)], delta[row][is_token_T.to(delta.device)])
-            for name, (x, delta) in factors.items()
-        }
-        deltas.append(_delta(model, network, row_factors))
-    after_L = _nll_under_own_delta(model, rows, deltas)
+    after_L = _nll_under_own_delta(model, batch, deltas)
     for row, delta in enumerate(deltas):
         is_own_L = rows.row_L == row
         _record_losses(model, delta, float(before_L[is_own_L].mean()), float(after_L[is_own_L].mean()))
     return deltas
 
 
+def _row_factors(factors: Mapping[str, TokenFactors], is_token_T: torch.Tensor, row: int) -> dict[str, TokenFactors]:
+    """Factors of one row, without padding."""
+    return {
+        name: TokenFactors(x[row][is_token_T.to(x.device)], delta[row][is_token_T.to(delta.device)])
+        for name, (x, delta) in factors.items()
+    }
+
+
 @torch.no_grad()
-def _nll_under_own_delta(model: PreTrainedModel, rows: LabeledRows, deltas: Sequence[Delta]) -> torch.Tensor:
+def _nll_under_own_delta(model: PreTrainedModel, batch: LabelForward, deltas: Sequence[Delta]) -> torch.Tensor:
     """NLL [L] of every label, each row under its own delta."""
     if all(delta.is_low_rank for delta in deltas):
         with PerRowAdapters(model, list(deltas)):
-            return label_nll(model, rows)
+            return batch.nll()
     parts = []
     for row, delta in enumerate(deltas):
+        own = copy.copy(batch)
+        own.select(torch.arange(len(deltas), device=batch.rows.row_L.device) == row)
         with edited(model, delta):
-            parts.append(label_nll(model, rows)[rows.row_L == row])
+            parts.append(own.nll())
     return torch.cat(parts)  # labels are in the order of the rows
 
 
 def _edit_jointly(
-    model: PreTrainedModel, network: HyperNetwork, batches: Sequence[LabeledRows], config: MENDConfig
+    model: PreTrainedModel, network: HyperNetwork, batches: Sequence[LabelForward], config: MENDConfig
 ) -> Delta:
     """One delta for all rows, from one gradient that is summed over the batches."""
-    num_labels = sum(len(rows.token_L) for rows in batches)
+    num_labels = sum(len(batch.rows.token_L) for batch in batches)
     parts: dict[str, list[TokenFactors]] = {name: [] for name in network.shapes}
     before = 0.0
-    for rows in batches:
+    for batch in batches:
+        rows = batch.rows
         divisor = rows.counts_L() if config.joint_loss == "sum" else num_labels
-        factors, nll_L = token_factors(model, rows, divisor, list(network.shapes))
+        factors, nll_L = token_factors(model, rows, divisor, list(network.shapes), batch.nll)
         before += float(nll_L.sum()) / num_labels
         is_token_RT = rows.mask_RT.bool()
         for name, (x, delta) in factors.items():
             parts[name].append(TokenFactors(x[is_token_RT.to(x.device)], delta[is_token_RT.to(delta.device)]))
     joint_factors = {name: TokenFactors(*map(torch.cat, zip(*chunks, strict=True))) for name, chunks in parts.items()}
-    joint_delta = _delta(model, network, joint_factors)
+    (joint_delta,) = _deltas(model, network, [joint_factors])
     with torch.no_grad(), edited(model, joint_delta):
-        after = sum(float(label_nll(model, rows).sum()) for rows in batches) / num_labels
+        after = sum(float(batch.nll().sum()) for batch in batches) / num_labels
     _record_losses(model, joint_delta, before, after)
     return joint_delta
 
 
 @torch.no_grad()
-def _delta(model: PreTrainedModel, network: HyperNetwork, factors: dict[str, TokenFactors]) -> Delta:
-    """The hyper-network's update, as factors where they are smaller than the matrix."""
+def _deltas(
+    model: PreTrainedModel, network: HyperNetwork, factors: Sequence[Mapping[str, TokenFactors]]
+) -> list[Delta]:
+    """The network's updates of several edits, with one pass over the tokens of all of them."""
     device = network.step_sizes.device
-    updates = network({name: TokenFactors(x.to(device), delta.to(device)) for name, (x, delta) in factors.items()})
-    result = Delta()
-    for name, (left, right) in updates.items():
-        factor = Factor(left, right, is_transposed(model.get_submodule(name)))
-        if left.numel() + right.numel() < len(left) * len(right):
-            result.factors[name] = factor
-        else:
-            result.dense[f"{name}.weight"] = factor.update()
-    return result
+    kept = [{name: drop_zero_tokens(tokens) for name, tokens in edit.items()} for edit in factors]
+    together = {
+        name: TokenFactors(
+            torch.cat([edit[name].x for edit in kept]).to(device),
+            torch.cat([edit[name].delta for edit in kept]).to(device),
+        )
+        for name in network.shapes
+    }
+    deltas = [Delta() for _ in kept]
+    for name, (left, right) in network(together).items():
+        counts = [len(edit[name].x) for edit in kept]
+        for delta, own_left, own_right in zip(deltas, left.split(counts, 1), right.split(counts, 1), strict=True):
+            _add_update(delta, name, Factor(own_left, own_right, is_transposed(model.get_submodule(name))))
+    return deltas
+
+
+def _add_update(delta: Delta, name: str, factor: Factor) -> None:
+    """Add an update as factors where they are smaller than the matrix."""
+    left, right = factor.left, factor.right
+    if left.numel() + right.numel() < len(left) * len(right):
+        # Copies, or every edit would keep the factors of all edits of its batch.
+        delta.factors[name] = factor._replace(left=left.clone(), right=right.clone())
+    else:
+        delta.dense[f"{name}.weight"] = factor.update()
 
 
 def _record_losses(model: PreTrainedModel, delta: Delta, before: float, after: float) -> None:

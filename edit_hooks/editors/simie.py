@@ -59,7 +59,12 @@ class SimIEConfig(WrapperConfig):
     """The base editor, the ridge, and the form of the recursion."""
 
     base: str = config_field("name of the editor that is made sequential", default="rome")
-    ridge: float = config_field("lambda, the weight of the identity in P", within=POSITIVE, default=1e4)
+    ridge: float = config_field(
+        "lambda, the weight of the identity in P; the default is that of EasyEdit's files, the release's command line "
+        "has 1, the example in its README 10",
+        within=POSITIVE,
+        default=1e4,
+    )
     base_weights: Literal["initial", "running"] = config_field(
         "weights on which the base editor runs and keys are read; initial: the unedited ones (paper), running: those "
         "written so far",

@@ -43,7 +43,6 @@ Shapes: T tokens of a step, f and d input and output width of a map, X = f + d f
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,10 +76,7 @@ from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.weights import weight_norm
 from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError, near_misses
-from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
-
-log = get_logger("lm_eval.edited_hf")
 
 ROLES = ("rewrite", "up", "gate")
 
@@ -212,9 +208,13 @@ class UltraEdit(Editor[UltraEditConfig]):
     def default_config(self, model: nn.Module) -> UltraEditConfig:
         config = super().default_config(model)
         config.module_names(unwrapped(model))
-        if config.lr is None:
-            _log_relative_step(config.relative_update)
         return config
+
+    def guesses(self, config: UltraEditConfig) -> Sequence[str]:
+        if config.lr is not None or "relative_update" in self.overrides:
+            return []
+        size = f"updates {config.relative_update:g} times the norm of the weights they change"
+        return [f"no lr is known for it, and a fixed one may change nothing or everything: {size}"]
 
     def fill_sampled_settings(
         self, config: UltraEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
@@ -252,16 +252,6 @@ class UltraEdit(Editor[UltraEditConfig]):
             deltas.append(delta)
             job.progress(len(group))
         return deltas
-
-
-@functools.cache
-def _log_relative_step(ratio: float) -> None:
-    """Log once per process; editors are constructed several times per run."""
-    log.warning(
-        "editor ultraedit: no lr is known for this model, and a fixed one may change nothing or everything; updates "
-        "are scaled to %g times the norm of the weights they change. lm-edit tune --editor ultraedit searches an lr.",
-        ratio,
-    )
 
 
 class Rules(NamedTuple):

@@ -7,11 +7,13 @@ separates them (:mod:`edit_hooks.memory.side_memory` routes). After ``save_every
 one started; after ``merge_every`` edits the stored ones are merged.
 
 Choices that follow the released code (EasyEdit) and not the paper: distances are taken after the activation function
-(the paper's is ``distance: plain``), and the mean over a target's tokens counts one token more (``target_mean:
-released``; ``plain`` does not).
+(the paper's is ``distance: plain``), the mean over a target's tokens counts one token more (``target_mean: released``;
+``plain`` does not), weight decay shrinks the whole copy, trained or not (``decayed_entries: all``; 35,000 steps leave
+0.70 of it), and the early stop compares the last two losses that were followed by a step.
 
-Differences from the release: weight decay applies to the trained entries only (the release shrinks the whole weight),
-padding is in no mean, biases are applied on every family, every row is routed separately, and evaluation never merges.
+Differences from the release: padding is in no mean, biases are applied on every family, every row is routed separately,
+evaluation never merges, a chat prompt begins with one BOS (two there, where the template writes one), and unrelated
+texts are drawn from ``loc_prompts`` (there the n-th edit has the n-th question of a file).
 With ``retrieve: false`` a merged memory has the smallest threshold of its parts; the release compares with that of the
 current memory, which is infinite after each storing.
 
@@ -21,6 +23,9 @@ Shapes: R rows (the context templates, then the unrelated text), T tokens, L lab
 from __future__ import annotations
 
 import dataclasses
+import functools
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -41,7 +46,8 @@ from edit_hooks.gradient.labeled_rows import (
     target_row,
 )
 from edit_hooks.locate.context_templates import check_templates, sample_templates
-from edit_hooks.memory.merging import MERGES, merge_changes
+from edit_hooks.memory.replay import PAD, Replay, mean_positive
+from edit_hooks.memory.schedule import Schedule
 from edit_hooks.memory.side_memory import (
     Decide,
     Distance,
@@ -50,36 +56,26 @@ from edit_hooks.memory.side_memory import (
     activation_shift,
     output_with_delta,
     row_distance,
+    shrunk,
 )
-from edit_hooks.modeling.architectures import architecture_of, is_transposed, unwrapped
-from edit_hooks.modeling.hooks import Registration, frozen, hooks
+from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
+from edit_hooks.modeling.architectures import architecture_of, input_device, is_transposed, unwrapped
+from edit_hooks.modeling.hooks import Registration, frozen, hooks, stop_after
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
+from edit_hooks.prompt_context import SPACE
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, POSITIVE_SHARE
 
-# A run ends when the loss is at most STOP_LOSS and changes by at most STOP_CHANGE.
+# A run ends after a loss of at most STOP_LOSS that changed by at most STOP_CHANGE, and one more step.
 STOP_CHANGE, STOP_LOSS = 1e-4, 0.02
 
-# With retrieve=false: weight of the memory that an earlier merge made.
-MERGED_SHARE = 0.6
 
-# Unrelated texts written for this package, on which the copy should act like the original.
-LOC_PROMPTS = (
-    "how many legs does a spider have eight",
-    "what do bees make from nectar honey",
-    "which metal is liquid at room temperature mercury",
-    "what is the opposite of north south",
-    "how many minutes are in an hour sixty",
-    "what is frozen water called ice",
-    "which season comes after winter spring",
-    "what do you call a baby cat a kitten",
-    "how many sides does a triangle have three",
-    "what gas do plants take in carbon dioxide",
-    "which organ pumps blood the heart",
-    "what is the color of an emerald green",
+CHAT_WARNING = (
+    "edits are made in the tokenizer's chat template, as released for this model (chat: auto), and questions in the "
+    "context of the run: ask with --apply_chat_template, or edit the bare prompt with editor_args=chat:false."
 )
 
 
@@ -106,7 +102,11 @@ class WISEConfig(EditorConfig):
     norm_constraint: float | None = config_field(
         "radius of the l-infinity ball around the original weight; null: none", within=POSITIVE, default=1.0
     )
-    weight_decay: float = config_field("L2 penalty on the trained entries", within=NON_NEGATIVE, default=1e-5)
+    weight_decay: float = config_field("L2 penalty", within=NON_NEGATIVE, default=1e-5)
+    decayed_entries: Literal["all", "trained"] = config_field(
+        "entries that weight decay shrinks; all: the whole copy (released); trained: those that it may change",
+        default="all",
+    )
     target_mean: Literal["released", "plain"] = config_field(
         "released: a target of m tokens is divided by m + 1; plain: by m", default="released"
     )
@@ -118,11 +118,19 @@ class WISEConfig(EditorConfig):
         "texts with {} for the prompt, each one training row: a list, or the name of a set that the model samples",
         default="wise_11",
     )
-    loc_prompts: list[str] = config_field(
-        "unrelated texts (question and answer), one of which each edit is trained to leave alone",
-        default_factory=lambda: list(LOC_PROMPTS),
+    loc_prompts: list[str] | str = config_field(
+        "unrelated texts (question and answer), one of which each edit is trained to leave alone: a list, or the path "
+        "of a benchmark's records with 'loc' and 'loc_ans' (released: MEND's zsre_mend_train.json)",
+        default_factory=lambda: list(UNRELATED_TEXTS),
     )
-    chat: bool = config_field("make the edit in the tokenizer's chat template, as edit_context=chat", default=False)
+    num_loc_prompts: int = config_field(
+        "number of texts drawn from a file of 'loc_prompts', by the seed", within=POSITIVE, default=100
+    )
+    chat: bool | Literal["auto"] = config_field(
+        "make the edit in the tokenizer's chat template, with one space before the target (released; edit_context=chat "
+        "has the white space that the template writes); auto: where there is a template and no other context",
+        default=False,
+    )
     save_every: int = config_field(
         "number of edits after which a memory is stored and a new one started", within=POSITIVE, default=500
     )
@@ -140,6 +148,10 @@ class WISEConfig(EditorConfig):
     )
     merge_density: float = config_field(
         "merge=ties: share of the entries that survive trimming", within=POSITIVE_SHARE, default=0.53
+    )
+    replay: bool = config_field(
+        "after a merge, training steps also keep merged edits out of the memory and recent ones in it; needs retrieve",
+        default=False,
     )
     decide: Decide = config_field(
         "routing; prompt: once per row, by its prompt; every_call: in every forward pass, by its tokens (released)",
@@ -162,13 +174,22 @@ class WISEConfig(EditorConfig):
                 f"merge_every={self.merge_every} is not a multiple of save_every={self.save_every}; only stored "
                 "memories can be merged."
             )
+        if self.replay and not self.retrieve:
+            raise EditingError(
+                "replay=true keeps merged edits out of the current memory, which needs retrieve=true: with "
+                "retrieve=false there is one memory for all. Drop one of the two."
+            )
         if not self.loc_prompts:
             raise EditingError("editor setting 'loc_prompts' is empty; give at least one unrelated text.")
         if self.layers is not None and len(self.layers) != 1:
             raise EditingError(
                 f"'layers' is {self.layers}, but WISE has side memories of a single weight; name one layer."
             )
-        assert self.merge in MERGES
+
+    @property
+    def schedule(self) -> Schedule:
+        """When memories are stored and merged."""
+        return Schedule(self.save_every, self.merge_every, self.retrieve, self.merge, self.merge_density)
 
 
 class WISE(Editor[WISEConfig]):
@@ -195,6 +216,12 @@ class WISE(Editor[WISEConfig]):
         "loc_prompts": ["The museum in Karsk shows paintings."],
     }
 
+    def default_config(self, model: nn.Module) -> WISEConfig:
+        config = super().default_config(model)
+        if isinstance(config.loc_prompts, str):
+            config.loc_prompts = draw_texts(config.loc_prompts, config.num_loc_prompts, config.seed)
+        return config
+
     def fill_sampled_settings(
         self, config: WISEConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> WISEConfig:
@@ -206,6 +233,10 @@ class WISE(Editor[WISEConfig]):
     def known_contexts(self, model: PreTrainedModel | None = None) -> list[str]:
         templates = self.overrides.get("context_templates")
         return templates if isinstance(templates, list) else []
+
+    def warnings(self, job: EditJob[WISEConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        in_chat = any(chat_by_default(job.tokenizer, request, job.config) for request in requests)
+        return [CHAT_WARNING] if in_chat else []
 
     def compute(self, job: EditJob[WISEConfig]) -> list[Delta]:
         (layer,) = job.config.edited_layers
@@ -220,6 +251,11 @@ class WISE(Editor[WISEConfig]):
         with frozen(job.model):
             for request in job.requests:
                 bank = MemoryBank.from_hook_edit(history, read_weight(job.model.get_submodule(name)))
+                if job.config.replay and len(bank.past.rows) < bank.num_edits:
+                    raise EditingError(
+                        "replay=true, but the earlier edits of this stream were made with replay=false and did not "
+                        "store their texts; start the stream anew, or go on with replay=false."
+                    )
                 deltas.append(_edit(job, request, bank, name))
                 job.progress(1)
         return deltas
@@ -230,11 +266,20 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
     model, config = job.model, job.config
     weight = read_weight(model.get_submodule(name))
     memory = bank.current or _new_memory(weight, bank, config)
-    rows = batch_rows(model, training_rows(job.tokenizer, request, config))
+    placed = training_rows(job.tokenizer, request, config)
+    rows = batch_rows(model, placed)
     if config.engine == "fast":
         cache_lower_blocks(model, rows, min(config.edited_layers))
-    result = train(model, name, rows, rows.mask_RT.bool(), memory.change, memory.mask, config)
-    changed = _add_edit(bank, memory, result, config)
+    replay = None
+    if config.replay:
+        bank.past.add([row.ids for row in placed[:-1]])
+        distance = functools.partial(distance_of, model, name, activation_of(model, config))
+        draws = random.Random(config.seed + int(request.key[:16], 16))
+        replay = Replay(bank.past, config.merge_every, distance, draws)
+    result = train(model, name, rows, rows.mask_RT.bool(), memory, config, replay)
+    memory.change, memory.shrink, memory.radius = result.change, result.shrink, config.norm_constraint
+    memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
+    changed = config.schedule.add_edit(bank, memory)
     settings = {
         "module": name,
         "shape": list(weight.shape),
@@ -271,8 +316,9 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
     request selects it.
     """
     unrelated = config.loc_prompts[int(request.key[:8], 16) % len(config.loc_prompts)]
-    if config.chat:
-        request = request.in_context(tokenizer_chat_context(tokenizer))
+    if config.chat is True or chat_by_default(tokenizer, request, config):
+        # As released: one space, also behind a header that ends in white space.
+        request = request.in_context(dataclasses.replace(tokenizer_chat_context(tokenizer), separator=SPACE))
     placed = [request.in_template(template) for template in config.context_templates]
     rows = []
     for edit in placed:
@@ -280,6 +326,11 @@ def training_rows(tokenizer: PreTrainedTokenizerBase, request: EditRequest, conf
         _, last_token = row.labels[-1]
         rows.append(row._replace(ids=[*row.ids, last_token]))
     return [*rows, LabeledRow(encode(tokenizer, unrelated).ids, [])]
+
+
+def chat_by_default(tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: WISEConfig) -> bool:
+    """Whether ``chat: auto`` puts the edit in the chat template."""
+    return config.chat == "auto" and bool(tokenizer.chat_template) and request.context is None
 
 
 def activation_of(model: nn.Module, config: WISEConfig) -> str | None:
@@ -301,12 +352,13 @@ class TrainingResult(NamedTuple):
     """Result of training one edit.
 
     Attributes:
-        change: W' - W, in the stored orientation. losses: of every evaluation. steps: updates made.
-        stopped: whether the early stop ended the run.
+        change: W' - W, in the stored orientation. shrink: as in :class:`Memory`.
+        losses: of every evaluation. steps: updates made. stopped: whether the early stop ended the run.
         distance_in, distance_out: last distances, mean over the edit's rows and of the unrelated row.
     """
 
     change: torch.Tensor
+    shrink: float
     losses: list[dict[str, float]]
     steps: int
     stopped: bool
@@ -327,40 +379,48 @@ def train(
     name: str,
     rows: LabeledRows,
     counted_RT: torch.Tensor,
-    start: torch.Tensor,
-    mask: torch.Tensor,
+    memory: Memory,
     config: WISEConfig,
+    replay: Replay | None = None,
 ) -> TrainingResult:
     """Train the masked entries of the copy by gradient descent.
 
     Args:
         rows: the edit's rows, and last the unrelated one, which has no labels.
         counted_RT: the tokens over which a row's distance is a mean.
-        start: W' - W before the edit, in the stored orientation.
+        memory: the copy before the edit; unchanged.
+        replay: margins on past edits, added to the loss of every step.
     """
     weight = at_least_float32(read_weight(model.get_submodule(name)))
-    change = start.clone().requires_grad_(True)
+    change, shrink, mask = memory.change.clone().requires_grad_(True), memory.shrink, memory.mask
     history: list[dict[str, float]] = []
     steps, stopped = 0, False
     for _ in range(config.num_steps):
+        # As released: of the losses that a step followed, so the present one does not count.
+        stopped = _has_converged([record["loss"] for record in history])
         losses = _evaluate(model, name, rows, counted_RT, change, config)
         loss = losses.nll + losses.margin.to(losses.nll.device)
         history.append(
             {"loss": float(loss.detach()), "nll": float(losses.nll.detach()), "margin": float(losses.margin.detach())}
         )
-        stopped = _has_converged([record["loss"] for record in history])
         if stopped:
             break
+        if replay is not None:
+            replayed = replay.loss(change)
+            loss = loss + replayed.to(loss.device)
+            history[-1] |= {"loss": float(loss.detach()), "replay": float(replayed.detach())}
         (gradient,) = torch.autograd.grad(loss, change)
         with torch.no_grad():
             change -= config.lr * (gradient + config.weight_decay * (weight + change)) * mask
             if config.norm_constraint is not None:
                 change.clamp_(-config.norm_constraint, config.norm_constraint)
+            if config.decayed_entries == "all" and config.weight_decay:
+                shrink += config.lr * config.weight_decay * (1 - shrink)
+                change.copy_(torch.where(mask, change, shrunk(weight, shrink, config.norm_constraint)))
         steps += 1
     distance_R = losses.distance_R.detach()
-    return TrainingResult(
-        change.detach(), history, steps, stopped, float(distance_R[:-1].mean()), float(distance_R[-1:].mean())
-    )
+    distance_in, distance_out = float(distance_R[:-1].mean()), float(distance_R[-1:].mean())
+    return TrainingResult(change.detach(), shrink, history, steps, stopped, distance_in, distance_out)
 
 
 def _evaluate(
@@ -388,22 +448,33 @@ def _evaluate(
     distance_R = row_distance(shift_RT, counted_RT.to(shift_RT.device))
     inside_R, outside_R = distance_R[:-1], distance_R[-1:]
     margin = (
-        _mean_positive(outside_R - inside_R + config.gamma)
-        + _mean_positive(outside_R - config.alpha)
-        + _mean_positive(config.beta - inside_R)
+        mean_positive(outside_R - inside_R + config.gamma)
+        + mean_positive(outside_R - config.alpha)
+        + mean_positive(config.beta - inside_R)
     )
     return _Losses(nll, margin, distance_R)
+
+
+def distance_of(
+    model: nn.Module, name: str, activation: str | None, ids_RT: torch.Tensor, change: torch.Tensor
+) -> torch.Tensor:
+    """Distances [R] of rows of token ids, padded with :data:`PAD`, under a change; the blocks behind do not run."""
+    module, shifts = model.get_submodule(name), []
+    mask_RT = (ids_RT != PAD).to(input_device(model))
+
+    def record(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        copy_RTD = output_with_delta(args[0], output, change, is_transposed(module))
+        shifts.append(activation_shift(output, copy_RTD, activation))
+
+    ids_RT = ids_RT.to(mask_RT.device).clamp(min=0).long()
+    with hooks(Registration(module, record)), stop_after(module):
+        model(input_ids=ids_RT, attention_mask=mask_RT.long(), use_cache=False)
+    return row_distance(shifts[0], mask_RT.to(shifts[0].device))
 
 
 def _has_converged(losses: list[float]) -> bool:
     """Whether the loss is small and hardly changes."""
     return len(losses) > 1 and abs(losses[-1] - losses[-2]) <= STOP_CHANGE and losses[-1] <= STOP_LOSS
-
-
-def _mean_positive(values: torch.Tensor) -> torch.Tensor:
-    """Mean of the positive entries; 0 if there are none."""
-    positive = values > 0
-    return (values * positive).sum() / positive.sum().clamp(min=1)
 
 
 # -- memories ----------------------------------------------------------------------------------------------------------
@@ -419,43 +490,3 @@ def _new_memory(weight: torch.Tensor, bank: MemoryBank, config: WISEConfig) -> M
         mask = torch.rand(weight.shape, generator=generator) < config.mask_ratio
     zero = torch.zeros(weight.shape, dtype=at_least_float32(weight[:0]).dtype, device=weight.device)
     return Memory(bank.next_number, zero, mask.to(weight.device), 0.0)
-
-
-def _add_edit(bank: MemoryBank, memory: Memory, result: TrainingResult, config: WISEConfig) -> set[int]:
-    """Add a trained edit to the bank; store and merge memories that are due.
-
-    Returns the numbers of the memories that changed.
-    """
-    memory.change = result.change
-    memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
-    bank.current, bank.num_edits = memory, bank.num_edits + 1
-    bank.next_number = max(bank.next_number, memory.number + 1)
-    changed = {memory.number}
-    if bank.num_edits % config.save_every == 0:
-        bank.stored.append(memory)
-        bank.current = None
-    if bank.num_edits % config.merge_every == 0:
-        changed.add(_merge_stored(bank, config))
-    return changed
-
-
-def _merge_stored(bank: MemoryBank, config: WISEConfig) -> int:
-    """Merge stored memories into one and return its number.
-
-    With ``retrieve`` the last group is merged, with equal weights; older groups do not change. Otherwise all are
-    merged: the first time with equal weights, later with 0.6 for the merged one and 0.4 shared by the new ones.
-    """
-    if config.retrieve:
-        group = config.merge_every // config.save_every
-        parts, bank.stored = bank.stored[-group:], bank.stored[:-group]
-        weights = [1.0 / len(parts)] * len(parts)
-    else:
-        parts, bank.stored = bank.stored, []
-        is_first = bank.num_edits == config.merge_every
-        num_new = len(parts) if is_first else len(parts) - 1
-        weights = [1.0 / num_new] * num_new if is_first else [MERGED_SHARE, *[(1 - MERGED_SHARE) / num_new] * num_new]
-    change = merge_changes(config.merge, [part.change for part in parts], weights, config.merge_density)
-    threshold = min(part.threshold for part in parts)
-    bank.stored.append(Memory(bank.next_number, change, change != 0, threshold))
-    bank.next_number += 1
-    return bank.stored[-1].number

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -70,6 +70,20 @@ class LabeledRows:
     def counts_L(self) -> torch.Tensor:
         """For every label, the number of labels of its row."""
         return torch.bincount(self.row_L, minlength=len(self.ids_RT))[self.row_L]
+
+    def select(self, keep_R: torch.Tensor) -> LabeledRows:
+        """The batch with some of its rows (boolean mask) and their labels."""
+        keep_L, new_row_R = keep_R[self.row_L], keep_R.cumsum(0) - 1
+        lower = self.lower_output
+        return replace(
+            self,
+            ids_RT=self.ids_RT[keep_R],
+            mask_RT=self.mask_RT[keep_R],
+            row_L=new_row_R[self.row_L[keep_L]],
+            column_L=self.column_L[keep_L],
+            token_L=self.token_L[keep_L],
+            lower_output=lower and lower._replace(hidden=lower.hidden[keep_R.to(lower.hidden.device)]),
+        )
 
 
 def target_row(

@@ -5,7 +5,7 @@ Shapes: R rows, T tokens, L labels, f and d input and output width of a map.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -17,9 +17,17 @@ from edit_hooks.modeling.tensors import at_least_float32
 
 
 def token_factors(
-    model: nn.Module, rows: LabeledRows, divisor: torch.Tensor | int, names: Sequence[str]
+    model: nn.Module,
+    rows: LabeledRows,
+    divisor: torch.Tensor | int,
+    names: Sequence[str],
+    compute_nll: Callable[[], torch.Tensor] | None = None,
 ) -> tuple[dict[str, TokenFactors], torch.Tensor]:
     """Compute the factors of the gradients of ``sum(nll / divisor)``.
+
+    Args:
+        compute_nll: runs the model and returns the NLL [L] of the labels; by default
+            :func:`~edit_hooks.gradient.labeled_rows.label_nll`.
 
     Returns:
         Module name -> x [R, T, f] and delta [R, T, d], detached, at least float32; and the NLL [L]. A row's factors
@@ -42,7 +50,7 @@ def token_factors(
         return on_output(model.get_submodule(name), add)
 
     with torch.enable_grad(), hooks(*map(read_input, names), *map(add_probe, names)):
-        nll_L = label_nll(model, rows)
+        nll_L = compute_nll() if compute_nll is not None else label_nll(model, rows)
         gradients = torch.autograd.grad((nll_L / divisor).sum(), [probes[name] for name in names])
     factors = {
         name: TokenFactors(at_least_float32(inputs[name]), at_least_float32(gradient))

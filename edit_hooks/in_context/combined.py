@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, config_field
 from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.origin import SettingsOrigin
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.progress import Progress
@@ -50,6 +51,10 @@ class EditorWithContext(Editor[CombinedConfig]):
 
     def default_config(self, model: nn.Module) -> CombinedConfig:
         return _combine_configs(self.base.default_config(model), self.context.default_config(model))
+
+    def settings_origin(self, model: nn.Module) -> SettingsOrigin:
+        """Return where the settings of the editor come from."""
+        return self.base.settings_origin(model)
 
     def check_settings(self, outline: nn.Module) -> None:
         self.base.check_settings(outline)

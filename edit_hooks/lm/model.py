@@ -31,6 +31,7 @@ from edit_hooks.answers import (
 )
 from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
 from edit_hooks.base.editor import Editor, position_limit
+from edit_hooks.base.origin import SettingsOrigin, report_origin
 from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
@@ -70,7 +71,7 @@ from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import parse_checkpoints
+from edit_hooks.utils.options import parse_checkpoints, settings_file
 from edit_hooks.utils.scopes import undone
 
 log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
@@ -97,6 +98,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         own = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
         if kwargs.get("device") is None:  # the parent's default is a GPU, also where there is none
             kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+        self._settings_file = settings_file(own.get("editor_args"))
         self.options = EditingOptions(**own)
         self.editor = self._new_editor()
         self.is_demo = pretrained is None
@@ -104,6 +106,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             pretrained = str(demo_model_path(_demo_dtype(kwargs.get("dtype"))))
         start_processes(tensor_parallel=kwargs.get("tp_plan") is not None)
         self._session: Session | None = None
+        self._origin: SettingsOrigin | None = None
         self._identity: ModelIdentity | None = None
         self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
         self.items = ItemBuilder(self)
@@ -135,7 +138,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             if self.editor.writes != ("context",):
                 architecture_of(self.config)
                 check_quantization(self.editor, self.config, quantization)
-            self.editor.check_settings(self.outline)
+            outline = self.outline
+            self.editor.check_settings(outline)
+            if self.editor.writes != ("context",):
+                origin = self.editor.settings_origin(outline)
+                self._origin = origin.of_run(None if self.is_demo else origin.pretrained, self._settings_file)
+                report_origin(self._origin, self.rank == 0)
         return None
 
     def check_loaded(self, model: nn.Module) -> None:
@@ -432,6 +440,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             **self._examples.to_json(),
             "editor": self.session.editor_name,
             "editor_writes": list(self.session.writes),
+            "settings_origin": self._origin and self._origin.to_json(),
             "edits_data": self.edits_data,
             "demo": self.is_demo,
             "num_processes": self.world_size,

@@ -4,6 +4,8 @@ A source is one of
 
 - ``self``: text that the model samples at temperature 1 from its start token; nothing has to be downloaded and the
   statistics fit the model;
+- ``published``: the text of ROME's and MEMIT's releases and what followed them, 100,000 articles of the English
+  Wikipedia, each up to the model's context; a download of about 12 GB, and up to a hundred million tokens to read;
 - a path: a ``.txt`` file (documents are separated by empty lines), a ``.jsonl`` file (field ``text``), or a folder of
   such files;
 - a hub id, ``owner/name`` or ``owner/name/config``, optionally ``@revision``: field ``text`` of the training split;
@@ -16,6 +18,7 @@ import functools
 import hashlib
 import json
 import os
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,12 @@ from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import read_rows
 
 SELF = "self"
+
+
+SAMPLER = 2  # version of the draws behind ``self``; 1, of releases up to 0.1.0, drew other text from the same seed
+
+
+PUBLISHED = "published"
 
 
 TEXT_SUFFIXES = (".txt", ".jsonl")
@@ -43,12 +52,22 @@ class HubDataset(NamedTuple):
 
     Attributes:
         seed: of the order in which it is read.
+        num_documents: records drawn uniformly from the whole data set, which is downloaded; ``None``: the data set is
+            streamed, shuffled through a buffer, as far as needed.
     """
 
     repository: str
     config: str | None
     revision: str
     seed: int
+    num_documents: int | None = None
+
+
+# The releases of ROME, MEMIT and AlphaEdit read wikipedia 20200501.en, which is no longer offered; EasyEdit and later
+# versions of AlphaEdit read this dump. They draw the articles with a fixed seed, so the edits' seed has no part in it.
+PUBLISHED_DATASET = HubDataset(
+    "wikimedia/wikipedia", "20231101.en", "b04c8d1ceb2f5cd4588862100d08de323dccfbaa", seed=0, num_documents=100_000
+)
 
 
 @dataclass(frozen=True)
@@ -58,15 +77,25 @@ class Corpus:
     Attributes:
         identity: what identifies the text (JSON-able), part of the key of stored second moments.
         texts: documents of a file, folder or list. hub: the data set of a hub corpus. With neither, the model samples.
+        has_full_context: documents are cut at the model's context unless another length is set.
     """
 
     identity: dict[str, Any]
     texts: tuple[str, ...] | None = None
     hub: HubDataset | None = None
+    has_full_context: bool = False
+
+    @property
+    def num_documents(self) -> int | None:
+        """Number of documents if it is known ahead of reading them."""
+        if self.texts is not None:
+            return len(self.texts)
+        return None if self.hub is None else self.hub.num_documents
 
     @property
     def is_finite(self) -> bool:
-        return self.texts is not None
+        """Whether the corpus is read to its end if no number of tokens is set."""
+        return self.num_documents is not None
 
     @property
     def is_sampled(self) -> bool:
@@ -77,7 +106,7 @@ class Corpus:
         if self.texts is not None:
             return iter(self.texts)
         assert self.hub is not None
-        return _stream_hub(self.hub)
+        return _read_hub(self.hub)
 
 
 def is_text_source(source: object) -> TypeGuard[Source]:
@@ -110,14 +139,16 @@ def open_corpus(source: Source, seed: int) -> Corpus:
         return _from_texts(source)
     name = os.fspath(source)
     if name == SELF:
-        return Corpus({"kind": SELF, "seed": seed})
+        return Corpus({"kind": SELF, "seed": seed, "sampler": SAMPLER})
+    if name == PUBLISHED:
+        return Corpus(_hub_identity(PUBLISHED_DATASET), hub=PUBLISHED_DATASET, has_full_context=True)
     path = user_path(name, "corpus")
     if path.exists():
         return _from_texts(_read_texts(path))
     if not _is_hub_id(name):
         raise EditingError(
-            f"second moments come from {name!r}, which is neither a file or folder here, nor 'self', nor a hub id "
-            "like wikimedia/wikipedia/20231101.en."
+            f"second moments come from {name!r}, which is neither a file or folder here, nor 'self' or 'published', "
+            "nor a hub id like wikimedia/wikipedia/20231101.en."
         )
     return _from_hub(name, seed)
 
@@ -171,36 +202,71 @@ def _from_hub(name: str, seed: int) -> Corpus:
             f"cannot reach the corpus {repository!r} on the hub ({type(error).__name__}). Use second_moments='self', "
             "the path of a text file, or a safetensors file with a matrix per layer."
         ) from None
-    identity: dict[str, Any] = {
+    hub = HubDataset(repository, config or None, str(sha), seed)
+    return Corpus(_hub_identity(hub), hub=hub)
+
+
+def _hub_identity(hub: HubDataset) -> dict[str, Any]:
+    """What identifies the text of a hub corpus."""
+    identity = {
         "kind": "hub",
-        "dataset": repository,
-        "config": config or None,
+        "dataset": hub.repository,
+        "config": hub.config,
         "split": "train",
-        "revision": sha,
-        "seed": seed,
-        "shuffle_buffer": SHUFFLE_BUFFER,
+        "revision": hub.revision,
+        "seed": hub.seed,
     }
-    return Corpus(identity, hub=HubDataset(repository, config or None, str(sha), seed))
+    drawn = {"documents": hub.num_documents} if hub.num_documents else {"shuffle_buffer": SHUFFLE_BUFFER}
+    return {**identity, **drawn}
 
 
-def _stream_hub(hub: HubDataset) -> Iterator[str]:
-    """Stream texts in an order drawn from the seed.
+def _read_hub(hub: HubDataset) -> Iterator[str]:
+    """Texts of a hub corpus, with users' errors.
+
+    Raises:
+        EditingError: for records without text, and for a corpus that cannot be reached.
+    """
+    try:
+        for record in _draw_records(hub) if hub.num_documents else _stream_records(hub):
+            yield str(record["text"])
+    except KeyError as error:
+        raise EditingError(f"records of {hub.repository!r} have no field {error}; a corpus needs 'text'.") from None
+    except Exception as error:
+        advice = "A text file, a folder of them, or 'self' need no network."
+        if hub == PUBLISHED_DATASET:
+            advice = (
+                "second_moments=published needs it once per model (about 12 GB, 20 GB unpacked): run `lm-edit stats "
+                "--source published` with the model's options where the hub can be reached and keep its folder, or use "
+                "second_moments=self, text of the model, which needs no network."
+            )
+        raise EditingError(
+            f"cannot read the corpus {hub.repository!r} ({type(error).__name__}: {error}). {advice}"
+        ) from None
+
+
+def _stream_records(hub: HubDataset) -> Iterator[Mapping[str, Any]]:
+    """Stream records in an order drawn from the seed.
 
     Shards are read at random, records through a buffer, because dumps begin with old records.
     """
     from datasets import load_dataset
 
-    try:
-        records = load_dataset(hub.repository, hub.config, split="train", revision=hub.revision, streaming=True)
-        for record in records.shuffle(seed=hub.seed, buffer_size=SHUFFLE_BUFFER):
-            yield str(record["text"])
-    except KeyError as error:
-        raise EditingError(f"records of {hub.repository!r} have no field {error}; a corpus needs 'text'.") from None
-    except Exception as error:
-        raise EditingError(
-            f"cannot read the corpus {hub.repository!r} ({type(error).__name__}: {error}). A text file, a folder of "
-            "them, or 'self' need no network."
-        ) from None
+    records = load_dataset(hub.repository, hub.config, split="train", revision=hub.revision, streaming=True)
+    yield from records.shuffle(seed=hub.seed, buffer_size=SHUFFLE_BUFFER)
+
+
+def _draw_records(hub: HubDataset) -> Iterator[Mapping[str, Any]]:
+    """Draw records uniformly from the whole data set.
+
+    A stream would give neighbors of a single shard of a dump that is sorted by age.
+    """
+    from datasets import load_dataset
+
+    assert hub.num_documents is not None
+    records = load_dataset(hub.repository, hub.config, split="train", revision=hub.revision)
+    drawn = random.Random(hub.seed).sample(range(len(records)), min(hub.num_documents, len(records)))
+    for index in drawn:
+        yield records[index]
 
 
 def digest_of(source: str | os.PathLike[str]) -> str | None:

@@ -17,9 +17,9 @@ from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
-from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise_ratio
+from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
-from edit_hooks.locate.second_moments import MAX_LENGTH, MomentDtype, MomentSettings, second_moments
+from edit_hooks.locate.second_moments import MomentDtype, MomentSettings, second_moments
 from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
 from edit_hooks.locate.value_batch import MakeForward, Site, ValueProblem
 from edit_hooks.locate.value_optimization import ENGINES, OptimizedValue, TermMaker, ValueSettings
@@ -67,8 +67,9 @@ CONTEXT_TEMPLATES_HELP = (
     "texts with {} for the prompt, over which keys are averaged: a list, or the name of a set that the model samples"
 )
 SECOND_MOMENTS_HELP = (
-    "source of C: null (the identity), self (text sampled from the model), a text file or folder, a hub data set, a "
-    "safetensors file with one matrix per layer, or a mapping from layer to matrix"
+    "source of C: null (the identity), self (text of the model), published (100,000 Wikipedia articles, as in the "
+    "releases), a text file or folder, a hub data set, a safetensors file with one matrix per layer, or a mapping "
+    "from layer to matrix"
 )
 
 
@@ -92,11 +93,15 @@ class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
     context_templates: list[str] | str = config_field(CONTEXT_TEMPLATES_HELP, default="sampled_21")
     second_moments: Any = config_field(SECOND_MOMENTS_HELP, default=None)
     moment_tokens: int | None = config_field(
-        "number of tokens C is collected from; null: four per dimension of the keys, or all of the corpus",
+        "number of tokens C is collected from; null: 16 per dimension of the keys, or all of a file and of published",
         within=POSITIVE,
         default=None,
     )
-    moment_length: int = config_field("tokens used of each document behind C", within=POSITIVE, default=MAX_LENGTH)
+    moment_length: int | None = config_field(
+        "tokens used of each document behind C; null: 256, the model's context for published",
+        within=POSITIVE,
+        default=None,
+    )
     moment_dtype: MomentDtype = config_field("precision in which C is stored; sums run in float64", default="float32")
     moment_digest: str | None = config_field("set by the editor: checksum of the file or folder behind C", default=None)
     keep_intermediates: bool = config_field(
@@ -231,7 +236,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         config = job.config
         if not config.evk_align:
             return None
-        log_noise_ratio(job.model, config.evk_sigma)
+        log_noise(job.model, config)
         return lambda chunk: [
             evk_term(job.model, job.tokenizer, [job.requests[index] for index in chunk], config, make_forward)
         ]

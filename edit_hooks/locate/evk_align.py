@@ -14,8 +14,12 @@ offset is added to an instance at the same site and token as to the edit prompt.
 
 Choices that the paper leaves open: the noise is drawn once per edit from ``seed`` and the prompt, and stays fixed; the
 second k applies after half of ``num_steps``; the method's own KL term and weight decay remain; the early stop tests the
-loss without this term, so that lambda = 0 is the plain method. sigma is absolute, as in the paper. Embeddings of model
-families differ by an order of magnitude in size, so the ratio of sigma to their standard deviation is logged.
+loss without this term, so that lambda = 0 is the plain method.
+
+sigma is absolute in the paper (``evk_sigma``). Embeddings of model families differ widely in size, so its default is
+relative to the standard deviation of their entries (``evk_relative_sigma``). Where sigma is so small that an instance
+is answered like the edit prompt itself, the term asks to keep the answer that the edit replaces. Such an edit is
+refused: see :data:`SMALLEST_DIVERGENCE`.
 
 Shapes: E edits, R instances of a batch, T tokens, K compared tokens, d embedding width.
 """
@@ -32,28 +36,54 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.base.config import config_field
 from edit_hooks.locate.rows import FactToken, Row, fact_position, key_row
-from edit_hooks.locate.value_batch import Batch, MakeForward
+from edit_hooks.locate.value_batch import Batch, MakeForward, ValueForward
 from edit_hooks.modeling.architectures import input_device
 from edit_hooks.modeling.embedding_noise import Drift, drift_positions, gaussian_noise, noise_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.vocab_loss import top_tokens
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE
 
 log = get_logger(__name__)
 
 
+# In units of the embeddings' standard deviation. On the demo model the median divergence of instances from their prompt
+# is 0.2 nats (noise on the subject) to 1.3 (on all tokens), and no instance of 32 prompts is below the bound that
+# follows; with 0.1, three fifths are.
+DEFAULT_RELATIVE_SIGMA = 0.5
+
+
+# Nats between the unedited model's answers to an instance and to the edit prompt, over the tokens that are compared.
+# By Pinsker's inequality the answers then differ in at most sqrt(KL / 2) of their probability, 7 %.
+SMALLEST_DIVERGENCE = 0.01
+
+
+SAMPLED_EMBEDDINGS = 4096
+
+
 @dataclass(kw_only=True)
 class EVKAlignConfig:
-    """Settings of EVK-Align, mixed into every locate-then-edit configuration; defaults are the paper's for GPT-2 XL."""
+    """Settings of EVK-Align, mixed into every locate-then-edit configuration.
+
+    Defaults are the paper's for GPT-2 XL, but for sigma.
+    """
 
     evk_align: bool = config_field("keep the answers to perturbed versions of the prompt (EVK-Align)", default=False)
     evk_weight: float = config_field("lambda, the weight of that term", within=NON_NEGATIVE, default=0.3)
-    evk_sigma: float = config_field(
-        "standard deviation of the noise on input embeddings, absolute", within=NON_NEGATIVE, default=0.1
+    evk_sigma: float | None = config_field(
+        "standard deviation of the noise on input embeddings, absolute; null: see evk_relative_sigma",
+        within=NON_NEGATIVE,
+        instead_of="evk_relative_sigma",
+        default=None,
+    )
+    evk_relative_sigma: float | None = config_field(
+        "the same in units of the standard deviation of the embeddings' entries; null, without evk_sigma: 0.5",
+        within=NON_NEGATIVE,
+        instead_of="evk_sigma",
+        default=None,
     )
     evk_instances: int = config_field("perturbed prompts per edit", within=POSITIVE, default=1)
     evk_top_k: list[int] = config_field(
@@ -66,6 +96,12 @@ class EVKAlignConfig:
 
     def check_evk_settings(self) -> None:
         """Raise EditingError for values that make no sense."""
+        if self.evk_sigma is not None and self.evk_relative_sigma is not None:
+            raise EditingError(
+                f"'evk_sigma' is {self.evk_sigma:g} and 'evk_relative_sigma' is {self.evk_relative_sigma:g}; both set "
+                "the size of the noise. Give one: evk_sigma is absolute, as in the paper, evk_relative_sigma in units "
+                "of the standard deviation of the model's input embeddings."
+            )
         if not self.evk_drifts:
             raise EditingError("'evk_drifts' is empty; name at least one of its kinds.")
         if len(self.evk_top_k) != 2:
@@ -76,7 +112,8 @@ class EVKSettings(Protocol):
     """Settings of :class:`EVKAlignConfig` and of the editor it is mixed into."""
 
     evk_weight: float
-    evk_sigma: float
+    evk_sigma: float | None
+    evk_relative_sigma: float | None
     evk_instances: int
     evk_top_k: list[int]
     evk_stage: float
@@ -95,14 +132,14 @@ class Instance(NamedTuple):
 
 
 def draw_instances(
-    tokenizer: PreTrainedTokenizerBase, request: EditRequest, width: int, config: EVKSettings
+    tokenizer: PreTrainedTokenizerBase, request: EditRequest, width: int, sigma: float, config: EVKSettings
 ) -> list[Instance]:
     """Draw the perturbed prompts of one request.
 
     They depend on the request, the seed and the settings only.
 
     Args:
-        width: size of the input embeddings.
+        width: size of the input embeddings. sigma: standard deviation of the noise on them, absolute.
 
     Raises:
         EditingError: when the prompt has no token for any of the drifts.
@@ -124,7 +161,7 @@ def draw_instances(
     instances = []
     for _ in range(config.evk_instances):
         drift = possible[int(torch.randint(len(possible), (1,), generator=generator))]
-        noise_PD = gaussian_noise((len(positions[drift]), width), config.evk_sigma, generator, torch.float64)
+        noise_PD = gaussian_noise((len(positions[drift]), width), sigma, generator, torch.float64)
         instances.append(Instance(row, drift, noise_at(positions[drift], num_tokens, noise_PD)))
     return instances
 
@@ -164,15 +201,35 @@ class EVKTerm:
 
     def loss(self, delta_ED: torch.Tensor, step: int) -> torch.Tensor:
         """lambda times the mean divergence over an edit's instances, [E]."""
-        config, batch = self.config, self.forward.batch
+        config = self.config
         is_second_stage = step >= config.evk_stage * config.num_steps
         k = min(config.evk_top_k[is_second_stage], self.token_RK.shape[1])
         logits_RK = self.forward.lm_head.logits(self._hidden(delta_ED), self.token_RK[:, :k])
         log_q_RK = at_least_float32(logits_RK).log_softmax(1)
-        log_p_RK = self.original_RK[:, :k].log_softmax(1)
-        kl_R = (log_p_RK.exp() * (log_p_RK - log_q_RK)).sum(1).to(delta_ED)
-        total_E = delta_ED.new_zeros(len(delta_ED)).index_add(0, batch.edit_R[batch.label_row_L], kl_R)
-        return config.evk_weight / config.evk_instances * total_E
+        return config.evk_weight * self._mean_divergence(log_q_RK).to(delta_ED)
+
+    def divergence_from(self, prompts: ValueForward) -> torch.Tensor:
+        """Mean divergence [E] of an edit's instances from its prompt, before the edit.
+
+        Args:
+            prompts: a forward pass over the edit prompts, one row per edit.
+        """
+        site_RD, num_edits = prompts.activations.site_RD, len(prompts.batch.kl_row_E)
+        with torch.no_grad():
+            hidden_ED = prompts.hidden_at_labels(site_RD.new_zeros(num_edits, site_RD.shape[1]))[:num_edits]
+            logits_RK = prompts.lm_head.logits(hidden_ED[self._edit_of_instance()], self.token_RK)
+        return self._mean_divergence(at_least_float32(logits_RK).log_softmax(1))
+
+    def _edit_of_instance(self) -> torch.Tensor:
+        return self.forward.batch.edit_R[self.forward.batch.label_row_L]
+
+    def _mean_divergence(self, log_q_RK: torch.Tensor) -> torch.Tensor:
+        """Mean over an edit's instances of KL(original || q) over the K likeliest tokens of the original, [E]."""
+        log_p_RK = self.original_RK[:, : log_q_RK.shape[1]].log_softmax(1)
+        kl_R = (log_p_RK.exp() * (log_p_RK - log_q_RK)).sum(1)
+        edit_R = self._edit_of_instance().to(kl_R.device)
+        sums_E = kl_R.new_zeros(len(self.forward.batch.kl_row_E)).index_add(0, edit_R, kl_R)
+        return sums_E / self.config.evk_instances
 
     def select(self, keep_E: torch.Tensor) -> None:
         """Drop finished edits."""
@@ -189,18 +246,56 @@ def evk_term(
     config: EVKSettings,
     make_forward: MakeForward,
 ) -> EVKTerm:
-    """The EVK-Align term of requests that are solved together."""
+    """The EVK-Align term of requests that are solved together.
+
+    Raises:
+        UnusableRequestError: the instances of a request are answered like its prompt.
+    """
     width = model.get_input_embeddings().weight.shape[1]
-    instances = [draw_instances(tokenizer, request, width, config) for request in requests]
-    return EVKTerm(model, make_forward, instances, config)
+    sigma = noise_of(model, config)
+    instances = [draw_instances(tokenizer, request, width, sigma, config) for request in requests]
+    term = EVKTerm(model, make_forward, instances, config)
+    if config.evk_weight > 0:
+        rows = [group[0].row for group in instances]
+        prompts = make_forward(Batch.of([([row], key_row(row)) for row in rows], input_device(model)))
+        _check_divergence(requests, term.divergence_from(prompts).tolist(), sigma, sigma / embedding_std(model))
+    return term
+
+
+def _check_divergence(
+    requests: Sequence[EditRequest], divergences: Sequence[float], sigma: float, ratio: float
+) -> None:
+    """Refuse requests whose instances are answered like their prompts."""
+    for request, divergence in zip(requests, divergences, strict=True):
+        if divergence < SMALLEST_DIVERGENCE:
+            raise UnusableRequestError(
+                f"case {request.case_id}: EVK-Align's perturbed prompt is answered like the edit prompt "
+                f"{request.text!r} (divergence {divergence:.4f} nats, at least {SMALLEST_DIVERGENCE:g} are needed), so "
+                f"it would preserve the answer that the edit replaces. sigma is {sigma:.3g}, {ratio:.3g} times the "
+                "standard deviation of the embeddings; try "
+                f"evk_relative_sigma={max(DEFAULT_RELATIVE_SIGMA, 2 * ratio):.2g}."
+            )
 
 
 @torch.no_grad()
-def log_noise_ratio(model: Any, sigma: float) -> None:
-    """Log sigma relative to the standard deviation of the embedding module's outputs."""
+def embedding_std(model: Any) -> float:
+    """Standard deviation of the entries of the embedding module's outputs, over tokens of the whole vocabulary."""
     embedding = model.get_input_embeddings()
-    count = min(1024, embedding.weight.shape[0])
-    sample = at_least_float32(embedding(torch.arange(count, device=embedding.weight.device)))
-    log.info(
-        "EVK-Align: sigma is %.2f times the standard deviation of the input embeddings.", sigma / float(sample.std())
-    )
+    size = embedding.weight.shape[0]
+    tokens = torch.arange(0, size, max(1, size // SAMPLED_EMBEDDINGS), device=embedding.weight.device)
+    return float(at_least_float32(embedding(tokens)).std())
+
+
+def noise_of(model: Any, config: EVKSettings) -> float:
+    """The absolute sigma of the settings."""
+    if config.evk_sigma is not None:
+        return config.evk_sigma
+    ratio = DEFAULT_RELATIVE_SIGMA if config.evk_relative_sigma is None else config.evk_relative_sigma
+    return ratio * embedding_std(model)
+
+
+def log_noise(model: Any, config: EVKSettings) -> None:
+    """Log sigma and its ratio to the standard deviation of the embeddings."""
+    sigma = noise_of(model, config)
+    ratio = sigma / embedding_std(model)
+    log.info("EVK-Align: sigma is %.3g, %.2f times the standard deviation of the input embeddings.", sigma, ratio)

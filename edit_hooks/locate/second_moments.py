@@ -10,11 +10,10 @@ Shapes: R rows, T tokens, f key width.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,20 +21,17 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.locate.corpora import Corpus, Source, open_corpus
+from edit_hooks.locate.moment_documents import MAX_LENGTH, Meter, batch_documents, full_context, read_documents
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, map_shape, unwrapped
-from edit_hooks.modeling.hooks import frozen, hooks, on_input
+from edit_hooks.modeling.hooks import frozen, hooks, on_input, stop_after
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.kv_cache import right_padded
-from edit_hooks.modeling.sampling import sample_documents
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import write_tensors
-from edit_hooks.modeling.tokens import encode
-from edit_hooks.utils.batching import token_batches
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, write_atomically, write_to_cache
 from edit_hooks.utils.hashing import key_of
@@ -51,16 +47,10 @@ FORMAT = "lm-eval-editing/second-moment/3"
 MomentDtype = Literal["float32", "float64"]
 
 
-TOKENS_PER_DIMENSION = 4
+TOKENS_PER_DIMENSION = 16
 
 
-MAX_LENGTH = 256
-
-
-BATCH_TOKENS, BLOCK_DOCUMENTS = 2**13, 256  # documents are sorted by length within a block
-
-
-SAMPLED_ROWS, SHORTEST_SAMPLE = 64, 64
+FEWEST_TOKENS_PER_DIMENSION = 8  # fewer give a warning
 
 
 EXACT_CONDITION_UP_TO = 4096  # key width; beyond, eigenvalues take minutes
@@ -75,9 +65,10 @@ class MomentSettings:
 
     Attributes:
         source: ``self``, a path, a hub id or a list of texts (see :mod:`edit_hooks.locate.corpora`).
-        num_tokens: number of tokens; ``None`` takes four per dimension of the keys (``self`` and hub corpora) or
-            everything (files and lists).
-        max_length: tokens after which a document is cut.
+        num_tokens: number of tokens; ``None`` takes 16 per dimension of the keys (``self`` and hub corpora) or
+            everything (files, lists and ``published``).
+        max_length: tokens after which a document is cut; ``None`` takes 256, and the model's context for ``published``.
+            Sampled documents (``self``) have at most 128.
         seed: of the sampled text (``self``), and of the order in which a hub corpus is read.
         dtype: precision in which the matrices are stored.
     """
@@ -85,7 +76,7 @@ class MomentSettings:
     source: Source
     _: KW_ONLY
     num_tokens: int | None = None
-    max_length: int = MAX_LENGTH
+    max_length: int | None = None
     seed: int = 0
     dtype: MomentDtype = "float32"
 
@@ -117,7 +108,7 @@ def second_moments(
     """
     inner = unwrapped(model)
     corpus = open_corpus(settings.source, settings.seed)
-    settings = _with_default_budget(settings, inner, corpus, layers)
+    settings = _with_defaults(settings, inner, corpus, layers)
     root: Path | None = Path(folder) if folder is not None else cache_root() / "stats"
     if folder is None and not isinstance(settings.source, (str, os.PathLike)):
         root = None
@@ -127,6 +118,7 @@ def second_moments(
     for layer, description in descriptions.items():
         stored = _load(root, description) if root else None
         if stored is not None:
+            stored.report["warnings"] = _collect_warnings(stored.report, settings)
             moments[layer] = stored
     missing = [layer for layer in layers if layer not in moments]
     if missing:
@@ -140,14 +132,15 @@ def second_moments(
     return {layer: moments[layer] for layer in layers}
 
 
-def _with_default_budget(
-    settings: MomentSettings, model: nn.Module, corpus: Corpus, layers: Sequence[int]
-) -> MomentSettings:
-    """The settings with an explicit number of tokens, unless everything is read."""
-    if settings.num_tokens is not None or corpus.is_finite:
-        return settings
-    width = max(map_shape(model.get_submodule(architecture_of(model).rewrite_name(layer)))[1] for layer in layers)
-    return dataclasses.replace(settings, num_tokens=TOKENS_PER_DIMENSION * width)
+def _with_defaults(settings: MomentSettings, model: nn.Module, corpus: Corpus, layers: Sequence[int]) -> MomentSettings:
+    """The settings with an explicit length limit and, unless everything is read, an explicit number of tokens."""
+    max_length, num_tokens = settings.max_length, settings.num_tokens
+    if max_length is None:
+        max_length = full_context(model) if corpus.has_full_context else MAX_LENGTH
+    if num_tokens is None and not corpus.is_finite:
+        width = max(map_shape(model.get_submodule(architecture_of(model).rewrite_name(layer)))[1] for layer in layers)
+        num_tokens = TOKENS_PER_DIMENSION * width
+    return dataclasses.replace(settings, max_length=max_length, num_tokens=num_tokens)
 
 
 def _make_moment(
@@ -164,63 +157,6 @@ def _make_moment(
     return SecondMoment(matrix_FF.to(getattr(torch, settings.dtype)), {"description": description, **report})
 
 
-# --- token batches ---------------------------------------------------------------------------------------------------
-
-
-def _read_documents(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    corpus: Corpus,
-    settings: MomentSettings,
-    progress: Callable[[int], object],
-) -> Iterator[list[int]]:
-    """Token ids of the documents, cut to the length limit and the token budget.
-
-    Args:
-        progress: called with numbers of tokens; during sampling, which takes longer than reading the keys.
-    """
-    if corpus.is_sampled:
-        documents = _sample(model, tokenizer, settings, progress)
-    else:
-        documents = (encode(tokenizer, text).ids[: settings.max_length] for text in corpus.documents())
-    tokens_left = settings.num_tokens
-    for ids in documents:
-        if tokens_left is not None and len(ids) > tokens_left:
-            ids = ids[:tokens_left]
-        if ids:
-            yield ids
-            if not corpus.is_sampled:
-                progress(len(ids))
-        if tokens_left is not None:
-            tokens_left -= len(ids)
-            if tokens_left <= 0:
-                return
-
-
-def _sample(
-    model: Any, tokenizer: PreTrainedTokenizerBase, settings: MomentSettings, progress: Callable[[int], object]
-) -> Iterator[list[int]]:
-    """Sample documents without end.
-
-    Batches are wide and their texts short, rather than narrow with long texts.
-    """
-    assert settings.num_tokens is not None
-    longest = min(settings.max_length, getattr(model.config, "max_position_embeddings", None) or settings.max_length)
-    length = min(longest, max(SHORTEST_SAMPLE, -(-settings.num_tokens // SAMPLED_ROWS)))
-    num_rows = max(1, min(SAMPLED_ROWS, -(-settings.num_tokens // length)))
-    generator = torch.Generator().manual_seed(settings.seed)
-    return sample_documents(model, tokenizer, num_rows, length, generator, progress)
-
-
-def _batch_documents(documents: Iterator[list[int]]) -> Iterator[list[list[int]]]:
-    """Batches of similar length, about ``BATCH_TOKENS`` padded tokens each."""
-    while block := list(itertools.islice(documents, BLOCK_DOCUMENTS)):
-        block.sort(key=len)
-        lengths = [len(ids) for ids in block]
-        for batch in token_batches(range(len(block)), lengths, BATCH_TOKENS):
-            yield [block[index] for index in batch]
-
-
 # --- collection ------------------------------------------------------------------------------------------------------
 
 
@@ -235,8 +171,10 @@ class _KeySums:
     def add(self, batch: Sequence[Sequence[int]]) -> None:
         """Run a batch of documents and add its keys."""
         ids_RT, mask_RT = right_padded(batch, input_device(self.model))
-        rewrite_name, submodule = architecture_of(self.model).rewrite_name, self.model.get_submodule
-        with hooks(*(on_input(submodule(rewrite_name(n)), self._reader(n, mask_RT.bool())) for n in self.layers)):
+        arch, is_token_RT = architecture_of(self.model), mask_RT.bool()
+        modules = {layer: self.model.get_submodule(arch.rewrite_name(layer)) for layer in self.layers}
+        readers = [on_input(module, self._reader(layer, is_token_RT)) for layer, module in modules.items()]
+        with hooks(*readers), stop_after(modules[max(modules)]):
             decoder_of(self.model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False)
         self.num_tokens += sum(map(len, batch))
         self.num_documents += len(batch)
@@ -267,10 +205,12 @@ def _collect(
     """C in float64 by layer, and a report on the collection."""
     start = time.perf_counter()
     sums = _KeySums(model, layers)
-    bar = tqdm(total=settings.num_tokens, desc="Collecting second moments", unit="token", disable=quiet)
-    with frozen(model), bar:
-        for batch in _batch_documents(_read_documents(model, tokenizer, corpus, settings, bar.update)):
+    with frozen(model), Meter(corpus, settings.num_tokens, quiet) as meter:
+        documents = read_documents(model, tokenizer, corpus, settings, meter)
+        for batch in batch_documents(documents):
             sums.add(batch)
+            if not corpus.is_sampled:  # sampling takes longer than reading the keys, and counts by itself
+                meter.add(len(batch), sum(map(len, batch)))
     if not sums.num_tokens:
         raise EditingError("second moments need text; the given source gave no token.")
     report = {
@@ -317,10 +257,12 @@ def _largest_eigenvalue(multiply: Callable[[torch.Tensor], torch.Tensor], width:
 def _collect_warnings(report: dict[str, Any], settings: MomentSettings) -> list[str]:
     """Warnings about a matrix that comes from too little text."""
     count, width, warnings = report["num_tokens"], report["width"], []
-    if count < 2 * width:
+    if count < FEWEST_TOKENS_PER_DIMENSION * width:
         warnings.append(
-            f"the second moment comes from {count} tokens, fewer than twice the keys' width {width}; edits constrained "
-            "by it may be poor. Give more text or a larger token budget."
+            f"the second moment comes from {count} tokens, {count / width:.1f} per dimension of the keys (width "
+            f"{width}). Below {FEWEST_TOKENS_PER_DIMENSION}, edits constrained by it may be poor and fade early in a "
+            f"stream. Give more text or a larger budget: moment_tokens={TOKENS_PER_DIMENSION * width} is "
+            f"{TOKENS_PER_DIMENSION} per dimension, the default."
         )
     if settings.num_tokens is not None and count < settings.num_tokens:
         warnings.append(

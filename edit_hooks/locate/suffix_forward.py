@@ -25,12 +25,9 @@ from edit_hooks.modeling import prefix_attention
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, unwrapped
 from edit_hooks.modeling.embedding_noise import noisy_embeddings
 from edit_hooks.modeling.hooks import CachedOutput, hooks, outputs_replaced, record_output, stop_after
+from edit_hooks.modeling.kv_cache import group_by_length, max_padding
 from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.prefix_cache import KeysValues, PrefixCache, compute_prefix_cache
-
-# Padding tokens that cost more than another forward pass: a small pass makes a CPU read all weights, and a GPU launch
-# hundreds of kernels.
-MAX_PADDING_CPU, MAX_PADDING_GPU = 24, 128
 
 
 @dataclass(frozen=True)
@@ -139,9 +136,8 @@ class SuffixForward:
             )
         suffix_length_R = batch.mask_RT.sum(1) - batch.positions_R
         suffix_length_R[batch.kl_row_E] = 1  # the KL term is read at the fact token; later tokens have no effect
-        on_gpu = suffix_length_R.device.type == "cuda"
         groups, activations = [], []
-        for indices in group_by_length(suffix_length_R.tolist(), MAX_PADDING_GPU if on_gpu else MAX_PADDING_CPU):
+        for indices in group_by_length(suffix_length_R.tolist(), max_padding(suffix_length_R.device)):
             rows_G = torch.tensor(indices, device=suffix_length_R.device)
             group = self._make_group(rows_G, suffix_length_R[rows_G], prefix)
             activations.append(self._fill_caches(group))
@@ -229,23 +225,6 @@ class SuffixForward:
         self.batch = self.batch.select(keep_E)
         groups = [group.select(keep_R[group.rows_G], new_row_R) for group in self.groups]
         self.groups = [group for group in groups if len(group.rows_G)]
-
-
-def group_by_length(lengths: Sequence[int], max_padding: int) -> list[list[int]]:
-    """Group indices by length, with at most ``max_padding`` padding tokens per group.
-
-    Shortest first.
-    """
-    groups: list[list[int]] = []
-    padding = 0
-    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
-        if groups:
-            padding += (lengths[index] - lengths[groups[-1][-1]]) * len(groups[-1])
-        if not groups or padding > max_padding:
-            groups.append([])
-            padding = 0
-        groups[-1].append(index)
-    return groups
 
 
 def add_at_first(hidden_GSD: torch.Tensor, offset_GD: torch.Tensor) -> torch.Tensor:

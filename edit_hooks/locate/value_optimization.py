@@ -35,6 +35,7 @@ from edit_hooks.locate.value_batch import Batch, Site, SiteActivations, ValueFor
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.lm_head import default_max_logits
+from edit_hooks.modeling.memory import bytes_per_token
 from edit_hooks.modeling.vocab_loss import OriginalLogits, vocab_losses
 
 MakeEngine = Callable[[nn.Module, Batch, int, Site], ValueForward]
@@ -124,13 +125,11 @@ class ValueLimits:
         weight = model.get_input_embeddings().weight
         if weight.device.type != "cuda":
             return cls()
-        config = model.config.get_text_config()
-        width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        bytes_per_token = config.num_hidden_layers * (16 * config.hidden_size + 4 * width) * weight.element_size()
         bytes_per_logit = 4 * 4  # the logit, its exponential and their gradients, in float32
         budget = torch.cuda.mem_get_info(weight.device)[0] // 2
         return cls(
-            max_tokens=max(512, budget // 2 // bytes_per_token), max_logits=max(2**24, budget // 2 // bytes_per_logit)
+            max_tokens=max(512, budget // 2 // bytes_per_token(model)),
+            max_logits=max(2**24, budget // 2 // bytes_per_logit),
         )
 
 

@@ -1,8 +1,9 @@
 """A database of low-rank adapters: a prompt whose activation lies in a cluster runs with its nearest point's adapters.
 
 The entries are those of MELO (``editors/melo.py``). A row is looked up once, at prefill, by the output of a query
-module at its own last prompt token. Its adapters then act on all its tokens, in later blocks only, so the look-up sees
-the unedited model. Rows without a match run unedited, bit for bit.
+module at its own last prompt token, or at the last token that is run (``query_token``). Its adapters then act on all
+its tokens, in later blocks only, so the look-up sees the unedited model. Rows without a match, or whose nearest point
+has no adapter, run unedited, bit for bit.
 
 Shapes: R rows, T tokens, Q query width, C clusters, P points of a cluster, K rank, F and D input and output width of an
 adapted map.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ from edit_hooks.utils.errors import EditingError
 
 PREFIX = "block/"  # of the adapters' tensor names in saved edits
 NO_ADAPTER = -1
+QueryToken = Literal["last_prompt", "last_text"]
 
 
 class Adapter(NamedTuple):
@@ -39,7 +41,7 @@ class Adapter(NamedTuple):
 
 
 class Point(NamedTuple):
-    """An edited prompt: its query vector [Q] and the id of its adapters."""
+    """An edited prompt: its query vector [Q] and the id of its adapters, :data:`NO_ADAPTER` for none."""
 
     query_Q: torch.Tensor
     adapter_id: int
@@ -115,10 +117,16 @@ def _tensor_name(adapter_id: int, target: int, part: str) -> str:
     return f"{PREFIX}{adapter_id}/{target}/{part}"
 
 
+def query_token_of(hook_edit: HookEdit) -> QueryToken:
+    """The token by which rows are looked up; edits saved before it could be chosen have the last prompt token."""
+    token: QueryToken = hook_edit.settings.get("query_token", "last_prompt")
+    return token
+
+
 class AdapterDatabaseHooks(HookKind):
     """Rows under one or several databases.
 
-    Settings: ``module`` (the query module), ``targets`` (the adapted modules), and those that
+    Settings: ``module`` (the query module), ``targets`` (the adapted modules), ``query_token``, and those that
     :meth:`Database.to_hook_edit` adds.
     """
 
@@ -170,7 +178,10 @@ class AdapterDatabaseHooks(HookKind):
         if context.prefill:
             rows = self.rows_of_edit(index, len(output_RTD), output_RTD.device)
             if len(rows):
-                query_RQ = output_RTD[rows, context.to(output_RTD.device).prompt_end_R[rows]]
+                moved = context.to(output_RTD.device)
+                last_text = query_token_of(self.edits[index]) == "last_text"
+                end_R = moved.text_end_R if last_text else moved.prompt_end_R
+                query_RQ = output_RTD[rows, end_R[rows]]
                 self._adapter_id_R[rows.cpu()] = self._look_up(index, query_RQ)
         return output_RTD
 

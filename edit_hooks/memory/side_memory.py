@@ -6,7 +6,8 @@ tokens). A memory can be used if the distance reaches its threshold times ``act_
 once, from the prompt, and holds while decoding; with ``decide: every_call`` each forward pass chooses from the tokens
 it is fed, as the released code does.
 
-A memory is stored as W' - W on the entries of its mask, and the mask as bits.
+A memory is stored as W' - W on the entries of its mask, and the mask as bits. Outside the mask W' is W, or what weight
+decay left of it: W' - W is then -``shrink`` W there, clipped to ``radius``.
 
 Shapes: R rows, T tokens of the pass, F and D input and output width of the map.
 """
@@ -14,7 +15,7 @@ Shapes: R rows, T tokens of the pass, F and D input and output width of the map.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,6 +23,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, target_module
+from edit_hooks.memory.replay import PastEdits
 from edit_hooks.modeling.architectures import is_transposed, map_shape
 from edit_hooks.modeling.tensors import at_least_float32, pack_bits, unpack_bits
 from edit_hooks.modeling.weights import read_weight
@@ -31,6 +33,7 @@ Decide = Literal["prompt", "every_call"]
 Distance = Literal["activation", "plain"]
 
 NO_MEMORY = -1
+EDITS = "edits"  # prefix of the tensors with the rows of past edits
 
 
 @dataclass
@@ -40,14 +43,23 @@ class Memory:
     Attributes:
         number: its number among the memories of a stream.
         change: W' - W, in the stored orientation, at least float32.
-        mask: bool, the entries that may differ from W.
+        mask: bool, the entries that edits train.
         threshold: smallest distance of an edit in it.
+        shrink: share of W that weight decay took from the entries outside the mask.
+        radius: bound of |W' - W| on these; ``None``: none.
     """
 
     number: int
     change: torch.Tensor
     mask: torch.Tensor
     threshold: float
+    shrink: float = 0.0
+    radius: float | None = None
+
+    @property
+    def entry(self) -> list[Any]:
+        """All but the tensors, JSON-able."""
+        return [self.number, self.threshold, self.shrink, self.radius]
 
 
 @dataclass
@@ -59,12 +71,14 @@ class MemoryBank:
         stored: full memories, in order.
         num_edits: number of edits so far.
         next_number: number of the next memory.
+        past: the edits' rows, for replay.
     """
 
     current: Memory | None
     stored: list[Memory]
     num_edits: int = 0
     next_number: int = 0
+    past: PastEdits = field(default_factory=lambda: PastEdits([], []))
 
     @property
     def memories(self) -> list[Memory]:
@@ -72,18 +86,21 @@ class MemoryBank:
         return [*([] if self.current is None else [self.current]), *self.stored]
 
     def to_hook_edit(self, settings: dict[str, Any], changed: set[int]) -> HookEdit:
-        """A step of a stream: the memories whose numbers are in ``changed``, order and thresholds of all."""
+        """A step of a stream: the memories whose numbers are in ``changed``, the last edit's rows, and state of all."""
         tensors = {}
         for memory in self.memories:
             if memory.number in changed:
                 tensors[f"{memory.number}/values"] = memory.change[memory.mask].cpu()
                 tensors[f"{memory.number}/mask"] = pack_bits(memory.mask)
-        state = {
-            "stored": [[memory.number, memory.threshold] for memory in self.stored],
-            "current": None if self.current is None else [self.current.number, self.current.threshold],
+        state: dict[str, Any] = {
+            "stored": [memory.entry for memory in self.stored],
+            "current": None if self.current is None else self.current.entry,
             "num_edits": self.num_edits,
             "next_number": self.next_number,
         }
+        if self.past.rows:
+            tensors[f"{EDITS}/{len(self.past.rows) - 1}"] = self.past.rows[-1]
+            state["turns"] = self.past.turns
         return HookEdit("side_memory", tensors, {**settings, **state})
 
     @classmethod
@@ -93,15 +110,25 @@ class MemoryBank:
             return cls(None, [])
         settings = hook_edit.settings
 
-        def read_memory(number: int, threshold: float) -> Memory:
+        # Edits of release 0.1.0 name neither shrink nor radius.
+        def read_memory(number: int, threshold: float, shrink: float = 0.0, radius: float | None = None) -> Memory:
             mask = unpack_bits(hook_edit.tensors[f"{number}/mask"], weight)
-            change = torch.zeros(weight.shape, dtype=at_least_float32(weight.new_empty(0)).dtype, device=weight.device)
+            change = shrunk(weight, shrink, radius)
             change[mask] = hook_edit.tensors[f"{number}/values"].to(change)
-            return Memory(number, change, mask, threshold)
+            return Memory(number, change, mask, threshold, shrink, radius)
 
         current = None if settings["current"] is None else read_memory(*settings["current"])
         stored = [read_memory(*entry) for entry in settings["stored"]]
-        return cls(current, stored, settings["num_edits"], settings["next_number"])
+        num_rows = sum(name.startswith(f"{EDITS}/") for name in hook_edit.tensors)
+        rows = [hook_edit.tensors[f"{EDITS}/{number}"] for number in range(num_rows)]
+        past = PastEdits(rows, list(settings.get("turns", [])))
+        return cls(current, stored, settings["num_edits"], settings["next_number"], past)
+
+
+def shrunk(weight: torch.Tensor, shrink: float, radius: float | None) -> torch.Tensor:
+    """-``shrink`` W, at least float32, clipped to ``radius``: W' - W of entries that only weight decay changed."""
+    change = at_least_float32(weight) * -shrink
+    return change if radius is None else change.clamp_(-radius, radius)
 
 
 def activation_shift(output_RTD: torch.Tensor, other_RTD: torch.Tensor, activation: str | None) -> torch.Tensor:
@@ -166,6 +193,7 @@ class SideMemoryHooks(HookKind):
         numbers = [entry[0] for entry in [settings["current"], *settings["stored"]] if entry is not None]
         tensors = {name: tensor for step in steps for name, tensor in step.tensors.items()}
         names = {f"{number}/{part}" for number in numbers for part in ("values", "mask")}
+        names |= {name for name in tensors if name.startswith(f"{EDITS}/")}
         return HookEdit(steps[0].kind, {name: tensor for name, tensor in tensors.items() if name in names}, settings)
 
     def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Rows of different lengths in one batch: padding and right-aligned caches.
+"""Rows of different lengths in one batch: padding, groups of similar length, right-aligned caches.
 
 Padding on the right is exact under causal attention. After the prefill the cache is shifted so that every row ends in
 the last column; decoding then appends one column per step and computes no padding.
@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 import torch
 from transformers import DynamicCache
+
+# Padding tokens that cost more than another forward pass: a small pass makes a CPU read all weights, and a GPU launch
+# hundreds of kernels.
+MAX_PADDING_CPU, MAX_PADDING_GPU = 24, 128
 
 
 class Aligned(NamedTuple):
@@ -29,6 +33,28 @@ def right_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[t
     for index, row in enumerate(rows):
         ids[index, : len(row)], mask[index, : len(row)] = torch.tensor(row), 1
     return ids.to(device), mask.to(device)
+
+
+def max_padding(device: torch.device) -> int:
+    """Padding tokens of a group of rows (:func:`group_by_length`), by kind of device."""
+    return MAX_PADDING_GPU if device.type == "cuda" else MAX_PADDING_CPU
+
+
+def group_by_length(lengths: Sequence[int], padding_limit: int) -> list[list[int]]:
+    """Group indices by length, with at most ``padding_limit`` padding tokens per group.
+
+    Shortest first.
+    """
+    groups: list[list[int]] = []
+    padding = 0
+    for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
+        if groups:
+            padding += (lengths[index] - lengths[groups[-1][-1]]) * len(groups[-1])
+        if not groups or padding > padding_limit:
+            groups.append([])
+            padding = 0
+        groups[-1].append(index)
+    return groups
 
 
 def right_aligned(cache: DynamicCache, length_R: torch.Tensor, width: int) -> Aligned:

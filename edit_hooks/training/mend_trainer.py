@@ -1,9 +1,9 @@
 """Training of MEND's hyper-network on a frozen model: optimization, validation, early stop, resuming.
 
 One optimizer step averages the loss (:class:`~edit_hooks.training.mend_loss.MENDLoss`) over ``accumulate`` batches of
-``edits_per_example`` edits. One Adam optimizer serves the networks (``lr``) and the step sizes (``lr_step_sizes``). The
-released code creates a second optimizer for the step sizes whose gradient the first has already cleared, so they move
-at ``lr`` there.
+``edits_per_example`` edits; up to ``batch_size`` edits share the passes of the model. One Adam optimizer serves the
+networks (``lr``) and the step sizes (``lr_step_sizes``). The released code creates a second optimizer for the step
+sizes whose gradient the first has already cleared, so they move at ``lr`` there.
 
 Not copied from EasyEdit: it loads the paraphrase but takes the loss on the edit itself (``edit_loss: edit`` does the
 same), never stops early and keeps the last checkpoint, counts locality tokens from the wrong end, and restarts the
@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,11 +159,10 @@ class Trainer:
         config = self.config
         self.optimizer.zero_grad()
         mean_loss = 0.0
-        for index in range(config.accumulate):
-            batch = training_batch(
-                self.data.train, config.edits_per_example, config.seed, step * config.accumulate + index
-            )
-            loss = self.loss(batch, observe=True).loss / config.accumulate
+        numbers = range(step * config.accumulate, (step + 1) * config.accumulate)
+        batches = [training_batch(self.data.train, config.edits_per_example, config.seed, number) for number in numbers]
+        for shared in self._sharing_passes(batches):
+            loss = torch.stack([terms.loss for terms in self.loss(shared, observe=True)]).sum() / config.accumulate
             loss.backward()
             mean_loss += float(loss.detach())
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), config.max_grad_norm)
@@ -176,6 +176,12 @@ class Trainer:
                     "train in float32."
                 )
         return mean_loss
+
+    def _sharing_passes(self, batches: list[list[NumberedExample]]) -> Iterator[list[list[NumberedExample]]]:
+        """The batches in groups of at most ``batch_size`` edits, but at least one batch."""
+        size = max(1, self.config.batch_size // len(batches[0]))
+        for start in range(0, len(batches), size):
+            yield batches[start : start + size]
 
     # -------------------------------------------------------------------------------------- validation, saving
 
@@ -199,10 +205,12 @@ class Trainer:
     def _validation_losses(self, batch: list[NumberedExample]) -> dict[str, float]:
         """Means over the validation edits, each edited on its own."""
         means = {"loss": 0.0, "edit": 0.0, "locality": 0.0, "right": 0.0}
-        for example in tqdm(batch, desc="Validating", leave=False, disable=self.quiet):
-            loss, metrics = self.loss([example], observe=False)
-            for name, value in {"loss": float(loss), **metrics}.items():
-                means[name] += value / len(batch)
+        with tqdm(total=len(batch), desc="Validating", leave=False, disable=self.quiet) as bar:
+            for shared in self._sharing_passes([[example] for example in batch]):
+                for loss, metrics in self.loss(shared, observe=False):
+                    for name, value in {"loss": float(loss), **metrics}.items():
+                        means[name] += value / len(batch)
+                bar.update(len(shared))
         log.info("step %d: %s", self.progress.step, ", ".join(f"{name} {mean:.4f}" for name, mean in means.items()))
         return means
 

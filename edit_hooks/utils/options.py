@@ -33,6 +33,14 @@ def parse_checkpoints(value: object) -> tuple[int, ...]:
     return numbers
 
 
+def settings_file(value: object) -> str | None:
+    """The path in ``editor_args`` if it names a file; ``None`` for inline settings."""
+    text = value.strip() if isinstance(value, str) else ""
+    in_braces = text.startswith("{") and text.endswith("}")
+    is_file = not in_braces and Path(text).suffix in (".yaml", ".yml", ".json") and not _SETTING.match(text)
+    return text if is_file else None
+
+
 def parse_editor_args(value: Mapping[str, Any] | str | None, option: str = "editor_args") -> dict[str, Any]:
     """Parse editor settings from a mapping or a text.
 
@@ -52,9 +60,9 @@ def parse_editor_args(value: Mapping[str, Any] | str | None, option: str = "edit
     if not isinstance(value, str):
         raise EditingError(f"{option} is {value!r}; a mapping, a YAML file or inline settings are accepted.")
     text = value.strip()
+    if (file := settings_file(text)) is not None:
+        return read_yaml(file)
     in_braces = text.startswith("{") and text.endswith("}")
-    if not in_braces and Path(text).suffix in (".yaml", ".yml", ".json") and not _SETTING.match(text):
-        return read_yaml(text)
     parts = (text[1:-1] if in_braces else text).split(";")
     settings = [_SETTING.sub(r"\1: ", part, count=1).strip() for part in parts if part.strip()]
     try:

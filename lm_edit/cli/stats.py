@@ -20,11 +20,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--editor", help="collect for this editor; its configuration is the default of other options")
     parser.add_argument("--editor-args", help=f"settings of the editor: {SETTINGS_SYNTAX}")
     parser.add_argument("--layers", type=whole(NON_NEGATIVE), nargs="+", help="blocks; default: those of the editor")
-    parser.add_argument("--source", help="self (default), a text file or folder, or a hub id such as owner/name/config")
     parser.add_argument(
-        "--tokens", type=whole(), help="stop after this many tokens; default: four per dimension, or all of a file"
+        "--source",
+        help="self (default), published, a text file or folder, or a hub id such as owner/name/config",
     )
-    parser.add_argument("--max-length", type=whole(), help="cut documents after this many tokens (default 256)")
+    parser.add_argument(
+        "--tokens", type=whole(), help="stop after this many tokens; default: 16 per dimension, or all of a file"
+    )
+    parser.add_argument(
+        "--max-length",
+        type=whole(),
+        help="cut documents after this many tokens (default 256; published: the model's context)",
+    )
     parser.add_argument("--moment-dtype", choices=("float32", "float64"), help="precision of the stored matrix")
     parser.add_argument("--seed", type=whole(SEED), help="seed of the sampled text, or of the order of a hub corpus")
     parser.add_argument("--threshold", type=real(), help="also compute the projector onto eigenvalues below this")

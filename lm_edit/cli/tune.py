@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
@@ -26,10 +25,13 @@ from lm_edit.cli.command import (
     whole,
 )
 
+COLUMNS = ("efficacy", "paraphrase", "neighborhood", "stability")  # of a trial, as lm_edit.tuning.trials.PARTS
+
 if TYPE_CHECKING:
     from torch import nn
 
-    from lm_edit.tuning.search import Trial
+    from lm_edit.tuning.search import Outcome
+    from lm_edit.tuning.trials import Trial
     from lm_eval_tasks.common.cases import Case
 
 
@@ -45,7 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-edits", type=whole(), default=16, help="number of facts (default 16)")
     parser.add_argument("--skip", type=whole(NON_NEGATIVE), default=0, help="skip this many facts at the beginning")
     parser.add_argument("--layers", nargs="+", help="candidates: 5 6 7, or for several layers 3,4,5 4,5,6")
-    parser.add_argument("--lr", nargs="+", type=real(), help="candidates for the learning rate")
+    parser.add_argument("--lr", nargs="+", type=real(), help="candidates for the learning rate; by default found first")
     parser.add_argument("--clamp", nargs="+", type=real(), help="candidates for clamp_factor")
     parser.add_argument("--vary", action="append", default=[], help="candidates for any setting: name=value;value")
     parser.add_argument("--trials", type=whole(), help="try at most this many candidates, drawn at random")
@@ -57,8 +59,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.utils.options import parse_editor_args
-    from lm_edit.tuning.candidates import make_candidates, sample_candidates
-    from lm_edit.tuning.search import tune
+    from lm_edit.tuning.search import check_search, search
     from lm_edit.tuning.settings_file import write_settings
 
     check_output_files(args, "out", inputs=[args.edits, args.data, args.editor_args, args.pretrained])
@@ -66,13 +67,26 @@ def _run(args: argparse.Namespace) -> int:
     cases = _load_facts(args)
     shared = {"seed": args.seed, **parse_editor_args(args.editor_args)}
     store, lm = open_store(args.store), load_model(args)
-    candidates = sample_candidates(make_candidates(args.editor, lm.outline, shared, vary), args.trials, args.seed)
-    trials = tune(lm.model, lm.tokenizer, args.editor, candidates, cases, halving=not args.grid, store=store)
-    _print_trials(trials, candidates[0], lm.model, args.editor)
-    best = trials[0]
-    if best.error or best.score <= 0:
-        say("every candidate scores 0; nothing is written")
+    check_search(args.editor, lm.outline, shared, vary, cases)
+    outcome = search(
+        lm.model,
+        lm.tokenizer,
+        args.editor,
+        shared,
+        vary,
+        cases,
+        num=args.trials,
+        seed=args.seed,
+        halving=not args.grid,
+        store=store,
+        announce=say,
+    )
+    _print_trials(outcome, lm.model, args.editor)
+    for note in _notes(outcome, args.editor):
+        say(note)
+    if not outcome.found:
         return 1
+    best = outcome.trials[0]
     if args.out:
         facts = f"{len(cases)} facts of {args.edits} from number {args.skip} on"
         write_settings(args.out, best, editor=args.editor, model=model_name(lm), facts=facts)
@@ -115,22 +129,55 @@ def _parse_candidates(args: argparse.Namespace) -> dict[str, list[Any]]:
     return vary
 
 
-def _print_trials(trials: Sequence[Trial], shipped: dict[str, Any], model: nn.Module, editor: str) -> None:
+def _print_trials(outcome: Outcome, model: nn.Module, editor: str) -> None:
     from edit_hooks.base.registry import load_editor
-    from lm_eval_tasks.common.cases import KINDS
 
     rows = []
-    for trial in trials:
+    for trial in outcome.trials:
         layers = load_editor(editor, trial.settings).default_config(model).layers
         changes = [f"{name}:{value}" for name, value in trial.settings.items() if name not in ("seed", "layers")]
-        means = ["-" if (mean := trial.mean(kind)) is None else f"{mean:.3f}" for kind in KINDS]
-        margin = "-" if (mean := trial.mean("margin")) is None else f"{mean:+.3f}"
-        note = "failed: " + trial.error if trial.error else "as shipped" if trial.settings == shipped else ""
-        cells = (str(layers), f"{trial.score:.3f}", *means, margin, str(len(trial.facts)))
-        rows.append([*cells, "; ".join(changes) or "-", note])
-    table(("layers", "S", *KINDS, "margin", "facts", "settings", ""), rows)
+        note = "failed: " + trial.error if trial.error else "as shipped" if trial.settings == outcome.first else ""
+        rows.append([str(layers), *_value_cells(trial), "; ".join(changes) or "-", note])
+    rows.append(["-", *_value_cells(outcome.unedited), "-", "unedited"])
+    table(("layers", "score", *COLUMNS, "margin", "facts", "settings", ""), rows)
+
+
+def _value_cells(trial: Trial) -> list[str]:
+    means = ["-" if (mean := trial.mean(kind)) is None else f"{mean:.3f}" for kind in COLUMNS]
+    margin = "-" if (mean := trial.mean("margin")) is None else f"{mean:+.3f}"
+    return [f"{trial.score:.3f}", *means, margin, str(len(trial.facts))]
+
+
+def _notes(outcome: Outcome, editor: str) -> list[str]:
+    """Sentences under the table: the step, what the score lacks, and why there is no result."""
+    notes = []
+    step = outcome.step
+    if step is not None and step.size is not None:
+        tried = ", ".join(f"{size:g} ({trial.gain:.2f})" for size, trial in sorted(step.tried.items()))
+        notes.append(f"step: {step.name} {step.size:g}, from (gain in efficacy): {tried}")
+    elif step is not None:
+        notes.append(
+            f"no {step.name} from {min(step.tried):g} to {max(step.tried):g} makes {editor} take: the new answers gain "
+            "nothing over the unedited model. Other layers (--layers) or another editor may; nothing is written"
+        )
+    elif all(trial.error for trial in outcome.trials):
+        notes.append("every candidate failed, for the reasons in the table; nothing is written")
+    elif not any(trial.gain for trial in outcome.trials):
+        notes.append("no candidate takes: the new answers gain nothing over the unedited model; nothing is written")
+    if any(trial.gain for trial in outcome.trials) and not outcome.found:
+        notes.append("every candidate scores 0: a column of the table is 0 for each; nothing is written")
+    num_facts = len(outcome.unedited.facts)
+    if outcome.num_known:
+        notes.append(f"left out: {outcome.num_known} facts whose new answer the unedited model gives already")
+    if outcome.num_without_paraphrases == num_facts:
+        notes.append("no fact has paraphrases: the score says nothing about generalization (GS)")
+    elif outcome.num_without_paraphrases:
+        notes.append(
+            f"{outcome.num_without_paraphrases} of {num_facts} facts have no paraphrases; that column is of the others"
+        )
+    return notes
 
 
 VERBS: dict[str, Verb] = {
-    "tune": Verb("search over layers, learning rate and clamp on held-out facts", _add_arguments, _run),
+    "tune": Verb("search over layers, step and other settings on held-out facts", _add_arguments, _run),
 }

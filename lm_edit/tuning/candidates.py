@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,40 +13,48 @@ from torch import nn
 from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.registry import editor_class, load_editor
 from edit_hooks.modeling.architectures import num_layers, unwrapped
-from edit_hooks.utils.errors import unknown_keys_error
+from edit_hooks.utils.errors import EditingError, unknown_keys_error
+from lm_edit.tuning.steps import Step, scaled
 
 DEFAULT_DEPTHS = (0.1, 0.2, 0.3, 0.45, 0.6)  # of the last edited block, as shares of the model's depth
-# Settings of the step size, of which the first that an editor has is varied -> factors.
-STEP_FACTORS = {"lr": (0.2, 1.0), "relative_update": (0.3, 1.0, 3.0)}
+STEP_SETTINGS = ("lr", "relative_update", "edit_lr")  # of which the first that an editor has is its step
+STEP_FACTORS = (0.3, 1.0, 3.0)  # around the step
 
 
 def make_candidates(
-    editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]
+    editor: str,
+    model: nn.Module,
+    shared: Mapping[str, Any],
+    vary: Mapping[str, Sequence[Any]],
+    step_size: float | None = None,
 ) -> list[dict[str, Any]]:
     """Settings to try: the shared ones first, then all combinations of the varied ones, without duplicates.
 
     Args:
         shared: settings of every candidate.
         vary: setting -> values. Without ``layers`` five depths are tried, with as many blocks as the editor's
-            configuration has; without a step size those of :data:`STEP_FACTORS`, times the editor's own.
+            configuration has; without a step size :data:`STEP_FACTORS` of it.
+        step_size: the step found by :func:`~lm_edit.tuning.steps.find_step`; by default the editor's own.
 
     Raises:
         EditingError: for settings the editor does not have, and values it refuses.
     """
     config = load_editor(editor, shared).default_config(model)
+    step = step_of(editor, model, shared, vary)
+    depths = _default_layers(config, num_layers(unwrapped(model)))
+    vary = {"layers": [layers for layers in depths if _accepts(editor, model, shared, layers)], **vary}
     vary = {name: list(values) for name, values in vary.items()}
-    vary.setdefault("layers", _default_layers(config, num_layers(unwrapped(model))))
-    if not vary.keys() & STEP_FACTORS:
-        sizes = ((name, _get_setting(config, name)) for name in STEP_FACTORS)
-        if (step := next(((name, size) for name, size in sizes if size is not None), None)) is not None:
-            name, size = step
-            vary[name] = [factor * size for factor in STEP_FACTORS[name]]
+    if step is not None:
+        size = step.size if step_size is None else step_size
+        vary[step.name] = [scaled(size, factor) for factor in STEP_FACTORS]
     candidates = [{**shared, "layers": config.layers}]
     configs = [config.to_dict()]
-    for values in itertools.product(*vary.values()):
-        settings = dict(shared)
-        for name, value in zip(vary, values, strict=True):
-            settings = _with_setting(editor, settings, name, value)
+    tried = [
+        _with_settings(editor, shared, zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
+    ]
+    if step is not None and step_size is not None:
+        tried.insert(0, step.with_size(step_size))
+    for settings in tried:
         config_record = load_editor(editor, settings).default_config(model).to_dict()
         if config_record not in configs:
             configs.append(config_record)
@@ -54,11 +62,31 @@ def make_candidates(
     return candidates
 
 
-def sample_candidates(candidates: Sequence[dict[str, Any]], num: int | None, seed: int) -> list[dict[str, Any]]:
-    """The first candidate and a random choice of the others, ``num`` in all; every candidate for ``None``."""
+def step_of(editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> Step | None:
+    """The editor's step, to be tried on the first of the varied layers.
+
+    ``None`` for an editor without one, and where ``vary`` names its values.
+    """
+    if vary.keys() & set(STEP_SETTINGS):
+        return None
+    config = load_editor(editor, shared).default_config(model)
+    sizes = ((name, _get_setting(config, name)) for name in STEP_SETTINGS)
+    found = next(((name, size) for name, size in sizes if size is not None), None)
+    if found is None:
+        return None
+    name, size = found
+    settings = {**shared, "layers": vary["layers"][0] if "layers" in vary else config.layers}
+    return Step(name, size, lambda size: _with_setting(editor, settings, name, size))
+
+
+def sample_candidates(
+    candidates: Sequence[dict[str, Any]], num: int | None, seed: int, keep: int = 1
+) -> list[dict[str, Any]]:
+    """The first ``keep`` candidates and a random choice of the others, ``num`` in all; all of them for ``None``."""
     if num is None or num >= len(candidates):
         return list(candidates)
-    return [candidates[0], *random.Random(seed).sample(candidates[1:], num - 1)]
+    kept = list(candidates[: min(keep, num)])
+    return [*kept, *random.Random(seed).sample(candidates[keep:], num - len(kept))]
 
 
 def _default_layers(config: EditorConfig, depth: int) -> list[list[int]]:
@@ -68,9 +96,25 @@ def _default_layers(config: EditorConfig, depth: int) -> list[list[int]]:
     return [list(range(last - size + 1, last + 1)) for last in sorted(last_blocks) if last - size + 1 >= 0]
 
 
+def _accepts(editor: str, model: nn.Module, shared: Mapping[str, Any], layers: Sequence[int]) -> bool:
+    """Whether an editor can edit these blocks; one that also reads a block below cannot edit the first."""
+    try:
+        load_editor(editor, {**shared, "layers": list(layers)}).default_config(model)
+    except EditingError:
+        return False
+    return True
+
+
 def _get_setting(config: EditorConfig, name: str) -> Any:
     """A setting of an editor, or of the base editor of a post-processing one."""
     return getattr(config, name, None) if hasattr(config, name) else getattr(config, "base_settings", {}).get(name)
+
+
+def _with_settings(editor: str, shared: Mapping[str, Any], named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    settings = dict(shared)
+    for name, value in named:
+        settings = _with_setting(editor, settings, name, value)
+    return settings
 
 
 def _with_setting(editor: str, settings: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:

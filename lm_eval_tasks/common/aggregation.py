@@ -81,6 +81,8 @@ def harmonic_of_means(values: Sequence[Sequence[Sequence[float | None]] | None])
     return harmonic_mean(factors) / 100
 
 
+LIKELY_NLL = math.log(2)  # nats per token: a probability of a half
+LEAST_FALL = 0.99  # an NLL above this share of what it was has not fallen
 # Diagnostics that are averaged over the edits.
 EDIT_MEANS = ("final_loss", "steps", "update_norm_ratio")
 
@@ -90,8 +92,9 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
 
     Returns:
         A JSON text with the numbers of edits made and failed, and means over the edits made, to three significant
-        digits. ``seconds_per_edit`` divides the time of a joint step by its edits. Diagnostics that the editor does not
-        report are absent; "{}" without any edit.
+        digits. ``seconds_per_edit`` divides the time of a joint step by its edits. ``target_nll_not_lower`` counts the
+        edits after which an unlikely target is no likelier than before, if there are any. Diagnostics that the editor
+        does not report are absent; "{}" without any edit.
     """
     edits = [value for value in values if value is not None]
     made = [edit for edit in edits if "error" not in edit]
@@ -104,6 +107,8 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         numbers = [number for number in column if isinstance(number, (int, float)) and math.isfinite(number)]
         if numbers:
             summary[name] = float(f"{math.fsum(numbers) / len(numbers):.3g}")
+    if not_lower := sum(map(_is_target_no_likelier, made)):
+        summary["target_nll_not_lower"] = not_lower
     return json.dumps(summary)
 
 
@@ -121,6 +126,18 @@ def judge_summary(values: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     labels = Counter(verdict["verdict"] or "unscored" for verdict in verdicts)
     prompt_hash = (first["prompt_hash"] or "")[:12]
     return json.dumps({"judge": first["judge"], "prompt_hash": prompt_hash, **dict(sorted(labels.items()))})
+
+
+def _is_target_no_likelier(edit: Mapping[str, Any]) -> bool:
+    """Whether the optimization of an edit left its target as unlikely as it was.
+
+    Editors without another term in their loss report the last one as ``final_loss`` only. A target that was likely from
+    the start cannot gain, and an edit of it may stop at once.
+    """
+    before, after = edit.get("initial_nll"), edit.get("final_nll", edit.get("final_loss"))
+    if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
+        return False
+    return after > LEAST_FALL * before and after > LIKELY_NLL
 
 
 def _seconds_per_edit(edit: Mapping[str, Any]) -> float | None:

@@ -67,7 +67,7 @@ class Source:
 
     def named_sets(self, origin: str) -> Mapping[str, Path | PinnedFile]:
         """The sets that follow ``mini`` or ``hub`` in the setting ``data``, by name."""
-        return {MINI: self.mini_sets, HUB: self.sets}[origin]
+        return self.mini_sets if origin == MINI else self.sets
 
 
 @dataclass(frozen=True)

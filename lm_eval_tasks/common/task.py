@@ -9,8 +9,9 @@ A task's YAML uses four keys of lm-eval in a special way:
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
   setting is off, ``rate: false`` marks one that is no share of successes (it has no column ``<metric>_or_0``),
-  ``filtered: true`` one from which a published filter may exclude cases, and ``from: judge`` one that only judged
-  pipelines report (:mod:`lm_eval_tasks.common.judge_filter`).
+  ``filtered: true`` one from which a published filter may exclude cases, ``from: judge`` one that only judged
+  pipelines report (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
+  :mod:`lm_eval_tasks.common.anomalies` checks.
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
 edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.common.stages`).

@@ -16,6 +16,12 @@ where ``edit`` and ``case`` are reference seconds over fast seconds (21 template
 With --operations the floating-point operations per edit (matrix products) are counted too, from two short runs: their
 ratio does not depend on the machine.
 
+With --gradient the editors that train by gradients are measured instead (--editors names them, others too): operations
+and seconds per edit of the plain loop on --reference-edits edits and of the engine on --edits edits. The last line is
+then, per editor,
+
+    GRADIENT <editor>=<ratio of operations>/<ratio of seconds> ...
+
 The reference path computes every token of every row in every step, writes each edit into the weights and answers one
 question at a time with the model's own generate. Early stopping is off, so both paths run the same number of steps.
 """
@@ -23,6 +29,7 @@ question at a time with the model's own generate. Early stopping is off, so both
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import multiprocessing
 import platform
 import resource
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from edit_hooks.inference.items import GenerateItem, ScoreItem
     from edit_hooks.request import EditRequest
 
+ENGINES = ("reference", "fast")
 TEMPLATES = (21, 11, 6)
 SHAPES: dict[str, dict[str, int | float | bool]] = {
     "llama-3-8b": {
@@ -214,10 +222,47 @@ def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float
     return time_seconds(run) / edits
 
 
+def make_trained_editor(setup: Setup, engine: str, editor: str, steps: int) -> Editor[Any]:
+    """An editor with a fixed number of steps and no early stop, as far as it has these settings."""
+    from edit_hooks import load_editor
+
+    wanted = {"num_steps": steps, "early_stop_loss": 0.0, "artifact": "identity", "engine": engine}
+    known = {field.name for field in dataclasses.fields(load_editor(editor).config_class)}
+    made = load_editor(editor, {name: value for name, value in wanted.items() if name in known})
+    made.resolve_config(setup.model, setup.tokenizer)
+    return made
+
+
+def seconds_per_trained_edit(setup: Setup, engine: str, editor: str, edits: int, steps: int) -> float:
+    """Seconds per edit, of ``edits`` independent edits made in one call, after a first one."""
+    made = make_trained_editor(setup, engine, editor, steps)
+    requests = load_requests(setup.args, edits)
+    made.edit(setup.model, setup.tokenizer, requests[:1])
+    return time_seconds(lambda: made.edit(setup.model, setup.tokenizer, requests)) / edits
+
+
+def operations_per_trained_edit(setup: Setup, engine: str, editor: str, edits: int, steps: int) -> float:
+    """Floating-point operations per edit, in 1e9, extrapolated from two short runs: every step costs the same."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    requests = load_requests(setup.args, edits)
+
+    def count(num_steps: int) -> float:
+        made = make_trained_editor(setup, engine, editor, num_steps)
+        with FlopCounterMode(display=False) as counter:
+            made.edit(setup.model, setup.tokenizer, requests)
+        return counter.get_total_flops() / edits / 1e9
+
+    two_steps, three_steps = count(2), count(3)
+    return two_steps + (steps - 2) * (three_steps - two_steps)
+
+
 MEASURES: dict[str, Callable[..., float]] = {
     "edit": seconds_per_edit,
     "case": seconds_per_case,
     "operations": operations_per_edit,
+    "trained edit": seconds_per_trained_edit,
+    "trained operations": operations_per_trained_edit,
 }
 
 
@@ -277,6 +322,30 @@ def print_operations(args: argparse.Namespace, fast_job: Mapping[str, int], refe
         print(f"| {num_templates} templates | {slow:.0f} | {fast:.0f} | {slow / fast:.1f} |", flush=True)
 
 
+def print_gradient_editors(args: argparse.Namespace) -> None:
+    """Print operations, seconds and peak memory of editors that train by gradients, as ratios to the plain loop.
+
+    Operations are counted on the same edits for both; seconds of the plain loop on the first ones.
+    """
+    print("\n| editor | plain 1e9 | fast 1e9 | ratio | plain s | fast s | ratio | plain peak / weights | fast |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    ratios = []
+    for editor in args.editors:
+        job = {"editor": editor, "edits": args.edits, "steps": args.steps}
+        slow_count, fast_count = (
+            measure_in_process(args, "trained operations", engine=engine, **job).value for engine in ENGINES
+        )
+        slow = measure_in_process(args, "trained edit", engine="reference", **{**job, "edits": args.reference_edits})
+        fast = measure_in_process(args, "trained edit", engine="fast", **job)
+        slow_peak, fast_peak = (m.peak_bytes / m.weight_bytes for m in (slow, fast))
+        fewer, faster = slow_count / fast_count, slow.value / fast.value
+        cells = [f"{slow_count:.0f}", f"{fast_count:.0f}", f"{fewer:.1f}", f"{slow.value:.2f}", f"{fast.value:.2f}"]
+        cells += [f"{faster:.1f}", f"{slow_peak:.2f}", f"{fast_peak:.2f}"]
+        print(f"| {editor} | {' | '.join(cells)} |", flush=True)
+        ratios.append(f"{editor}={fewer:.1f}/{faster:.1f}")
+    print("GRADIENT " + " ".join(ratios))
+
+
 def print_growth(args: argparse.Namespace) -> None:
     """Print the fast path's seconds per edit by number of edits, edited layer and templates."""
 
@@ -307,6 +376,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--reference-edits", type=int, default=1, help="edits on which the reference path is timed")
     parser.add_argument("--operations", action="store_true", help="also count operations per edit")
     parser.add_argument("--growth", action="store_true", help="also measure growth with edits, depth and templates")
+    parser.add_argument("--gradient", action="store_true", help="measure the editors that train by gradients instead")
+    parser.add_argument("--editors", nargs="+", default=["ft_m", "ft_l", "lora", "mend"], help="editors of --gradient")
     return parser.parse_args()
 
 
@@ -315,6 +386,9 @@ def main() -> None:
     fast_job = {"edits": args.edits, "steps": args.steps}
     reference_job = {"edits": args.reference_edits, "steps": args.steps}
     print(f"{platform.processor() or platform.machine()}, {args.dtype}, {args.device}; {args.steps} steps")
+    if args.gradient:
+        print_gradient_editors(args)
+        return
     print("| measurement | reference s | fast s | ratio | reference peak / weights | fast peak / weights |")
     print("|---|---|---|---|---|---|")
     ratios, peaks = {}, []

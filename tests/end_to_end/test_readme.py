@@ -83,7 +83,7 @@ def test_lm_eval_commands_run(command, tmp_path, monkeypatch, capsys):
 SMALL = {
     "trace": ["--answer", "predicted", "--num-edits", "2", "--data", "mini"],
     "stats": ["--tokens", "300"],
-    "tune": ["--num-edits", "2", "--trials", "2", "--data", "mini"],
+    "tune": ["--num-edits", "6", "--trials", "2", "--data", "mini"],
 }
 
 

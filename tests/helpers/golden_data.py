@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import lzma
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +25,11 @@ def golden_tensors(relative: str) -> dict[str, torch.Tensor]:
     return load_safetensors(lzma.decompress((GOLDEN / f"{relative}.safetensors.xz").read_bytes()))
 
 
+def golden_names(method: str) -> list[tuple[str, str]]:
+    """(model, case) of every run of a method's own code."""
+    return [(model, name) for model in GOLDEN_MODELS for name in golden_json(f"{method}/{model}")]
+
+
 def golden_case(method: str, model: str, case: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The description and the tensors (names without the case prefix) of one run of a method's own code."""
     prefix = f"{case}."
@@ -45,13 +48,3 @@ def golden_covariance(model: str, layer: int) -> torch.Tensor:
     full[rows, columns] = upper
     full[columns, rows] = upper
     return full
-
-
-def unpack_golden_model(name: str, folder: Path) -> Path:
-    """Write one golden model as an ordinary Hugging Face folder below `folder` and return its path."""
-    target = folder / name
-    if not target.exists():
-        shutil.copytree(GOLDEN / "models" / name, target, ignore=shutil.ignore_patterns("*.xz"))
-        packed = GOLDEN / "models" / name / "model.safetensors.xz"
-        (target / "model.safetensors").write_bytes(lzma.decompress(packed.read_bytes()))
-    return target

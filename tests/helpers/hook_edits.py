@@ -16,6 +16,7 @@ from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_m
 from edit_hooks.inference.decoding import generate
 from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem
 from edit_hooks.inference.scoring import score
+from edit_hooks.memory.side_memory import Memory
 from edit_hooks.modeling.tokens import split_continuation
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
@@ -80,3 +81,22 @@ def texts(
 ) -> list[list[int]]:
     """Generated token ids of every item."""
     return [list(answer.token_ids) for answer in generate(model, tokenizer, items, Limits(), lambda count: None)]
+
+
+def weight_of(model: PreTrainedModel, delta: Delta) -> torch.Tensor:
+    """The weight of the hooked module."""
+    return model.get_submodule(delta.hook_edit.settings["module"]).weight.detach()
+
+
+@torch.no_grad()
+def prompt_distance(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str, memory: Memory, delta: Delta
+) -> float:
+    """The distance of a prompt by hand: the module run with either weight on the prompt's own activations."""
+    module, seen = model.get_submodule(delta.hook_edit.settings["module"]), {}
+    handle = module.register_forward_hook(lambda _m, args, output: seen.update(x=args[0], y=output))
+    model(torch.tensor([tokenizer(text)["input_ids"]]))
+    handle.remove()
+    other = seen["x"] @ (module.weight + memory.change).T
+    act = torch.nn.functional.silu
+    return float((act(other) - act(seen["y"])).norm(dim=-1).mean())

@@ -39,7 +39,7 @@ def serve_corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> HubCorpus:
         corpus.calls.append(("info", repository, revision))
         return Info
 
-    def load(repository: str, config: str | None, *, split: str, revision: str, streaming: bool) -> Any:
+    def load(repository: str, config: str | None, *, split: str, revision: str, streaming: bool = False) -> Any:
         corpus.calls.append(("load", repository, config, split, revision, streaming))
         return load_dataset("json", data_files=str(corpus.shard), split=split, streaming=streaming)
 

@@ -13,3 +13,5 @@ CASES = TESTS / "cases"
 GOLDEN = TESTS / "golden"
 # Published benchmark data that is not part of the repository.
 REAL_DATA = Path(os.environ.get("LM_EDIT_SHARED_DATA") or ROOT.parent / "shared" / "data")
+# The runs that the numbers under GOLDEN were packed from.
+UNPACKED_GOLDEN = REAL_DATA.parent / "golden"

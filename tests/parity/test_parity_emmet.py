@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from golden_data import GOLDEN_MODELS, golden_case
+from golden_data import golden_case, golden_names
 from parity_layers import check_stream, memit_config
 
 from edit_hooks import load_editor
 
-CASES = ("cov-edit0-float64", "cov-batch012", "cov-seq01-2", "two-edit0", "two-batch012-float64")
 # The release adds its updates to the weights in float32, so in float64 what lies behind the first one carries that.
 BOUNDS = {"float32": {"update": 1e-4, "z_delta": 1e-4}, "float64": {"update": 5e-6, "z_delta": 1e-8}}
 
@@ -24,8 +23,7 @@ def config_of(case, model_name):
     }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+@pytest.mark.parametrize(("model_name", "name"), golden_names("emmet"))
 def test_emmet_gives_the_updates_of_the_release(model_name, name, golden_model):
     case, _ = golden_case("emmet", model_name, name)
     loaded = (model_name, *golden_model(model_name, getattr(torch, case["dtype"])))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from golden_data import GOLDEN_MODELS, golden_case, golden_json
+from golden_data import golden_case, golden_json, golden_names
 from parity_layers import check_stream, memit_config
 
 from edit_hooks import load_editor
 
-CASES = ("cov-edit0-float64", "cov-batch012", "cov-seq01-2", "near-batch45-float64", "stop-batch45")
 # The release adds its updates to the weights in float32, so in float64 what lies behind the first one carries that.
 BOUNDS = {"float32": {"update": 1e-4, "z_delta": 1e-4}, "float64": {"update": 5e-6, "z_delta": 1e-8}}
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+@pytest.mark.parametrize(("model_name", "name"), golden_names("pmet"))
 def test_pmet_gives_the_updates_of_the_release(model_name, name, golden_model, tmp_path, monkeypatch):
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
     case, _ = golden_case("pmet", model_name, name)

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from golden_data import golden_case, golden_covariance, golden_json
+from golden_data import golden_case, golden_covariance, golden_json, golden_names
 from parity import golden_requests, relative_error, rome_config
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
 
-ROME_INIT, ROME_RUNNING = "rome-cov-init-lam10-seq012-float64", "rome-cov-running-lam1-seq012"
-CASES = [("tiny-gpt2", ROME_INIT), ("tiny-llama", ROME_INIT), ("tiny-gpt2", ROME_RUNNING)]
-CASES += [("tiny-llama", ROME_RUNNING), ("tiny-llama", "ftm-init-lam1-seq012-float64")]
 # Float32 runs of the release differ from each other by up to 9e-5.
 BOUNDS = {"float32": 5e-4, "float64": 1e-8}
 
@@ -48,7 +45,7 @@ def write_stream(
     return total.T if model_name == "tiny-gpt2" else total  # Conv1D stores [in, out]
 
 
-@pytest.mark.parametrize(("model_name", "name"), CASES)
+@pytest.mark.parametrize(("model_name", "name"), golden_names("simie"))
 def test_simie_gives_the_stream_of_the_release(model_name, name, golden_model):
     case, tensors = golden_case("simie", model_name, name)
     total = write_stream(case, model_name, golden_model)
@@ -60,7 +57,7 @@ def test_simie_gives_the_stream_of_the_release(model_name, name, golden_model):
 
 
 def test_the_two_forms_differ(golden_model):
-    case, _ = golden_case("simie", "tiny-llama", ROME_RUNNING)
+    case, _ = golden_case("simie", "tiny-llama", "rome-cov-running-lam1-seq012")
     running = write_stream(case, "tiny-llama", golden_model)
     initial = write_stream(case, "tiny-llama", golden_model, base_weights="initial")
     assert relative_error(initial, running) > 1e-2

@@ -6,12 +6,11 @@ import contextlib
 
 import pytest
 import torch
-from golden_data import GOLDEN_MODELS, golden_case
+from golden_data import golden_case, golden_names
 from parity import relative_error
 
 from edit_hooks import Delta, EditRequest, edited, load_editor
 
-CASES = ("edit0", "edit4", "batch012", "turns6-b3")
 # The release solves in float32; repeated in float64 it differs from itself by up to 9e-5.
 UPDATE_BOUND = 5e-4
 STATISTICS_BOUND = 1e-4
@@ -22,8 +21,7 @@ def probe(length: int) -> torch.Tensor:
     return torch.cos(torch.arange(length, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("model_name", GOLDEN_MODELS)
+@pytest.mark.parametrize(("model_name", "name"), golden_names("ultraedit"))
 def test_ultraedit_gives_the_updates_of_the_release(model_name, name, golden_model):
     model, tokenizer = golden_model(model_name)
     case, tensors = golden_case("ultraedit", model_name, name)

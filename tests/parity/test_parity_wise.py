@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ def editor_settings(case: dict[str, Any], mask: torch.Tensor) -> dict[str, Any]:
         "act_ratio": settings["act_ratio"],
         "norm_constraint": settings["norm_constraint"],
         "save_every": settings["save_freq"],
+        "merge_every": settings.get("merge_freq", 2 * settings["save_freq"]),
+        "replay": settings.get("replay", False),
         "context_templates": case["context_templates"],
         "loc_prompts": [case["requests"][0]["loc_prompt"]],
         "mask": mask,
@@ -89,7 +92,11 @@ def released_edits(
         seen: list[torch.Tensor] = []
         with pads_hidden(model, tokenizer.pad_token_id, seen):
             history += editor.edit(model, padded, [edit], history=history)
-        assert all(ids.tolist() == fed["input_ids"] for ids in seen)
+        replayed = [past["input_ids"][:-1] for past in case["fed"]]  # without the unrelated row
+        assert seen[0].tolist() == fed["input_ids"]
+        assert all(
+            ids.tolist() in [fed["input_ids"], *(replayed if case["hparams"].get("replay") else [])] for ids in seen
+        )
         assert history[-1].hook_edit.settings["activation"] == case["hparams"]["hidden_act"]
     return history
 
@@ -122,15 +129,36 @@ def test_two_edits_give_the_side_weights_of_the_release(model_name, engine, gold
     ("model_name", "name"), [("tiny-llama", "early-stop-edit1"), ("tiny-gpt2", "early-stop-seq10")]
 )
 def test_long_runs_that_stop_early_follow_the_release(model_name, name, golden_model):
-    """Looser: the release makes one step more before it stops, and its weight decay shrinks the masked entries too."""
+    """As many evaluations and steps as there, and the entries outside the mask shrunk by weight decay."""
     case, tensors = golden_case("wise", model_name, name)
-    mask = golden_mask(case, tensors)
-    deltas = released_edits(case, mask, golden_model(model_name))
+    mask, loaded = golden_mask(case, tensors), golden_model(model_name)
+    deltas = released_edits(case, mask, loaded)
+    weight = loaded[0].get_submodule(deltas[0].hook_edit.settings["module"]).weight.detach()
     for number, (delta, losses) in enumerate(zip(deltas, case["losses"], strict=True), start=1):
         ours = [record["loss"] for record in delta.diagnostics["losses"]]
-        assert len(losses) - 1 <= len(ours) <= len(losses) and delta.diagnostics["stop_reason"] == "loss"
-        assert ours == pytest.approx([record["loss"] for record in losses][: len(ours)], abs=5e-3)
-        (memory,) = MemoryBank.from_hook_edit(delta.hook_edit, mask.float()).memories
-        assert relative_error(memory.change[mask], tensors[f"delta_after_edit{number}"]) < 5e-3
+        assert len(ours) == len(losses) and delta.diagnostics["stop_reason"] == "loss"
+        assert delta.diagnostics["steps"] == case["n_steps"][number - 1]
+        assert ours == pytest.approx([record["loss"] for record in losses], abs=5e-4)
+        (memory,) = MemoryBank.from_hook_edit(delta.hook_edit, weight).memories
+        assert relative_error(memory.change[mask], tensors[f"delta_after_edit{number}"]) < 5e-4
+        kept = (1 - 1e-5 * case["hparams"]["edit_lr"]) ** sum(case["n_steps"][:number])
+        torch.testing.assert_close(memory.change[~mask], weight[~mask] * (kept - 1), rtol=1e-4, atol=0)
         distance = case["activation_distance_after_each_edit"][number - 1]["min"]
-        assert memory.threshold == pytest.approx(distance, rel=5e-3)
+        assert memory.threshold == pytest.approx(distance, rel=5e-4)
+
+
+def test_replay_follows_the_release(golden_model, monkeypatch):
+    """Five edits, merged in twos: losses, thresholds, merged memories; of the recent edits the first is drawn."""
+    monkeypatch.setattr(random.Random, "choice", lambda _self, edits: edits[0])
+    case, _ = golden_case("wise", "tiny-llama", "replay-seq")
+    mask = golden_mask(*golden_case("wise", "tiny-llama", "seq01"))
+    deltas = released_edits(case, mask, loaded := golden_model("tiny-llama"))
+    for delta, losses in zip(deltas, case["losses"], strict=True):
+        ours = [(record["loss"], record["nll"], record["margin"]) for record in delta.diagnostics["losses"]]
+        for found, theirs in zip(ours, losses, strict=True):
+            assert found == pytest.approx((theirs["loss"], theirs["ft"], theirs["act"]), abs=2e-4)
+    weight = loaded[0].get_submodule(deltas[0].hook_edit.settings["module"]).weight.detach()
+    bank = MemoryBank.from_hook_edit(Delta.summed(deltas).hook_edit, weight)
+    assert [memory.threshold for memory in bank.stored] == pytest.approx(case["editing_min_act"], rel=1e-4)
+    assert [float(memory.change.norm()) for memory in bank.stored] == pytest.approx(case["stored_norms"], rel=1e-4)
+    assert float(bank.current.change.norm()) == pytest.approx(case["current_norm"], rel=1e-4)

@@ -39,3 +39,13 @@ def test_the_fast_path_needs_fewer_operations(load_script: Callable[[str], Modul
     setup = engine.Setup(build_model("llama"), build_tokenizer("byte_bpe_bos"), args)
     fast, reference = (engine.operations_per_edit(setup, path, 6, edits=1, steps=20) for path in ("fast", "reference"))
     assert fast < reference
+
+
+@pytest.mark.parametrize("editor", ["ft_m", "lora", "mend"])
+def test_gradient_editors_need_fewer_operations(load_script: Callable[[str], ModuleType], editor: str) -> None:
+    engine = load_script("engine")
+    args = argparse.Namespace(edits_from="bake")
+    setup = engine.Setup(build_model("llama"), build_tokenizer("byte_bpe_bos"), args)
+    fast, plain = (engine.operations_per_trained_edit(setup, path, editor, 2, 5) for path in ("fast", "reference"))
+    assert fast < plain
+    assert engine.seconds_per_trained_edit(setup, "fast", editor, 2, 2) > 0

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from edit_hooks import load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
-from edit_hooks.base.shipped import FOLDER, shipped_config, shipped_files
+from edit_hooks.base.shipped import FOLDER, find_shipped, shipped_files
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.modeling.architectures import ARCHITECTURES
@@ -87,9 +87,9 @@ def test_an_editor_ends_up_with_the_published_values(editor, model):
 
 
 @pytest.mark.parametrize("editor", PUBLISHED)
-def test_the_demo_model_has_its_own_files(editor, caplog):
-    config = load_editor(editor).default_config(model_like(MODELS["gemma-3-270m"]))
-    assert config.layers and max(config.layers) < 18 and "by depth" not in caplog.text
+def test_the_demo_model_has_its_own_files(editor):
+    origin = load_editor(editor).settings_origin(model_like(MODELS["gemma-3-270m"]))
+    assert origin.layers and max(origin.layers) < 18 and not origin.by_depth and len(origin.shipped) == 1
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -124,7 +124,7 @@ def test_a_file_is_found_for_its_model_and_for_no_other(path):
         if all(getattr(config, key, None) == value for key, value in content["matches"].items())
     ]
     assert fitting == [path.stem]
-    assert shipped_config((folder,), config) == read_yaml(path)["config"]
+    assert find_shipped((folder,), config) == (f"{folder}/{path.name}", read_yaml(path)["config"])
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent.name for path in FILES}))

@@ -9,7 +9,7 @@ from state import assert_same_state
 from edit_hooks import EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, NUM_LAYERS, REQUESTS
-from edit_hooks.editors.kn import KNConfig, Neuron, coarse_neurons, select_neurons
+from edit_hooks.editors.kn import LONG_TARGET, LONG_TARGET_WARNING, KNConfig, Neuron, coarse_neurons, select_neurons
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 from edit_hooks.modeling.sampling import greedy_continuation
 from edit_hooks.modeling.tokens import encode, split_continuation
@@ -34,6 +34,25 @@ def test_units_are_selected_by_threshold_and_by_sharing():
 def test_one_step_is_refused():
     with pytest.raises(EditingError, match="at least 2 is needed"):
         load_editor("kn", {"num_steps": 1})
+
+
+def test_the_update_grows_with_the_target_and_long_targets_get_one_warning(tiny_model, tiny_tokenizer, caplog):
+    """Recorded with every long edit and logged once; the original's update is in norms of the output vector."""
+    model, tokenizer = tiny_model("gpt2"), tiny_tokenizer("byte_bpe")
+    targets = ["Rome", "Rome and Paris and Berlin", "Rome and Paris and Berlin and Rome and Paris and Berlin"]
+    requests = [EditRequest(prompt=REQUEST.text, target_new=text, target_true="Paris") for text in targets]
+    editor = load_editor("kn", {"layers": LAYERS})
+    with caplog.at_level("WARNING"):
+        deltas = editor.edit(model, tokenizer, requests)
+    warnings = [delta.diagnostics.get("warnings", []) for delta in deltas]
+    assert warnings == [[], [LONG_TARGET_WARNING], [LONG_TARGET_WARNING]]
+    assert sum("grows with the length" in record.message for record in caplog.records) == 1
+    counts = [delta.diagnostics["target_tokens"] for delta in deltas]
+    assert counts[0] <= LONG_TARGET < counts[1] < counts[2]
+    norms = [max(float(factor.left.norm()) for factor in delta.factors.values()) for delta in deltas]
+    assert norms[0] < norms[1] < norms[2]
+    original = load_editor("kn", {"layers": LAYERS, "factors": "original"}).edit(model, tokenizer, requests[2:])
+    assert "warnings" not in original[0].diagnostics
 
 
 def test_missing_old_answer_is_refused(tiny_model, tiny_tokenizer):

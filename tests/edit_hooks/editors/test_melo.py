@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from hook_edits import EDIT_REQUESTS, make, nll, stream_of
+from safetensors.torch import save_file
 from value_problems import KeepWide
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
-from edit_hooks.editors.melo import MELOConfig, _initial_up, add_point
-from edit_hooks.memory.adapter_database import Adapter, Cluster, Database, Point
+from edit_hooks.editors.melo import MELOConfig, _initial_up, _target_row, add_point
+from edit_hooks.memory.adapter_database import NO_ADAPTER, Adapter, Cluster, Database, Point
 from edit_hooks.modeling.architectures import ARCHITECTURES, map_shape
 from edit_hooks.modeling.tokens import split_continuation
 
@@ -56,7 +57,8 @@ def test_other_target_nearby_splits_and_drops_outside_points():
     assert places(found[1]) == [0.0] and found[1].radius == pytest.approx(0.6, abs=1e-4)
     assert found[2].radius > 0.6 > found[1].radius  # a prompt half way belongs to the newer one
     emptied, _ = add([cluster(-0.5, 0.5)], 0.2, label=5)
-    assert [part.label for part in emptied] == [[5]]  # nothing is left of it
+    assert [part.label for part in emptied] == [[0], [5]]  # it stays, and selects no adapter
+    assert emptied[0].points[0].adapter_id == NO_ADAPTER and places(emptied[0]) == [0.0]
 
 
 def test_the_same_prompt_with_another_target_is_overwritten():
@@ -96,7 +98,8 @@ def test_adapters_are_those_of_a_plain_loop(model_type):
     leaves = []
     for name in names:
         width_out, width_in = map_shape(model.get_submodule(name))
-        leaves.append(_initial_up(request, name, (2, width_in), 0).clone().requires_grad_(True))
+        up = _initial_up(request, name, (2, width_in), (2 * scale) ** -0.5, 0)
+        leaves.append(up.clone().requires_grad_(True))
         leaves.append(torch.zeros(width_out, 2, dtype=torch.float64, requires_grad=True))
     context, target = split_continuation(tokenizer, request.text, f" {request.target_new}")
     ids = torch.tensor([[*context, *target[:-1]]])
@@ -126,6 +129,70 @@ def test_adapters_are_those_of_a_plain_loop(model_type):
         product = scale * leaves[2 * n + 1] @ leaves[2 * n]
         found = adapter.down_DK @ adapter.up_KF
         assert (found - product.detach()).norm() < 1e-8 * product.detach().norm()
+
+
+def test_the_starting_draw_is_as_wide_as_the_released_one():
+    """Uniform within 1 / sqrt(number of blocks x rank), whatever the width of the map."""
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    (delta,) = make("melo", num_steps=1, lr=1e-9, scale=50.0, rank=8).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    (adapters,) = Database.from_hook_edit(delta.hook_edit).adapters.values()
+    for adapter in adapters:
+        largest = float(adapter.up_KF.abs().max())
+        assert 0.9 / 20 < largest <= 1 / 20 + 1e-6
+        assert float(adapter.up_KF.std()) == pytest.approx(1 / 20 / 3**0.5, rel=0.2)
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_given_factors_replace_the_draw(from_file, tmp_path):
+    model, tokenizer = build_model("gpt2"), build_tokenizer("byte_bpe")
+    (name,) = ARCHITECTURES["gpt2"].module_names("mlp_in", EDIT_LAYER)
+    given = 0.1 * torch.randn(map_shape(model.get_submodule(name))[1], 5)
+    save_file({name: given, "other": torch.zeros(1)}, tmp_path / "factors.safetensors")
+    source = str(tmp_path / "factors.safetensors") if from_file else {name: given}
+    settings = {"initial_factors": source, "num_steps": 1, "lr": 1e-9}
+    steps = stream_of("melo", model, tokenizer, EDIT_REQUESTS[:2], **settings)
+    for number, step in enumerate(steps):
+        (adapter,) = Database.from_hook_edit(step.hook_edit).adapters[number]
+        assert torch.allclose(adapter.up_KF.T, given[:, 2 * number : 2 * number + 2], atol=1e-6)
+    with pytest.raises(EditingError, match="enough for 2 edits of rank 2, and this is edit 3"):
+        make("melo", **settings).edit(model, tokenizer, EDIT_REQUESTS[2:3], history=steps)
+
+
+def test_the_query_of_the_whole_text_misses_the_prompt():
+    """Released: the query is that of the last token of prompt, target and end of text."""
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    request, settings = EDIT_REQUESTS[0], {"num_steps": 40, "append_eos": "released", "radius": 1e-4}
+    whole, prompt = (
+        make("melo", **settings, query_token=token).edit(model, tokenizer, [request])[0]
+        for token in ("last_text", "last_prompt")
+    )
+    before = nll(model, tokenizer, request, None)
+    assert nll(model, tokenizer, request, whole) == before and nll(model, tokenizer, request, prompt) < before - 0.5
+    context, target = split_continuation(tokenizer, request.text, f" {request.target_new} ")
+    ids = torch.tensor([[*context, *target, tokenizer.eos_token_id]])
+    padded = torch.cat([torch.full((1, 3), tokenizer.pad_token_id or 0), ids], dim=1)
+    mask = torch.cat([torch.zeros(1, 3, dtype=torch.long), torch.ones_like(ids)], dim=1)
+    with torch.no_grad():
+        plain = model(ids).logits
+        with edited(model, whole):
+            inside, behind_padding = model(ids).logits, model(padded, attention_mask=mask).logits[:, 3:]
+        with edited(model, whole, prompt_lengths=[len(context)]):
+            assert torch.equal(model(ids).logits, inside)  # the text ends where it ends, wherever its prompt does
+    assert (inside - plain).abs().max() > 0.1
+    torch.testing.assert_close(behind_padding, inside, atol=1e-3, rtol=1e-3)
+
+
+def test_end_of_text_is_trained_only_if_it_is_not_the_padding():
+    """The release masks all labels that are the padding token, which on GPT-2 is the end of the text."""
+    tokenizer = build_tokenizer("byte_bpe")
+    config = MELOConfig(append_eos="released", query_token="last_text")
+    rows = []
+    for pad in (None, tokenizer.eos_token, tokenizer.convert_ids_to_tokens(7)):
+        tokenizer.pad_token = pad
+        rows.append(_target_row(tokenizer, EDIT_REQUESTS[0], config))
+    assert rows[0] == rows[1] and rows[2].ids == rows[0].ids and rows[2].labels[:-1] == rows[0].labels
+    assert rows[2].labels[-1][1] == rows[0].ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode([token for _, token in rows[0].labels]) == f" {EDIT_REQUESTS[0].target_new} "
 
 
 def test_the_edited_prompt_is_answered_and_others_are_bit_identical():
@@ -173,6 +240,8 @@ def test_wrong_settings_are_refused():
         ({"layers": [2], "query_layer": 2}, "query_layer=2"),
         ({"rank": 0}, "rank"),
         ({"radius": -1.0}, "radius"),
+        ({"query_token": "last"}, "query_token"),
+        ({"append_eos": "spaced"}, "append_eos"),
     ):
         with pytest.raises(EditingError, match=message):
             load_editor("melo", settings)
@@ -183,3 +252,5 @@ def test_history_of_other_modules_is_refused():
     history = list(make("melo").edit(model, tokenizer, EDIT_REQUESTS[:1]))
     with pytest.raises(EditingError, match="not adapters of"):
         make("melo", layers=[EDIT_LAYER + 1]).edit(model, tokenizer, EDIT_REQUESTS[1:2], history=history)
+    with pytest.raises(EditingError, match="query_token is 'last_text', but the earlier edits"):
+        make("melo", query_token="last_text").edit(model, tokenizer, EDIT_REQUESTS[1:2], history=history)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 
 import pytest
 import torch
-from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, score_item, stream_of
+from hook_edits import EDIT_REQUESTS, SETTINGS, loaded, nll, prompt_distance, score_item, stream_of, weight_of
+from model_shapes import MODELS, model_like
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.tiny_models import NUM_LAYERS
 from edit_hooks.deltas.hook_edit import HookEdit
-from edit_hooks.editors.wise import WISEConfig, _mean_positive, training_rows
+from edit_hooks.editors.wise import WISEConfig, training_rows
 from edit_hooks.inference.items import Limits
 from edit_hooks.inference.scoring import score
 from edit_hooks.locate.context_templates import sample_templates
+from edit_hooks.memory.replay import mean_positive
 from edit_hooks.memory.side_memory import Memory, MemoryBank
+from edit_hooks.prompt_context import qa_context
 
 FAR = "Water freezes at zero degrees and boils at"
 CONFIG = SETTINGS["wise"]
@@ -25,10 +31,6 @@ def single(model_type: str, **overrides) -> Delta:
     model, tokenizer = loaded(model_type)
     (delta,) = load_editor("wise", {**CONFIG, **overrides}).edit(model, tokenizer, EDIT_REQUESTS[:1])
     return delta
-
-
-def weight_of(model, delta: Delta) -> torch.Tensor:
-    return model.get_submodule(delta.hook_edit.settings["module"]).weight.detach()
 
 
 def forced(model, delta: Delta, memory: Memory | None, stored: list[Memory] = ()) -> Delta:
@@ -42,22 +44,61 @@ def forced(model, delta: Delta, memory: Memory | None, stored: list[Memory] = ()
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gptj", "llama"])
-def test_entries_outside_the_mask_stay_and_those_inside_stay_in_the_ball(model_type):
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_the_gradient_changes_entries_of_the_mask_only_and_all_stay_in_the_ball(model_type, weight_decay):
     model, _ = loaded(model_type)
-    delta = single(model_type, norm_constraint=0.01, num_steps=4)
-    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
-    assert torch.count_nonzero(memory.change[~memory.mask]) == 0
-    assert 0 < float(memory.change.abs().max()) <= 0.01
+    radius = 0.01
+    delta = single(model_type, norm_constraint=radius, num_steps=4, weight_decay=weight_decay)
+    weight = weight_of(model, delta)
+    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight).current
+    shrunk = (-weight * (1 - (1 - 0.3 * weight_decay) ** 4)).clamp(-radius, radius)  # lr 0.3
+    torch.testing.assert_close(memory.change[~memory.mask], shrunk[~memory.mask])
+    assert bool((shrunk.abs() == radius).any()) == bool(weight_decay)
+    assert 0 < float(memory.change.abs().max()) <= radius
     assert 0.4 < float(memory.mask.float().mean()) < 0.6  # mask_ratio 0.5
 
 
-def test_weight_decay_shrinks_trained_entries_only():
+@pytest.mark.parametrize("decayed", ["all", "trained"])
+def test_weight_decay_shrinks_every_entry_as_released_or_the_trained_ones(decayed):
     model, _ = loaded("llama")
-    decayed, plain = single("llama", weight_decay=0.1, num_steps=1), single("llama", weight_decay=0.0, num_steps=1)
-    first, second = (MemoryBank.from_hook_edit(d.hook_edit, weight_of(model, d)).current for d in (decayed, plain))
-    expected = -0.3 * 0.1 * weight_of(model, plain) * first.mask  # lr 0.3
+    settings = {"num_steps": 1, "decayed_entries": decayed}
+    shrunk, plain = (single("llama", weight_decay=decay, **settings) for decay in (0.1, 0.0))
+    first, second = (MemoryBank.from_hook_edit(d.hook_edit, weight_of(model, d)).current for d in (shrunk, plain))
+    expected = -0.3 * 0.1 * weight_of(model, plain) * (first.mask if decayed == "trained" else 1)  # lr 0.3
     torch.testing.assert_close(first.change - second.change, expected, atol=1e-5, rtol=1e-4)
-    assert torch.count_nonzero(first.change[~first.mask]) == 0
+
+
+def test_weight_decay_goes_on_in_the_next_edit_and_starts_anew_in_the_next_memory():
+    model, tokenizer = loaded("llama")
+    settings = {**CONFIG, "num_steps": 2, "weight_decay": 0.01, "save_every": 2, "merge_every": 100}
+    steps = stream_of("wise", model, tokenizer, EDIT_REQUESTS[:3], **settings)
+    for delta, num_steps in zip(steps, (2, 4, 2), strict=True):
+        combined = HookEdit.combine([step.hook_edit for step in steps[: steps.index(delta) + 1]])
+        memory = MemoryBank.from_hook_edit(combined, weight_of(model, delta)).memories[0]
+        assert memory.shrink == pytest.approx(1 - (1 - 0.3 * 0.01) ** num_steps)
+
+
+def test_a_run_makes_one_step_after_two_small_losses_that_hardly_differ(monkeypatch):
+    """The release stops on the losses that a step followed, so the evaluation at the stop is a third one."""
+    monkeypatch.setattr("edit_hooks.editors.wise.STOP_LOSS", 1e3)
+    monkeypatch.setattr("edit_hooks.editors.wise.STOP_CHANGE", 1e3)
+    model, tokenizer = loaded("llama")
+    (delta,) = load_editor("wise", CONFIG).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    assert (len(delta.diagnostics["losses"]), delta.diagnostics["steps"]) == (3, 2)
+    assert delta.diagnostics["stop_reason"] == "loss"
+
+
+@pytest.mark.parametrize("layer", range(NUM_LAYERS))
+def test_the_fast_engine_makes_the_same_edit_in_every_block(layer):
+    """Also in the last one, where labels need few positions but distances all of them."""
+    model, tokenizer = loaded("llama")
+    settings = {**CONFIG, "layers": [layer]}
+    (fast,), (plain,) = (
+        load_editor("wise", {**settings, "engine": engine}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+        for engine in ("fast", "reference")
+    )
+    for name in ("distance_in", "distance_out", "final_loss", "final_nll", "update_norm_ratio"):
+        assert fast.diagnostics[name] == pytest.approx(plain.diagnostics[name], rel=1e-4)
 
 
 def test_the_released_mean_counts_one_token_more():
@@ -68,8 +109,8 @@ def test_the_released_mean_counts_one_token_more():
 
 
 def test_margins_are_means_over_violated_entries():
-    assert float(_mean_positive(torch.tensor([-1.0, 2.0, 4.0]))) == 3.0
-    assert float(_mean_positive(torch.tensor([-1.0, -2.0]))) == 0.0
+    assert float(mean_positive(torch.tensor([-1.0, 2.0, 4.0]))) == 3.0
+    assert float(mean_positive(torch.tensor([-1.0, -2.0]))) == 0.0
 
 
 def test_a_given_mask_is_used(tmp_path):
@@ -119,17 +160,98 @@ def test_the_models_last_position_is_needed_where_the_last_token_is_fed():
                 editor.edit(model, tokenizer, [words])
 
 
-def test_a_chat_prompt_is_encoded_with_one_bos():
-    _, tokenizer = loaded("llama")
-    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m['content'] }}>\n{% endfor %}"
+# Shortened forms of the templates of Llama 3 (which begins with BOS) and Qwen2.5 (which adds a system message).
+LLAMA_3 = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n\n{{ m['content'] | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n\n{% endif %}"
+)
+QWEN = (
+    "<|system|>\nYou are helpful.<|end|>\n{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@contextlib.contextmanager
+def chat_template(tokenizer, template: str | None):
+    tokenizer.chat_template = template
     try:
-        row = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))[0]
+        yield
     finally:
         tokenizer.chat_template = None
-    assert row.ids.count(tokenizer.bos_token_id) == 1
-    assert tokenizer.decode(row.ids, skip_special_tokens=True).startswith(f"<{EDIT_REQUESTS[0].text}>\nFr")
+
+
+@pytest.mark.parametrize("chat", [True, "auto"])
+@pytest.mark.parametrize(
+    ("template", "before", "after"),
+    [
+        (LLAMA_3, "<|user|>\n\n", "<|eot|><|assistant|>\n\n"),
+        (QWEN, "<|system|>\nYou are helpful.<|end|>\n<|user|>\n", "<|end|>\n<|assistant|>\n"),
+    ],
+)
+def test_a_chat_edit_feeds_the_released_tokens(template, before, after, chat):
+    """Context template and prompt as the user's turn, the assistant's header, one space, the target; and one BOS.
+
+    The unrelated text is fed without the chat template, as in the release.
+    """
+    _, tokenizer = loaded("llama")
+    settings = {**CONFIG, "context_templates": ["{}", "I saw. {}"], "chat": chat}
+    with chat_template(tokenizer, template):
+        *rows, unrelated = training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**settings))
+    for row, text in zip(rows, (EDIT_REQUESTS[0].text, f"I saw. {EDIT_REQUESTS[0].text}"), strict=True):
+        prompt = f"{tokenizer.bos_token}{before}{text}{after}"
+        whole = tokenizer(f"{prompt} {EDIT_REQUESTS[0].target_new}", add_special_tokens=False)["input_ids"]
+        context = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        assert row.ids == whole and row.ids.count(tokenizer.bos_token_id) == 1
+        assert row.labels == [(column - 1, whole[column]) for column in range(len(context), len(whole))]
+    assert unrelated.ids == tokenizer(CONFIG["loc_prompts"][0])["input_ids"]
+
+
+def test_auto_is_the_chat_template_where_there_is_one_and_no_other_context():
+    _, tokenizer = loaded("llama")
+    bare, asked = (WISEConfig(**{**CONFIG, "chat": chat}) for chat in (False, "auto"))
+    in_qa = EDIT_REQUESTS[0].in_context(qa_context())
+    assert training_rows(tokenizer, EDIT_REQUESTS[0], asked) == training_rows(tokenizer, EDIT_REQUESTS[0], bare)
     with pytest.raises(EditingError, match="no chat template"):
         training_rows(tokenizer, EDIT_REQUESTS[0], WISEConfig(**CONFIG, chat=True))
+    with chat_template(tokenizer, QWEN):
+        assert training_rows(tokenizer, in_qa, asked) == training_rows(tokenizer, in_qa, bare)
+        with pytest.raises(EditingError, match="has a context already"):
+            training_rows(tokenizer, in_qa, WISEConfig(**CONFIG, chat=True))
+
+
+@pytest.mark.parametrize(
+    ("chat", "template", "warned"), [("auto", QWEN, True), ("auto", None, False), (True, QWEN, False)]
+)
+def test_edits_in_chat_by_default_are_named_in_a_warning(chat, template, warned, caplog):
+    model, tokenizer = loaded("llama")
+    with chat_template(tokenizer, template), caplog.at_level("WARNING"):
+        (delta,) = load_editor("wise", {**CONFIG, "num_steps": 1, "chat": chat}).edit(
+            model, tokenizer, EDIT_REQUESTS[:1]
+        )
+    assert ("warnings" in delta.diagnostics) == warned == ("chat:false" in caplog.text)
+
+
+def test_released_chat_and_gpt2_xl_settings_are_selected_by_shape():
+    configs = {name: load_editor("wise").default_config(model_like(shape)) for name, shape in MODELS.items()}
+    assert {name for name, config in configs.items() if config.chat == "auto"} == {"llama-3-8b", "qwen2.5-7b"}
+    xl = configs["gpt2-xl"]
+    assert (xl.layers, xl.module, xl.num_steps, xl.act_ratio) == ([8], "mlp_in", 40, 0.8)
+
+
+def test_unrelated_texts_are_read_from_a_benchmarks_file(tmp_path):
+    """Drawn by the seed and written out in the configuration, so that a file that changes makes another edit."""
+    model, tokenizer = loaded("llama")
+    records = tmp_path / "zsre_mend_train.json"
+    rows = [{"src": "Who?", "loc": f"nq question: who is number {n}", "loc_ans": f"Person {n}"} for n in range(9)]
+    records.write_text(json.dumps(rows), encoding="utf-8")
+    settings = {**CONFIG, "loc_prompts": str(records), "num_loc_prompts": 3}
+    (delta,) = load_editor("wise", settings).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    texts = delta.meta["config"]["loc_prompts"]
+    assert len(set(texts)) == 3 and set(texts) <= {f"nq question: who is number {n} Person {n}" for n in range(9)}
+    (same,) = load_editor("wise", {**settings, "loc_prompts": texts}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    assert same.checksum() == delta.checksum()
+    (other,) = load_editor("wise", {**settings, "seed": 1}).edit(model, tokenizer, EDIT_REQUESTS[:1])
+    assert other.meta["config"]["loc_prompts"] != texts
 
 
 # -- routing ---------------------------------------------------------------------------------------------------------
@@ -152,18 +274,6 @@ def test_rows_of_one_batch_are_routed_separately():
         (unedited,) = score(model, [(job[0], None)], Limits(), lambda count: None)
         changed.append(alone.token_logprobs != unedited.token_logprobs)
     assert changed.count(True) == 3 and changed.count(False) == 2
-
-
-@torch.no_grad()
-def prompt_distance(model, tokenizer, text: str, memory: Memory, delta: Delta) -> float:
-    """The distance of a prompt by hand: the module run with either weight on the prompt's own activations."""
-    module, seen = model.get_submodule(delta.hook_edit.settings["module"]), {}
-    handle = module.register_forward_hook(lambda _m, args, output: seen.update(x=args[0], y=output))
-    model(torch.tensor([tokenizer(text)["input_ids"]]))
-    handle.remove()
-    other = seen["x"] @ (module.weight + memory.change).T
-    act = torch.nn.functional.silu
-    return float((act(other) - act(seen["y"])).norm(dim=-1).mean())
 
 
 def test_an_unrelated_prompt_is_answered_bit_identically():
@@ -256,6 +366,7 @@ def test_memories_are_stored_and_merged_on_schedule(retrieve):
     model, tokenizer = loaded("llama")
     requests = [EditRequest(prompt=f"The river number {n} flows to", target_new="Rome") for n in range(9)]
     schedule = {**CONFIG, "num_steps": 2, "save_every": 2, "merge_every": 4, "retrieve": retrieve, "merge": "linear"}
+    schedule["weight_decay"] = 0.0  # so that a memory is the original outside its mask
     steps = stream_of("wise", model, tokenizer, requests, **schedule)
     shape = weight_of(model, steps[0])
     seen = [MemoryBank.from_hook_edit(HookEdit.combine([d.hook_edit for d in steps[: n + 1]]), shape) for n in range(9)]

@@ -25,7 +25,7 @@ def test_files_folders_and_lists_of_the_same_texts_are_one_corpus(tmp_path):
 
 def test_sampled_text_is_identified_by_its_seed():
     corpus = open_corpus("self", 3)
-    assert corpus.is_sampled and corpus.identity == {"kind": "self", "seed": 3}
+    assert corpus.is_sampled and corpus.identity == {"kind": "self", "seed": 3, "sampler": 2}
 
 
 @pytest.mark.parametrize(

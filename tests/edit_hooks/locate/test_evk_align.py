@@ -14,7 +14,8 @@ from edit_hooks.locate.evk_align import draw_instances, evk_term
 from edit_hooks.modeling.architectures import ARCHITECTURES
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
-ALIGN = {"evk_align": True, "evk_weight": 0.7, "evk_sigma": 0.3, "evk_instances": 3, "evk_top_k": [4, 9]}
+SIGMA = 0.3
+ALIGN = {"evk_align": True, "evk_weight": 0.7, "evk_sigma": SIGMA, "evk_instances": 3, "evk_top_k": [4, 9]}
 # Families that never narrow to float32, so both sides agree to rounding.
 MODEL_TYPES = ["gpt2", "gemma3_text"]
 
@@ -62,7 +63,7 @@ def test_the_term_is_equation_11(model_type, layer, site, engine):
     name = arch.mlp_name(layer) if site == "mlp" else arch.block_name(layer)
     generator = torch.Generator().manual_seed(1)
     delta_ED = torch.randn(len(EDITS), 32, dtype=torch.float64, generator=generator).requires_grad_(True)
-    drawn = [draw_instances(tokenizer, request, 32, config) for request in EDITS]
+    drawn = [draw_instances(tokenizer, request, 32, SIGMA, config) for request in EDITS]
 
     def by_hand(edits: list[int], k: int) -> torch.Tensor:
         losses = []
@@ -96,7 +97,9 @@ def test_noise_is_on_the_drifting_tokens_and_depends_on_the_request_only():
     inside = [a < end and b > start for a, b in ids["offset_mapping"]]
     seen = set()
     for drift in ("subject", "relation", "all"):
-        for instance in draw_instances(tokenizer, request, 32, config_of(model, evk_drifts=[drift], evk_instances=2)):
+        for instance in draw_instances(
+            tokenizer, request, 32, SIGMA, config_of(model, evk_drifts=[drift], evk_instances=2)
+        ):
             touched = (instance.noise_TD != 0).any(1).tolist()
             expected = {
                 "subject": inside,
@@ -108,13 +111,13 @@ def test_noise_is_on_the_drifting_tokens_and_depends_on_the_request_only():
             seen.add(float(instance.noise_TD.sum()))
     assert len(seen) == 6  # every instance has its own noise
     config = config_of(model, evk_instances=12)
-    drawn = draw_instances(tokenizer, request, 32, config)
+    drawn = draw_instances(tokenizer, request, 32, SIGMA, config)
     assert {instance.drift for instance in drawn} == {"subject", "relation", "all"}
-    again = draw_instances(tokenizer, EditRequest(**{**REQUESTS[0], "case_id": "7"}), 32, config)
+    again = draw_instances(tokenizer, EditRequest(**{**REQUESTS[0], "case_id": "7"}), 32, SIGMA, config)
     assert all(torch.equal(a.noise_TD, b.noise_TD) for a, b in zip(drawn, again, strict=True))
-    other = draw_instances(tokenizer, request, 32, config_of(model, evk_instances=12, seed=1))
+    other = draw_instances(tokenizer, request, 32, SIGMA, config_of(model, evk_instances=12, seed=1))
     assert not torch.equal(drawn[0].noise_TD, other[0].noise_TD)
-    (plain, *_) = draw_instances(tokenizer, request, 32, config_of(model, evk_sigma=0.0))
+    (plain, *_) = draw_instances(tokenizer, request, 32, 0.0, config_of(model))
     assert not plain.noise_TD.any() and list(plain.row.ids) == ids["input_ids"]
 
 

@@ -27,14 +27,14 @@ from value_problems import (
 
 from edit_hooks import EditRequest
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
-from edit_hooks.locate import suffix_forward
 from edit_hooks.locate.reference_forward import ReferenceForward
 from edit_hooks.locate.rows import Row
-from edit_hooks.locate.suffix_forward import SuffixForward, group_by_length
+from edit_hooks.locate.suffix_forward import SuffixForward
 from edit_hooks.locate.value_batch import Batch
 from edit_hooks.locate.value_optimization import optimize_values
-from edit_hooks.modeling import prefix_cache
+from edit_hooks.modeling import kv_cache, prefix_cache
 from edit_hooks.modeling.architectures import ARCHITECTURES
+from edit_hooks.modeling.kv_cache import group_by_length
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def _keep_wide() -> Iterator[None]:
 def share_and_group(monkeypatch, *, always: bool) -> None:
     """Share prefixes and split rows into groups always, or never."""
     monkeypatch.setattr(prefix_cache, "MIN_TOKENS_SAVED", 1 if always else 10**9)
-    monkeypatch.setattr(suffix_forward, "MAX_PADDING_CPU", 0 if always else 10**9)
+    monkeypatch.setattr(kv_cache, "MAX_PADDING_CPU", 0 if always else 10**9)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=20), st.integers(0, 30))

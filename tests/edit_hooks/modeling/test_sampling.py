@@ -6,8 +6,10 @@ import pytest
 import torch
 from state import assert_same_state
 
+from edit_hooks import EditingError
 from edit_hooks.contract.state import snapshot
-from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, build_model
+from edit_hooks.modeling import sampling
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.sampling import TOP_K, greedy_continuation, sample_after, sample_documents, sample_texts
 from edit_hooks.modeling.tokens import encode
@@ -116,6 +118,30 @@ def test_documents_begin_with_the_start_token_and_contain_no_other(tiny_model, t
     assert all(len(row) == 20 and row[0] == start for row in rows)
     assert not {token for row in rows for token in row[1:]} & set(many_specials.all_special_ids)
     assert len({tuple(row) for row in rows}) == 6 and sum(counts) == 6 * 19
+
+
+@pytest.mark.parametrize("size", [1300, 1536])  # the last block is padded, and full
+def test_tokens_are_drawn_with_the_probabilities_of_the_softmax(size):
+    generator = torch.Generator().manual_seed(0)
+    logits_V = 2 * torch.randn(size, generator=generator)
+    logits_V[[0, 7, size - 1]] = -torch.inf
+    draws = 20_000
+    counts_V = torch.bincount(sampling._draw(logits_V.repeat(draws, 1), generator), minlength=size)
+    expected_V = draws * logits_V.double().softmax(0)
+    likely_V = expected_V > 5
+    chi_square = ((counts_V - expected_V)[likely_V].square() / expected_V[likely_V]).sum()
+    degrees = int(likely_V.sum())
+    assert abs(float(chi_square) - degrees) < 4 * (2 * degrees) ** 0.5
+    assert not counts_V[logits_V.isinf()].any() and len(counts_V) == size
+
+
+def test_a_model_that_predicts_nan_is_named(tiny_tokenizer):
+    model = build_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3, 3] = torch.nan
+    documents = sample_documents(model, tiny_tokenizer("byte_bpe_bos"), 2, 9, torch.Generator(), lambda _count: None)
+    with pytest.raises(EditingError, match=r"predicts NaN or infinity.*float32"):
+        next(documents)
 
 
 def test_sampling_leaves_the_model_and_global_generators_unchanged(tiny_model, tiny_tokenizer):

@@ -7,7 +7,9 @@ import torch
 from mend_runs import DATA, trainer
 
 from edit_hooks import EditingError, EditRequest, edited, load_editor
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER
 from edit_hooks.gradient.artifact import load_network
+from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.training.edit_data import EditExample, NumberedExample
 
@@ -20,7 +22,7 @@ def test_the_terms_are_those_of_the_edited_weights(tiny_model, tiny_tokenizer, t
     loss.network, _ = load_network(tmp_path)
     example = DATA.validation[0]
     with torch.no_grad():
-        total, terms = loss([NumberedExample(example, 3)], observe=False)
+        ((total, terms),) = loss([[NumberedExample(example, 3)]], observe=False)
     request = EditRequest(prompt=example.prompt, target_new=example.target)
     (delta,) = load_editor("mend", {"artifact": str(tmp_path)}).edit(model, tokenizer, [request])
 
@@ -50,3 +52,24 @@ def test_an_edit_without_locality_texts_borrows_another_edits_prompt(tiny_model,
     loss.train = [bare]
     with pytest.raises(EditingError, match="no locality texts"):
         loss._locality_row(bare, 0)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
+def test_batches_that_share_passes_keep_their_losses_and_gradients(model_type, tiny_model, tiny_tokenizer, tmp_path):
+    """As in one call per batch: terms, statistics and the gradients of the network, float64."""
+    model, tokenizer = tiny_model(model_type, dtype=torch.float64), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
+    numbered = [NumberedExample(example, number) for number, example in enumerate(DATA.train[:5])]
+    batches = [numbered[:2], numbered[2:3], numbered[3:]]
+    outcomes = []
+    for calls in ([batches], [[batch] for batch in batches]):
+        loss = trainer(model, tokenizer, tmp_path, edit_lr=0.1).loss
+        with frozen(model):
+            terms = [term for call in calls for term in loss(call, observe=True)]
+            sum(term.loss for term in terms).backward()
+        gradients = {name: parameter.grad for name, parameter in loss.network.named_parameters()}
+        outcomes.append((terms, gradients, dict(loss.network.named_buffers())))
+    (together, gradients, buffers), (alone, expected_gradients, expected_buffers) = outcomes
+    assert [term.metrics for term in together] == [pytest.approx(term.metrics, abs=1e-10) for term in alone]
+    assert any(gradient.abs().max() > 1e-3 for gradient in gradients.values())
+    torch.testing.assert_close(gradients, expected_gradients, atol=1e-10, rtol=1e-8)
+    torch.testing.assert_close(buffers, expected_buffers, atol=1e-10, rtol=1e-8)

@@ -108,7 +108,11 @@ def test_steps_without_finite_gradients_are_skipped_and_end_a_run(tiny_model, ti
     run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path)
     before = {name: tensor.clone() for name, tensor in run.network.named_parameters()}
     loss = run.loss
-    monkeypatch.setattr(run, "loss", lambda batch, observe: loss(batch, observe)._replace(loss=diverged(run.network)))
+
+    def diverging_loss(batches, observe):
+        return [terms._replace(loss=diverged(run.network)) for terms in loss(batches, observe)]
+
+    monkeypatch.setattr(run, "loss", diverging_loss)
     for step in range(MAX_SKIPPED - 1):
         run._step(step)
     assert run.progress.skipped == MAX_SKIPPED - 1

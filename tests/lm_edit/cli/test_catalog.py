@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from command_line import printed_lines, write_requests
 from paths import RECORDS
 
@@ -23,6 +24,21 @@ def test_editors_are_listed_with_capabilities_and_settings(capsys):
     assert main(["editors", "rome"]) == 0
     settings = {line.split()[0]: line for line in printed_lines(capsys)[2:]}
     assert "float" in settings["lr"] and "0.5" in settings["lr"] and settings["seed"].endswith("at random")
+
+
+@pytest.mark.parametrize(
+    ("editor", "setting", "sources"),
+    [
+        ("simie", "ridge", ["EasyEdit's files", "command line has 1", "its README 10"]),
+        ("emmet", "ridge_single", ["as EasyEdit does", "false: for batches only, as the authors do"]),
+        ("melo", "query_token", ["last_text", "released"]),
+        ("melo", "scale", ["the release's is its number of blocks, 350"]),
+    ],
+)
+def test_settings_in_which_releases_differ_name_them(editor, setting, sources, capsys):
+    assert main(["editors", editor]) == 0
+    (line,) = [line for line in printed_lines(capsys) if line.split()[:1] == [setting]]
+    assert all(source in line for source in sources), line
 
 
 def test_an_unknown_editor_gets_a_hint(capsys):

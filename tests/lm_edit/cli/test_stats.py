@@ -54,7 +54,7 @@ def test_options_select_layers_text_and_precision(run, tmp_path):
     folder = ["--folder", str(tmp_path / "stats")]
     lines = run(*text, *folder, "--threshold", "0.05", "--moment-dtype", "float64")
     assert split_cells(lines[1])[:2] == ["1", "90"]
-    assert any("fewer than twice the keys' width 64" in line for line in lines if line.startswith("warning: layer 1"))
+    assert any("per dimension of the keys (width 64)" in line for line in lines if line.startswith("warning: layer 1"))
     (stored,) = list_stored_moments(tmp_path / "stats")
     assert stored.description["dtype"] == "float64" and stored.description["max_length"] == 12
     settings = MomentSettings(str(path), num_tokens=90, max_length=12, dtype="float64")

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 from command_line import printed_lines, run_verb, split_cells
+from record_files import write_jsonl
+from tuning_cases import CASES
 
 from edit_hooks import load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, build_model
 from edit_hooks.lm.options import EditingOptions
 from lm_edit.cli.main import main
-from lm_edit.tuning.search import FactScore
+from lm_edit.tuning.trials import FactScore
+from lm_eval_tasks.common.cases import Case
 
 
 @pytest.fixture
@@ -34,9 +37,13 @@ def test_a_search_prints_a_table(run, tmp_path, capsys):
     out = tmp_path / "best.yaml"
     code = run(out)
     lines = printed_lines(capsys)
-    rows = [split_cells(line) for line in lines[1:5]]
-    assert lines[0].split()[:2] == ["layers", "S"] and all(re.fullmatch(r"\[\d\]", row[0]) for row in rows)
-    assert any("as shipped" in line for line in lines[1:5])
+    bound, seconds, header, *lines = lines
+    assert re.fullmatch(r"at most \d+ edits", bound) and re.fullmatch(r"\S+ s per edit .*: at most \d+ s", seconds)
+    assert header.split()[:6] == ["layers", "score", "efficacy", "paraphrase", "neighborhood", "stability"]
+    rows = [split_cells(line) for line in lines[:4]]
+    assert all(re.fullmatch(r"\[\d\]", row[0]) for row in rows)
+    assert any("as shipped" in line for line in lines[:4])
+    assert lines[4].endswith("unedited") and split_cells(lines[4])[:2] == ["-", "0.000"]
     best = float(rows[0][1])
     assert (code, out.exists()) == ((0, True) if best > 0 else (1, False))  # a random model may learn nothing at all
 
@@ -47,16 +54,69 @@ def test_the_best_settings_are_accepted_as_editor_args(run, tmp_path, capsys, mo
         value = 0.9 if config.layers == [0] else 0.2
         return [FactScore(value, value, value, config.kl_factor) for _ in cases]
 
-    monkeypatch.setattr("lm_edit.tuning.search._TrialRunner._score_cases", score)
+    monkeypatch.setattr("lm_edit.tuning.trials.TrialRunner._score_cases", score)
     out = tmp_path / "best.yaml"
     assert run(out) == 0
     lines = printed_lines(capsys)
-    assert lines[1].split()[:2] == ["[0]", "0.900"] and lines[-1].startswith(f"written to {out}")
+    (header,) = (number for number, line in enumerate(lines) if line.startswith("layers"))
+    assert lines[header + 1].split()[:2] == ["[0]", "0.900"] and lines[-1].startswith(f"written to {out}")
     text = out.read_text()
-    assert text.startswith("# r_rome for ") and "3 facts of bake from number 2 on, S 0.900" in text
+    assert text.startswith("# r_rome for ") and "3 facts of bake from number 2 on, score 0.900" in text
     options = EditingOptions(editor="r_rome", editor_args=str(out))
     config = load_editor("r_rome", options.overrides).default_config(build_model("llama"))
     assert (config.layers, config.lr, config.num_steps) == ([0], 0.5, 3)
+
+
+@pytest.fixture
+def tune_file(tiny_path, tmp_path):
+    """Run a search on facts of a file; returns the exit code."""
+
+    def tune(cases, editor: str, *arguments: str) -> int:
+        rows = [
+            {
+                "request": case.request.to_dict(),
+                **({"paraphrases": [question.prompt for question in case.paraphrases]} if case.paraphrases else {}),
+                "neighbors": [{"prompt": question.prompt, "answer": question.wanted} for question in case.neighbors],
+            }
+            for case in cases
+        ]
+        path = write_jsonl(tmp_path / "facts.jsonl", rows)
+        model = ["--pretrained", str(tiny_path("llama")), "--device", "cpu", "--store", "off"]
+        facts = ["--edits", str(path), "--num-edits", str(len(cases))]
+        return main(["tune", *model, "--editor", editor, *facts, *arguments])
+
+    return tune
+
+
+def test_the_step_that_was_found_is_said(tune_file, capsys):
+    assert tune_file(CASES, "ft_m", "--editor-args", "lr:5e-6;num_steps:4", "--layers", "1") == 0
+    bound, _, *lines = printed_lines(capsys)
+    assert re.fullmatch(r"at most \d+ edits: 18 to find a step that takes, \d+ to search around it", bound)
+    (step,) = (line for line in lines if line.startswith("step: lr "))
+    assert float(step.split()[2].rstrip(",")) >= 1e-3 and "5e-06 (0.00)" in step
+    assert lines[-1] == "1 of 3 facts have no paraphrases; that column is of the others"
+
+
+def test_a_search_without_paraphrases_says_so(tune_file, capsys):
+    case = Case(CASES[0].request, [], CASES[0].neighbors)
+    tune_file([case], "ft_m", "--editor-args", "num_steps:1", "--lr", "0.1", "--layers", "1")
+    assert "no fact has paraphrases: the score says nothing about generalization (GS)" in printed_lines(capsys)
+
+
+def test_a_search_in_which_all_candidates_fail_says_so(tune_file, capsys):
+    cases = [CASES[1]]  # without the old answer, which kn needs
+    assert tune_file(cases, "kn", "--editor-args", "num_steps:2", "--layers", "1") == 1
+    lines = printed_lines(capsys)
+    assert lines[-2].startswith("every candidate failed") or lines[-1].startswith("every candidate failed")
+    assert any("has no 'target_true'" in line for line in lines)
+
+
+def test_an_editor_that_nothing_makes_take_ends_with_the_reason(tune_file, tmp_path, capsys):
+    out = tmp_path / "best.yaml"
+    arguments = ("--editor-args", "num_steps:2", "--out", str(out))
+    assert tune_file(CASES, "broken_editors:Effect", *arguments) == 1 and not out.exists()
+    (line,) = (line for line in printed_lines(capsys) if line.startswith("no lr from 0.0005 to "))
+    assert "makes broken_editors:Effect take" in line and line.endswith("nothing is written")
 
 
 @pytest.mark.parametrize(

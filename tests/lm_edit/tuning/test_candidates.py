@@ -20,7 +20,7 @@ def test_candidates_cover_depths_and_combinations(model):
     candidates = make_candidates("r_rome", model, {"lr": 0.4}, {"clamp_factor": [1.0, 4.0]})
     default_layers = load_editor("r_rome").default_config(model).layers
     assert default_layers == [3] and candidates[0] == {"lr": 0.4, "layers": default_layers}
-    product = {(layer, lr, clamp) for layer in (1, 2, 3, 5, 7) for lr in (0.08, 0.4) for clamp in (1.0, 4.0)}
+    product = {(layer, lr, clamp) for layer in (1, 2, 3, 5, 7) for lr in (0.12, 0.4, 1.2) for clamp in (1.0, 4.0)}
     rest = {(*c["layers"], round(c["lr"], 6), c["clamp_factor"]) for c in candidates[1:]}
     assert rest == product - {(3, 0.4, 4.0)}  # that one is the first
     assert len({json.dumps(c, sort_keys=True) for c in candidates}) == len(candidates)
@@ -41,7 +41,17 @@ def test_a_relative_step_is_varied_where_no_lr_is_known(model):
     sizes = {candidate["relative_update"] for candidate in candidates if "relative_update" in candidate}
     assert len(sizes) == 3 and max(sizes) / min(sizes) == pytest.approx(10)
     with_lr = make_candidates("ultraedit", model, {"lr": 1e-3}, {"layers": [[1]]})
-    assert {candidate["lr"] for candidate in with_lr} == {1e-3, 2e-4}
+    assert {candidate["lr"] for candidate in with_lr} == {1e-3, 3e-4, 3e-3}
+
+
+def test_default_depths_that_an_editor_refuses_are_left_out():
+    candidates = make_candidates("melo", build_model("llama"), {}, {"lr": [1e-3]})
+    assert {tuple(candidate["layers"]) for candidate in candidates} == {
+        (1,),
+        (2,),
+    }  # melo looks prompts up a block below
+    with pytest.raises(EditingError, match="a block before"):
+        make_candidates("melo", build_model("llama"), {}, {"lr": [1e-3], "layers": [[0]]})
 
 
 def test_unknown_settings_and_layers_are_refused(model):
@@ -57,3 +67,11 @@ def test_a_sample_starts_with_the_first_candidate_and_depends_on_the_seed():
     assert len(sample) == 5 and sample[0] == candidates[0] and all(c in candidates for c in sample)
     assert sample == sample_candidates(candidates, 5, seed=0) != sample_candidates(candidates, 5, seed=1)
     assert sample_candidates(candidates, None, seed=0) == sample_candidates(candidates, 20, seed=0) == candidates
+
+
+def test_candidates_around_a_step_found_begin_with_it(model):
+    around = make_candidates("r_rome", model, {}, {"layers": [[1], [2]]}, step_size=5.0)
+    assert around[0]["layers"] == [3] and "lr" not in around[0] and around[1] == {"layers": [1], "lr": 5.0}
+    assert {candidate["lr"] for candidate in around[1:]} == {1.5, 5.0, 15.0}
+    assert sample_candidates(around, 2, seed=0, keep=2) == around[:2]
+    assert len(sample_candidates(around, 4, seed=0, keep=2)) == 4

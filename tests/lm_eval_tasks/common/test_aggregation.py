@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -152,6 +153,24 @@ def test_edit_summary_averages_what_is_there() -> None:
             "seconds_per_edit": 1.12,  # (1 + 1/2 + 3/2 + 6/4) / 4
         }
     assert edit_summary([None, None]) == edit_summary([]) == "{}"
+
+
+@pytest.mark.parametrize(
+    ("edit", "count"),
+    [
+        ({"initial_nll": 5.0, "final_nll": 0.1, "final_loss": 6.0}, 0),  # the loss has other terms
+        ({"initial_nll": 5.0, "final_nll": 4.99}, 1),
+        ({"initial_nll": 5.0, "final_loss": 7.0}, 1),
+        ({"initial_nll": 0.03, "final_nll": 0.03}, 0),  # likely from the start
+        ({"initial_nll": None, "final_nll": 3.0}, 0),
+        ({"final_nll": 3.0}, 0),  # unknown
+        ({"initial_nll": 5.0, "final_nll": 5.0, "error": "not finite"}, 0),
+    ],
+)
+def test_edits_whose_target_becomes_no_likelier_are_counted(edit: dict[str, Any], count: int) -> None:
+    assert (
+        json.loads(edit_summary([edit, {"initial_nll": 4.0, "final_nll": 1.0}])).get("target_nll_not_lower", 0) == count
+    )
 
 
 def test_lm_eval_knows_our_aggregations_and_still_knows_its_own() -> None:

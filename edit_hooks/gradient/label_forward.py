@@ -1,0 +1,199 @@
+"""Forward passes to the labels of a batch of rows, repeated while some linear maps are trained.
+
+:class:`PlainLabelForward` runs every token through the whole model and forms all logits, as the released loops do.
+:class:`CachedLabelForward` computes the same losses up to rounding and skips constant parts:
+
+- the blocks below the first trained map, and of its block the parts that do not depend on it, run once;
+- the last block projects its attention and runs its MLP at the label positions only;
+- the vocabulary is read once per pass, in slices, for the labels of all rows: losses and their gradients come from the
+  same read, and no tensor of all logits exists (:mod:`edit_hooks.modeling.vocab_loss`).
+
+Shapes: R rows, T columns, L labels, P distinct label positions, d residual width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from edit_hooks.gradient.labeled_rows import LabeledRows
+from edit_hooks.modeling.architectures import architecture_of, decoder_of, num_layers
+from edit_hooks.modeling.hooks import (
+    CachedOutput,
+    Registration,
+    hooks,
+    on_input,
+    on_output,
+    outputs_replaced,
+    record_output,
+    select_positions,
+    stop_after,
+)
+from edit_hooks.modeling.lm_head import ModelHead, default_max_logits
+from edit_hooks.modeling.tensors import at_least_float32
+from edit_hooks.modeling.vocab_loss import vocab_losses
+
+
+class LabelForward(Protocol):
+    """Repeated forward passes over one batch of rows.
+
+    Attributes:
+        rows: the batch.
+    """
+
+    rows: LabeledRows
+
+    def nll(self) -> torch.Tensor:
+        """Negative log-likelihood [L] of every label in nats, on the device of the rows; differentiable."""
+
+    def select(self, keep_R: torch.Tensor) -> None:
+        """Drop rows (boolean mask)."""
+
+
+class PlainLabelForward:
+    """Every token of every row through all blocks, and logits at every position."""
+
+    def __init__(self, model: Any, rows: LabeledRows, trained: Sequence[str]) -> None:
+        self.model, self.rows = model, rows
+
+    def nll(self) -> torch.Tensor:
+        rows = self.rows
+        logits_RTV = self.model(input_ids=rows.ids_RT, attention_mask=rows.mask_RT, use_cache=False).logits
+        device = logits_RTV.device
+        logits_LV = at_least_float32(logits_RTV[rows.row_L.to(device), rows.column_L.to(device)])
+        nll_L = nn.functional.cross_entropy(logits_LV, rows.token_L.to(device), reduction="none")
+        return nll_L.to(rows.token_L.device)
+
+    def select(self, keep_R: torch.Tensor) -> None:
+        self.rows = self.rows.select(keep_R)
+
+
+class _FixedModules(NamedTuple):
+    """A module whose output does not depend on the trained maps, and the modules that return it."""
+
+    source: str
+    replaces: tuple[str, ...]
+
+
+class CachedLabelForward:
+    """Forward passes without their constant parts.
+
+    Args:
+        trained: names of the linear maps whose output may change between passes; their weights or hooks on them.
+    """
+
+    def __init__(self, model: Any, rows: LabeledRows, trained: Sequence[str]) -> None:
+        self.model, self.rows = model, rows
+        self.arch = architecture_of(model)
+        self.head = ModelHead(model)
+        self.first_block = next(
+            layer for layer in range(num_layers(model)) if _any_within(trained, self.arch.block_name(layer))
+        )
+        self.fixed = self._fixed_modules(trained)
+        self.outputs = self._run_fixed()
+        last = num_layers(model) - 1
+        position_wise = [*self.arch.module_names("attention_out", last), self.arch.mlp_name(last)]
+        self.at_labels = [name for name in position_wise if not _any_within(trained, name)]
+
+    def _fixed_modules(self, trained: Sequence[str]) -> list[_FixedModules]:
+        """The blocks below the first trained map, and in its block the attention and the MLP up to the map."""
+        arch, first = self.arch, self.first_block
+        fixed = []
+        if first > 0:
+            below = tuple(arch.block_name(layer) for layer in range(first))
+            fixed.append(_FixedModules(below[-1], below))
+        attention, mlp_in = arch.attention.format(first), arch.module_names("mlp_in", first)
+        if not _any_within(trained, attention):
+            fixed.append(_FixedModules(attention, (attention,)))
+            if not any(_any_within(trained, name) for name in mlp_in):
+                fixed += [_FixedModules(name, (name,)) for name in mlp_in]
+        return fixed
+
+    @torch.no_grad()
+    def _run_fixed(self) -> list[CachedOutput]:
+        """Run the model up to the first trained block; the outputs of the fixed modules."""
+        if not self.fixed:
+            return []
+        outputs: dict[str, CachedOutput] = {}
+        submodule = self.model.get_submodule
+        with (
+            hooks(*(record_output(outputs, source, submodule(source)) for source, _ in self.fixed)),
+            stop_after(submodule(self.arch.block_name(self.first_block))),
+        ):
+            self._decode()
+        return [outputs[source] for source, _ in self.fixed]
+
+    def _decode(self) -> torch.Tensor:
+        """Last hidden states [R, T, d]."""
+        inputs = {"input_ids": self.rows.ids_RT, "attention_mask": self.rows.mask_RT}
+        return decoder_of(self.model)(**inputs, use_cache=False).last_hidden_state
+
+    def nll(self) -> torch.Tensor:
+        return shared_nll([self.label_states()], [self])[0]
+
+    def label_states(self) -> torch.Tensor:
+        """Inputs of the head at the labels, [L, d]; differentiable."""
+        rows = self.rows
+        width = rows.ids_RT.shape[1]
+        position_P, index_L = (rows.row_L * width + rows.column_L).unique(return_inverse=True)
+        row_P, column_P = position_P // width, position_P % width
+        with self._fixed_replaced(), hooks(*self._confined(row_P, column_P)):
+            states_PD = select_positions(row_P, column_P)(self._decode())[0]
+        return states_PD[index_L.to(states_PD.device)]
+
+    @contextlib.contextmanager
+    def _fixed_replaced(self) -> Iterator[None]:
+        """Let the fixed modules return their cached outputs."""
+        with contextlib.ExitStack() as scope:
+            for (_, replaces), output in zip(self.fixed, self.outputs, strict=True):
+                modules = [self.model.get_submodule(name) for name in replaces]
+                scope.enter_context(outputs_replaced(modules, output.as_output()))
+            yield
+
+    def _confined(self, row_P: torch.Tensor, column_P: torch.Tensor) -> list[Registration]:
+        """Hooks that run the last block's position-wise modules at the label positions; zeros elsewhere.
+
+        The residual stream is then wrong at all other positions, where nothing reads it.
+        """
+        shape = self.rows.ids_RT.shape
+
+        def spread(output_1PD: torch.Tensor) -> torch.Tensor:
+            index = row_P.to(output_1PD.device), column_P.to(output_1PD.device)
+            return output_1PD.new_zeros(*shape, output_1PD.shape[2]).index_put(index, output_1PD[0])
+
+        modules = [self.model.get_submodule(name) for name in self.at_labels]
+        select = select_positions(row_P, column_P)
+        return [on_input(module, select) for module in modules] + [on_output(module, spread) for module in modules]
+
+    def select(self, keep_R: torch.Tensor) -> None:
+        self.rows = self.rows.select(keep_R)
+        self.outputs = [
+            output._replace(hidden=output.hidden[keep_R.to(output.hidden.device)]) for output in self.outputs
+        ]
+
+
+def shared_nll(states: Sequence[torch.Tensor], forwards: Sequence[CachedLabelForward]) -> list[torch.Tensor]:
+    """:meth:`LabelForward.nll` of several batches of one model, with one read of the vocabulary.
+
+    Args:
+        states: :meth:`CachedLabelForward.label_states` of every batch.
+    """
+    states_LD = torch.cat(list(states))
+    token_L = torch.cat([forward.rows.token_L for forward in forwards])
+    nll_L = vocab_losses(forwards[0].head, states_LD, token_L, None, default_max_logits(states_LD.device)).nll_L
+    return list(nll_L.to(token_L.device).split([len(forward.rows.token_L) for forward in forwards]))
+
+
+ENGINES: dict[str, type[CachedLabelForward] | type[PlainLabelForward]] = {
+    "fast": CachedLabelForward,
+    "reference": PlainLabelForward,
+}
+
+
+def _any_within(names: Sequence[str], module: str) -> bool:
+    """Whether one of the names is the module or part of it."""
+    return any(name == module or name.startswith(f"{module}.") for name in names)

@@ -1,0 +1,33 @@
+"""Sizes of models and activations, and free memory of their device."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+MEMINFO = Path("/proc/meminfo")  # of Linux
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Size of the parameters, tied ones once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def bytes_per_token(model: Any) -> int:
+    """Approximate size of the activations of all blocks that one token keeps for a backward pass."""
+    config = model.config.get_text_config()
+    width = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    element = model.get_input_embeddings().weight.element_size()
+    return config.num_hidden_layers * (16 * config.hidden_size + 4 * width) * element
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of a GPU, or memory available to new processes; ``None`` where the system does not report it."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = re.search(r"MemAvailable:\s*(\d+) kB", MEMINFO.read_text()) if MEMINFO.is_file() else None
+    return int(available[1]) * 1024 if available else None
