@@ -63,7 +63,8 @@ class ItemBuilder:
         decoding = request.doc.get("asked", {}).get("decoding")
         if decoding is None:
             return self.generate_item(*request.args).item
-        return self.decoded_item(*request.args, Decoding.from_json(decoding)).item
+        context, gen_kwargs = request.args
+        return self.decoded_item(context, gen_kwargs, Decoding.from_json(decoding)).item
 
     def score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Build an item for scoring a target; its tokens are those past the end of the context."""
@@ -108,6 +109,8 @@ class ItemBuilder:
         built = self.generate_item(context, {name: value for name, value in gen_kwargs.items() if name not in own})
         item = replace(
             built.item,
+            stops=built.item.stops if decoding.until is None else tuple(stop for stop in decoding.until if stop),
+            max_new_tokens=decoding.max_new_tokens or built.item.max_new_tokens,
             ignore_end=decoding.ignore_end,
             sampling=decoding.sampling,
             max_thought_tokens=decoding.max_thought_tokens,

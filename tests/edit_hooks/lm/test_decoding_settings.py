@@ -1,0 +1,100 @@
+"""Decoding settings of single questions, through the model class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_runs import build, case, instance
+
+from edit_hooks.answers import GeneratedText
+from edit_hooks.contract.tiny_models import save_tiny
+from edit_hooks.decoding import Decoding, Sampling
+from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.utils.errors import EditingError
+
+PROMPT = "Port Elna is the capital of"
+TASK = {"until": ["e"], "max_gen_toks": 6}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("tiny"), "llama"))
+
+
+@pytest.fixture(scope="module")
+def lm(model_path: str) -> EditedHFLM:
+    return build(model_path)
+
+
+def generate(
+    lm: EditedHFLM, *settings: Decoding | None, model: str = "edited", task: Any = TASK
+) -> list[GeneratedText]:
+    """Answers to one prompt under different settings of the question."""
+    requests = []
+    for decoding in settings:
+        asked = {"model": model, "decoding": None if decoding is None else decoding.to_json()}
+        requests.append(instance({**case(), "asked": asked}, PROMPT, dict(task), "generate_until"))
+    return [answer.final for answer in lm.generate_until(requests)]
+
+
+def test_a_question_without_settings_has_those_of_its_task(lm: EditedHFLM) -> None:
+    plain, same = generate(lm, None, Decoding())
+    assert plain == same and len(plain.token_ids or ()) <= 6
+
+
+def test_an_answer_as_long_as_a_text_is_not_stopped_earlier(lm: EditedHFLM) -> None:
+    """AR-MATCH: as many tokens as the gold answer has behind the prompt."""
+    for gold in (" Dravonia", " the old town of Dravonia by the sea"):
+        tokens = len(lm.tokenizer(PROMPT + gold)["input_ids"]) - len(lm.tokenizer(PROMPT)["input_ids"])
+        (exact,) = generate(lm, Decoding(length_of=gold))
+        assert len(exact.token_ids or ()) == tokens and exact.stop == "length"
+
+
+def test_a_question_has_its_own_length_and_stops(lm: EditedHFLM) -> None:
+    free, longer = generate(lm, Decoding(until=()), Decoding(until=(), max_new_tokens=12, ignore_end=True))
+    assert len(longer.token_ids or ()) == 12 and (longer.token_ids or ())[:6] == free.token_ids
+    (stopped,) = generate(lm, Decoding(until=(free.raw[3],), max_new_tokens=12))
+    assert stopped.stop == "stop_string" and free.raw[3] in stopped.raw
+
+
+def test_draws_are_the_same_in_any_order_and_differ_from_each_other(lm: EditedHFLM, model_path: str) -> None:
+    settings = [Decoding(until=(), sampling=Sampling(seed=4, draw=number, top_k=20)) for number in range(7)]
+    together = generate(lm, *settings)
+    assert len({answer.token_ids for answer in together}) > 3
+    assert generate(lm, *settings[::-1])[::-1] == together
+    assert [generate(build(model_path, max_batch_tokens=40), one)[0] for one in settings[:2]] == together[:2]
+    (other,) = generate(lm, Decoding(until=(), sampling=Sampling(seed=5, top_k=20)))
+    assert other.token_ids != together[0].token_ids
+
+
+def test_draws_of_the_unedited_model_are_stored_under_their_seed(model_path: str, tmp_path: Path) -> None:
+    first, second = (Decoding(until=(), sampling=Sampling(seed=seed)) for seed in (1, 2))
+    fresh = generate(build(model_path), first, second, model="unedited")
+    assert generate(build(model_path, tmp_path), first, model="unedited") == fresh[:1]
+    again = build(model_path, tmp_path)  # finds the first, and must not take it for the second
+    assert generate(again, first, second, model="unedited") == fresh
+
+
+def test_sampling_asked_for_by_a_task_is_still_refused(lm: EditedHFLM) -> None:
+    with pytest.raises(EditingError, match="editing benchmarks decode greedily"):
+        generate(lm, None, task={**TASK, "do_sample": True, "temperature": 0.7})
+    sampled = {**TASK, "do_sample": True, "temperature": 0.7, "top_k": 3}  # as a task writes them for stock models
+    assert generate(lm, Decoding(sampling=Sampling(temperature=0.7, top_k=3)), task=sampled)
+
+
+@pytest.mark.parametrize(
+    ("decoding", "message"),
+    [({"max_tokens": 3}, "Did you mean 'max_new_tokens'"), ({"sampling": {"top_p": 2.0}}, "top_p is 2.0")],
+)
+def test_settings_that_are_not_accepted_are_errors(lm: EditedHFLM, decoding: dict[str, Any], message: str) -> None:
+    doc = {**case(), "asked": {"model": "edited", "decoding": decoding}}
+    with pytest.raises(EditingError, match=message):
+        lm.generate_until([instance(doc, PROMPT, dict(TASK), "generate_until")])
+
+
+def test_an_unknown_model_to_ask_is_an_error(lm: EditedHFLM) -> None:
+    doc = {**case(), "asked": {"model": "both models"}}
+    with pytest.raises(EditingError, match="edited, unedited, both are accepted"):
+        lm.generate_until([instance(doc, PROMPT, dict(TASK), "generate_until")])
