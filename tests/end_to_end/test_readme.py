@@ -99,9 +99,10 @@ def test_lm_edit_commands_run(command, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.skipif(not demo_available(), reason="the demo extra is not installed")
 def test_the_quickstart_runs(tmp_path):
-    """The README's first command, with one case instead of six, in the environment of this test run."""
+    """The README's first command, with one case instead of six and few steps, in the environment of this test run."""
+    options = ["--limit", "1", "--model_args", "editor_args=num_steps:3", "--output_path", str(tmp_path / "results")]
     output = run_command(
-        ["bash", str(ROOT / "scripts/quickstart.sh"), "--limit", "1", "--output_path", str(tmp_path / "results")],
+        ["bash", str(ROOT / "scripts/quickstart.sh"), *options],
         tmp_path,
         LM_EDIT_VENV=sys.prefix,
         OMP_NUM_THREADS="1",
