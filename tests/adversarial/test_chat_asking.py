@@ -78,7 +78,7 @@ def test_a_rendered_chat_has_one_bos(chat_model: Any, family: str) -> None:
     lm = chat_model(family)
     prompt = lm.apply_chat_template(MESSAGES)
     scored = lm.items.score_item(prompt, "Velm").item.context
-    generated = lm.items.greedy_item(prompt, (), 4).item.context
+    generated = lm.items.generate_item(prompt, {"max_gen_toks": 4}).item.context
     edited = encode(lm.tokenizer, prompt).ids
     assert list(scored)[:2] == list(generated)[:2] == edited[:2]
     wanted = int(FAMILIES[family].bos is not None and prompt.startswith(str(FAMILIES[family].bos)))

@@ -109,7 +109,7 @@ def test_add_bos_token_holds_for_edits_and_questions(model_path: str, adds_bos: 
     request = EditRequest(prompt="{} is the capital of", subject="Port Elna", target_new="Dravonia")
     edited = rewriting_row(lm.tokenizer, request, "{}").ids
     scored = lm.items.score_item(PROMPT, " Dravonia").item.context
-    generated = lm.items.greedy_item(PROMPT, (), 2).item.context
+    generated = lm.items.generate_item(PROMPT, {"max_gen_toks": 2}).item.context
     assert [ids.count(bos) for ids in (edited, scored, generated)] == [int(adds_bos)] * 3
 
 
@@ -250,7 +250,7 @@ def test_a_prompt_that_ends_the_thought_is_answered_at_once(thinker: Callable[..
     lm = thinker(FINISHED, think_end_token="#")
     answer = generated(lm, "<think># ")
     assert answer.thought is None and not answer.unfinished
-    assert lm.items.greedy_item(PROMPT, (), 4).item.think_end is not None
+    assert lm.items.generate_item(PROMPT, {"max_gen_toks": 4}).item.think_end is not None
 
 
 def test_targets_are_not_scored_as_thoughts(thinker: Callable[..., EditedHFLM]) -> None:

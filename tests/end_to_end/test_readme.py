@@ -138,7 +138,8 @@ def test_editor_tables_agree_with_the_registry():
 
     assert sorted(rows(described)) == sorted(EDITORS)
     assert set(rows(measured)) <= {"unedited", *EDITORS}
-    assert rows(measured).count("unedited") == 2  # single edits and the stream, each beside doing nothing
+    tables = measured.count("\n|---")
+    assert rows(measured).count("unedited") == tables > 0  # every table shows doing nothing
 
 
 def test_task_table_names_real_tasks():
