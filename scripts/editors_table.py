@@ -20,12 +20,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from _readme_section import replace_section
 from measure_editors import PARTS, PLAN, SEEDS, Job, Row, draws_nothing, read_result
 
 ROOT = Path(__file__).resolve().parents[1]
 SUMMARY = ROOT / "docs" / "measured_editors.json"
 README = ROOT / "edit_hooks" / "README.md"
-BEGIN, END = "<!-- measured editors: begin -->", "<!-- measured editors: end -->"
+SECTION = "measured editors"
 Z95 = 1.959964
 GROUP_ORDER = ("nothing", "weights", "hooks", "context")
 # part -> (heading, task, metric)
@@ -175,22 +176,13 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def updated(text: str, section: str) -> str:
-    """The README's text with the section between the markers replaced."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{section}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite or check the README."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the README is out of date")
     check = parser.parse_args(arguments).check
     text = README.read_text(encoding="utf-8")
-    new = updated(text, render(json.loads(SUMMARY.read_text(encoding="utf-8"))))
+    new = replace_section(text, SECTION, render(json.loads(SUMMARY.read_text(encoding="utf-8"))))
     if new == text:
         return 0
     if check:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from _readme_section import replace_section
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "docs" / "published_tables.yaml"
-BEGIN, END = "<!-- published tables: begin -->", "<!-- published tables: end -->"
+SECTION = "published tables"
 
 
 def render(benchmark: dict[str, Any]) -> str:
@@ -41,15 +42,6 @@ def render(benchmark: dict[str, Any]) -> str:
     return "\n".join([*papers, "", *tables, "", *editors])
 
 
-def updated(text: str, section: str) -> str:
-    """The README's text with the section between the markers replaced."""
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise SystemExit(f"no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{section}\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite or check the READMEs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -59,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, benchmark in yaml.safe_load(SOURCE.read_text(encoding="utf-8")).items():
         path = ROOT / "lm_eval_tasks" / name / "README.md"
         text = path.read_text(encoding="utf-8")
-        if (new := updated(text, render(benchmark))) != text:
+        if (new := replace_section(text, SECTION, render(benchmark))) != text:
             stale.append(path)
             if not check:
                 path.write_text(new, encoding="utf-8")

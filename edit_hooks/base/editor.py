@@ -140,7 +140,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         )
 
     def guesses(self, config: ConfigT) -> Sequence[str]:
-        """Hook: clauses about settings besides ``layers`` that nobody has chosen for the model."""
+        """Hook: clauses about settings besides ``layers`` that were not chosen for the model."""
         return ()
 
     def check_settings(self, outline: nn.Module) -> None:

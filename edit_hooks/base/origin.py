@@ -22,7 +22,7 @@ class SettingsOrigin:
         shipped: shipped files, selected by the shape of the model.
         given: settings given by the user. settings_file: the file that holds them.
         layers: the edited blocks. by_depth: they are a share of the depth, because no file and no user names them.
-        guesses: further settings that nobody has chosen for this model, as clauses.
+        guesses: further settings that were not chosen for this model, as clauses.
     """
 
     editor: str

@@ -254,7 +254,7 @@ class WISE(Editor[WISEConfig]):
                 if job.config.replay and len(bank.past.rows) < bank.num_edits:
                     raise EditingError(
                         "replay=true, but the earlier edits of this stream were made with replay=false and did not "
-                        "store their texts; start the stream anew, or go on with replay=false."
+                        "store their texts; start the stream again, or continue it with replay=false."
                     )
                 deltas.append(_edit(job, request, bank, name))
                 job.progress(1)

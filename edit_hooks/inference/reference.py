@@ -7,6 +7,7 @@ Slow and simple. ``engine=reference`` uses it, and so do tests of :mod:`edit_hoo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import nn
@@ -89,7 +90,7 @@ class _Draw(LogitsProcessor):
         chosen = self.draw.token(scores[0])
         drawn = torch.full_like(scores, -torch.inf)
         drawn[0, chosen] = 0.0
-        return drawn  # type: ignore
+        return cast(torch.FloatTensor, drawn)
 
 
 def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> GeneratedText:

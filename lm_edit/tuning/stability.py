@@ -1,7 +1,7 @@
 """Stability: how far an edit leaves the answers near its prompt as they were.
 
 "Near" is an edit prompt whose input embeddings carry Gaussian noise on the tokens of the subject, of the relation or of
-all of it: a fact that nobody wrote down, close to the edited one ("Beyond Local Edits: Embedding-Virtualized
+all of it: a virtual fact close to the edited one ("Beyond Local Edits: Embedding-Virtualized
 Knowledge ..."). With p the unedited model's next-token distribution after such an instance and q the edited model's,
 
     drift = KL(p || q) in nats,    stability = mean over a fact's instances of exp(-drift), in 0..1;

@@ -82,7 +82,7 @@ def test_a_part_is_run_and_its_scores_are_kept_by_case(
     assert result["limit"] == 2 and len(result["scores"]["bake_es"]["es_prob"]) == 2
     assert {"bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj", "qaedit_wild_reliability"} == set(result["scores"])
     assert all(score in (None, 0.0, 1.0) for score in result["scores"]["bake_rj"]["rjs_prob"])
-    assert "es_gen_em" not in result["scores"]["bake_es"]  # nothing was generated in vain
+    assert "es_gen_em" not in result["scores"]["bake_es"]  # likelihoods only
     assert result["runs"][0]["editor_config"]["num_facts"] == 1 and len(result["runs"][0]["weights"]) == 64
     assert list(tmp_path.glob("*.part")) == []
 

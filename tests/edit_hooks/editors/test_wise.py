@@ -68,7 +68,7 @@ def test_weight_decay_shrinks_every_entry_as_released_or_the_trained_ones(decaye
     torch.testing.assert_close(first.change - second.change, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_weight_decay_goes_on_in_the_next_edit_and_starts_anew_in_the_next_memory():
+def test_weight_decay_continues_in_the_next_edit_and_restarts_in_the_next_memory():
     model, tokenizer = loaded("llama")
     settings = {**CONFIG, "num_steps": 2, "weight_decay": 0.01, "save_every": 2, "merge_every": 100}
     steps = stream_of("wise", model, tokenizer, EDIT_REQUESTS[:3], **settings)

@@ -51,7 +51,7 @@ def test_draws_follow_the_distribution() -> None:
 def jobs(sampling: Sampling | None, **settings: object) -> list[tuple[GenerateItem, Delta | None]]:
     model, tokenizer = model_and_tokenizer()
     items = [GenerateItem(tuple(tokenizer(prompt)["input_ids"]), (), 8, sampling=sampling) for prompt in PROMPTS]
-    return [(replace(item, **settings), delta) for item in items for delta in edits(model).values()]  # type: ignore
+    return [(replace(item, **settings), delta) for item in items for delta in edits(model).values()]
 
 
 def answer(questions: list[tuple[GenerateItem, Delta | None]], limits: Limits | None = None) -> list[GeneratedText]:
