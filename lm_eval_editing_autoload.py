@@ -99,7 +99,7 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
             add_anomalies(results)
         return results
 
-    simple_evaluate._lm_eval_editing = True  # type: ignore[attr-defined]
+    vars(simple_evaluate)["_lm_eval_editing"] = True
     vars(evaluator)["simple_evaluate"] = simple_evaluate
 
 
@@ -120,7 +120,7 @@ def _print_anomalies(utils: "ModuleType") -> None:
 
         return f"{printed}{table_note(result_dict)}"
 
-    make_table._lm_eval_editing = True  # type: ignore[attr-defined]
+    vars(make_table)["_lm_eval_editing"] = True
     vars(utils)["make_table"] = make_table
 
 

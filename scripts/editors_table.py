@@ -30,22 +30,23 @@ SECTION = "measured editors"
 Z95 = 1.959964
 GROUP_ORDER = ("nothing", "weights", "hooks", "context")
 # part -> (heading, task, metric)
+SAMPLE_COLUMNS = (
+    ("ES", "bake_es", "es_prob"),
+    ("GS", "bake_gs", "gs_prob"),
+    ("LS", "bake_ls", "ls_prob"),
+    ("RQS", "bake_rq", "rqs_prob"),
+    ("RJS", "bake_rj", "rjs_prob"),
+    ("WILD EM", "qaedit_wild_reliability", "reliability_wild_em"),
+)
 COLUMNS = {
-    "single": (
-        ("ES", "bake_es", "es_prob"),
-        ("GS", "bake_gs", "gs_prob"),
-        ("LS", "bake_ls", "ls_prob"),
-        ("RQS", "bake_rq", "rqs_prob"),
-        ("RJS", "bake_rj", "rjs_prob"),
-        ("WILD EM", "qaedit_wild_reliability", "reliability_wild_em"),
-    ),
+    "single": SAMPLE_COLUMNS,
+    "stream48": SAMPLE_COLUMNS,
     "stream200": (
         ("ES", "counterfact_flat_es", "es_prob"),
         ("GS", "counterfact_flat_gs", "gs_prob"),
         ("LS", "counterfact_flat_ls", "ls_prob"),
     ),
 }
-COLUMNS["stream48"] = COLUMNS["single"]
 TITLES = {
     "single": "Single edits, each on the unedited model",
     "stream48": "A stream of 48 edits, the 48 cases scored after the last step",

@@ -1,6 +1,6 @@
 """All editors on the demo model: single edits, and streams of 48 and 200 edits.
 
-    python scripts/measure_editors.py --out results/editors                  # a day on two CPU cores; resumes
+    python scripts/measure_editors.py --out results/editors                  # many hours on two CPU cores; resumes
     python scripts/measure_editors.py --out results/editors --rows tuned/rome tuned/memit --parts single --seeds 0
     python scripts/measure_editors.py --out results/editors --summary docs/measured_editors.json   # after the runs
     python scripts/editors_table.py                             # renders that file into edit_hooks/README.md

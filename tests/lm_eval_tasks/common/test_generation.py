@@ -1,4 +1,4 @@
-"""Probes with decoding settings of their own: requests, answers, and what stock model classes are told."""
+"""Probes with decoding settings of their own: requests, answers, and the generation settings of stock model classes."""
 
 from __future__ import annotations
 
