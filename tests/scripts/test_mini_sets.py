@@ -97,6 +97,22 @@ def test_held_out_facts_are_other_facts() -> None:
     assert not subjects[0] & subjects[1]
 
 
+def test_the_builder_leaves_out_every_fact_with_a_name_of_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import build_mini_bake
+
+    relations = build_mini_bake.without_names(build_mini_bake.load_relations(), BAKE)
+    for name in ("_mini_common", "build_mini_bake"):
+        sys.modules.pop(name, None)
+    left = {relation.name: {tuple(fact) for fact in relation.facts} for relation in relations}
+    taken = {(r["relation"], r["requested_rewrite"]["subject"]) for r in BAKE}
+    taken |= {(r["relation"], r["requested_rewrite"]["target_new"]["str"]) for r in BAKE}
+    assert sum(map(len, left.values())) > 40
+    assert not {(relation, word) for relation, facts in left.items() for fact in facts for word in fact} & taken
+    built = {(r["requested_rewrite"]["subject"], r["requested_rewrite"]["target_true"]["str"]) for r in HELD_OUT}
+    assert built <= set().union(*left.values())
+
+
 def test_bake_prompts_have_the_subject_in_different_places() -> None:
     places = [record["requested_rewrite"]["prompt"].index("{}") for record in BAKE]
     at_start = sum(place == 0 for place in places)

@@ -407,3 +407,15 @@ def test_a_resumed_stream_is_the_same_stream(model_path, tmp_path, monkeypatch):
     resumed = run(build(model_path, tmp_path, **STREAM), BAKE)
     assert len(calls) == 1 + len((RECORDS / "bake_qa.jsonl").read_text().splitlines())
     assert json.dumps([flat(a) for a in answers(uninterrupted)]) == json.dumps([flat(a) for a in answers(resumed)])
+
+
+def test_the_published_filter_holds_at_every_stage_of_a_stream(model_path):
+    """The unedited model answers the helper once; its answer decides at all stages."""
+    lm = build(model_path, mode="sequential", edits="qaedit", num_edits=4, data=str(RECORDS / "qaedit.jsonl"))
+    settings = {"mode": "sequential", "num_edits": 4}
+    results = run(lm, ["qaedit_wild_reliability"], data="qaedit.jsonl", settings=settings, limit=4)
+    row = results["results"]["qaedit_wild_reliability"]
+    name = "reliability_wild_em_initially_wrong"
+    for stage in ("", "@immediate"):
+        counts = [row[f"{name}{stage}_{count},none"] for count in ("n", "excluded", "failed")]
+        assert counts[0] + counts[1] == 4 and counts[2] == 0
