@@ -132,18 +132,20 @@ class StreamPosition:
     """Position of a case in a stream of edits.
 
     Attributes:
-        edited: the case's edit is in the final model.
-        step: the step of the case's edit, counted from 0; ``None`` if the stream does not contain it.
+        edited: the case's edits, if it has any, are in the final model.
+        step: the step of the case's last edit, counted from 0; ``None`` if the stream lacks one, or if there is none.
         num_edits: number of edits in the final model, fewer than planned if the guard stopped the stream.
+        cases_before: number of cases that the stream edits before this step; 0 without a step.
     """
 
     edited: bool
     step: int | None
     num_edits: int
+    cases_before: int
 
     @property
     def not_in_stream(self) -> bool:
-        """Whether the stream does not contain the case's edit."""
+        """Whether the stream lacks an edit of the case."""
         return self.step is None and not self.edited
 
 

@@ -14,7 +14,7 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
 from edit_hooks.deltas.saved import check_base, read_deltas, require_saved_edit, save_edits
-from edit_hooks.lm.edit_sources import load_edits
+from edit_hooks.lm.edit_sources import load_edited_cases
 from edit_hooks.lm.independent import FailedEdit
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.request import RequestGroup, require_subjects
@@ -68,7 +68,8 @@ def make_edits(
     lm = EditedHFLM(**model_options, **plan_options)
     settings = {"data": data} if data else {"pretrained": None if lm.is_demo else True}
     groups = lm.plan.groups or tuple(
-        (request.in_context(lm.edit_context),) for request in load_edits(edits, settings, num_edits)
+        tuple(request.in_context(lm.edit_context) for request in case)
+        for case in load_edited_cases(edits, settings, num_edits)
     )
     if lm.editor.needs_subject:
         require_subjects([request for group in groups for request in group], lm.editor.name)

@@ -2,55 +2,80 @@
 
 ``edits=`` names a benchmark, or a JSON or JSONL file of edit requests.
 
-Benchmarks belong to a package above this one, which registers a function ``(name, settings) -> edit requests`` as the
-entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
+Benchmarks belong to a package above this one, which registers a function ``(name, settings) -> edit requests of each
+case`` as the entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edit_hooks.request import EditRequest
+from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
 from edit_hooks.utils.plugins import import_object, registered
+
+log = get_logger("lm_eval.edited_hf")
 
 ENTRY_POINTS = "lm_eval_editing.edit_sources"
 
 
 def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) -> list[EditRequest]:
-    """The first ``num_edits`` edits of a benchmark or of a file; all by default.
+    """The distinct edits of the first ``num_edits`` cases; see :func:`load_edited_cases`."""
+    distinct: dict[str, EditRequest] = {}
+    for case in load_edited_cases(source, settings, num_edits):
+        for request in case:
+            distinct.setdefault(request.key, request)
+    return list(distinct.values())
+
+
+def load_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int | None) -> list[RequestGroup]:
+    """The edits of each of the first ``num_cases`` cases of a benchmark or of a file; of all by default.
+
+    Cases may share edits.
 
     Args:
-        source: name of the benchmark, or path of the file.
+        source: name of the benchmark, or path of the file, each of whose records is a case with one edit.
         settings: for benchmarks: ``data``, ``data_revision``, ``bad_records``, ``pretrained``.
 
     Raises:
-        EditingError: for an unknown source, malformed lines, too few edits, and duplicate edits.
+        EditingError: for an unknown source, malformed lines, and too few cases.
     """
     if is_file(source):
         rows = read_rows(user_path(source, "file of edit requests"), "file of edit requests")
-        requests = [EditRequest.from_dict(row, where=where) for where, row in rows]
+        cases: list[RequestGroup] = [(EditRequest.from_dict(row, where=where),) for where, row in rows]
     else:
-        requests = _from_benchmark(source, settings)
-    if num_edits is not None:
-        require_whole("num_edits", num_edits)
-        if num_edits > len(requests):
-            raise EditingError(f"num_edits={num_edits}, but {source} has {len(requests)} edits.")
-        requests = requests[:num_edits]
-    seen: dict[str, EditRequest] = {}
-    for request in requests:
-        if request.key in seen:
-            raise EditingError(
-                f"edits={source}: cases {seen[request.key].case_id} and {request.case_id} are the same edit; "
-                "a stream that makes it twice would score it twice. Remove one."
-            )
-        seen[request.key] = request
-    return requests
+        cases = _from_benchmark(source, settings)
+    if num_cases is not None:
+        require_whole("num_edits", num_cases)
+        if num_cases > len(cases):
+            raise EditingError(f"num_edits={num_cases}, but {source} has {len(cases)} edited cases.")
+        cases = cases[:num_cases]
+    _warn_of_repeated(source, cases)
+    return cases
+
+
+def _warn_of_repeated(source: str, cases: Sequence[RequestGroup]) -> None:
+    first: dict[frozenset[str], RequestGroup] = {}
+    repeated = []
+    for case in cases:
+        key = frozenset(request.key for request in case)
+        if first.setdefault(key, case) is not case:
+            repeated.append((first[key][0].case_id, case[0].case_id))
+    if repeated:
+        log.warning(
+            "edits=%s: %d of %d cases have the same edits as an earlier one, first case %s and %s; they are made once, "
+            "and every case is scored.",
+            source,
+            len(repeated),
+            len(cases),
+            *repeated[0],
+        )
 
 
 def is_file(source: str) -> bool:
@@ -58,13 +83,13 @@ def is_file(source: str) -> bool:
     return Path(source).suffix in (".jsonl", ".json")
 
 
-def _from_benchmark(name: str, settings: Mapping[str, Any]) -> list[EditRequest]:
-    """The edits of a benchmark, from the registered function."""
+def _from_benchmark(name: str, settings: Mapping[str, Any]) -> list[RequestGroup]:
+    """The edits of each case of a benchmark, from the registered function."""
     entry = registered(ENTRY_POINTS).get("benchmarks")
     if entry is None:
         raise EditingError(
             f"edits={name}: no package with benchmarks is registered. Install lm-eval-editing (in a clone: "
             "pip install -e ., again after an update), or give a JSON or JSONL file of edit requests."
         )
-    load: Callable[[str, Mapping[str, Any]], list[EditRequest]] = import_object(entry.value, "edit source")
+    load: Callable[[str, Mapping[str, Any]], list[RequestGroup]] = import_object(entry.value, "edit source")
     return load(name, settings)

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor, position_limit
-from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
+from edit_hooks.lm.writing import write_together
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.request import EditRequest, RequestGroup
@@ -201,7 +201,7 @@ class IndependentEdits:
         A case with several edits is not: a part of them is another edit.
         """
         made = any(isinstance(edit, Delta) for edit in self._edits.values())
-        delta, unusable = edit_usable(self._write_jointly, group, edits_made=made)
+        delta, unusable = edit_usable(self._write_together, group, edits_made=made)
         if unusable and (not self.partial_groups or len(unusable) == len(group)):
             self._edits[group_key(group)] = FailedEdit(next(iter(unusable.values())))
             return
@@ -210,17 +210,8 @@ class IndependentEdits:
             warn_of_unusable("edits of a group", unusable, len(group))
         self._save(group, delta, time.perf_counter() - began)
 
-    def _write_jointly(self, group: Sequence[EditRequest]) -> Delta:
-        """Compute one delta for several requests."""
-        if self.editor.supports_joint:
-            (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), joint=True)
-            return delta
-        steps: list[Delta] = []
-        with AppliedDeltas(self.model) as applied:
-            for request in group:
-                steps += self.editor.edit(self.model, self.tokenizer, [request], history=steps)
-                applied.add(steps[-1])
-        return Delta.summed(steps)
+    def _write_together(self, group: Sequence[EditRequest]) -> Delta:
+        return write_together(self.editor, self.model, self.tokenizer, group)
 
     def _save(self, group: RequestGroup, delta: Delta, seconds: float) -> None:
         delta.diagnostics["seconds"] = round(seconds, 4)

@@ -40,7 +40,7 @@ from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
-from edit_hooks.lm.edit_sources import is_file, load_edits
+from edit_hooks.lm.edit_sources import is_file, load_edited_cases
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
@@ -369,14 +369,16 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if options.edits is None:
             return EditPlan()
         settings = {"data": options.data} if options.data else {"pretrained": None if self.is_demo else True}
-        requests = load_edits(options.edits, settings, options.num_edits)
-        size = options.group_size or options.edit_batch_size or (len(requests) if options.mode == "batch" else 1)
+        cases = load_edited_cases(options.edits, settings, options.num_edits)
+        size = options.group_size or options.edit_batch_size or (len(cases) if options.mode == "batch" else 1)
         if size > 1 and not options.group_size and not self.editor.supports_joint:
             raise EditingError(
-                f"editor {options.editor!r} writes one request at a time, but the run has steps of {size} edits; use "
+                f"editor {options.editor!r} writes one request at a time, but the run has steps of {size} cases; use "
                 "mode=sequential,edit_batch_size=1 or an editor that writes batches."
             )
-        return EditPlan(chunked(requests, size), not options.group_size, parse_checkpoints(options.checkpoints))
+        cumulative = not options.group_size
+        groups = chunked(cases, size, cumulative=cumulative)
+        return EditPlan(groups, cumulative, parse_checkpoints(options.checkpoints))
 
     def _find_unusable(self, requests: Sequence[EditRequest], fail_if_all: bool = True) -> dict[str, str]:
         """Request key -> reason for the requests that the editor cannot use, with a warning; needs no weights.

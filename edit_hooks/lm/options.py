@@ -70,10 +70,11 @@ class EditingOptions:
         store: folder of the content-addressed store, or ``off``.
         max_batch_tokens: bound on the tokens of one answering pass.
         edits: batch and sequential: source of the edits, a benchmark's name or a JSONL file of edit requests.
-        num_edits: batch and sequential: number of edits, from the start of the source; all by default.
-        edit_batch_size: sequential: edits written in one step.
-        group_size: batch: edits per group, each group on the unedited model (k-edit settings).
-        checkpoints: sequential: numbers of edits after which all cases edited so far are answered as well.
+        num_edits: batch and sequential: number of edited cases, from the start of the source; all by default. A case
+            is one edit, or several in benchmarks of multi-hop questions; an edit that cases share is made once.
+        edit_batch_size: sequential: cases whose edits are written in one step.
+        group_size: batch: cases per group, each group on the unedited model (k-edit settings).
+        checkpoints: sequential: numbers of cases after which all cases edited so far are answered as well.
         immediate: sequential: also answer every case right after its own edit.
         retention: sequential: answer all earlier cases after every step (the triangular matrix; slow).
         guard: sequential: ``report`` or ``stop`` if the edited weights or the model's loss diverge.

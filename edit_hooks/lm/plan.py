@@ -1,9 +1,12 @@
-"""`EditPlan`: groups of requests that are written together, and their order.
+"""`EditPlan`: cases whose edits are written together, and their order.
 
 Modes: ``none`` (no edit), ``single`` (each case's own edits on the unedited model), ``batch`` (all edits at once, or
-groups of ``group_size`` edits, each group on the unedited model), ``sequential`` (a stream in steps of
-``edit_batch_size`` on the same weights) and ``loaded`` (all questions under one saved edit). In ``batch`` and
+groups of ``group_size`` cases, each group on the unedited model), ``sequential`` (a stream in steps of
+``edit_batch_size`` cases on the same weights) and ``loaded`` (all questions under one saved edit). In ``batch`` and
 ``sequential`` the edits come from ``edits=``, never from the documents of the tasks.
+
+A case is one edit, or several (a multi-hop question). Sizes and checkpoints count cases, as the k-edit settings of
+MQuAKE do. An edit that several cases share is made once: in a stream at its first case, else once per group.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, RequestGroup
@@ -20,33 +24,85 @@ from edit_hooks.utils.errors import EditingError
 
 MODES = ("none", "single", "batch", "sequential", "loaded")
 
+Cases: TypeAlias = tuple[RequestGroup, ...]
+
 
 @dataclass(frozen=True)
 class EditPlan:
     """The groups of requests of a run.
 
     Attributes:
-        groups: requests written together, in order; empty for ``none`` and ``single``.
+        cases: per group, the requests of each case; empty for ``none`` and ``single``. :func:`chunked` makes it.
         unusable: request key -> reason for requests that keep their place in a group and are not written.
         cumulative: groups are written one after another on the same weights.
-        checkpoints: numbers of edits after which all cases edited so far are answered as well.
+        checkpoints: numbers of cases after which all cases edited so far are answered as well.
     """
 
-    groups: tuple[RequestGroup, ...] = ()
+    cases: tuple[Cases, ...] = ()
     cumulative: bool = False
     checkpoints: tuple[int, ...] = ()
     unusable: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        planned = sum(len(group) for group in self.groups)
+        planned = sum(map(len, self.cases))
         beyond = [checkpoint for checkpoint in self.checkpoints if checkpoint > planned]
         if beyond:
-            raise EditingError(f"checkpoints={beyond} lie beyond the {planned} edits of this run.")
+            raise EditingError(f"checkpoints={beyond} lie beyond the {planned} edited cases of this run.")
 
     @functools.cached_property
-    def group_of(self) -> Mapping[str, int]:
-        """Request key -> index of its group."""
-        return {request.key: index for index, group in enumerate(self.groups) for request in group}
+    def groups(self) -> tuple[RequestGroup, ...]:
+        """The distinct requests that are written together; in a stream without those of earlier groups."""
+        made: set[str] = set()
+        groups = []
+        for cases in self.cases:
+            distinct = {request.key: request for request in _requests(cases) if request.key not in made}
+            groups.append(tuple(distinct.values()))
+            if self.cumulative:
+                made |= distinct.keys()
+        return tuple(groups)
+
+    @functools.cached_property
+    def request_keys(self) -> list[str]:
+        """Keys of all requests, sorted."""
+        return sorted(self._groups_with)
+
+    def group_of(self, requests: Sequence[EditRequest]) -> int | None:
+        """Index of the group under which a case with these requests is answered.
+
+        In a stream, that in which the last of them is made. Otherwise the first group that has the case, or else the
+        first that has all its requests.
+
+        Returns:
+            ``None`` if there is no such group, and for no requests.
+        """
+        keys = [request.key for request in requests]
+        if not keys or not all(key in self._groups_with for key in keys):
+            return None
+        if self.cumulative:
+            return max(self._groups_with[key][0] for key in keys)
+        own = self._group_of_case.get(frozenset(keys))
+        if own is not None:
+            return own
+        shared = set.intersection(*(set(self._groups_with[key]) for key in keys))
+        return min(shared) if shared else None
+
+    @functools.cached_property
+    def _groups_with(self) -> Mapping[str, list[int]]:
+        """Request key -> indices of the groups in which it is written."""
+        found: dict[str, list[int]] = {}
+        for index, group in enumerate(self.groups):
+            for request in group:
+                found.setdefault(request.key, []).append(index)
+        return found
+
+    @functools.cached_property
+    def _group_of_case(self) -> Mapping[frozenset[str], int]:
+        """Keys of a case's requests -> index of the first group with such a case."""
+        found: dict[frozenset[str], int] = {}
+        for index, cases in enumerate(self.cases):
+            for case in cases:
+                found.setdefault(frozenset(request.key for request in case), index)
+        return found
 
     def usable(self, group: RequestGroup) -> RequestGroup:
         """The requests of a group that are written."""
@@ -59,22 +115,49 @@ class EditPlan:
 
     def in_context(self, context: PromptContext) -> EditPlan:
         """The same plan with its edits made in a context."""
-        groups = tuple(tuple(request.in_context(context) for request in group) for group in self.groups)
-        return dataclasses.replace(self, groups=groups)
+
+        def case_in_context(case: RequestGroup) -> RequestGroup:
+            return tuple(request.in_context(context) for request in case)
+
+        return dataclasses.replace(self, cases=tuple(tuple(map(case_in_context, cases)) for cases in self.cases))
 
     def edits_after(self, step: int) -> int:
         """Number of edits in the groups up to and including ``step``, without unusable ones."""
         return sum(len(self.usable(group)) for group in self.groups[: step + 1])
 
+    def cases_before(self, step: int) -> int:
+        """Number of cases in the groups before ``step``."""
+        return sum(map(len, self.cases[:step]))
+
     def checkpoint_steps(self) -> dict[int, int]:
-        """Checkpoint (number of planned edits) -> the first step that reaches it."""
-        planned = list(itertools.accumulate(len(group) for group in self.groups))
+        """Checkpoint (number of planned cases) -> the first step that reaches it."""
+        planned = list(itertools.accumulate(map(len, self.cases)))
         return {
             checkpoint: next(step for step, number in enumerate(planned) if number >= checkpoint)
             for checkpoint in self.checkpoints
         }
 
 
-def chunked(requests: Sequence[EditRequest], size: int) -> tuple[RequestGroup, ...]:
-    """Consecutive groups of ``size`` requests; the last may be smaller."""
-    return tuple(tuple(requests[start : start + size]) for start in range(0, len(requests), size))
+def chunked(cases: Sequence[RequestGroup], size: int, *, cumulative: bool) -> tuple[Cases, ...]:
+    """Consecutive groups of ``size`` cases; the last may be smaller.
+
+    In a stream, cases without an edit of their own (earlier cases made them all) belong to the step before, so that
+    every step writes something.
+    """
+    groups = [tuple(cases[start : start + size]) for start in range(0, len(cases), size)]
+    if not cumulative:
+        return tuple(groups)
+    made: set[str] = set()
+    steps: list[Cases] = []
+    for group in groups:
+        keys = {request.key for request in _requests(group)}
+        if steps and keys <= made:
+            steps[-1] += group
+        else:
+            steps.append(group)
+        made |= keys
+    return tuple(steps)
+
+
+def _requests(cases: Sequence[RequestGroup]) -> Iterator[EditRequest]:
+    return itertools.chain.from_iterable(cases)

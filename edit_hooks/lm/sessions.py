@@ -38,13 +38,20 @@ AnswerJobs: TypeAlias = Callable[[Sequence[tuple[Item, Delta | None]]], Sequence
 Answers: TypeAlias = Mapping[Item, ModelAnswer]
 
 
+ABOUT_NO_EDIT = FailedAnswer(
+    "the question is about no edit, and this run has no one edited model to ask; use mode=sequential, mode=batch "
+    "without group_size, or load_edit=",
+    is_failure=False,
+)
+
+
 @dataclass(frozen=True)
 class Question:
     """One question of a case.
 
     Attributes:
         item: the question as token ids.
-        requests: the edits of its case.
+        requests: the edits of its case; empty for a question about no edit, which an edited model is asked as a whole.
         asked: the model whose answer is needed, or both.
     """
 
@@ -145,7 +152,9 @@ class SavedEditSession(Session):
         for question in questions:
             saved = self.requests
             edited = saved is None or all(request.without_context.key in saved for request in question.requests)
-            position = StreamPosition(edited=edited, step=0 if edited else None, num_edits=len(saved or ()))
+            position = StreamPosition(
+                edited=edited, step=0 if edited else None, num_edits=len(saved or ()), cases_before=0
+            )
             source = answers if question.ask_edited else unedited
             final = _with_unedited(source[question.item], question, unedited)
             results.append(EditedAnswer(final=final, edit=self.report if edited else None, position=position))
@@ -205,9 +214,8 @@ class SingleEditSession(Session):
     def _group_of(self, question: Question) -> RequestGroup | None:
         if not self.plan.groups:
             return question.requests
-        indices = [self.plan.group_of.get(request.key) for request in question.requests]
-        first = indices[0]
-        return self.plan.usable(self.plan.groups[first]) if first is not None and len(set(indices)) == 1 else None
+        index = self.plan.group_of(question.requests)
+        return None if index is None else self.plan.usable(self.plan.groups[index])
 
     def _assemble(
         self,
@@ -216,10 +224,14 @@ class SingleEditSession(Session):
         answers: Mapping[tuple[str, Item], ModelAnswer],
         unedited: Answers,
     ) -> EditedAnswer:
+        if not question.requests:
+            if question.ask_edited:
+                return EditedAnswer(final=ABOUT_NO_EDIT)
+            return EditedAnswer(final=_with_unedited(unedited[question.item], question, unedited))
         if group is None:
             return EditedAnswer(
                 final=_edit_failed("this case's edits are not (all) in one group of this run's edits"),
-                position=StreamPosition(edited=False, step=None, num_edits=self.plan.num_edits),
+                position=StreamPosition(edited=False, step=None, num_edits=self.plan.num_edits, cases_before=0),
             )
         unusable = [reason for request in question.requests if (reason := self.plan.unusable.get(request.key))]
         if unusable:
@@ -235,7 +247,8 @@ class SingleEditSession(Session):
 class StreamSession(Session):
     """``mode=batch`` (one step) and ``mode=sequential``: edits accumulate in weights.
 
-    A question whose case is not in the stream is answered on the final weights; its position has ``edited=False``.
+    A question whose case is not in the stream is answered on the final weights; its position has ``edited=False``. A
+    question about no edit is answered there too, and has no step.
     """
 
     def __init__(self, stream: EditStream, immediate: bool, retention: bool) -> None:
@@ -294,8 +307,7 @@ class StreamSession(Session):
 
     def _step_of(self, question: Question) -> int | None:
         """Return the step of a case's last edit; ``None`` if the stream lacks an edit."""
-        steps = [self.plan.group_of.get(request.key) for request in question.requests]
-        return None if None in steps else max(step for step in steps if step is not None)
+        return self.plan.group_of(question.requests)
 
     def _is_due(self, step: int, edit_step: int | None, checkpoint_steps: Collection[int]) -> bool:
         """Whether to answer a question after ``step``.
@@ -320,8 +332,13 @@ class StreamSession(Session):
         last = self.stream.num_steps - 1
         item = question.item
         unusable = [reason for request in question.requests if (reason := self.stream.unusable.get(request.key))]
-        edited = edit_step is not None and edit_step <= last and not unusable
-        position = StreamPosition(edited=edited, step=edit_step, num_edits=self.stream.edits_after(last))
+        edited = not question.requests or (edit_step is not None and edit_step <= last and not unusable)
+        position = StreamPosition(
+            edited=edited,
+            step=edit_step,
+            num_edits=self.stream.edits_after(last),
+            cases_before=0 if edit_step is None else self.plan.cases_before(edit_step),
+        )
         if edit_step is not None and not edited:
             reason = next(iter(unusable), self.stream.stopped or "the stream ended before this edit")
             report = EditReport(editor=self.editor_name, error=reason)

@@ -26,6 +26,7 @@ from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
+from edit_hooks.lm.writing import write_together
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.request import EditRequest, RequestGroup
@@ -101,10 +102,10 @@ class EditStream:
         self.deltas: list[Delta] = []
 
     def _check(self, plan: EditPlan) -> None:
-        largest = max(len(plan.usable(group)) for group in plan.groups)
+        largest = max(map(len, plan.cases))
         if largest > 1 and not self.editor.supports_joint:
             raise EditingError(
-                f"editor {self.editor.name!r} writes one request at a time, the plan has steps of {largest}; "
+                f"editor {self.editor.name!r} writes one request at a time, the plan has steps of {largest} cases; "
                 "use mode=sequential,edit_batch_size=1 or an editor that writes batches (memit, alphaedit, ft_m)."
             )
 
@@ -194,17 +195,13 @@ class EditStream:
         """Lock for a step, so that all processes of a shared stream use the same delta."""
         if not self.shared or self.store is None:
             return contextlib.nullcontext()
-        return self.store.lock(
-            key_of([self.identity.key, self.editor.name, self.config, sorted(self.plan.group_of)])[:16]
-        )
+        return self.store.lock(key_of([self.identity.key, self.editor.name, self.config, self.plan.request_keys])[:16])
 
     def _make(self, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
         began = time.perf_counter()
 
         def write(requests: Sequence[EditRequest]) -> Delta:
-            joint = len(requests) > 1 or self.editor.supports_joint
-            (delta,) = self.editor.edit(self.model, self.tokenizer, requests, joint=joint, history=history)
-            return delta
+            return write_together(self.editor, self.model, self.tokenizer, requests, history)
 
         delta, unusable = edit_usable(write, group, edits_made=bool(history))
         if unusable:

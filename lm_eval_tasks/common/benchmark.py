@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import lm_eval_tasks
-from edit_hooks.request import EditRequest
+from edit_hooks.request import RequestGroup
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
@@ -115,8 +115,8 @@ def find_benchmark(name: str, alternative: str = "") -> Benchmark[Any]:
     return known[name]
 
 
-def load_edit_requests(name: str, settings: Settings) -> list[EditRequest]:
-    """The edits of a benchmark in file order.
+def load_edit_requests(name: str, settings: Settings) -> list[RequestGroup]:
+    """The edits of each case of a benchmark, in file order.
 
     Registered as the edit source of ``edited_hf`` (``edits=<name>``).
 
@@ -124,7 +124,7 @@ def load_edit_requests(name: str, settings: Settings) -> list[EditRequest]:
         EditingError: for an unknown benchmark and for data that cannot be read.
     """
     benchmark = find_benchmark(name, "a JSON or JSONL file of edit requests")
-    return [case.request for case in benchmark.load(settings).records]
+    return [case.requests for case in benchmark.load(settings).records]
 
 
 @functools.cache

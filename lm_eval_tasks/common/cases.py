@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from edit_hooks.request import EditRequest
+from edit_hooks.request import EditRequest, RequestGroup
 
 EFFICACY, PARAPHRASE, NEIGHBORHOOD = "efficacy", "paraphrase", "neighborhood"
 KINDS = (EFFICACY, PARAPHRASE, NEIGHBORHOOD)
@@ -25,7 +25,8 @@ class Case:
     """An edit and its standard questions; subclasses add further ones.
 
     Attributes:
-        request: the edit.
+        request: the edit, or the first of several.
+        further_requests: edits that are made together with the first, as the facts behind a multi-hop question.
         paraphrases: rewordings of the edit prompt; the edit's new answer is wanted.
         neighbors: prompts of other facts; their own answer is wanted.
         extras: JSON-able fields of the record that the task documents keep.
@@ -35,6 +36,12 @@ class Case:
     paraphrases: Sequence[Question] = ()
     neighbors: Sequence[Question] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
+    further_requests: Sequence[EditRequest] = ()
+
+    @property
+    def requests(self) -> RequestGroup:
+        """All edits of the case."""
+        return (self.request, *self.further_requests)
 
     def questions(self, kind: str) -> Sequence[Question]:
         """The questions of one of :data:`KINDS`; for efficacy that is the edit prompt."""

@@ -71,13 +71,13 @@ class Probe:
 
 
 def case_doc(case: Case, probes: Sequence[Probe], *, generate: bool) -> dict[str, Any]:
-    """The JSON-able document of a case: its edit, its probes and its extras.
+    """The JSON-able document of a case: its edits, its probes and its extras.
 
     lm-eval cannot represent a document without requests. A case without probes therefore gets a placeholder, the edit
     prompt, which no metric reads, so that the case stays visible as unscored.
 
     Args:
-        case: the edit under which all probes are answered.
+        case: the edits under which all probes are answered.
         probes: the questions; may be empty.
         generate: whether a placeholder is also generated, as the task's own probes are.
     """
@@ -86,9 +86,22 @@ def case_doc(case: Case, probes: Sequence[Probe], *, generate: bool) -> dict[str
         probes = [Probe(kind=PLACEHOLDER, prompt=request.text, targets=[request.target_new], generate=generate)]
     return {
         "case_id": request.case_id,
-        "edit_requests": [request.to_dict()],
+        "edit_requests": [edit.to_dict() for edit in case.requests],
         "probes": [probe.to_json() for probe in probes],
         **case.extras,
+    }
+
+
+def question_doc(case_id: str, probes: Sequence[Probe], extras: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON-able document of questions about no edit, which the edited model of a run is asked as a whole.
+
+    They are scored in streams, in batches without groups and under a saved edit.
+    """
+    return {
+        "case_id": case_id,
+        "edit_requests": [],
+        "probes": [probe.to_json() for probe in probes],
+        **(extras or {}),
     }
 
 

@@ -102,9 +102,12 @@ SCORE_UNEDITED_CASES = switch_setting(
 IMMEDIATE = switch_setting("immediate", "stream: also score every case right after its own edit", default=True)
 RETENTION = switch_setting("retention", "stream: also score all earlier cases after every step", default=False)
 CHECKPOINTS = Setting(
-    "checkpoints", "numbers of edits, as in 10;100", "stream: numbers of edits at which cases are scored", _checkpoints
+    "checkpoints",
+    "numbers of cases, as in 10;100",
+    "stream: numbers of edited cases at which cases are scored",
+    _checkpoints,
 )
-EDIT_BATCH_SIZE = Setting("edit_batch_size", "a whole number >= 1", "stream: edits per step", _edit_batch_size)
+EDIT_BATCH_SIZE = Setting("edit_batch_size", "a whole number >= 1", "stream: edited cases per step", _edit_batch_size)
 MODE = Setting("mode", "a mode of edited_hf", "sequential: report the stages of a stream", _anything)
 
 PRETRAINED = Setting("pretrained", "an option of the model class", "without it, the default of data is mini", _anything)

@@ -17,7 +17,6 @@ from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StreamPosition
-from edit_hooks.utils.errors import EditingError
 from judges.base import Verdict
 from lm_eval_tasks.common import settings as task_settings
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
@@ -37,16 +36,14 @@ class StreamStages:
 
     Attributes:
         immediate: report the score right after each case's own edit.
-        checkpoints: numbers of edits; at each, report the score over the cases edited so far.
+        checkpoints: numbers of cases; at each, report the score over the cases edited so far.
         retention: report the matrix of all earlier steps' cases, scored again after every step.
-        batch_size: edits per step.
         score_outside: also score cases that are not among the run's edits, on the final weights.
     """
 
     immediate: bool = False
     checkpoints: tuple[int, ...] = ()
     retention: bool = False
-    batch_size: int = 1
     score_outside: bool = False
 
     @classmethod
@@ -59,7 +56,6 @@ class StreamStages:
             immediate=task_settings.IMMEDIATE.read(settings),
             checkpoints=task_settings.CHECKPOINTS.read(settings),
             retention=task_settings.RETENTION.read(settings),
-            batch_size=task_settings.EDIT_BATCH_SIZE.read(settings),
             score_outside=score_outside,
         )
 
@@ -74,21 +70,13 @@ class StreamStages:
         It is never scored before its edit, and never if it is not in the stream.
 
         A checkpoint is taken at the first step that reaches it. It therefore includes every step before which fewer
-        edits were made.
+        cases were edited.
         """
         if position is None:
             return True
         if position.step is None:
             return False
-        return stage == IMMEDIATE or position.step * self.batch_size < int(stage)
-
-
-def _batch_size(value: object) -> int:
-    if value is None:
-        return 1
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise EditingError(f"edit_batch_size={value!r}; a whole number >= 1 is needed.")
-    return value
+        return stage == IMMEDIATE or position.cases_before < int(stage)
 
 
 @dataclass(frozen=True, kw_only=True)

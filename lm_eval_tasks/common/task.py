@@ -375,7 +375,7 @@ class EditingTask(HarnessTask):
         """
         names = [metric["metric"] for metric in metrics]
         first = case.lead
-        if first.position and first.position.not_in_stream:
+        if first.position and first.position.step is None:
             return dict.fromkeys(names, Score())
         own = first.position.step if first.position and first.position.step is not None else 0
         steps = sorted(stage for stage in first.stages if isinstance(stage, int)) or [own]

@@ -128,13 +128,12 @@ mode=sequential,edits=null.jsonl | a mapping with 'prompt'
 mode=sequential,edits=typed.jsonl | a string is needed
 mode=sequential,edits=unknown.jsonl | Did you mean 'subject'
 mode=sequential,edits=no_subject.jsonl | needs the field 'subject'
-mode=sequential,edits=twice.jsonl,editor=ft_m | the same edit
 mode=sequential,edits=escape.jsonl | \\x1b[31m
 mode=sequential,edits=huge.jsonl | exactly one {} marks the subject
-mode=sequential,edits=request.jsonl,num_edits=9 | has 1 edits
+mode=sequential,edits=request.jsonl,num_edits=9 | has 1 edited cases
 mode=sequential,edits=request.jsonl,num_edits=0 | num_edits is 0
 mode=sequential,edits=request.jsonl,num_edits=abc | num_edits is 'abc'
-mode=sequential,edits=request.jsonl,checkpoints=9 | lie beyond the 1 edits
+mode=sequential,edits=request.jsonl,checkpoints=9 | lie beyond the 1 edited cases
 mode=sequential,edits=request.jsonl,checkpoints=x | checkpoints='x'
 mode=sequential,edits=request.jsonl,guard=panic | guard='panic'
 mode=sequential,edits=request.jsonl,retention=yes | retention='yes'
@@ -343,7 +342,7 @@ edit --editor rome --edits request.jsonl --out full MODEL | is not empty
 edit --editor rome --edits request.jsonl --out a_file MODEL | a_file is not a folder
 edit --editor rome --edits request.jsonl --out a_file/x MODEL | cannot write to the folder
 edit --editor rome --edits request.jsonl --out o --edit-batch-size 2 MODEL | add --sequential
-edit --editor rome --edits request.jsonl --out o --num-edits 5 MODEL | has 1 edits
+edit --editor rome --edits request.jsonl --out o --num-edits 5 MODEL | has 1 edited cases
 edit --editor rome --edits request.jsonl --out o --num-edits 0 MODEL | '0' is not accepted
 edit --editor rome --edits no_subject.jsonl --out o MODEL | needs the field 'subject'
 edit --editor rome --edits bake --data BAKE --out o --joint MODEL | one request at a time

@@ -118,6 +118,7 @@ class StreamLM(ScriptedLM):
         retention: also answer after every step.
         known: case ids that the unedited model answers correctly.
         num_edits: edits in the final weights; by default all edits made.
+        batch_size: cases per step.
     """
 
     def __init__(
@@ -127,8 +128,10 @@ class StreamLM(ScriptedLM):
         retention: bool = False,
         known: tuple[str, ...] = (),
         num_edits: int | None = None,
+        batch_size: int = 1,
     ) -> None:
         super().__init__()
+        self.batch_size = batch_size
         self.holds, self.checkpoints, self.retention, self.known = holds, checkpoints or {}, retention, known
         self.num_edits = sum("?" not in marks for marks in holds.values()) if num_edits is None else num_edits
 
@@ -139,12 +142,14 @@ class StreamLM(ScriptedLM):
         unedited = self._answer_by_mark(request, case in self.known) if compared else None
         marks = self.holds.get(case)
         if marks is None:
-            position = StreamPosition(edited=False, step=None, num_edits=self.num_edits)
+            position = StreamPosition(edited=False, step=None, num_edits=self.num_edits, cases_before=0)
             return EditedAnswer(
                 final=replace(self._answer_by_mark(request, case in self.known), unedited=unedited), position=position
             )
         own = marks.count(".")
-        position = StreamPosition(edited="?" not in marks, step=own, num_edits=self.num_edits)
+        position = StreamPosition(
+            edited="?" not in marks, step=own, num_edits=self.num_edits, cases_before=own * self.batch_size
+        )
         if "?" in marks:
             reason = "the guard stopped the stream"
             report = EditReport(editor=None, error=reason)

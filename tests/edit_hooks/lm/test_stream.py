@@ -21,7 +21,7 @@ SETTINGS = {"ft_l": FT_CONFIG, "kn": {"layers": [EDIT_LAYER]}, "lora": LORA_CONF
 
 
 def stream(model, tokenizer, editor, size, store):
-    plan = EditPlan(groups=chunked(EDIT_REQUESTS, size))
+    plan = EditPlan(chunked([(request,) for request in EDIT_REQUESTS], size, cumulative=True), cumulative=True)
     identity = model_identity(model, tokenizer)
     editor = load_editor(editor, SETTINGS[editor])
     return EditStream(model, tokenizer, editor, plan, store, identity, Guard(), quiet=True)
@@ -95,7 +95,7 @@ def test_editors_of_single_requests_are_refused_for_larger_steps(tiny_model, tin
             tiny_model("llama"),
             tiny_tokenizer("byte_bpe_bos"),
             load_editor("rome"),
-            EditPlan(groups=chunked(EDIT_REQUESTS, 2)),
+            EditPlan(chunked([(request,) for request in EDIT_REQUESTS], 2, cumulative=True), cumulative=True),
             None,
             model_identity(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")),
             Guard(),

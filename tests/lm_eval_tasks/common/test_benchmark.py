@@ -134,7 +134,7 @@ def test_an_unknown_name_lists_near_misses_names_and_the_alternative() -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_edit_requests_are_those_of_the_records(name: str) -> None:
     path = record_file(find_benchmark(name))
-    requests = load_edit_requests(name, {"data": str(path)})
+    requests = [request for case in load_edit_requests(name, {"data": str(path)}) for request in case]
     assert [request.case_id for request in requests] == [str(row) for row in range(len(requests))]
     assert len({request.key for request in requests}) == len(requests) == len(invented_records(path.name))
 

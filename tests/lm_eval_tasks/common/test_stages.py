@@ -90,7 +90,7 @@ def test_the_edit_score_has_stages_too() -> None:
 
 
 def test_a_checkpoint_inside_a_step_is_taken_after_it() -> None:
-    lm = StreamLM({"0": "10", "1": "10", "2": ".1", "3": ".0"}, {2: 0, 3: 1})
+    lm = StreamLM({"0": "10", "1": "10", "2": ".1", "3": ".0"}, {2: 0, 3: 1}, batch_size=2)
     found = in_stream("bake_es", lm, edit_batch_size=2, checkpoints="2;3", retention=False)
     assert (found["es_prob@2"], found["es_prob@2_n"]) == (1.0, 2)
     assert (found["es_prob@3"], found["es_prob@3_n"]) == (0.25, 4)
