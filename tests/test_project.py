@@ -41,12 +41,13 @@ def test_the_workflow_covers_the_supported_versions() -> None:
     assert newest == "<0.5"
 
 
-@pytest.mark.parametrize("job", WORKFLOW["jobs"])
-def test_the_workflow_runs_the_test_command_of_the_readme(job: str) -> None:
+@pytest.mark.parametrize(("job", "command"), [("test", "bash .ci/run"), ("lm-eval", "bash scripts/test.sh")])
+def test_the_workflow_runs_the_commands_of_the_readme(job: str, command: str) -> None:
     commands = [step["run"] for step in WORKFLOW["jobs"][job]["steps"] if "run" in step]
-    assert commands[-1] == "bash scripts/test.sh"
-    assert "\nbash scripts/test.sh\n" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "scripts/test.sh" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert set(WORKFLOW["jobs"]) == {"test", "lm-eval"} and commands[-1] == command
+    for script in ("bash scripts/test.sh", "bash scripts/quickstart.sh"):
+        assert f"\n{script}\n" in (ROOT / "README.md").read_text(encoding="utf-8")
+        assert script in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
 
 def test_the_test_command_and_pre_commit_run_every_check() -> None:

@@ -20,7 +20,6 @@ from lm_eval.__main__ import cli_evaluate
 from paths import ROOT
 
 from edit_hooks import EDITORS
-from edit_hooks.assets.demo_model import demo_available
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.cli.main import main
 
@@ -95,22 +94,6 @@ def test_lm_edit_commands_run(command, tmp_path, monkeypatch, capsys):
     model = ["--pretrained", str(save_tiny(tmp_path, "llama")), "--device", "cpu"]
     assert main([verb, *words, *model, *SMALL[verb]]) in ((0, 1) if verb == "tune" else (0,))
     assert len(capsys.readouterr().out.strip().split("\n")) >= 2
-
-
-@pytest.mark.skipif(not demo_available(), reason="the demo extra is not installed")
-def test_the_quickstart_runs(tmp_path):
-    """The README's first command, with one case instead of six and few steps, in the environment of this test run."""
-    options = ["--limit", "1", "--model_args", "editor_args=num_steps:3", "--output_path", str(tmp_path / "results")]
-    output = run_command(
-        ["bash", str(ROOT / "scripts/quickstart.sh"), *options],
-        tmp_path,
-        LM_EDIT_VENV=sys.prefix,
-        OMP_NUM_THREADS="1",
-    )
-    assert "rqs_prob" in output and "reliability_wild_em" in output
-    assert list((tmp_path / "results").rglob("results_*.json")) and list(
-        (tmp_path / "results").rglob("samples_*.jsonl")
-    )
 
 
 def test_python_example_runs(tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
