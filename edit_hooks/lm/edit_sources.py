@@ -41,7 +41,8 @@ def load_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int |
 
     Args:
         source: name of the benchmark, or path of the file, each of whose records is a case with one edit.
-        settings: for benchmarks: ``data``, ``data_revision``, ``bad_records``, ``pretrained``.
+        settings: for benchmarks: ``data``, ``data_revision``, ``bad_records``, ``subset``, ``subset_seed``,
+            ``pretrained``, and the sets of a benchmark, as ``qaedit_set``.
 
     Raises:
         EditingError: for an unknown source, malformed lines, and too few cases.

@@ -5,7 +5,8 @@ Errors name file, record, field and remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
@@ -22,18 +23,33 @@ class Fields:
         where: file, record number and line, for error messages.
 
         accessed: dotted paths of the accessed fields; the objects of a list share it, and one path, ``name[]``.
+        lacking: dotted paths of required fields that the record lacks; shared likewise.
         prefix: path of this record in the outermost one.
 
     All methods raise EditingError for a field of the wrong type.
     """
 
     def __init__(
-        self, record: Mapping[str, Any], where: str, accessed: set[str] | None = None, prefix: str = ""
+        self,
+        record: Mapping[str, Any],
+        where: str,
+        accessed: set[str] | None = None,
+        lacking: set[str] | None = None,
+        prefix: str = "",
     ) -> None:
         self.record = record
         self.where = where
         self.accessed: set[str] = set() if accessed is None else accessed
+        self.lacking: set[str] = set() if lacking is None else lacking
         self.prefix = prefix
+
+    def has(self, path: str) -> bool:
+        """Whether there is a field at a dotted path, for parsers of several layouts; this is no reading access."""
+        *steps, last = path.split(".")
+        value: Any = self.record
+        for step in steps:
+            value = value.get(step) if isinstance(value, Mapping) else None
+        return isinstance(value, Mapping) and last in value
 
     def text(self, path: str) -> str:
         """The non-empty string at a dotted path, without outer white space.
@@ -42,9 +58,9 @@ class Fields:
         """
         value = self._get(path)
         if not isinstance(value, str):
-            raise self._error(path, f"is {_shorten(value)}; a text is needed")
+            raise self.error(path, f"is {_shorten(value)}; a text is needed")
         if not value.strip():
-            raise self._error(path, "is empty; give a text or drop the record")
+            raise self.error(path, "is empty; give a text or drop the record")
         return value.strip()
 
     def texts(self, name: str) -> list[str]:
@@ -53,17 +69,18 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._error(name, f"is {_shorten(value)}; a list of texts is needed")
+            raise self.error(name, f"is {_shorten(value)}; a list of texts is needed")
         return [item.strip() for item in value]
 
     def objects(self, name: str) -> list[Fields]:
         """The fields of each object in a non-empty list; a missing list is an error."""
         value = self._get(name, whole=False)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
-            raise self._error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
+            raise self.error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
         prefix = f"{self.prefix}{name}[]."
         return [
-            Fields(item, f"{self.where}, {name}[{number}]", self.accessed, prefix) for number, item in enumerate(value)
+            Fields(item, f"{self.where}, {name}[{number}]", self.accessed, self.lacking, prefix)
+            for number, item in enumerate(value)
         ]
 
     def optional(self, path: str) -> Any:
@@ -78,24 +95,28 @@ class Fields:
         """Dotted paths of the record's fields that no other method has read.
 
         A field of which nothing was read is listed without the fields inside of it.
-
-        Raises:
-            EditingError: for a field whose name is almost that of an optional field which the record lacks.
         """
-        present = set(_paths(self.record))
-        unread = [path for path in present if not self._uses(path)]
-        unread = sorted(path for path in unread if path.rpartition(".")[0].removesuffix("[]") not in unread)
-        for path in unread:
-            if hint := near_misses(path, self.accessed - present, cutoff=0.9):
-                raise self._error(path, f"is not known.{hint} Rename it")
-        return unread
+        unread = self.unread_paths()
+        return sorted(path for path in unread if path.rpartition(".")[0].removesuffix("[]") not in unread)
 
-    def _uses(self, path: str) -> bool:
-        """Whether a field, one that contains it, or one inside of it was read."""
-        return any(
-            path == read or path.startswith((f"{read}.", f"{read}[]")) or read.startswith((f"{path}.", f"{path}[]"))
-            for read in self.accessed
+    def unread_paths(self) -> frozenset[str]:
+        """As :meth:`unread`, with all fields inside of those."""
+        around = {outer for path in self.accessed for outer in _with_parents(path)}
+        return frozenset(
+            path for path in self.paths if path not in around and self.accessed.isdisjoint(_with_parents(path))
         )
+
+    @functools.cached_property
+    def paths(self) -> frozenset[str]:
+        """Dotted paths of all fields of the record; ``name[].field`` for those of a list of objects."""
+        return frozenset(_paths(self.record))
+
+    def check_spelling(self, unread: Sequence[str]) -> None:
+        """Refuse an unread field whose name is almost that of an optional field which the record lacks."""
+        absent = self.accessed - self.paths if unread else set()
+        for path in unread:
+            if hint := near_misses(path, absent, cutoff=0.9):
+                raise self.error(path, f"is not known.{hint} Rename it")
 
     def _get(self, path: str, whole: bool = True) -> Any:
         """A required value; ``whole`` unless its own fields are read one by one."""
@@ -104,23 +125,40 @@ class Fields:
         value: Any = self.record
         for step in path.split("."):
             if not isinstance(value, Mapping) or step not in value:
+                self.lacking.add(self.prefix + path)
                 known = value if isinstance(value, Mapping) else ()
-                raise self._error(path, f"is missing.{near_misses(step, known)} Add it, or check that the file fits")
+                raise self.error(path, f"is missing.{near_misses(step, known)} Add it, or check that the file fits")
             value = value[step]
         return value
 
-    def _error(self, path: str, problem: str) -> EditingError:
+    def error(self, path: str, problem: str) -> EditingError:
+        """An error about a field, for parsers: ``problem`` is a predicate without a final period."""
         return EditingError(f"{self.where}: field {path!r} {problem}.")
 
 
 def source_id(fields: Fields, name: str, row: int) -> str:
-    """The id of a record in its file, by default the row's number."""
+    """The id of a record in its file, by default the row's number.
+
+    Raises:
+        EditingError: for an id that is neither a text nor a whole number.
+    """
     value = fields.optional(name)
-    return str(row if value is None else value)
+    if value is None:
+        return str(row)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise fields.error(name, f"is {_shorten(value)}; a text or a whole number is needed")
+    return str(value)
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    """A dotted path and those of the fields that contain it."""
+    while path:
+        yield path
+        path = path[:-2] if path.endswith("[]") else path.rpartition(".")[0]
 
 
 def _paths(value: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted paths of all fields inside of a value; ``name[].field`` for those of a list of objects."""
+    """Dotted paths of all fields inside of a value, with repetitions."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield f"{prefix}{name}"
