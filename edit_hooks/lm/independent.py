@@ -19,7 +19,7 @@ from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
-from edit_hooks.request import EditRequest, RequestGroup
+from edit_hooks.request import EditRequest, InTurn, RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
@@ -42,7 +42,7 @@ class IndependentEdits:
     """Deltas of groups of requests, each on the unedited model, made on demand.
 
     A group of several requests (a case with several edits, a group of cases) is written jointly if the editor supports
-    it, else one request after another.
+    it and the group is not :class:`~edit_hooks.request.InTurn`, else one request after another.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class IndependentEdits:
                 "editor": self.editor.name,
                 "config": self.config,
                 "requests": [request.key for request in group],
+                **({"in_turn": True} if isinstance(group, InTurn) else {}),
             },
         )
 
@@ -201,7 +202,7 @@ class IndependentEdits:
         A case with several edits is not: a part of them is another edit.
         """
         made = any(isinstance(edit, Delta) for edit in self._edits.values())
-        delta, unusable = edit_usable(self._write_jointly, group, edits_made=made)
+        delta, unusable = edit_usable(self._write, group, edits_made=made)
         if unusable and (not self.partial_groups or len(unusable) == len(group)):
             self._edits[group_key(group)] = FailedEdit(next(iter(unusable.values())))
             return
@@ -210,15 +211,16 @@ class IndependentEdits:
             warn_of_unusable("edits of a group", unusable, len(group))
         self._save(group, delta, time.perf_counter() - began)
 
-    def _write_jointly(self, group: Sequence[EditRequest]) -> Delta:
-        """Compute one delta for several requests."""
-        if self.editor.supports_joint:
+    def _write(self, group: Sequence[EditRequest]) -> Delta:
+        """Compute one delta for several requests: jointly if possible, else by the steps of a short stream."""
+        joint = self.editor.supports_joint
+        if joint and not isinstance(group, InTurn):
             (delta,) = self.editor.edit(self.model, self.tokenizer, list(group), joint=True)
             return delta
         steps: list[Delta] = []
         with AppliedDeltas(self.model) as applied:
             for request in group:
-                steps += self.editor.edit(self.model, self.tokenizer, [request], history=steps)
+                steps += self.editor.edit(self.model, self.tokenizer, [request], joint=joint, history=steps)
                 applied.add(steps[-1])
         return Delta.summed(steps)
 
@@ -237,4 +239,7 @@ class IndependentEdits:
 
 def group_key(group: RequestGroup) -> str:
     """Key of requests that are written together; for a single request its own key."""
-    return group[0].key if len(group) == 1 else key_of([request.key for request in group])
+    if len(group) == 1:
+        return group[0].key
+    keys = [request.key for request in group]
+    return key_of({"in_turn": keys} if isinstance(group, InTurn) else keys)

@@ -31,7 +31,7 @@ from edit_hooks.inference.items import Item
 from edit_hooks.lm.independent import FailedEdit, IndependentEdits, group_key
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
-from edit_hooks.request import EditRequest, RequestGroup
+from edit_hooks.request import EditRequest, InTurn, RequestGroup
 
 # Computes the answers of jobs: items, each with the edit under which it is answered, or None.
 AnswerJobs: TypeAlias = Callable[[Sequence[tuple[Item, Delta | None]]], Sequence[ModelAnswer]]
@@ -44,12 +44,12 @@ class Question:
 
     Attributes:
         item: the question as token ids.
-        requests: the edits of its case.
+        requests: the edits of its case, in order.
         asked: the model whose answer is needed, or both.
     """
 
     item: Item
-    requests: tuple[EditRequest, ...]
+    requests: RequestGroup
     asked: AskedModel
 
     @property
@@ -205,6 +205,8 @@ class SingleEditSession(Session):
     def _group_of(self, question: Question) -> RequestGroup | None:
         if not self.plan.groups:
             return question.requests
+        if isinstance(question.requests, InTurn):  # the groups of a run are written jointly
+            return None
         indices = [self.plan.group_of.get(request.key) for request in question.requests]
         first = indices[0]
         return self.plan.usable(self.plan.groups[first]) if first is not None and len(set(indices)) == 1 else None
@@ -293,9 +295,14 @@ class StreamSession(Session):
         }
 
     def _step_of(self, question: Question) -> int | None:
-        """Return the step of a case's last edit; ``None`` if the stream lacks an edit."""
+        """Return the step of a case's last edit; ``None`` if the stream lacks an edit, or a required order."""
         steps = [self.plan.group_of.get(request.key) for request in question.requests]
-        return None if None in steps else max(step for step in steps if step is not None)
+        known = [step for step in steps if step is not None]
+        if len(known) < len(steps):
+            return None
+        if isinstance(question.requests, InTurn) and known != sorted(set(known)):
+            return None
+        return max(known)
 
     def _is_due(self, step: int, edit_step: int | None, checkpoint_steps: Collection[int]) -> bool:
         """Whether to answer a question after ``step``.

@@ -1,0 +1,104 @@
+"""Objects of other records: answers of the right type that are wrong for a case."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edit_hooks.request import EditRequest
+from judges.match import normalize
+from lm_eval_tasks.common.cases import Case
+
+SEED = 0
+
+# Sources of other objects from the narrowest to the widest; each case uses the first that has enough of them.
+RELATION, TEMPLATE, FIRST_WORD, ALL_RECORDS = "relation", "template", "first word", "all records"
+
+
+@dataclass(frozen=True)
+class OtherObjects:
+    """Objects of other records, drawn for one case.
+
+    Attributes:
+        objects: as many as required, or none if the data have fewer; they differ from each other and from the case's
+            own objects after normalization.
+        source: the records they come from: those of the same relation, with the same prompt but for the subject, with
+            the same first word of the prompt, or all.
+    """
+
+    objects: tuple[str, ...] = ()
+    source: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The draw for a document."""
+        return {"objects": list(self.objects), "drawn_from": self.source, "seed": SEED}
+
+
+def draw_other_objects(
+    cases: Sequence[Case], count: int, *, by_first_word: bool = False, seed: int = SEED
+) -> list[OtherObjects]:
+    """Draw objects of other records for every case.
+
+    The draw depends on the seed, the case's edit and the objects of its source, not on other draws.
+
+    Args:
+        count: objects per case.
+        by_first_word: also use records whose prompt begins with the same word, which in questions (who, when, where)
+            indicates the type of the answer.
+    """
+    pools: dict[tuple[str, str], dict[str, str]] = {}  # source -> normalized object -> its first spelling
+    for case in cases:
+        for key in _sources(case.request, by_first_word):
+            pool = pools.setdefault(key, {})
+            for own in _own_objects(case.request):
+                pool.setdefault(_normal(own), own)
+    names = {key: sorted(pool) for key, pool in pools.items()}
+    drawn = []
+    for case in cases:
+        own_names = {_normal(text) for text in _own_objects(case.request)}
+        sources = _sources(case.request, by_first_word)
+        source = next((key for key in sources if len(pools[key]) - len(own_names & pools[key].keys()) >= count), None)
+        if source is None:
+            drawn.append(OtherObjects())
+            continue
+        chosen = _choose(names[source], own_names, count, f"{seed} {case.request.key}")
+        drawn.append(OtherObjects(tuple(pools[source][name] for name in chosen), source[0]))
+    return drawn
+
+
+def _choose(names: Sequence[str], excluded: set[str], count: int, seed: str) -> list[str]:
+    """``count`` names without the excluded ones; SHA-256 draws, so that no version of Python changes them."""
+    chosen: list[str] = []
+    for number in itertools.count():
+        if len(chosen) == count:
+            break
+        digest = hashlib.sha256(f"{seed} {number}".encode()).hexdigest()
+        name = names[int(digest, 16) % len(names)]
+        if name not in excluded and name not in chosen:
+            chosen.append(name)
+    return chosen
+
+
+def _sources(request: EditRequest, by_first_word: bool) -> list[tuple[str, str]]:
+    """Keys of the pools of a case, the narrowest first."""
+    keys = []
+    if request.relation_id is not None:
+        keys.append((RELATION, request.relation_id))
+    if request.subject_span is not None:
+        start, end = request.subject_span
+        keys.append((TEMPLATE, f"{request.text[:start]}{{}}{request.text[end:]}"))
+    if by_first_word and (first := normalize(request.text).partition(" ")[0]):
+        keys.append((FIRST_WORD, first))
+    return [*keys, (ALL_RECORDS, "")]
+
+
+def _own_objects(request: EditRequest) -> list[str]:
+    return [text for text in (request.target_new, request.target_true) if text is not None]
+
+
+def _normal(text: str) -> str:
+    """The form in which objects are compared; signs alone have no normalized form."""
+    return normalize(text) or text
