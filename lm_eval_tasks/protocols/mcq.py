@@ -46,8 +46,8 @@ def question_mcq_docs(cases: Sequence[Case], settings: Settings) -> Iterator[dic
 
 def _mcq_docs(cases: Sequence[Case], wording: Wording) -> Iterator[dict[str, Any]]:
     """Two other objects take the places of old and other where the record has no original object."""
-    two_others = draw_other_objects(cases, 2, by_first_word=wording.is_question)
-    one_other = draw_other_objects(cases, 1, by_first_word=wording.is_question)
+    two_others = draw_other_objects(cases, 2, questions=wording.is_question)
+    one_other = draw_other_objects(cases, 1, questions=wording.is_question)
     for case, two, one in zip(cases, two_others, one_other, strict=True):
         old = case.request.target_true
         drawn = two if old is None else one

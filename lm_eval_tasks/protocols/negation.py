@@ -25,7 +25,7 @@ from lm_eval_tasks.common.measures import Measure, case_mean
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.other_objects import draw_other_objects
-from lm_eval_tasks.protocols.wordings import CLOZE, DENIED, FALSE, QUESTION, TRUE, Wording, fill, judgment
+from lm_eval_tasks.protocols.wordings import CLOZE, DENIED, FALSE, QUESTION, TRUE, Wording, fill, judgment, state
 
 AFFIRMED, NEGATED, HELD, DENIAL = "affirmed", "negated", "held", "denied"
 NO_COMPETITOR = "competing object: no original one, and no other object in the data"
@@ -47,7 +47,7 @@ def question_negation_docs(cases: Sequence[Case], settings: Settings) -> Iterato
 
 
 def _negation_docs(cases: Sequence[Case], wording: Wording) -> Iterator[dict[str, Any]]:
-    drawn = draw_other_objects(cases, 1, by_first_word=wording.is_question)
+    drawn = draw_other_objects(cases, 1, questions=wording.is_question)
     for case, other in zip(cases, drawn, strict=True):
         competitor = case.request.target_true or next(iter(other.objects), None)
         probes = [] if competitor is None else _probes(case, competitor, wording)
@@ -57,7 +57,7 @@ def _negation_docs(cases: Sequence[Case], wording: Wording) -> Iterator[dict[str
 
 def _probes(case: Case, competitor: str, wording: Wording) -> list[Probe]:
     prompt, new = case.request.text, case.request.target_new
-    statement = fill(wording.statement, prompt=prompt, object=new)
+    statement = state(wording, prompt, new)
     questions = [(AFFIRMED, fill(frame, prompt=prompt), (new, competitor)) for frame in wording.affirmed]
     questions += [(NEGATED, fill(frame, prompt=prompt), (competitor, new)) for frame in wording.negated]
     questions += [

@@ -15,7 +15,7 @@ from lm_eval_tasks.common.cases import Case
 SEED = 0
 
 # Sources of other objects from the narrowest to the widest; each case uses the first that has enough of them.
-RELATION, TEMPLATE, FIRST_WORD, ALL_RECORDS = "relation", "template", "first word", "all records"
+RELATION, TEMPLATE, FIRST_WORD, DIGITS, ALL_RECORDS = "relation", "template", "first word", "digits", "all records"
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class OtherObjects:
     Attributes:
         objects: as many as required, or none if the data have fewer; they differ from each other and from the case's
             own objects after normalization.
-        source: the records they come from: those of the same relation, with the same prompt but for the subject, with
-            the same first word of the prompt, or all.
+        source: the records they come from: those of the same relation, with the same prompt but for the subject; in
+            questions, those with the same first word and, as the new object, with digits or without, or only the
+            latter; or all.
     """
 
     objects: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ class OtherObjects:
 
 
 def draw_other_objects(
-    cases: Sequence[Case], count: int, *, by_first_word: bool = False, seed: int = SEED
+    cases: Sequence[Case], count: int, *, questions: bool = False, seed: int = SEED
 ) -> list[OtherObjects]:
     """Draw objects of other records for every case.
 
@@ -46,20 +47,19 @@ def draw_other_objects(
 
     Args:
         count: objects per case.
-        by_first_word: also use records whose prompt begins with the same word, which in questions (who, when, where)
-            indicates the type of the answer.
+        questions: the prompts are questions, whose first word (who, when) indicates the type of the answer, and so do
+            digits in it.
     """
     pools: dict[tuple[str, str], dict[str, str]] = {}  # source -> normalized object -> its first spelling
     for case in cases:
-        for key in _sources(case.request, by_first_word):
-            pool = pools.setdefault(key, {})
-            for own in _own_objects(case.request):
-                pool.setdefault(_normal(own), own)
+        for own in _own_objects(case.request):
+            for key in _sources(case.request, own, questions):
+                pools.setdefault(key, {}).setdefault(_normal(own), own)
     names = {key: sorted(pool) for key, pool in pools.items()}
     drawn = []
     for case in cases:
         own_names = {_normal(text) for text in _own_objects(case.request)}
-        sources = _sources(case.request, by_first_word)
+        sources = _sources(case.request, case.request.target_new, questions)
         source = next((key for key in sources if len(pools[key]) - len(own_names & pools[key].keys()) >= count), None)
         if source is None:
             drawn.append(OtherObjects())
@@ -82,16 +82,17 @@ def _choose(names: Sequence[str], excluded: set[str], count: int, seed: str) -> 
     return chosen
 
 
-def _sources(request: EditRequest, by_first_word: bool) -> list[tuple[str, str]]:
-    """Keys of the pools of a case, the narrowest first."""
+def _sources(request: EditRequest, text: str, questions: bool) -> list[tuple[str, str]]:
+    """Keys of the pools in which an object of a request is, the narrowest first."""
     keys = []
     if request.relation_id is not None:
         keys.append((RELATION, request.relation_id))
     if request.subject_span is not None:
         start, end = request.subject_span
         keys.append((TEMPLATE, f"{request.text[:start]}{{}}{request.text[end:]}"))
-    if by_first_word and (first := normalize(request.text).partition(" ")[0]):
-        keys.append((FIRST_WORD, first))
+    if questions:
+        digits = str(any(letter.isdigit() for letter in text))
+        keys += [(FIRST_WORD, f"{normalize(request.text).partition(' ')[0]} {digits}"), (DIGITS, digits)]
     return [*keys, (ALL_RECORDS, "")]
 
 

@@ -29,7 +29,7 @@ from lm_eval_tasks.common.measures import Measure, case_mean
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.other_objects import draw_other_objects
-from lm_eval_tasks.protocols.wordings import CLOZE, FALSE, QUESTION, TRUE, Wording, fill, judgment
+from lm_eval_tasks.protocols.wordings import CLOZE, FALSE, QUESTION, TRUE, Wording, judgment, state
 
 NEW, OLD, NEIGHBOR, BLEED, OTHER, CONTENT_FREE = "new", "old", "neighbor", "bleed", "other", "content_free"
 # The cells of the accuracy -> whether their statements are true.
@@ -64,10 +64,10 @@ def question_truth_docs(cases: Sequence[Case], settings: Settings) -> Iterator[d
 
 
 def _truth_docs(cases: Sequence[Case], wording: Wording) -> Iterator[dict[str, Any]]:
-    drawn = draw_other_objects(cases, 1, by_first_word=wording.is_question)
+    drawn = draw_other_objects(cases, 1, questions=wording.is_question)
     for case, other in zip(cases, drawn, strict=True):
         probes = [
-            _probe(kind, fill(wording.statement, prompt=prompt, object=text))
+            _probe(kind, state(wording, prompt, text))
             for kind, prompt, text in _statements(case, next(iter(other.objects), None))
         ]
         probes += [_probe(CONTENT_FREE, text) for text in CONTENT_FREE_STATEMENTS]

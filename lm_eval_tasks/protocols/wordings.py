@@ -17,9 +17,9 @@ class Wording:
 
     Attributes:
         affirmed, negated: pairs of frames that a true, or a false, object completes.
-        statement: the fact as one statement.
+        statement: the fact as one statement, without its period.
         choice: the prompt above a list of options.
-        is_question: the first word of a prompt indicates the type of its answer.
+        is_question: the prompts are questions.
     """
 
     affirmed: Sequence[str]
@@ -32,7 +32,7 @@ class Wording:
 CLOZE = Wording(
     affirmed=("This statement is true: {prompt}", "It is correct to say: {prompt}"),
     negated=("This statement is false: {prompt}", "It is wrong to say: {prompt}"),
-    statement="{prompt} {object}.",
+    statement="{prompt} {object}",
     choice="Which option completes the sentence?\nSentence: {prompt} ...",
     is_question=False,
 )
@@ -40,7 +40,7 @@ CLOZE = Wording(
 QUESTION = Wording(
     affirmed=("Question: {prompt}\nRight answer:", "Give an answer that is correct.\nQuestion: {prompt}\nAnswer:"),
     negated=("Question: {prompt}\nWrong answer:", "Give an answer that is wrong.\nQuestion: {prompt}\nAnswer:"),
-    statement='The answer to the question "{prompt}" is: {object}.',
+    statement='The answer to the question "{prompt}" is: {object}',
     choice="Question: {prompt}",
     is_question=True,
 )
@@ -53,6 +53,12 @@ TRUE, FALSE = "True", "False"
 def fill(frame: str, **texts: str) -> str:
     """Fill the slots of a frame in one pass, so that braces in a text stay as they are."""
     return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], frame)
+
+
+def state(wording: Wording, prompt: str, text: str) -> str:
+    """A fact as one sentence; an object that ends in a period gets no second one."""
+    sentence = fill(wording.statement, prompt=prompt, object=text)
+    return sentence if sentence.endswith(".") else sentence + "."
 
 
 def judgment(statement: str) -> str:

@@ -139,7 +139,7 @@ def test_a_failed_edit_is_counted() -> None:
     assert found["negation_pair_prob_failed"] == 1 and found["negation_pair_prob_n"] == 3
 
 
-def test_the_mini_set_draws_within_its_relation() -> None:
-    docs = build("qaedit_negation", data="mini").test_docs()
-    assert len(docs) > 20 and all(doc["competitor"] for doc in docs)
-    assert {doc["other"]["drawn_from"] for doc in docs} <= {"relation", "template", "first word", "all records"}
+def test_the_mini_sets_draw_objects_of_the_right_form() -> None:
+    for task, sources in (("bake_mcq", {"relation"}), ("qaedit_negation", {"template", "first word", "digits"})):
+        docs = build(task, data="mini").test_docs()
+        assert {doc["other"]["drawn_from"] for doc in docs} == sources

@@ -32,15 +32,19 @@ def test_the_relation_comes_before_the_prompt_and_the_prompt_before_all_records(
     assert drawn[2].objects[0] in ("Karsk", "Ostmark")  # "{} lies in" is the prompt of the first record only
 
 
-def test_the_first_word_counts_in_questions_only() -> None:
+def test_first_word_and_digits_count_in_questions_only() -> None:
     cases = [
         case("Velm", "Karsk", None, prompt="Who built {}?"),
         case("Tarn", "Orsa Lind", None, prompt="who painted the {} bridge"),
+        case("Lund", "Louis 14", None, prompt="Who owned {}?"),
         case("Brenholt", "1911", None, prompt="When was {} built?"),
     ]
-    assert draw_other_objects(cases, 1, by_first_word=True)[0] == OtherObjects(("Orsa Lind",), "first word")
+    drawn = draw_other_objects(cases, 1, questions=True)
+    assert drawn[0] == OtherObjects(("Orsa Lind",), "first word")
+    assert drawn[1] == OtherObjects(("Karsk",), "first word")
+    assert drawn[2] == OtherObjects(("1911",), "digits")  # the other answers to who have none
+    assert drawn[3] == OtherObjects(("Louis 14",), "digits")
     assert draw_other_objects(cases, 1)[0].source == "all records"
-    assert draw_other_objects(cases, 1, by_first_word=True)[2].source == "all records"
 
 
 def test_no_object_is_the_cases_own_in_another_spelling_and_none_is_drawn_twice() -> None:

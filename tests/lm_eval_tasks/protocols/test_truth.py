@@ -129,3 +129,10 @@ def test_questions_are_stated_as_their_answers() -> None:
     probe = build("qaedit_truth").test_docs()[0]["probes"][0]["prompt"]
     statement = 'Statement: The answer to the question "Who designed the Fenwick aqueduct?" is: Orsa Lind.'
     assert probe == f"{statement}\nIs the statement true or false?\nAnswer:"
+
+
+def test_an_object_with_a_period_ends_the_statement() -> None:
+    prompts = [probe["prompt"] for probe in build("qaedit_truth").test_docs()[1]["probes"]]
+    assert prompts[0].startswith('Statement: The answer to the question "In which city was the painter Jo Marsh born?"')
+    request = EditRequest(prompt="{} lies in", subject="Velm", target_new="St. Br.", target_true="Ostmark", case_id="7")
+    assert document(request=request)["probes"][0]["prompt"].startswith("Statement: Velm lies in St. Br.\nIs the")
