@@ -228,3 +228,29 @@ def require_subjects(requests: Sequence[EditRequest], editor: str) -> None:
 
 
 RequestGroup = tuple[EditRequest, ...]
+
+
+class InTurn(tuple[EditRequest, ...]):
+    """A group whose requests are written one after another in their order, also where a joint edit is possible.
+
+    Only the order decides between requests that contradict each other, as in an edit that is taken back.
+    """
+
+
+def require_compatible(group: RequestGroup, where: str = "") -> None:
+    """Refuse a group that wants two answers to one prompt at once; in turn, the last one stands.
+
+    Raises:
+        EditingError: names the prompt and both answers.
+    """
+    if isinstance(group, InTurn):
+        return
+    targets: dict[str, str] = {}
+    for request in group:
+        other = targets.setdefault(request.text, request.target_new)
+        if other != request.target_new:
+            raise EditingError(
+                f"{where + ': ' if where else ''}a document wants two answers to {request.text!r}, {other!r} and "
+                f"{request.target_new!r}, in one edit. Drop one, or set 'edit_in_turn': true, so that they are written "
+                "one after another."
+            )

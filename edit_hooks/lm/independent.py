@@ -19,7 +19,7 @@ from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
 from edit_hooks.lm.writing import write_together
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
-from edit_hooks.request import EditRequest, RequestGroup
+from edit_hooks.request import EditRequest, InTurn, RequestGroup
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.hashing import code_fingerprint, key_of
@@ -42,7 +42,7 @@ class IndependentEdits:
     """Deltas of groups of requests, each on the unedited model, made on demand.
 
     A group of several requests (a case with several edits, a group of cases) is written jointly if the editor supports
-    it, else one request after another.
+    it and the group is not :class:`~edit_hooks.request.InTurn`, else one request after another.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class IndependentEdits:
                 "editor": self.editor.name,
                 "config": self.config,
                 "requests": [request.key for request in group],
+                **({"in_turn": True} if isinstance(group, InTurn) else {}),
             },
         )
 
@@ -228,4 +229,7 @@ class IndependentEdits:
 
 def group_key(group: RequestGroup) -> str:
     """Key of requests that are written together; for a single request its own key."""
-    return group[0].key if len(group) == 1 else key_of([request.key for request in group])
+    if len(group) == 1:
+        return group[0].key
+    keys = [request.key for request in group]
+    return key_of({"in_turn": keys} if isinstance(group, InTurn) else keys)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from edit_hooks.prompt_context import PromptContext
-from edit_hooks.request import EditRequest, RequestGroup
+from edit_hooks.request import EditRequest, InTurn, RequestGroup
 from edit_hooks.utils.errors import EditingError
 
 MODES = ("none", "single", "batch", "sequential", "loaded")
@@ -70,7 +70,7 @@ class EditPlan:
         """Index of the group under which a case with these requests is answered.
 
         In a stream, that in which the last of them is made. Otherwise the first group that has the case, or else the
-        first that has all its requests.
+        first that has all its requests. Requests that must be written in turn need steps of their own, in that order.
 
         Returns:
             ``None`` if there is no such group, and for no requests.
@@ -78,8 +78,12 @@ class EditPlan:
         keys = [request.key for request in requests]
         if not keys or not all(key in self._groups_with for key in keys):
             return None
+        in_turn = isinstance(requests, InTurn)
         if self.cumulative:
-            return max(self._groups_with[key][0] for key in keys)
+            steps = [self._groups_with[key][0] for key in keys]
+            return None if in_turn and steps != sorted(set(steps)) else max(steps)
+        if in_turn:  # the requests of a group are written jointly
+            return None
         own = self._group_of_case.get(frozenset(keys))
         if own is not None:
             return own

@@ -14,7 +14,7 @@ from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.sessions import Question
 from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.prompt_context import PromptContext
-from edit_hooks.request import EditRequest
+from edit_hooks.request import EditRequest, InTurn, RequestGroup, require_compatible
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 
 
@@ -23,7 +23,8 @@ def read_questions(
 ) -> list[Question | FailedAnswer]:
     """The question of each request; for one that the model cannot be asked, the reason.
 
-    A document whose ``unusable`` is set has no usable text: that is the reason.
+    A document whose ``unusable`` is set has no usable text: that is the reason. The edits of one whose ``edit_in_turn``
+    is set are written one after another (:class:`~edit_hooks.request.InTurn`).
 
     Args:
         edit_context: text around the prompts in which edits are made.
@@ -44,13 +45,23 @@ def read_questions(
                 edit = EditRequest.from_dict(record, where=str(request.task_name))
                 validated[key] = edit.in_context(edit_context)
             edits.append(validated[key])
+        group = _group(edits, request)
         try:
             item = builder.from_instance(request)
         except UnusableRequestError as error:
             questions.append(FailedAnswer(str(error)))
         else:
-            questions.append(Question(item, tuple(edits), _asked_model(request.doc)))
+            questions.append(Question(item, group, _asked_model(request.doc)))
     return questions
+
+
+def _group(edits: Sequence[EditRequest], request: Instance) -> RequestGroup:
+    in_turn = request.doc.get("edit_in_turn", False)
+    if not isinstance(in_turn, bool):
+        raise EditingError(f"{request.task_name}: a document has edit_in_turn={in_turn!r}; true or false is needed.")
+    group = InTurn(edits) if in_turn else tuple(edits)
+    require_compatible(group, str(request.task_name))
+    return group
 
 
 def _asked_model(doc: Mapping[str, Any]) -> AskedModel:

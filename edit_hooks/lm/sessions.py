@@ -51,12 +51,13 @@ class Question:
 
     Attributes:
         item: the question as token ids.
-        requests: the edits of its case; empty for a question about no edit, which an edited model is asked as a whole.
+        requests: the edits of its case, in order; empty for a question about no edit, which an edited model is asked as
+            a whole.
         asked: the model whose answer is needed, or both.
     """
 
     item: Item
-    requests: tuple[EditRequest, ...]
+    requests: RequestGroup
     asked: AskedModel
 
     @property
@@ -306,7 +307,7 @@ class StreamSession(Session):
         }
 
     def _step_of(self, question: Question) -> int | None:
-        """Return the step of a case's last edit; ``None`` if the stream lacks an edit."""
+        """Return the step of a case's last edit; ``None`` if the stream lacks an edit, or a required order."""
         return self.plan.group_of(question.requests)
 
     def _is_due(self, step: int, edit_step: int | None, checkpoint_steps: Collection[int]) -> bool:

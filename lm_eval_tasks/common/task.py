@@ -3,7 +3,8 @@
 A task's YAML uses four keys of lm-eval in a special way:
 
 - ``custom_dataset``: the :class:`~lm_eval_tasks.common.benchmark.Benchmark`.
-- ``process_docs``: ``(case, settings) -> document``, made with :func:`~lm_eval_tasks.common.probes.case_doc`.
+- ``process_docs``: ``(case, settings) -> document``, made with :func:`~lm_eval_tasks.common.probes.case_doc`; or a
+  builder of all documents (:mod:`lm_eval_tasks.common.documents`).
 - ``process_results``: ``(doc, answers) -> {metric: measure}``, where ``answers`` is a
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
@@ -35,6 +36,7 @@ from edit_hooks.utils.options import check_generation_kwargs, switch
 from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
+from lm_eval_tasks.common.documents import build_documents
 from lm_eval_tasks.common.generation import generation_arguments
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
@@ -208,7 +210,7 @@ class EditingTask(HarnessTask):
         """
         settings = self.config.metadata
         loaded = self.benchmark.load(settings)
-        docs = Documents(mark_unusable(self.config.process_docs(case, settings)) for case in loaded.records)
+        docs = Documents(map(mark_unusable, build_documents(self.config.process_docs, loaded.records, settings)))
         settings["data"] = loaded.source["data"]
         settings["data_source"] = loaded.source
         logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)

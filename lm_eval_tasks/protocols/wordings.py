@@ -1,0 +1,66 @@
+"""Wordings of statements, judgments and options around a prompt, for cloze prompts and for questions.
+
+A prompt is wrapped as a whole and never changed inside, so any prompt stays grammatical, and editors that look for the
+subject find it. All wordings are ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wording:
+    """The frames of one kind of prompts; ``{prompt}`` and ``{object}`` are filled in.
+
+    Attributes:
+        affirmed, negated: pairs of frames that a true, or a false, object completes.
+        statement: the fact as one statement, without its period.
+        choice: the prompt above a list of options.
+        is_question: the prompts are questions.
+    """
+
+    affirmed: Sequence[str]
+    negated: Sequence[str]
+    statement: str
+    choice: str
+    is_question: bool
+
+
+CLOZE = Wording(
+    affirmed=("This statement is true: {prompt}", "It is correct to say: {prompt}"),
+    negated=("This statement is false: {prompt}", "It is wrong to say: {prompt}"),
+    statement="{prompt} {object}",
+    choice="Which option completes the sentence?\nSentence: {prompt} ...",
+    is_question=False,
+)
+
+QUESTION = Wording(
+    affirmed=("Question: {prompt}\nRight answer:", "Give an answer that is correct.\nQuestion: {prompt}\nAnswer:"),
+    negated=("Question: {prompt}\nWrong answer:", "Give an answer that is wrong.\nQuestion: {prompt}\nAnswer:"),
+    statement='The answer to the question "{prompt}" is: {object}',
+    choice="Question: {prompt}",
+    is_question=True,
+)
+
+DENIED = 'It is not true that this statement holds: "{statement}"'
+JUDGMENT = "Statement: {statement}\nIs the statement true or false?\nAnswer:"
+TRUE, FALSE = "True", "False"
+
+
+def fill(frame: str, **texts: str) -> str:
+    """Fill the slots of a frame in one pass, so that braces in a text stay as they are."""
+    return re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], frame)
+
+
+def state(wording: Wording, prompt: str, text: str) -> str:
+    """A fact as one sentence; an object that ends in a period gets no second one."""
+    sentence = fill(wording.statement, prompt=prompt, object=text)
+    return sentence if sentence.endswith(".") else sentence + "."
+
+
+def judgment(statement: str) -> str:
+    """The question whether a statement is true; it is answered with :data:`TRUE` or :data:`FALSE`."""
+    return fill(JUDGMENT, statement=statement)
