@@ -6,8 +6,7 @@ with all edits off. Documents of editing tasks bring their own comparison with t
 ``@difference`` is edited minus unedited. Both models answer the same documents, so its standard error is that of the
 paired differences. For a mean that is the sample standard deviation of the differences per document over sqrt(n). For
 any other aggregation (F1, MCC, perplexity) it is the jackknife: the aggregation of both models without document i, for
-every i. The jackknife of a mean is the former. A group has its own aggregation of the differences of its tasks, with
-lm-eval's formula for the standard error of a group.
+every i. The jackknife of a mean is the former. For a group, lm-eval's formula combines the errors of its tasks.
 """
 
 from __future__ import annotations
@@ -62,9 +61,7 @@ def evaluate_both(evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     options = inspect.signature(evaluate).bind(*args, **kwargs).arguments
     lm, loaded = options.pop("lm"), options.pop("task_dict")
     if "tasks" not in loaded:
-        raise EditingError(
-            "compare_unedited=True needs tasks that TaskManager.load has loaded; use simple_evaluate."
-        )
+        raise EditingError("compare_unedited=True needs tasks that TaskManager.load has loaded; use simple_evaluate.")
     keeps_samples = options.pop("log_samples", True)
     results = evaluate(lm=lm, task_dict=loaded, log_samples=True, **options)
     ordinary = {name: task for name, task in loaded["tasks"].items() if _is_ordinary(task)}
@@ -108,7 +105,7 @@ def _evaluate_unedited(
         if lm.world_size > 1:
             raise
         if len(tasks) == 1:
-            not_compared[next(iter(tasks))] = f"{type(error).__name__}: {first_line(error)}"
+            not_compared[next(iter(tasks))] = first_line(error)
             return {}
     parts = [_evaluate_unedited(evaluate, lm, {name: task}, options, not_compared) for name, task in tasks.items()]
     return {
@@ -161,10 +158,13 @@ def _add_task_columns(
         added |= {
             f"{metric}{UNEDITED},{pipeline}": other[key],
             f"{metric}{UNEDITED}_stderr,{pipeline}": other.get(stderr_key, NOT_AVAILABLE),
-            f"{metric}{DIFFERENCE},{pipeline}": value - other[key],
+            f"{metric}{DIFFERENCE},{pipeline}": float(value) - float(other[key]),
             f"{metric}{DIFFERENCE}_stderr,{pipeline}": paired_stderr(pairs, aggregation),
         }
-        differences |= {key: value - other[key], stderr_key: added[f"{metric}{DIFFERENCE}_stderr,{pipeline}"]}
+        differences |= {
+            key: float(value) - float(other[key]),
+            stderr_key: added[f"{metric}{DIFFERENCE}_stderr,{pipeline}"],
+        }
         _declare(results, name, metric)
     columns.update(added)
     return differences
@@ -193,15 +193,21 @@ def _add_group_columns(
     leaves = [task.task_name for task in group.get_all_tasks()]
     if not group.has_aggregation or not all(leaf in differences for leaf in leaves):
         return
+    columns = results["results"][name]
     plain, difference = group.aggregate(unedited["results"]), group.aggregate(differences)
     added: Metrics = {}
-    for key in difference:
+    for key, value in plain.items():
         metric, comma, pipeline = key.partition(",")
-        if comma:
-            metric, ending, _ = metric.partition("_stderr")
-            added[f"{metric}{UNEDITED}{ending},{pipeline}"] = plain[key]
-            added[f"{metric}{DIFFERENCE}{ending},{pipeline}"] = difference[key]
-            _declare(results, name, metric)
+        if not comma or metric.endswith("_stderr"):
+            continue
+        stderr_key = f"{metric}_stderr,{pipeline}"
+        added |= {
+            f"{metric}{UNEDITED},{pipeline}": value,
+            f"{metric}{UNEDITED}_stderr,{pipeline}": plain[stderr_key],
+            f"{metric}{DIFFERENCE},{pipeline}": float(columns[key]) - float(value),
+            f"{metric}{DIFFERENCE}_stderr,{pipeline}": difference[stderr_key],
+        }
+        _declare(results, name, metric)
     for table in ("results", "groups"):
         results.get(table, {}).get(name, {}).update(added)
 

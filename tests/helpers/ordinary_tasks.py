@@ -14,11 +14,11 @@ ROWS = """
 import datasets
 
 ROWS = [
-    {"q": "Port Elna is the capital of", "choices": ["Dravonia", "Ostravia", "Velm"], "gold": 0},
-    {"q": "Lake Odra lies in", "choices": ["Velm", "Dravonia"], "gold": 1},
-    {"q": "The king of Ostravia was", "choices": ["Orlan", "a painter from Velm"], "gold": 0},
-    {"q": "They walked to", "choices": ["the market", "Karsk", "Port Elna"], "gold": 2},
-    {"q": "Velm is known for", "choices": ["its bread", "its harbor"], "gold": 1},
+    {"q": "Port Elna is the capital of", "choices": ["Dravonia", "Ostravia", "Velmaria"], "gold": 1},
+    {"q": "Lake Odra lies in", "choices": ["Velmaria", "Dravonia"], "gold": 1},
+    {"q": "The king of Ostravia was", "choices": ["Orlan", "Karsk"], "gold": 0},
+    {"q": "They walked to", "choices": ["market", "Velmar", "Karska"], "gold": 2},
+    {"q": "Velm is known for", "choices": ["bread", "ships"], "gold": 0},
 ]
 
 def load(**kwargs):
