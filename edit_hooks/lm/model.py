@@ -364,7 +364,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             found = check_base(delta, self.model, self.identity, options.load_edit)
             facts = {"loaded_from": options.load_edit, "checksum": delta.checksum(), "model_differences": found}
             report = EditReport(editor=editor_of(delta), diagnostics=facts)
-            return SavedEditSession(self.model, delta, report, requests_of(delta))
+            return SavedEditSession(self.model, self.tokenizer, delta, report, requests_of(delta))
         store = self._store
         if store:
             store.remove_leftovers()

@@ -153,17 +153,14 @@ def _add_task_columns(
             for edited, plain in samples.get(pipeline, ())
             if metric in edited and metric in plain
         ]
-        aggregation = task.aggregation().get(metric, mean)
+        difference = float(value) - float(other[key])
         stderr_key = f"{metric}_stderr,{pipeline}"
+        differences |= {key: difference, stderr_key: paired_stderr(pairs, task.aggregation().get(metric, mean))}
         added |= {
             f"{metric}{UNEDITED},{pipeline}": other[key],
             f"{metric}{UNEDITED}_stderr,{pipeline}": other.get(stderr_key, NOT_AVAILABLE),
-            f"{metric}{DIFFERENCE},{pipeline}": float(value) - float(other[key]),
-            f"{metric}{DIFFERENCE}_stderr,{pipeline}": paired_stderr(pairs, aggregation),
-        }
-        differences |= {
-            key: float(value) - float(other[key]),
-            stderr_key: added[f"{metric}{DIFFERENCE}_stderr,{pipeline}"],
+            f"{metric}{DIFFERENCE},{pipeline}": difference,
+            f"{metric}{DIFFERENCE}_stderr,{pipeline}": differences[stderr_key],
         }
         _declare(results, name, metric)
     columns.update(added)
