@@ -16,14 +16,8 @@ from edit_hooks.inference.distributions import NoisyPrompt, next_token_log_probs
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.tokens import encode
 
-NEUTRAL_PROMPTS = (
-    "The weather this morning was",
-    "She opened the door and",
-    "A triangle has three",
-    "For breakfast they had some",
-    "The children were playing in the",
-    "He looked at his watch because",
-)
+# Few and short, so that they cost a few percent of the edit itself.
+NEUTRAL_PROMPTS = ("The weather was", "She opened the", "A triangle has", "They walked to the")
 
 FIRST_TOKEN_KL = "first_token_kl"  # of the number among the diagnostics of an edit
 
