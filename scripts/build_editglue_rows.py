@@ -3,8 +3,8 @@
 Usage: python scripts/build_editglue_rows.py FOLDER
 
 FOLDER holds sst2.jsonl, mrpc.jsonl, cola.jsonl, rte.jsonl, nli.jsonl and mmlu.jsonl: the rows of the pickles in
-glue_eval/dataset of AlphaEdit's release in their order, one JSON object per line. The release keeps the first 10 rows for
-few-shot prompts and evaluates the next 100.
+glue_eval/dataset of AlphaEdit's release in their order, one JSON object per line. The release keeps the first 10 rows
+for few-shot prompts and evaluates the next 100.
 """
 
 from __future__ import annotations

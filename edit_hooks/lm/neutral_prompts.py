@@ -38,8 +38,8 @@ class NeutralPrompts:
         """Mean KL(unedited || edited) in nats; NaN if the edited model's logits are not finite.
 
         Args:
-            delta: the edit, or the part of it that is not in the model's weights yet. Contexts are left out: they change
-                prompts, not the model.
+            delta: the edit, or the part of it that is not in the model's weights yet. Contexts are left out, since they
+                change prompts and not the model.
         """
         log_p_PV, log_q_PV = self._unedited_PV, self._log_probs(None if delta is None else delta.without_contexts)
         divergence_P = (log_p_PV.exp() * (log_p_PV - log_q_PV)).sum(1, dtype=torch.float64)

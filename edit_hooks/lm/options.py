@@ -191,7 +191,8 @@ class EditingOptions:
         if self.compare_unedited and (self.mode == "single" or self.group_size):
             raise EditingError(
                 "compare_unedited=True compares lm-eval's tasks on one edited model with the unedited one, but here "
-                "each case or group has its own edits. Use mode=sequential, mode=batch without group_size, or load_edit."
+                "each case or group has its own edits. Use mode=sequential, mode=batch without group_size, or "
+                "load_edit."
             )
         if self.mode == "loaded" and not self.load_edit:
             raise EditingError("mode=loaded needs load_edit=<saved edit: a delta file or a LoRA adapter folder>.")

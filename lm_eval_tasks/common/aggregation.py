@@ -93,10 +93,10 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
 
     Returns:
         A JSON text with the numbers of edits made and failed, and means over the edits made, to three significant
-        digits. ``first_token_kl`` is a mean over independent edits; in a stream, where it belongs to all edits so far, it
-        is that after the last of these edits. ``seconds_per_edit`` divides the time of a joint step by its edits. ``target_nll_not_lower`` counts the
-        edits after which an unlikely target is no likelier than before, if there are any. Diagnostics that the editor
-        does not report are absent; "{}" without any edit.
+        digits. ``first_token_kl`` is a mean over independent edits; in a stream, where it belongs to all edits so far,
+        it is that after the last of these edits. ``seconds_per_edit`` divides the time of a joint step by its edits.
+        ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if there
+        are any. Diagnostics that the editor does not report are absent; "{}" without any edit.
     """
     edits = [value for value in values if value is not None]
     made = [edit for edit in edits if "error" not in edit]

@@ -137,9 +137,9 @@ def _damage(results: Mapping[str, Any]) -> Iterator[str]:
     divergence, where = max(found, default=(0.0, ""))
     if not divergence <= MAX_FIRST_TOKEN_KL:  # NaN, too
         yield (
-            f"{where}: after the edits the next-token distribution on neutral prompts is {divergence:.2f} nats from that of "
-            "the unedited model (first_token_kl); general abilities are likely to suffer. compare_unedited=true and "
-            "--tasks general_ability,editglue measure them."
+            f"{where}: after the edits the next-token distribution on neutral prompts is {divergence:.2f} nats from "
+            "that of the unedited model (first_token_kl); general abilities are likely to suffer. "
+            "compare_unedited=true and --tasks general_ability,editglue measure them."
         )
 
 

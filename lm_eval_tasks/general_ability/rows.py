@@ -76,8 +76,8 @@ class RowSource:
             if row is None or self.text_hash(row) != entry["text"]:
                 problem = "is missing" if row is None else "has another text than the published one"
                 raise EditingError(
-                    f"{where}: row {key} of {self.hub_id} {self.subset} ({self.split}) {problem}; {self.name} needs the "
-                    f"{len(selection)} rows that the release evaluates. {DATA_HINT}"
+                    f"{where}: row {key} of {self.hub_id} {self.subset} ({self.split}) {problem}; {self.name} needs "
+                    f"the {len(selection)} rows that the release evaluates. {DATA_HINT}"
                 )
             chosen.append(row)
         return chosen
@@ -109,7 +109,9 @@ class RowSource:
     def _search(self, place: Path) -> Path:
         path = place / f"{self.name}.jsonl" if place.is_dir() else place
         if not path.is_file():
-            raise EditingError(f"data={place}: there is no {self.name}.jsonl with the rows of {self.hub_id}. {DATA_HINT}")
+            raise EditingError(
+                f"data={place}: there is no {self.name}.jsonl with the rows of {self.hub_id}. {DATA_HINT}"
+            )
         return path
 
 
