@@ -297,7 +297,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             answers = self.prompt_edits.answer(jobs, self._score_jobs, self.items.stock_score_item)
             pairs = [(answer.logprob, answer.is_greedy) for answer in answers]
         numbers = [len(continuation) for _, _, continuation in requests]
-        return [LoglikelihoodPair(*pair, number) for pair, number in zip(pairs, numbers, strict=True)]
+        return [
+            LoglikelihoodPair(logprob, is_greedy, number)
+            for (logprob, is_greedy), number in zip(pairs, numbers, strict=True)
+        ]
 
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """As in the parent class; under hook and context edits decode greedily."""
