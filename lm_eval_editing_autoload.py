@@ -10,7 +10,8 @@ one finder to ``sys.meta_path``, and nothing else happens until ``lm_eval`` itse
   ``lm_eval_tasks`` and the folders of the benchmarks that other packages register (:data:`BENCHMARKS`): after the
   built-in tasks and before the user's ``include_path``, which therefore overrides ours;
 - after ``lm_eval.evaluator`` has run, ``simple_evaluate`` adds the anomalies of a run of ``edited_hf`` to its results,
-  and after ``lm_eval.utils`` has run, ``make_table`` prints them below the last table;
+  and ``evaluate`` the columns of the unedited model to lm-eval's own tasks (``compare_unedited=true``);
+- after ``lm_eval.utils`` has run, ``make_table`` prints the anomalies below the last table;
 - after ``lm_eval._cli.harness`` has run, which only the command ``lm_eval`` imports, that command prints our user
   errors as one message without a traceback and ends with exit code 2. ``lm_eval.simple_evaluate`` raises them as
   before, and all other exceptions are unchanged. ``LM_EDIT_DEBUG=1`` brings the traceback back.
@@ -101,6 +102,31 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
 
     vars(simple_evaluate)["_lm_eval_editing"] = True
     vars(evaluator)["simple_evaluate"] = simple_evaluate
+
+
+def _compare_with_unedited(evaluator: "ModuleType") -> None:
+    """Let ``evaluate`` evaluate ordinary tasks on the unedited model, too, if our model is asked for it."""
+    import functools
+
+    original = evaluator.evaluate
+    if getattr(original, "_lm_eval_editing", False):
+        return
+
+    @functools.wraps(original)
+    def evaluate(*args: "Any", **kwargs: "Any") -> "Any":
+        if not getattr(args[0] if args else kwargs.get("lm"), "compares_unedited", False):
+            return original(*args, **kwargs)
+        from lm_eval_tasks.common.unedited_columns import evaluate_both
+
+        return evaluate_both(original, *args, **kwargs)
+
+    vars(evaluate)["_lm_eval_editing"] = True
+    vars(evaluator)["evaluate"] = evaluate
+
+
+def _extend_evaluator(evaluator: "ModuleType") -> None:
+    _add_anomalies(evaluator)
+    _compare_with_unedited(evaluator)
 
 
 def _print_anomalies(utils: "ModuleType") -> None:
@@ -205,7 +231,7 @@ def _folder_of(module: str) -> str:
 _ACTIONS: "dict[str, Callable[[ModuleType], None]]" = {
     "lm_eval.models": _register_model,
     "lm_eval.tasks.manager": _add_task_folders,
-    "lm_eval.evaluator": _add_anomalies,
+    "lm_eval.evaluator": _extend_evaluator,
     "lm_eval.utils": _print_anomalies,
     "lm_eval._cli.harness": _print_user_errors,
 }

@@ -38,6 +38,23 @@ class ContextReport:
     cut: bool = False
 
 
+class LoglikelihoodPair(tuple[float, bool]):
+    """lm-eval's answer to a `loglikelihood` request of an ordinary task, with the number of tokens scored.
+
+    Equal to the pair of log-probability and greediness.
+    """
+
+    num_tokens: int
+
+    def __new__(cls, logprob: float, is_greedy: bool, num_tokens: int) -> LoglikelihoodPair:
+        pair = super().__new__(cls, (logprob, is_greedy))
+        pair.num_tokens = num_tokens
+        return pair
+
+    def __getnewargs__(self) -> tuple[Any, ...]:  # copies and pickled objects call __new__ again
+        return (*self, self.num_tokens)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoredContinuation:
     """Log-likelihood of a continuation under teacher forcing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
 from edit_hooks.lm.writing import write_together
@@ -110,8 +112,20 @@ class IndependentEdits:
     def _load(self, group: RequestGroup) -> bool:
         delta = self.store.load_delta(self._description(group)) if self.store else None
         if delta is not None:
+            self._measure(delta)
             self._edits[group_key(group)] = delta
         return delta is not None
+
+    def _measure(self, delta: Delta) -> None:
+        """Add the divergence on neutral prompts to the diagnostics, unless the store had it; contexts have none."""
+        code = code_fingerprint(NeutralPrompts.__module__)
+        if self.editor.writes != ("context",) and delta.meta.get("neutral_prompts") != code:
+            delta.diagnostics[FIRST_TOKEN_KL] = self._neutral.divergence(delta)
+            delta.meta["neutral_prompts"] = code
+
+    @functools.cached_property
+    def _neutral(self) -> NeutralPrompts:
+        return NeutralPrompts(self.model, self.tokenizer)
 
     def _failed(self, group: RequestGroup) -> bool:
         return isinstance(self._edits.get(group_key(group)), FailedEdit)
@@ -222,6 +236,7 @@ class IndependentEdits:
             log.warning("case %s: %s", group[0].case_id, error)
             self._edits[group_key(group)] = FailedEdit(str(error))
             return
+        self._measure(delta)
         self._edits[group_key(group)] = delta
         if self.store:
             self.store.save_delta(self._description(group), delta)

@@ -25,11 +25,12 @@ from edit_hooks.answers import (
     EditReport,
     FailedAnswer,
     GeneratedText,
+    LoglikelihoodPair,
     ModelAnswer,
     ScoredContinuation,
     truncate,
 )
-from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
+from edit_hooks.assets.demo_model import demo_model_path
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.base.origin import SettingsOrigin, report_origin
 from edit_hooks.base.registry import load_editor
@@ -38,6 +39,7 @@ from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_o
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
+from edit_hooks.lm.banner import banner_lines
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.edit_sources import is_file, load_edited_cases
@@ -59,6 +61,7 @@ from edit_hooks.lm.sessions import (
     answer_distinct,
 )
 from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.unedited_stock import UneditedStock
 from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
@@ -110,6 +113,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._origin: SettingsOrigin | None = None
         self._identity: ModelIdentity | None = None
         self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
+        self._unedited_stock = UneditedStock(kwargs)
         self.items = ItemBuilder(self)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
@@ -127,7 +131,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._saved_edit = self._check_before_loading(quantization)
         if self._model is not None:  # given as an object
             self.check_loaded(self._model)
-        self._log_banner(pretrained)
+        if self.rank == 0:
+            for line in banner_lines(self.options, self.editor.name, pretrained, self.is_demo, self.edits_data):
+                log.warning(line) if self.is_demo else log.info(line)
 
     def _check_before_loading(self, quantization: Mapping[str, Any]) -> Delta | None:
         """Refuse what cannot work while no weight is loaded; return the edit of ``load_edit``."""
@@ -178,8 +184,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Score whole texts; in batch and sequential mode on the edited model."""
         self._identify()
-        with self._stock_tasks():
-            return super().loglikelihood_rolling(requests, disable_tqdm)
+        return self._answer_ordinary(requests, super().loglikelihood_rolling, disable_tqdm)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Format a chat; :attr:`prompt_edits` records its messages."""
@@ -192,13 +197,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         questions = self._read_questions(with_edits)  # refuses malformed requests while no weight is loaded
         self._identify()
         ordinary = [request for request in requests if not has_edit_requests(request)]
-        questions = self._read_questions(with_edits)  # before the weights are loaded
         self.load()
         stock_answers: Iterator[Any] = iter(())
         edited_answers: Iterator[Any] = iter(())
         if ordinary:
-            with self._stock_tasks():
-                stock_answers = iter(stock(ordinary, disable_tqdm=disable_tqdm))
+            stock_answers = iter(self._answer_ordinary(ordinary, stock, disable_tqdm))
         if with_edits:
             edited_answers = iter(self._answer_under_edits(with_edits, questions, answer_jobs))
         return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
@@ -252,6 +255,24 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     # -- stock tasks under edits -------------------------------------------------------------------------------------
 
+    @property
+    def compares_unedited(self) -> bool:
+        """Whether ordinary tasks get columns of the unedited model; they are evaluated again in :meth:`unedited`."""
+        return self.options.compare_unedited
+
+    def unedited(self) -> contextlib.AbstractContextManager[None]:
+        """Scope in which ordinary requests are asked of the unedited model."""
+        return self._unedited_stock.scope()
+
+    def _answer_ordinary(
+        self, requests: list[Instance], stock: Callable[..., list[Any]], disable_tqdm: bool
+    ) -> list[Any]:
+        if self._unedited_stock.is_asked:
+            compute = functools.partial(stock, requests, disable_tqdm=disable_tqdm)
+            return self._unedited_stock.answers(requests, compute, self._store, self.identity)
+        with self._stock_tasks():
+            return stock(requests, disable_tqdm=disable_tqdm)
+
     @contextlib.contextmanager
     def _stock_tasks(self) -> Iterator[None]:
         """Scope in which the parent class answers ordinary documents under the edits."""
@@ -271,10 +292,16 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """
         if self._stock_edit is None:
             stock = super()._loglikelihood_tokens
-            return stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
-        jobs = [(self.items.tokenized_item(*request), self._stock_edit) for request in requests]
-        answers = self.prompt_edits.answer(jobs, self._score_jobs, self.items.stock_score_item)
-        return [(answer.logprob, answer.is_greedy) for answer in answers]
+            pairs = stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
+        else:
+            jobs = [(self.items.tokenized_item(*request), self._stock_edit) for request in requests]
+            answers = self.prompt_edits.answer(jobs, self._score_jobs, self.items.stock_score_item)
+            pairs = [(answer.logprob, answer.is_greedy) for answer in answers]
+        numbers = [len(continuation) for _, _, continuation in requests]
+        return [
+            LoglikelihoodPair(logprob, is_greedy, number)
+            for (logprob, is_greedy), number in zip(pairs, numbers, strict=True)
+        ]
 
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """As in the parent class; under hook and context edits decode greedily."""
@@ -341,7 +368,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             found = check_base(delta, self.model, self.identity, options.load_edit)
             facts = {"loaded_from": options.load_edit, "checksum": delta.checksum(), "model_differences": found}
             report = EditReport(editor=editor_of(delta), diagnostics=facts)
-            return SavedEditSession(self.model, delta, report, requests_of(delta))
+            return SavedEditSession(self.model, self.tokenizer, delta, report, requests_of(delta))
         store = self._store
         if store:
             store.remove_leftovers()
@@ -463,26 +490,6 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             return None
         sets = ", ".join(f"{name}={value}" for name, value in self._sets.items())
         return self.options.data or sets or ("mini" if self.is_demo else "hub")
-
-    def _log_banner(self, pretrained: Any) -> None:
-        edits = {"none": "no editing", "loaded": f"saved edit {self.options.load_edit}"}.get(
-            self.options.mode, f"editor {self.editor.name}"
-        )
-        name = DEMO_NAME if self.is_demo else getattr(pretrained, "name_or_path", pretrained)
-        source = f"; edits={self.options.edits}" if self.options.edits else ""
-        source += f", data={self.edits_data}" if self.edits_data else ""
-        lines = [f"edited_hf: {name}; {edits}; mode {self.options.mode}{source}."]
-        if self.is_demo:
-            # Tasks can get other data in --metadata, which the model does not see.
-            default = ", and the embedded sample wherever no data are given"
-            data = f"; data={self.options.data}" if self.options.data else default
-            lines.append(
-                f"Demo: no pretrained=... given, so the embedded model is used{data}. Numbers are for trying things "
-                "out, not for comparing with published tables."
-            )
-        if self.rank == 0:
-            for line in lines:
-                log.warning(line) if self.is_demo else log.info(line)
 
 
 def has_edit_requests(request: Instance) -> bool:

@@ -83,6 +83,9 @@ class EditingOptions:
         checkpoints: sequential: numbers of cases after which all cases edited so far are answered as well.
         immediate: sequential: also answer every case right after its own edit.
         retention: sequential: answer all earlier cases after every step (the triangular matrix; slow).
+        compare_unedited: also evaluate lm-eval's own tasks on the unedited model, which gives each of their metrics the
+            columns ``@unedited`` and ``@difference``; not with edits of single cases, under which such tasks have no
+            edited model.
         guard: sequential: ``report`` or ``stop`` if the edited weights or the model's loss diverge.
         guard_norm_ratio, guard_loss_increase: thresholds of :class:`edit_hooks.lm.stream.Guard`.
     """
@@ -111,6 +114,7 @@ class EditingOptions:
     checkpoints: Sequence[int] | int | str = ()
     immediate: bool = True
     retention: bool = False
+    compare_unedited: bool = False
     guard: Literal["report", "stop"] = "report"
     guard_norm_ratio: float = 1.0
     guard_loss_increase: float = 3.0
@@ -175,7 +179,7 @@ class EditingOptions:
         for name in ("num_edits", "edit_batch_size", "group_size"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name))
-        for name in ("immediate", "retention"):
+        for name in ("immediate", "retention", "compare_unedited"):
             if not isinstance(getattr(self, name), bool):
                 raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
         _one_of("guard", self.guard, ("report", "stop"))
@@ -195,6 +199,12 @@ class EditingOptions:
                     f"{name}={getattr(self, name)!r} has no meaning in mode={self.mode}; drop it or use "
                     f"mode={' or mode='.join(modes)}."
                 )
+        if self.compare_unedited and (self.mode == "single" or self.group_size):
+            raise EditingError(
+                "compare_unedited=True compares lm-eval's tasks on one edited model with the unedited one, but here "
+                "each case or group has its own edits. Use mode=sequential, mode=batch without group_size, or "
+                "load_edit."
+            )
         if self.mode == "loaded" and not self.load_edit:
             raise EditingError("mode=loaded needs load_edit=<saved edit: a delta file or a LoRA adapter folder>.")
         if self.mode == "loaded" and self.editor_args:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.answers import (
     EditedAnswer,
@@ -29,6 +30,7 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Item
 from edit_hooks.lm.independent import FailedEdit, IndependentEdits, group_key
+from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
 from edit_hooks.request import EditRequest, RequestGroup
@@ -134,13 +136,21 @@ class SavedEditSession(Session):
     """
 
     def __init__(
-        self, model: nn.Module, delta: Delta, report: EditReport, requests: Mapping[str, EditRequest] | None
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        delta: Delta,
+        report: EditReport,
+        requests: Mapping[str, EditRequest] | None,
     ) -> None:
         self.model, self.delta, self.requests = model, delta, requests
         self.editor_name, self.writes = report.editor, tuple(delta.writes)
+        neutral = None if self.writes == ("context",) else NeutralPrompts(model, tokenizer)
         with AppliedDeltas(model) as applied:
             applied.add(delta)
             facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}
+            if neutral:
+                facts[FIRST_TOKEN_KL] = neutral.divergence(applied.runtime_part)
         self.report = dataclasses.replace(report, diagnostics=facts)
 
     def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:

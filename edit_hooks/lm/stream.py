@@ -23,6 +23,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
+from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
@@ -97,6 +98,7 @@ class EditStream:
         self.identity = identity
         self.config = resolve_with_store(model, tokenizer, editor, store, identity)
         self._unedited_loss, _ = self._probe()
+        self._neutral = None if editor.writes == ("context",) else NeutralPrompts(model, tokenizer)
         self.steps: list[dict[str, Any]] = []
         self.stopped: str | None = None
         self.deltas: list[Delta] = []
@@ -243,6 +245,7 @@ class EditStream:
             "norm_ratio": applied.norm_ratio(),
             "probe_loss": loss,
             "finite": finite,
+            **({FIRST_TOKEN_KL: self._neutral.divergence(applied.runtime_part)} if self._neutral else {}),
             **({"unusable": len(delta.meta["unusable"])} if delta.meta.get("unusable") else {}),
             "state_after": delta.meta["state_after"],
             **{name: value for name, value in delta.diagnostics.items() if name != "losses"},

@@ -85,6 +85,7 @@ LIKELY_NLL = math.log(2)  # nats per token: a probability of a half
 LEAST_FALL = 0.99  # an NLL above this share of what it was has not fallen
 # Diagnostics that are averaged over the edits.
 EDIT_MEANS = ("final_loss", "steps", "update_norm_ratio")
+FIRST_TOKEN_KL = "first_token_kl"  # nats, edit_hooks.lm.neutral_prompts
 
 
 def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
@@ -92,15 +93,17 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
 
     Returns:
         A JSON text with the numbers of edits made and failed, and means over the edits made, to three significant
-        digits. ``seconds_per_edit`` divides the time of a joint step by its edits. ``target_nll_not_lower`` counts the
-        edits after which an unlikely target is no likelier than before, if there are any. Diagnostics that the editor
-        does not report are absent; "{}" without any edit.
+        digits. ``first_token_kl`` is a mean over independent edits; in a stream, where it belongs to all edits so far,
+        it is that after the last of these edits. ``seconds_per_edit`` divides the time of a joint step by its edits.
+        ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if there
+        are any. Diagnostics that the editor does not report are absent; "{}" without any edit.
     """
     edits = [value for value in values if value is not None]
     made = [edit for edit in edits if "error" not in edit]
     if not edits:
         return "{}"
     columns = {name: [edit.get(name) for edit in made] for name in EDIT_MEANS}
+    columns[FIRST_TOKEN_KL] = [edit.get(FIRST_TOKEN_KL) for edit in _last_of_stream(made)]
     columns["seconds_per_edit"] = [_seconds_per_edit(edit) for edit in made]
     summary: dict[str, float] = {"edits": len(made), "failed": len(edits) - len(made)}
     for name, column in columns.items():
@@ -110,6 +113,12 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
     if not_lower := sum(map(_is_target_no_likelier, made)):
         summary["target_nll_not_lower"] = not_lower
     return json.dumps(summary)
+
+
+def _last_of_stream(edits: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The edits of a stream's last step; all edits if they are independent."""
+    last = max((edit["step"] for edit in edits if "step" in edit), default=None)
+    return [edit for edit in edits if edit.get("step") == last]
 
 
 def judge_summary(values: Sequence[Sequence[Mapping[str, Any]]]) -> str:

@@ -2,11 +2,12 @@
 
 Metrics declare in their task's ``metric_list`` what can be checked: ``chance: 0.5`` is the value of a guess (a
 comparison of two answers), ``role: efficacy`` the success of the edits themselves, and ``role: unchanged`` the share of
-other answers that are those of the unedited model. Three things are reported, each only from data that the run has:
+other answers that are those of the unedited model. Four things are reported, each only from data that the run has:
 
 - ``below_chance``: a stream's edits held right after they were made, and at the end the metric is below chance;
 - ``target_nll``: an edit after which its target is as unlikely as before, or unlikelier;
-- ``no_effect``: efficacy is 0 and every other answer exactly as before.
+- ``no_effect``: efficacy is 0 and every other answer exactly as before;
+- ``damage``: after the edits the model continues neutral prompts with other tokens (``first_token_kl``).
 
 A run without edits has none of them.
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.logs import get_logger
+from lm_eval_tasks.common.aggregation import FIRST_TOKEN_KL
 from lm_eval_tasks.common.stages import IMMEDIATE
 
 log = get_logger("lm_eval.edited_hf")
@@ -25,6 +27,8 @@ log = get_logger("lm_eval.edited_hf")
 EFFICACY_ROLE, UNCHANGED_ROLE = "efficacy", "unchanged"
 # Fewer cases show nothing: five guesses out of five are wrong once in 32 runs.
 MIN_CASES = 5
+# Nats; the likeliest next token of the unedited model has lost about two thirds of its probability.
+MAX_FIRST_TOKEN_KL = 1.0
 NUM_ERRORS = 2  # standard errors by which a mean must be below chance
 
 
@@ -70,6 +74,7 @@ def find_anomalies(results: Mapping[str, Any]) -> list[dict[str, str]]:
     found = [("below_chance", text) for text in _below_chance(columns, run)]
     found += [("target_nll", text) for text in _target_nll(results)]
     found += [("no_effect", text) for text in _no_effect(columns, run)]
+    found += [("damage", text) for text in _damage(results)]
     return [{"kind": kind, "text": text} for kind, text in found]
 
 
@@ -117,6 +122,24 @@ def _target_nll(results: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{task}: the target's negative log-likelihood did not fall in the edits of {count} of {edits} cases; the "
             "samples (--log_samples) name them (initial_nll, final_nll)."
+        )
+
+
+def _damage(results: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for the largest divergence: tasks of a benchmark share their edits."""
+    steps = results["config"]["edited_hf"].get("steps") or ()
+    found = [(step[FIRST_TOKEN_KL], "the stream") for step in steps[-1:] if FIRST_TOKEN_KL in step]
+    for task, values in results["results"].items():
+        for key, value in values.items():
+            summary = json.loads(value) if key.startswith("edit,") and isinstance(value, str) else {}
+            if not steps and FIRST_TOKEN_KL in summary:
+                found.append((summary[FIRST_TOKEN_KL], task))
+    divergence, where = max(found, default=(0.0, ""))
+    if not divergence <= MAX_FIRST_TOKEN_KL:  # NaN, too
+        yield (
+            f"{where}: after the edits the next-token distribution on neutral prompts is {divergence:.2f} nats from "
+            "that of the unedited model (first_token_kl); general abilities are likely to suffer. "
+            "compare_unedited=true and --tasks general_ability,editglue measure them."
         )
 
 

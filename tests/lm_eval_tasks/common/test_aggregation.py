@@ -155,6 +155,14 @@ def test_edit_summary_averages_what_is_there() -> None:
     assert edit_summary([None, None]) == edit_summary([]) == "{}"
 
 
+def test_edit_summary_has_the_divergence_of_all_edits_of_a_stream() -> None:
+    independent = [{"first_token_kl": 0.1}, {"first_token_kl": 0.4}, {"first_token_kl": float("nan")}, {}]
+    assert json.loads(edit_summary(independent))["first_token_kl"] == 0.25
+    stream = [{"first_token_kl": 0.1 * step, "step": step} for step in (3, 1, 2, 3)]
+    assert json.loads(edit_summary(stream))["first_token_kl"] == 0.3
+    assert "first_token_kl" not in edit_summary([{"step": 1}, {"error": "x", "first_token_kl": 1.0}])
+
+
 @pytest.mark.parametrize(
     ("edit", "count"),
     [

@@ -1,0 +1,89 @@
+"""The unedited model's answers to the requests of lm-eval's own tasks, for ``compare_unedited=true``.
+
+The store keeps the answers of a whole call, not of single requests: the last bits of a sum depend on the rows that
+share a batch, and an edit without effect must give a difference of exactly 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+
+from edit_hooks.answers import LoglikelihoodPair
+from edit_hooks.lm.versions import installed_versions
+from edit_hooks.modeling.identity import ModelIdentity
+from edit_hooks.store.store import Description, Store
+from edit_hooks.utils.hashing import code_fingerprint, key_of
+from edit_hooks.utils.scopes import undone
+
+KIND = "ordinary_answers"
+
+
+class UneditedStock:
+    """Scope in which ordinary requests are asked of the unedited model, and the store of its answers.
+
+    Args:
+        settings: the options of lm-eval's model class; any of them may change an answer.
+
+    Attributes:
+        is_asked: whether the scope is open.
+        was_asked: whether it has ever been.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        plain = (str, int, float, bool, type(None))
+        self.settings = {
+            name: value if isinstance(value, plain) else type(value).__name__ for name, value in settings.items()
+        }
+        self.is_asked = self.was_asked = False
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Ask ordinary requests of the unedited model."""
+        with undone(lambda: setattr(self, "is_asked", False)):
+            self.is_asked = self.was_asked = True
+            yield
+
+    def answers(
+        self,
+        requests: Sequence[Instance],
+        compute: Callable[[], list[Any]],
+        store: Store | None,
+        identity: ModelIdentity,
+    ) -> list[Any]:
+        """Answers to requests of one type, from the store if it has those to this very list."""
+        if store is None or any(map(_is_sampled, requests)):
+            return compute()
+        kind = requests[0].request_type
+        description = Description(
+            what="unedited answers of ordinary tasks",
+            model=identity.to_dict(),
+            code=code_fingerprint(__name__),
+            inputs={
+                "type": kind,
+                "lm_eval": installed_versions()["lm-eval"],
+                "settings": self.settings,
+                "requests": key_of([list(request.args) for request in requests]),
+            },
+        )
+        stored = store.load_json(KIND, description)
+        if stored is None:
+            answers = compute()
+            store.save_json(KIND, description, [_to_json(answer) for answer in answers])
+            return answers
+        return [LoglikelihoodPair(*answer) if isinstance(answer, list) else answer for answer in stored]
+
+
+def _to_json(answer: Any) -> Any:
+    return [*answer, answer.num_tokens] if isinstance(answer, LoglikelihoodPair) else answer
+
+
+def _is_sampled(request: Instance) -> bool:
+    """Whether an answer is drawn at random; such a draw must not be the same in every later run."""
+    if request.request_type != "generate_until":
+        return False
+    settings = request.args[1]
+    return bool(settings.get("do_sample")) or settings.get("temperature", 0.0) not in (0, 0.0)

@@ -1,0 +1,1 @@
+"""Tasks that ask nothing about edits: what else an edited model can still do."""
