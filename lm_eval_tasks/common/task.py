@@ -8,10 +8,11 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off, ``rate: false`` marks one that is no share of successes (it has no column ``<metric>_or_0``),
-  ``filtered: true`` one from which a published filter may exclude cases, ``filtered_by: population`` one with a second
-  column over the run's population (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged
-  pipelines report (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
+  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``rate: false`` marks one that is no
+  share of successes (it has no column ``<metric>_or_0``), ``filtered: true`` one from which a published filter may
+  exclude cases, ``filtered_by: population`` one with a second column over the run's population
+  (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged pipelines report
+  (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
   :mod:`lm_eval_tasks.common.anomalies` checks.
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
@@ -36,12 +37,12 @@ from edit_hooks.utils.options import check_generation_kwargs, switch
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.dataset import choose_data
-from lm_eval_tasks.common.generation import generation_arguments
+from lm_eval_tasks.common.generation import after_prompt, generation_arguments, stop_strings
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, judged_correct
 from lm_eval_tasks.common.population import population_metrics, restrict, with_current_name
-from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
+from lm_eval_tasks.common.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
     RETENTION,
@@ -260,7 +261,15 @@ class EditingTask(HarnessTask):
         """One context per probe, each built by lm-eval.
 
         lm-eval adds system instruction, description and chat template.
+
+        Raises:
+            EditingError: for a second chat template around prompts that have one.
         """
+        if (own := doc.get(OWN_CHAT)) and (kwargs.get("apply_chat_template") or kwargs.get("system_instruction")):
+            raise EditingError(
+                f"{own} writes a chat with a system prompt of its own; drop --apply_chat_template and "
+                "--system_instruction, or use wild_context=question_only with them."
+            )
         return [super(EditingTask, self).fewshot_context(probe, num_fewshot, **kwargs) for probe in doc["probes"]]
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: Sequence[str], **kwargs: Any) -> list[Instance]:
@@ -273,14 +282,14 @@ class EditingTask(HarnessTask):
         stops = self._stops()
         instances = []
         for idx, request in enumerate(case_requests(doc)):
-            probe, target, decoding = request.probe, request.target, request.decoding
+            probe, target, decoding = request.probe, request.target, after_prompt(request.decoding, delimiter)
             probe_fields = {  # part of lm-eval's `doc_hash`: other keys would make samples look like other documents
                 "kind": probe.kind,
                 "question": probe.question,
                 "gold": probe.gold,
                 "model": probe.asked_model(generation=target is None),
                 "decoding": None if target is not None or decoding is None else decoding.to_json(),
-                "until": stops if decoding is None or decoding.until is None else list(decoding.until),
+                "until": stop_strings(decoding, stops),
             }
             context = ctx[request.number]
             arguments = (
@@ -412,9 +421,16 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
         {"aggregation": "mean_scored", "higher_is_better": True}
         | {key: value for key, value in metric.items() if key != "only_if"}
         for listed in metric_list
-        if "only_if" not in listed or switch(settings, listed["only_if"], True)
+        if _applies(listed.get("only_if"), settings)
         for metric in population_metrics(listed, settings)
     ]
+
+
+def _applies(only_if: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> bool:
+    """Whether a metric's condition holds: a switch that is on, or settings that all have the given values."""
+    if isinstance(only_if, Mapping):
+        return all(settings.get(name) == value for name, value in only_if.items())
+    return only_if is None or switch(settings, only_if, True)
 
 
 def _is_rate(metric: Mapping[str, Any]) -> bool:

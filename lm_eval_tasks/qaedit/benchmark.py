@@ -12,6 +12,7 @@ from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.protocols.grid import GRID_SETTINGS
 from lm_eval_tasks.protocols.wild import WILD_SETTINGS
 
 
@@ -75,7 +76,7 @@ QAEDIT = Benchmark(
         notes=("category", "provenance"),
     ),
     parse=parse,
-    settings=WILD_SETTINGS,
+    settings=(*WILD_SETTINGS, *GRID_SETTINGS),
     count_odd=count_odd,
 )
 
