@@ -87,32 +87,44 @@ def chosen_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 def question_only_tf_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """The question alone, teacher forcing."""
-    return _doc(case, settings, "question_only", TF)
+    return _named_doc(case, settings, "question_only", TF)
 
 
 def question_only_ar_gold_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """The question alone, greedy decoding to the gold answer's length."""
-    return _doc(case, settings, "question_only", AR_GOLD)
+    return _named_doc(case, settings, "question_only", AR_GOLD)
 
 
 def question_only_ar_natural_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """The question alone, greedy decoding to the natural stop."""
-    return _doc(case, settings, "question_only", AR_NATURAL)
+    return _named_doc(case, settings, "question_only", AR_NATURAL)
 
 
 def qa_inst_tf_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """The QA instruction, teacher forcing."""
-    return _doc(case, settings, "qa_inst", TF)
+    return _named_doc(case, settings, "qa_inst", TF)
 
 
 def qa_inst_ar_gold_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """The QA instruction, greedy decoding to the gold answer's length."""
-    return _doc(case, settings, "qa_inst", AR_GOLD)
+    return _named_doc(case, settings, "qa_inst", AR_GOLD)
 
 
 def qa_inst_ar_natural_doc(case: Case, settings: Settings) -> dict[str, Any]:
     """The QA instruction, greedy decoding to the natural stop."""
-    return _doc(case, settings, "qa_inst", AR_NATURAL)
+    return _named_doc(case, settings, "qa_inst", AR_NATURAL)
+
+
+def _named_doc(case: Case, settings: Settings, context: str, cell: Cell) -> dict[str, Any]:
+    """The edit question in the cell of a task whose name has the input."""
+    chosen = settings.get("wild_context")
+    if chosen not in (None, context):
+        raise EditingError(
+            f"wild_context={chosen!r} for a task whose name has {context}. Drop the setting, or run the cell as "
+            f"..._grid_cell with wild_context={chosen},{GENERATION.name}={cell.generation},"
+            f"{TRUNCATION.name}={cell.truncation}."
+        )
+    return _doc(case, settings, context, cell)
 
 
 def _doc(case: Case, settings: Settings, context: str, cell: Cell) -> dict[str, Any]:
