@@ -36,6 +36,7 @@ from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import check_generation_kwargs, switch
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
+from lm_eval_tasks.common.breakdown import breakdown_columns, breakdown_fields, breakdown_row, prepare
 from lm_eval_tasks.common.dataset import choose_data
 from lm_eval_tasks.common.generation import after_prompt, generation_arguments, stop_strings
 from lm_eval_tasks.common.harness import HarnessTask
@@ -118,6 +119,7 @@ class EditingTask(HarnessTask):
             )
         self.stages = StreamStages.of(config["metadata"])
         self.judge = add_judge(config)
+        self.breakdown = breakdown_fields(config["metadata"])
         super().__init__(data_dir, cache_dir, download_mode, config)
         self._declare_columns()
 
@@ -131,6 +133,8 @@ class EditingTask(HarnessTask):
             self._declare_companions(metric, aggregation)
             if self._is_rate(metric):
                 self.add_column(f"{metric}{OR_ZERO}", aggregation, higher_is_better=True)
+            for column, by_group in breakdown_columns(metric, self.breakdown, aggregation).items():
+                self.add_column(column, by_group)
             for stage in self.stages.columns:
                 self.add_column(f"{metric}@{stage}", aggregation, higher_is_better=directions[metric])
                 self._declare_companions(f"{metric}@{stage}", aggregation)
@@ -213,7 +217,7 @@ class EditingTask(HarnessTask):
         loaded = self.benchmark.load(settings)
         docs = Documents(mark_unusable(self.config.process_docs(case, settings)) for case in loaded.records)
         settings["data"] = choose_data(settings)
-        settings["data_source"] = loaded.source
+        settings["data_source"] = loaded.source | prepare(docs, settings)
         logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)
         self.dataset = {self.config.test_split: docs}
 
@@ -362,6 +366,8 @@ class EditingTask(HarnessTask):
         for suffix, scores in scored.items():
             for metric in metrics:
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
+        for name in names:
+            row |= breakdown_row(name, self.breakdown, doc, scored[""][name])
         edit = case.lead.edit
         row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": edit and edit.to_json()}
         return row | ({"judge": describe_verdicts([answer.final for answer in case.answers])} if case.judged else {})
