@@ -49,6 +49,8 @@ class GenerateItem:
         max_thought_tokens: longest thought; ``None``: thought and answer share ``max_new_tokens``.
         ignore_end: end tokens do not end the continuation.
         sampling: how tokens are drawn; ``None``: greedily.
+        target: the tokens that fix the length of the continuation; ``None`` if nothing does.
+        forced: the model reads the tokens of ``target`` in place of those it continues with (teacher forcing).
     """
 
     context: tuple[int, ...]
@@ -59,6 +61,12 @@ class GenerateItem:
     max_thought_tokens: int | None = None
     ignore_end: bool = False
     sampling: Sampling | None = None
+    target: tuple[int, ...] | None = None
+    forced: bool = False
+
+    def token_read(self, tokens: Sequence[int]) -> int:
+        """The token that the model reads after it has produced ``tokens``."""
+        return self.target[len(tokens) - 1] if self.forced and self.target else tokens[-1]
 
     @property
     def most_tokens(self) -> int:

@@ -9,9 +9,11 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off, ``rate: false`` marks one that is no share of successes (it has no column ``<metric>_or_0``),
-  ``filtered: true`` one from which a published filter may exclude cases, ``from: judge`` one that only judged
-  pipelines report (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
+  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``rate: false`` marks one that is no
+  share of successes (it has no column ``<metric>_or_0``), ``filtered: true`` one from which a published filter may
+  exclude cases, ``filtered_by: population`` one with a second column over the run's population
+  (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged pipelines report
+  (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
   :mod:`lm_eval_tasks.common.anomalies` checks.
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
@@ -33,15 +35,16 @@ from edit_hooks.prompt_context import ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import check_generation_kwargs, switch
-from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
+from lm_eval_tasks.common.breakdown import breakdown_columns, breakdown_fields, breakdown_row, prepare
 from lm_eval_tasks.common.documents import build_documents
-from lm_eval_tasks.common.generation import generation_arguments
+from lm_eval_tasks.common.generation import after_prompt, generation_arguments, stop_strings
 from lm_eval_tasks.common.harness import HarnessTask
-from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
-from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, exclude_if, judged_correct
-from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
+from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
+from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, judged_correct
+from lm_eval_tasks.common.population import population_metrics, restrict, with_current_name
+from lm_eval_tasks.common.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
     RETENTION,
@@ -106,7 +109,7 @@ class EditingTask(HarnessTask):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         config = {key: value for key, value in (config or {}).items() if key != "class"}
-        config["metadata"] = dict(config.get("metadata") or {})
+        config["metadata"] = with_current_name(config.get("metadata") or {})
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
         config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
@@ -116,7 +119,8 @@ class EditingTask(HarnessTask):
                 "editing protocols. Use 0 (in-context editing is an editor, not a prompt format)."
             )
         self.stages = StreamStages.of(config["metadata"])
-        self.judge = _add_judge_pipeline(config)
+        self.judge = add_judge(config)
+        self.breakdown = breakdown_fields(config["metadata"])
         super().__init__(data_dir, cache_dir, download_mode, config)
         self._declare_columns()
 
@@ -130,6 +134,8 @@ class EditingTask(HarnessTask):
             self._declare_companions(metric, aggregation)
             if self._is_rate(metric):
                 self.add_column(f"{metric}{OR_ZERO}", aggregation, higher_is_better=True)
+            for column, by_group in breakdown_columns(metric, self.breakdown, aggregation).items():
+                self.add_column(column, by_group)
             for stage in self.stages.columns:
                 self.add_column(f"{metric}@{stage}", aggregation, higher_is_better=directions[metric])
                 self._declare_companions(f"{metric}@{stage}", aggregation)
@@ -212,7 +218,7 @@ class EditingTask(HarnessTask):
         loaded = self.benchmark.load(settings)
         docs = Documents(map(mark_unusable, build_documents(self.config.process_docs, loaded.records, settings)))
         settings["data"] = loaded.source["data"]
-        settings["data_source"] = loaded.source
+        settings["data_source"] = loaded.source | prepare(docs, settings)
         logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)
         self.dataset = {self.config.test_split: docs}
 
@@ -260,7 +266,15 @@ class EditingTask(HarnessTask):
         """One context per probe, each built by lm-eval.
 
         lm-eval adds system instruction, description and chat template.
+
+        Raises:
+            EditingError: for a second chat template around prompts that have one.
         """
+        if (own := doc.get(OWN_CHAT)) and (kwargs.get("apply_chat_template") or kwargs.get("system_instruction")):
+            raise EditingError(
+                f"{own} writes a chat with a system prompt of its own; drop --apply_chat_template and "
+                "--system_instruction, or use wild_context=question_only with them."
+            )
         return [super(EditingTask, self).fewshot_context(probe, num_fewshot, **kwargs) for probe in doc["probes"]]
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: Sequence[str], **kwargs: Any) -> list[Instance]:
@@ -273,14 +287,14 @@ class EditingTask(HarnessTask):
         stops = self._stops()
         instances = []
         for idx, request in enumerate(case_requests(doc)):
-            probe, target, decoding = request.probe, request.target, request.decoding
+            probe, target, decoding = request.probe, request.target, after_prompt(request.decoding, delimiter)
             probe_fields = {  # part of lm-eval's `doc_hash`: other keys would make samples look like other documents
                 "kind": probe.kind,
                 "question": probe.question,
                 "gold": probe.gold,
                 "model": probe.asked_model(generation=target is None),
                 "decoding": None if target is not None or decoding is None else decoding.to_json(),
-                "until": stops if decoding is None or decoding.until is None else list(decoding.until),
+                "until": stop_strings(decoding, stops),
             }
             context = ctx[request.number]
             arguments = (
@@ -353,6 +367,8 @@ class EditingTask(HarnessTask):
         for suffix, scores in scored.items():
             for metric in metrics:
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
+        for name in names:
+            row |= breakdown_row(name, self.breakdown, doc, scored[""][name])
         edit = case.lead.edit
         row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": edit and edit.to_json()}
         return row | ({"judge": describe_verdicts([answer.final for answer in case.answers])} if case.judged else {})
@@ -364,10 +380,13 @@ class EditingTask(HarnessTask):
         if reason := case.doc.get("unusable"):
             return {metric["metric"]: Score(reason=reason) for metric in metrics}
         answers = case.at(stage)
-        if case.judged:
-            return {metric["metric"]: evaluate(_judge_measure(answers, metric)) for metric in metrics}
-        measures: Mapping[str, Measure] = self.config.process_results(case.doc, answers)
-        return {metric["metric"]: evaluate(measures[metric["metric"]]) for metric in metrics}
+        measures: Mapping[str, Measure] = {} if case.judged else self.config.process_results(case.doc, answers)
+        scores = {}
+        for metric in metrics:
+            name = metric["metric"]
+            measure = _mean_verdict(answers) if case.judged else measures[metric.get("over", name)]
+            scores[name] = evaluate(restrict(measure, metric, answers))
+        return scores
 
     def _retention(self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
         """The metrics of one case after its own and every later step.
@@ -408,9 +427,17 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
     return [
         {"aggregation": "mean_scored", "higher_is_better": True}
         | {key: value for key, value in metric.items() if key != "only_if"}
-        for metric in metric_list
-        if "only_if" not in metric or switch(settings, metric["only_if"], True)
+        for listed in metric_list
+        if _applies(listed.get("only_if"), settings)
+        for metric in population_metrics(listed, settings)
     ]
+
+
+def _applies(only_if: str | Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:
+    """Whether a metric's condition holds: a switch that is on, or settings that all have the given values."""
+    if isinstance(only_if, Mapping):
+        return all(metadata.get(name) == value for name, value in only_if.items())
+    return only_if is None or switch(metadata, only_if, True)
 
 
 def _is_rate(metric: Mapping[str, Any]) -> bool:
@@ -439,35 +466,8 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
     return columns
 
 
-def _judge_measure(answers: CaseAnswers, metric: Mapping[str, Any]) -> Measure:
-    """Mean verdict over the case's probes of the task's own kind.
-
-    Helper probes only decide on exclusion.
-    """
+def _mean_verdict(answers: CaseAnswers) -> Measure:
+    """Mean verdict over the case's probes of the task's own kind; helper probes only decide on exclusion."""
     kind = answers.probes[0].probe.kind
     own = [] if kind == PLACEHOLDER else answers.of_kind(kind)
-    helpers = [answered for answered in answers.probes if answered.probe.only_unedited]
-
-    def mean_verdict() -> float:
-        return case_mean([judged_correct(answered.generation) for answered in own], "judged probes")
-
-    if not metric.get("filtered"):
-        return mean_verdict
-    return exclude_if(mean_verdict, lambda: any(judged_correct(answered.generation) for answered in helpers))
-
-
-def _add_judge_pipeline(config: dict[str, Any]) -> ModelJudge | None:
-    """Add the judge's pipeline to the config of a task with judged metrics.
-
-    The judge's description goes to the config's metadata.
-    """
-    if not any(metric.get("from") == "judge" for metric in config["metric_list"]):
-        return None
-    pipelines = list(config.get("filter_list") or [])
-    if any(pipeline["name"] == PIPELINE for pipeline in pipelines):  # the task's YAML defines its own
-        return None
-    added, judge = judge_pipeline(config["metadata"])
-    config["filter_list"] = [*pipelines, *added]
-    if judge:
-        config["metadata"]["judge"] = judge.describe()
-    return judge
+    return lambda: case_mean([judged_correct(answered.generation) for answered in own], "judged probes")

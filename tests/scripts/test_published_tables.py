@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from paths import REAL_DATA, ROOT
+from task_runs import build
 
 from edit_hooks import EDITORS
 from edit_hooks.base.registry import editor_class
@@ -18,6 +20,7 @@ from judges.settings import PRESETS
 from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.dataset import HUB, named_set
+from lm_eval_tasks.common.population import POPULATION, POPULATIONS, WRONG_EM, WRONG_JUDGE
 from lm_eval_tasks.common.stages import RETENTION
 from lm_eval_tasks.protocols.wild import CONTEXTS
 
@@ -29,7 +32,8 @@ SETTINGS = {
     "judge": PRESETS,
     "judge_template": JUDGE_TEMPLATES,
     "wild_context": CONTEXTS,
-    "initially_wrong": ("true", "false"),
+    "population": POPULATIONS,
+    "score_by": ("origin", "category"),
 }
 
 
@@ -45,25 +49,18 @@ def title(case: Any) -> str:
     return str(case["published"])[:50] if isinstance(case, dict) else str(case)
 
 
-def task_config(path: Path) -> dict[str, Any]:
-    """The keys of a task's file and of the files that it includes, without functions."""
-    config = yaml.safe_load(path.read_text(encoding="utf-8").replace("!function", ""))
-    included = config.pop("include", [])
-    merged: dict[str, Any] = {}
-    for name in [included] if isinstance(included, str) else included:
-        merged |= task_config(path.parent / name)
-    return merged | config
-
-
-def declared_columns(benchmark: str, task: str) -> set[str]:
-    """The metrics of a task."""
-    config = task_config(ROOT / "lm_eval_tasks" / benchmark / f"{task}.yaml")
-    return {metric["metric"] for metric in config["metric_list"]}
+@functools.cache
+def declared_columns(task: str) -> set[str]:
+    """The metrics of a task, with those over either population."""
+    tasks = [build(task, judge="off")]
+    tasks += [build(task, population=WRONG_EM)] if POPULATION in tasks[0].benchmark.settings else []
+    columns = {metric["metric"] for built in tasks for metric in built.config.metric_list}
+    return columns | {name.replace(WRONG_EM, WRONG_JUDGE) for name in columns}
 
 
 @pytest.mark.parametrize(("benchmark", "table"), MAPPED, ids=title)
 def test_every_named_task_and_column_exists(benchmark: str, table: dict[str, Any]) -> None:
-    columns = {task: declared_columns(benchmark, task) for task in table["tasks"]}
+    columns = {task: declared_columns(task) for task in table["tasks"]}
     assert table["columns"] and set(table["columns"]) <= set().union(*columns.values())
     assert all(found & set(table["columns"]) for found in columns.values())  # no task is named in vain
     assert set(table.get("stages", [])) <= {RETENTION}
@@ -90,6 +87,14 @@ def test_every_named_setting_is_accepted(benchmark: str, table: dict[str, Any]) 
             if key == "data":
                 sets = find_benchmark(benchmark).source.sets
                 assert value == HUB or named_set(value) in [(HUB, name) for name in sets], setting
+
+
+@pytest.mark.parametrize(("benchmark", "table"), MAPPED, ids=title)
+def test_every_named_group_has_the_tasks_of_its_table(benchmark: str, table: dict[str, Any]) -> None:
+    files = {path.stem.removeprefix("_"): path for path in (ROOT / "lm_eval_tasks").glob("*/_*.yaml")}
+    groups = re.findall(r"`(\w+_table\d+)`", table["run"])
+    members = [task for group in groups for task in yaml.safe_load(files[group].read_text(encoding="utf-8"))["task"]]
+    assert not groups or set(table["tasks"]) <= set(members)
 
 
 @pytest.mark.parametrize("editor", ALL_EDITORS, ids=title)

@@ -52,6 +52,27 @@ def test_an_answer_as_long_as_a_text_is_not_stopped_earlier(lm: EditedHFLM) -> N
         assert len(exact.token_ids or ()) == tokens and exact.stop == "length"
 
 
+def test_the_text_that_fixes_the_length_can_count_by_itself(lm: EditedHFLM) -> None:
+    """GRACE's released evaluation: the gold answer's tokens without prompt and space before it."""
+    (exact,) = generate(lm, Decoding(length_of="Dravonia by", length_of_alone=True))
+    assert list(exact.target_ids or ()) == lm.tokenizer("Dravonia by", add_special_tokens=False)["input_ids"]
+    assert len(exact.token_ids or ()) == len(exact.target_ids or ())
+    (spaced,) = generate(lm, Decoding(length_of=" Dravonia by"))
+    assert spaced.target_ids != exact.target_ids
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_teacher_forced_answer_is_the_argmax_of_the_scored_text(model_path: str, engine: str) -> None:
+    lm = build(model_path, engine=engine)
+    gold = " the old town of Dravonia by the sea"
+    free, forced = generate(lm, Decoding(length_of=gold), Decoding(length_of=gold, teacher_forced=True))
+    (scored,) = lm.loglikelihood([instance({**case(), "asked": {"model": "edited"}}, PROMPT, gold)])
+    assert forced.token_ids == scored.final.token_argmax and forced.target_ids == scored.final.token_ids
+    assert free.token_ids is not None and forced.token_ids is not None
+    assert free.token_ids[0] == forced.token_ids[0] and free.token_ids != forced.token_ids
+    assert forced.stop == "length" and forced.raw == lm.tokenizer.decode(list(forced.token_ids))
+
+
 def test_a_question_has_its_own_length_and_stops(lm: EditedHFLM) -> None:
     free, longer = generate(lm, Decoding(until=()), Decoding(until=(), max_new_tokens=12, ignore_end=True))
     assert len(longer.token_ids or ()) == 12 and (longer.token_ids or ())[:6] == free.token_ids
@@ -86,7 +107,12 @@ def test_sampling_asked_for_by_a_task_is_still_refused(lm: EditedHFLM) -> None:
 
 @pytest.mark.parametrize(
     ("decoding", "message"),
-    [({"max_tokens": 3}, "Did you mean 'max_new_tokens'"), ({"sampling": {"top_p": 2.0}}, "top_p is 2.0")],
+    [
+        ({"length_of_alone": True}, "need length_of"),
+        ({"length_of": "x", "teacher_forced": True, "sampling": {}}, "drop sampling"),
+        ({"max_tokens": 3}, "Did you mean 'max_new_tokens'"),
+        ({"sampling": {"top_p": 2.0}}, "top_p is 2.0"),
+    ],
 )
 def test_settings_that_are_not_accepted_are_errors(lm: EditedHFLM, decoding: dict[str, Any], message: str) -> None:
     doc = {**case(), "asked": {"model": "edited", "decoding": decoding}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from scripted import ScriptedLM
 from task_runs import build, metrics_of, run
@@ -28,9 +30,9 @@ def test_reliability_by_hand() -> None:
     found = metrics_of(run("qaedit_wild_reliability", ScriptedLM(texts=texts)), "qaedit_wild_reliability")
     assert found["reliability_wild_em"] == 0.5
     # the unedited model answers the last question rightly
-    assert found["reliability_wild_em_initially_wrong"] == pytest.approx(1 / 3)
-    assert found["reliability_wild_em_initially_wrong_n"] == 3
-    assert found["reliability_wild_em_initially_wrong_excluded"] == 1
+    assert found["reliability_wild_em_wrong_em"] == pytest.approx(1 / 3)
+    assert found["reliability_wild_em_wrong_em_n"] == 3
+    assert found["reliability_wild_em_wrong_em_excluded"] == 1
 
 
 @pytest.mark.parametrize(
@@ -39,12 +41,38 @@ def test_reliability_by_hand() -> None:
         ("qa_inst", "Please answer the question:\n\nQ: who founded the Orrin press\nA:"),
         ("qa_inst_single_newline", "Please answer the question:\nQ: who founded the Orrin press\nA:"),
         ("question_only", "who founded the Orrin press"),
+        (
+            "chat_template_released",
+            "<s>[INST] <<SYS>>\nYou are a helpful, respectful and honest assistant.\n<</SYS>>\n\n"
+            "who founded the Orrin press [/INST]</s>",
+        ),
     ],
 )
 def test_contexts(context: str, prompt: str) -> None:
     doc = build("qaedit_wild_locality", wild_context=context).test_docs()[3]
     assert doc["probes"][0]["prompt"] == prompt
     assert doc["probes"][0]["question"] == "who founded the Orrin press"
+
+
+@pytest.mark.parametrize("options", [{"apply_chat_template": True}, {"system_instruction": "Be brief."}])
+@pytest.mark.parametrize("task", ["qaedit_wild_locality", "qaedit_grid_cell"])
+def test_the_released_chat_is_not_put_into_another(task: str, options: dict[str, Any]) -> None:
+    lm = ScriptedLM()
+    with pytest.raises(EditingError, match=r"wild_context=chat_template_released writes a chat .* drop --apply_chat"):
+        run(task, lm, {"wild_context": "chat_template_released"}, **options)
+    assert not lm.seen
+    run(task, lm, {"wild_context": "chat_template_released", "population": "all"})
+    assert all(request.args[0].endswith(" [/INST]</s>") for request in lm.seen)
+
+
+@pytest.mark.parametrize(("context", "text"), [("question_only", "{}"), ("qa_inst", "Please answer the question:")])
+def test_the_own_chat_template_of_a_model_takes_any_other_context(context: str, text: str) -> None:
+    lm = ScriptedLM()
+    run("qaedit_wild_locality", lm, {"wild_context": context}, apply_chat_template=True, limit=1)
+    own, helper = (request.args[0] for request in lm.seen)
+    question = "when did the salt canal open" if context == "question_only" else text
+    assert own.startswith(f"<user>{question}") and own.endswith("<assistant>")
+    assert helper.startswith("<user>Please answer the question:")  # the population is that of any other context
 
 
 def test_an_unknown_context_is_an_error() -> None:
@@ -66,11 +94,11 @@ def test_locality_compares_all_tokens_and_reports_empty_pairs() -> None:
 def test_several_paraphrases_share_one_helper_probe() -> None:
     request = EditRequest(prompt="Where is {}?", subject="Velm", target_new="Karsk", case_id="0")
     case = Case(request, paraphrases=[Question("Velm is where?", "Karsk"), Question("In what is Velm?", "Karsk")])
-    doc = wild.generalization_doc(case, {})
+    doc = wild.generalization_doc(case, {"population": "wrong_em"})
     assert [probe["kind"] for probe in doc["probes"]] == ["paraphrase", "paraphrase", "pre_edit"]
     assert [probe["ask"] for probe in doc["probes"]] == ["edited", "edited", "unedited"]
     assert doc["probes"][2]["question"] == "Where is Velm?"
-    plain = wild.generalization_doc(case, {"initially_wrong": False})
+    plain = wild.generalization_doc(case, {})
     assert [probe["kind"] for probe in plain["probes"]] == ["paraphrase", "paraphrase"]
 
 
