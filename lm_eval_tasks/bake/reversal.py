@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from edit_hooks.prompt_context import QUESTION_PREFIX, fact_line
 from judges.match import alias_match, normalize
 from lm_eval_tasks.bake.benchmark import JUDGE_TEMPLATE, JUDGE_TEMPLATES, BakeCase
 from lm_eval_tasks.common import measures, scoring
@@ -25,7 +26,7 @@ from lm_eval_tasks.protocols.likelihood import (
     logprob_measures,
 )
 
-REVERSE_QA, REVERSE_JUDGE = "reverse_qa", "reverse_judge"
+REVERSE_QA, REVERSE_JUDGE, ANSWER_IN_PROMPT = "reverse_qa", "reverse_judge", "reverse_qa_answer_in_prompt"
 
 JUDGE_OPTIONS = ("yes, it is true", "no, it is false")
 
@@ -72,6 +73,21 @@ def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     return doc | {"judge_template": template, "judge_options": [question.wanted, question.other]}
 
 
+def answer_in_prompt_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
+    """Document of bake_rq_answer_in_prompt: the reversed fact, and the question for its subject."""
+    questions = [] if case.reverse_qa is None else [case.reverse_qa]
+    probes = [
+        contrast_probe(
+            ANSWER_IN_PROMPT,
+            question._replace(
+                prompt=f"{fact_line(question.prompt, question.wanted)}{QUESTION_PREFIX}{question.prompt}"
+            ),
+        )
+        for question in questions
+    ]
+    return case_doc(case, probes, generate=False)
+
+
 def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     """Document of bake_s: all questions of the case, likelihoods only."""
     probes = case_probes(case)
@@ -100,6 +116,12 @@ def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, 
 def _is_in_category(name: str, answered: ProbeAnswers) -> float:
     desired, original = answered.probe.targets
     return float(answer_category(measures.generated_text(answered.generation).text, desired, original) == name)
+
+
+def score_answer_in_prompt(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """Likelihood measures of a question whose answer the prompt states."""
+    scores = contrast_measures("rqs", "rqm", answers.of_kind(ANSWER_IN_PROMPT), "reverse question")
+    return {name.replace("_", "_answer_in_prompt_"): measure for name, measure in scores.items()}
 
 
 def answer_category(text: str, desired: str, original: str) -> str:

@@ -10,6 +10,7 @@ from paths import RECORDS
 from scripted import ScriptedLM, default_likelihood
 from task_runs import build, from_nlls, metrics_of, run
 
+from edit_hooks.deltas.context_edit import format_demonstration
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ
 from lm_eval_tasks.bake.reversal import CATEGORIES, answer_category, judge_question, reversed_statement
@@ -142,6 +143,26 @@ def test_log_probabilities_of_both_subjects_by_hand() -> None:
     found = metrics_of(results, "bake_rq")
     assert [found[name] for name in names] == [-1.5, -1.75, -2.5, -1.25]
     assert not any(f"{name}_or_0" in found for name in names)  # no shares of successes
+
+
+def test_the_answer_is_in_the_prompt_of_the_task_that_says_so() -> None:
+    prompt = "New Fact: The capital of Dravonia is Port Elna\nPrompt: The capital of Dravonia is"
+    # the format is that of a demonstration, which ends with the answer
+    demonstration = format_demonstration(*["The capital of Dravonia is", "Port Elna"] * 2)
+    assert f"{prompt} Port Elna" == demonstration
+
+    def likelihoods(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:
+        assert not unedited  # no filter: only the edited model is asked
+        if context == prompt:
+            return (-2.0, [0, 9]) if continuation == " Port Elna" else (-1.5, [9])
+        return -1.0, [9] * len(continuation.split())
+
+    task = "bake_rq_answer_in_prompt"
+    found = metrics_of(run(task, ScriptedLM(likelihoods), samples={task: [0]}), task)
+    # "Port Elna" has two tokens, of which the first is the argmax: NLL 1.0 against 1.5 for "Veldt"
+    assert (found["rqs_answer_in_prompt_match"], found["rqs_answer_in_prompt_argmax"]) == (0.5, 0.0)
+    assert found["rqs_answer_in_prompt_prob"] == 1.0
+    assert found["rqm_answer_in_prompt_prob"] == pytest.approx(math.exp(-1.0) - math.exp(-1.5))
 
 
 @pytest.mark.parametrize(
