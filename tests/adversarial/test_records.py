@@ -83,6 +83,8 @@ def test_every_object_of_a_list_counts() -> None:
         ("bake_j", "bake/fixture_INVENTED_judge.json"),
         ("bake_concept", "bake/fixture_INVENTED_concept.json"),
         ("bake", "mini"),
+        ("bake_j", "mini"),
+        ("bake_concept", "mini"),
         ("qaedit", "mini"),
     ],
 )
