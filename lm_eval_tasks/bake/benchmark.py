@@ -19,14 +19,12 @@ HUB_ID = "jym7/BAKE"
 REWRITE = "requested_rewrite"
 
 # The answers of neighborhood prompts, in BAKE-concept only. Read as BAKE-J, its neighborhood prompts would be scored
-# against the answer of the edited fact. The other names are those of ConceptEdit's files and of other converters.
+# against the answer of the edited fact. Other converters of ConceptEdit may use other names.
 NEIGHBOR_ANSWERS = "neighborhood_targets"
-_CONCEPT = (
-    "in BAKE-concept every neighborhood prompt has its own answer. Use the tasks bake_concept_es, bake_concept_gs, ... "
-    f"(group bake_concept), which read the field {NEIGHBOR_ANSWERS!r}."
-)
 CONCEPT_FIELDS = dict.fromkeys(
-    (NEIGHBOR_ANSWERS, "neighborhood_answers", "locality_prompt", "locality_answer"), _CONCEPT
+    ("neighborhood_answers", "locality_prompt", "locality_answer"),
+    "in BAKE-concept every neighborhood prompt has its own answer. Use the tasks bake_concept_es, bake_concept_gs, ... "
+    f"(group bake_concept), which read the field {NEIGHBOR_ANSWERS!r}.",
 )
 CONCEPT_REMEDY = (
     "The converted records are not published. Build them from ConceptEdit's concept_data.json with lm-edit "
@@ -52,11 +50,6 @@ class BakeCase(Case):
 
 def parse_qa(fields: Fields, row: int) -> BakeCase:
     """Check and convert a record of BAKE-Q&J."""
-    if "reverse_qa" not in fields.record and "reverse_judge" in fields.record:
-        raise EditingError(
-            f"{fields.where}: field 'reverse_qa.prompt' is missing. Records without it are those of BAKE-J; use the "
-            "tasks bake_j_es, bake_j_gs, ... (group bake_j), or add it."
-        )
     return _parse(fields, row, has_reverse_qa=True)
 
 
@@ -165,10 +158,7 @@ BAKE_J = Benchmark(
         files=("BAKE_judge.json", "BAKE_judge.jsonl"),
         mini=DATA_FOLDER / "mini_judge.jsonl",
         notes=("provenance", "relation"),
-        foreign_fields={
-            **CONCEPT_FIELDS,
-            "reverse_qa": "it is a field of BAKE-Q&J. Use the tasks bake_es, bake_gs, ... (group bake_qj).",
-        },
+        foreign_fields=CONCEPT_FIELDS,
     ),
     parse=parse_judge,
     settings=(GENERATE, JUDGE_TEMPLATE),
@@ -195,10 +185,9 @@ BAKE_CONCEPT = ConceptBenchmark(
         files=("BAKE_concept.json", "BAKE_concept.jsonl"),
         mini=DATA_FOLDER / "mini_concept.jsonl",
         notes=("provenance", "module"),
-        foreign_fields={
-            **dict.fromkeys(("concept_def", "target_new_desc"), f"it is a field of ConceptEdit. {CONCEPT_REMEDY}"),
-            "reverse_qa": "it is a field of BAKE-Q&J. Use the tasks bake_es, bake_gs, ... (group bake_qj).",
-        },
+        foreign_fields=dict.fromkeys(
+            ("concept_def", "target_new_desc"), f"it is a field of ConceptEdit. {CONCEPT_REMEDY}"
+        ),
     ),
     parse=parse_concept,
     settings=(GENERATE, JUDGE_TEMPLATE),

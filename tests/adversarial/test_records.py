@@ -28,15 +28,24 @@ def source_of(results: dict[str, Any], task: str) -> dict[str, Any]:
 @pytest.mark.parametrize("field", ["neighborhood_targets", "neighborhood_answers", "locality_answer"])
 def test_bake_concept_records_are_refused_by_bake_j(field: str, tmp_path: Path) -> None:
     """Their neighborhood prompts have answers of their own; bake_j would score another gold."""
-    records = [{**record, field: ["an answer", "another"]} for record in invented_records("bake_judge.json")]
-    with pytest.raises(EditingError, match=rf"{field!r} does not belong to BAKE-J.*bake_concept_es"):
+    records = invented_records("bake_concept.json")
+    for record in records:
+        record[field] = record.pop("neighborhood_targets")
+    with pytest.raises(
+        EditingError, match=r"BAKE-J.*BAKE-concept.*bake_concept|BAKE-concept, not of BAKE-J.*bake_concept"
+    ):
         run_on("bake_j_ls", tmp_path, records)
 
 
+def test_bake_j_records_are_refused_by_bake_concept(tmp_path: Path) -> None:
+    with pytest.raises(EditingError, match=r"'neighborhood_targets' has 0 answers.*those of BAKE-J.*group bake_j"):
+        run_on("bake_concept_ls", tmp_path, invented_records("bake_judge.json"))
+
+
 def test_records_of_the_other_bake_file_name_the_tasks_for_them(tmp_path: Path) -> None:
-    with pytest.raises(EditingError, match=r"'reverse_qa' does not belong to BAKE-J.*bake_es.*bake_qj"):
+    with pytest.raises(EditingError, match=r"of BAKE-Q&J, not of BAKE-J, which has no field 'reverse_qa'.*bake_qj"):
         run_on("bake_j_es", tmp_path, invented_records("bake_qa.jsonl"))
-    with pytest.raises(EditingError, match=r"those of BAKE-J; use the tasks bake_j_es.*bake_j"):
+    with pytest.raises(EditingError, match=r"of BAKE-J, not of BAKE-Q&J. Use the tasks of bake_j"):
         run_on("bake_es", tmp_path, invented_records("bake_judge.json"))
 
 
@@ -99,5 +108,5 @@ def test_a_misspelled_field_of_a_tuning_case_is_an_error(tmp_path: Path) -> None
         "paraphrase": ["Velm lies in"],
         "neighbors": [{"prompt": "Ulm is in", "answer": "Germany"}],
     }
-    with pytest.raises(EditingError, match=r"'paraphrase'.*is not known. Did you mean 'paraphrases'"):
+    with pytest.raises(EditingError, match=r"'paraphrase'. Did you mean 'paraphrases'"):
         load_cases(str(write_jsonl(tmp_path / "cases.jsonl", [case])), {})

@@ -37,7 +37,9 @@ FACTS = {
 FACTS_CONCEPT = SCRIPTS / "facts" / "bake_concept"
 FACTS_J = {
     table["relation"]: table["facts"]
-    for table in (json.loads(path.read_text(encoding="utf-8")) for path in (SCRIPTS / "facts" / "bake_j").glob("*.json"))
+    for table in (
+        json.loads(path.read_text(encoding="utf-8")) for path in (SCRIPTS / "facts" / "bake_j").glob("*.json")
+    )
 }
 case = pytest.mark.parametrize(
     "record", [*BAKE, *HELD_OUT], ids=lambda r: f"{r['relation']}-{r['requested_rewrite']['subject']}"

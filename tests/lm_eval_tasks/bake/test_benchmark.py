@@ -39,7 +39,7 @@ def test_incomplete_records_are_counted() -> None:
 
 def test_bake_j_has_no_reverse_question() -> None:
     assert [case.reverse_qa for case in BAKE_J.load(JUDGE).records] == [None, None]
-    with pytest.raises(EditingError, match=r"'reverse_qa\.prompt' is missing"):
+    with pytest.raises(EditingError, match=r"of BAKE-J, not of BAKE-Q&J. Use the tasks of bake_j"):
         BAKE_QJ.load(JUDGE)
 
 
@@ -53,7 +53,7 @@ def test_bake_j_has_no_reverse_question() -> None:
         ("requested_rewrite", "text", "'requested_rewrite.target_new.str' is missing"),
         ("paraphrase_prompts", "one prompt", "a list of texts is needed"),
         ("neighborhood_prompts", [1], "a list of texts is needed"),
-        ("reverse_qa", None, "'reverse_qa.prompt' is missing"),
+        ("reverse_qa", None, "it is a record of BAKE-J, not of BAKE-Q&J. Use the tasks of bake_j."),
         ("reverse_judge.prompt", 7, "7 (int); a text is needed"),
     ],
 )
