@@ -45,13 +45,19 @@ def title(case: Any) -> str:
     return str(case["published"])[:50] if isinstance(case, dict) else str(case)
 
 
+def task_config(path: Path) -> dict[str, Any]:
+    """The keys of a task's file and of the files that it includes, without functions."""
+    config = yaml.safe_load(path.read_text(encoding="utf-8").replace("!function", ""))
+    included = config.pop("include", [])
+    merged: dict[str, Any] = {}
+    for name in [included] if isinstance(included, str) else included:
+        merged |= task_config(path.parent / name)
+    return merged | config
+
+
 def declared_columns(benchmark: str, task: str) -> set[str]:
-    """The metrics in a task's own file."""
-    text = (ROOT / "lm_eval_tasks" / benchmark / f"{task}.yaml").read_text(encoding="utf-8")
-    config = yaml.safe_load(text.replace("!function", ""))
-    included = config.get("include", "")
-    if "metric_list" not in config and included.endswith(".yaml"):
-        return declared_columns(benchmark, included.removesuffix(".yaml"))
+    """The metrics of a task."""
+    config = task_config(ROOT / "lm_eval_tasks" / benchmark / f"{task}.yaml")
     return {metric["metric"] for metric in config["metric_list"]}
 
 
