@@ -114,7 +114,6 @@ def scripted_answers(task: Any, doc: dict[str, Any]) -> tuple[list[list[Any]], l
         ("bake_rj", "rjs_prob", 0.0),
         ("bake_s", "s_prob", 0.0),
         ("bake_s", "s_prob_agree", 0.0),
-        ("bake_j_rj", "rjs_prob", 0.0),
         ("bake_concept_ls", "ls_agree_tf", 1.0),
         ("bake_concept_rj", "rjs_prob", 0.0),
         ("qaedit_wild_reliability", "reliability_wild_em_initially_wrong", 0.0),
