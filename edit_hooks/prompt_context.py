@@ -20,6 +20,8 @@ QUESTION_SLOT = "{question}"
 # The instruction of the WILD protocol (The Mirage of Model Editing, ACL 2025), as in its released code.
 QA_INSTRUCTION = "Please answer the question:\n\nQ: {question}\nA:"
 EDIT_CONTEXTS = ("bare", "qa", "chat")
+# The two lines of in-context editing (IKE): a fact, then the question.
+NEW_FACT, QUESTION_PREFIX = "New Fact: ", "Prompt: "
 
 Messages: TypeAlias = list[dict[str, str]]
 # (messages, add_generation_prompt) -> text
@@ -27,6 +29,11 @@ ChatTemplate: TypeAlias = Callable[[Messages, bool], str]
 
 _MARKER = "xQUESTIONx"  # survives templates that strip messages or change their first letter's neighbors
 _ANSWER = "xANSWERx"
+
+
+def fact_line(prompt: str, target: str) -> str:
+    """The line that states a fact, with its line break."""
+    return f"{NEW_FACT}{prompt} {target}\n"
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import itertools
 import json
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -38,18 +36,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from _bake_records import (
+    NO,
+    YES,
+    answer_pairs,
+    check_records,
+    fill,
+    in_turns,
+    measure,
+    mentions,
+    prefers_true,
+)
 from _mini_common import (
     FACTS,
     ROOT,
     Oracle,
     arguments,
-    differences,
     provenance,
     read_jsonl,
     read_tsv,
-    report,
-    rounded,
-    spread,
     write_jsonl,
 )
 
@@ -59,7 +64,6 @@ TABLES = FACTS / "bake"
 CASES_PER_RELATION = 6
 SPARES_PER_RELATION = 2  # facts selected beyond the quota, because some cases do not qualify
 MIN_NEIGHBORS = 2
-YES, NO = "yes", "no"
 
 
 class Fact(NamedTuple):
@@ -112,12 +116,6 @@ def load_neighbors() -> dict[str, list[str]]:
     for row in read_tsv(TABLES / "neighbors.tsv"):
         prompts[row["object"]].append(row["prompt"])
     return dict(prompts)
-
-
-def fill(template: str, word: str) -> str:
-    """Fill the slot of a template; braces in the word are kept."""
-    before, after = template.split("{}")
-    return before + word + after
 
 
 def select_facts(oracle: Oracle, relation: Relation, neighbors: dict[str, list[str]]) -> list[tuple[Fact, str]]:
@@ -181,49 +179,6 @@ def candidates(
     return records
 
 
-def questions(record: dict[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
-    """Questions to the model about a record: kind -> (prompt, target_true, target_new)."""
-    rewrite, qa, judge = record["requested_rewrite"], record["reverse_qa"], record["reverse_judge"]
-    true, new = rewrite["target_true"]["str"], rewrite["target_new"]["str"]
-    return {
-        "forward": [(fill(rewrite["prompt"], rewrite["subject"]), true, new)],
-        "paraphrases": [(prompt, true, new) for prompt in record["paraphrase_prompts"]],
-        "neighbors": [(prompt, true, new) for prompt in record["neighborhood_prompts"]],
-        "reverse_qa": [(qa["prompt"], qa["target_true"]["str"], qa["target_new"]["str"])],
-        "reverse_judge": [(judge["prompt"], judge["target_true"]["str"], judge["target_new"]["str"])],
-    }
-
-
-def answer_pairs(records: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(prompt, target) of both answers to all questions about the records."""
-    rows = [row for record in records for rows in questions(record).values() for row in rows]
-    return [(prompt, target) for prompt, *targets in rows for target in targets]
-
-
-def measure(oracle: Oracle, record: dict[str, Any]) -> dict[str, Any]:
-    """Measurements of the unedited model: mean NLL per token of both answers, and its first predicted token."""
-    measured: dict[str, Any] = {}
-    for kind, rows in questions(record).items():
-        outcomes = []
-        for prompt, true, new in rows:
-            score_true, score_new = oracle.get(prompt, true), oracle.get(prompt, new)
-            outcomes.append(
-                {
-                    "nll_true": rounded(score_true.nll),
-                    "nll_new": rounded(score_new.nll),
-                    "true_is_greedy": score_true.is_greedy,
-                    "first_token": score_true.first_argmax,
-                }
-            )
-        measured[kind] = outcomes if kind in ("paraphrases", "neighbors") else outcomes[0]
-    return measured
-
-
-def prefers_true(outcome: dict[str, Any]) -> bool:
-    """Whether the unedited model gives the old answer a lower NLL than the new one."""
-    return outcome["nll_true"] < outcome["nll_new"]
-
-
 def disqualification(measured: dict[str, Any]) -> str | None:
     """The reason why a record does not qualify, or ``None``."""
     if not prefers_true(measured["forward"]):
@@ -233,11 +188,6 @@ def disqualification(measured: dict[str, Any]) -> str | None:
     if len(measured["neighbors"]) < MIN_NEIGHBORS or not all(map(prefers_true, measured["neighbors"])):
         return "too few locality prompts that the unedited model answers"
     return None
-
-
-def mentions(text: str, words: str) -> bool:
-    """True if the words occur in the text as whole words."""
-    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
 
 
 def drop_unknown_neighbors(oracle: Oracle, record: dict[str, Any], edited_names: Sequence[str]) -> None:
@@ -272,22 +222,12 @@ def build(oracle: Oracle, relations: Sequence[Relation]) -> list[dict[str, Any]]
                 passed.append(record | {"provenance": provenance(relation.path, unedited=measured)})
         qualified.append(passed[:CASES_PER_RELATION])
         print(f"{relation.name}: {len(qualified[-1])} of {len(records)} cases qualify", file=sys.stderr)
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*qualified))
-    return [record | {"case_id": number} for number, record in enumerate(filter(None, turns))]
+    return in_turns(qualified)
 
 
 def check(oracle: Oracle, path: Path, num: int | None) -> int:
     """Measure shipped records again; returns the exit code."""
-    records = spread(read_jsonl(path), num)
-    oracle.score(answer_pairs(records), "checking")
-    problems = []
-    for record in records:
-        measured = measure(oracle, record)
-        deviations = list(differences(record["provenance"]["unedited"], measured))
-        if reason := disqualification(measured):
-            deviations.append(reason)
-        problems += [f"case {record['case_id']}: {problem}" for problem in deviations]
-    return report(problems, len(records), path)
+    return check_records(oracle, path, num, disqualification)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,19 +11,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-QUESTION, SEPARATOR = "Prompt: ", "\n\n"
+from edit_hooks.prompt_context import NEW_FACT, QUESTION_PREFIX, fact_line
+
+SEPARATOR = "\n\n"
 # Field -> its name in saved edits, fixed because the checksum of a saved edit covers it.
 FILE_NAMES = {"include_fact": "states_fact", "min_similarity": "min_likeness"}
 
 
-def fact_line(prompt: str, target: str) -> str:
-    """The line that states a fact, with its line break."""
-    return f"New Fact: {prompt} {target}\n"
-
-
 def format_demonstration(prompt: str, target: str, question: str, answer: str) -> str:
     """One demonstration: a fact, a question, and the correct answer given the fact."""
-    return f"{fact_line(prompt, target)}{QUESTION}{question} {answer}"
+    return f"{fact_line(prompt, target)}{QUESTION_PREFIX}{question} {answer}"
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,8 @@ class ContextEdit:
         return cls(**{**fields, "demonstrations": tuple(record["demonstrations"])})
 
     def before(self, question: str = "") -> str:
-        """The text before a question if this is the only fact; the same for every question."""
-        return ContextPrompt((self,)).text(len(self.demonstrations))
+        """The text before a question if this is the only fact."""
+        return ContextPrompt((self,)).text(len(self.demonstrations), question)
 
 
 class ContextPrompt(NamedTuple):
@@ -73,8 +70,24 @@ class ContextPrompt(NamedTuple):
     def demonstrations(self) -> tuple[str, ...]:
         return self.facts[-1].demonstrations
 
-    def text(self, num_demonstrations: int) -> str:
-        """The text before the question, with the last ``num_demonstrations`` demonstrations."""
+    def text(self, num_demonstrations: int, question: str = "") -> str:
+        """The text before a question, with the last ``num_demonstrations`` demonstrations.
+
+        A question that states a fact of its own, in the format of a demonstration, follows the demonstrations directly:
+        that is the reverse question of BAKE's release.
+        """
         shown = self.demonstrations[len(self.demonstrations) - num_demonstrations :]
+        before = "".join(demonstration + SEPARATOR for demonstration in shown)
+        if self.states_fact(question):
+            return before
         facts = [fact_line(fact.prompt, fact.target_new) for fact in self.facts if fact.include_fact]
-        return "".join(demonstration + SEPARATOR for demonstration in shown) + "".join(facts) + QUESTION
+        return f"{before}{''.join(facts)}{QUESTION_PREFIX}"
+
+    def num_facts(self, question: str) -> int:
+        """The number of facts in the text before a question."""
+        return 0 if self.states_fact(question) else sum(fact.include_fact for fact in self.facts)
+
+    @staticmethod
+    def states_fact(question: str) -> bool:
+        """Whether a question begins with a fact of its own."""
+        return question.startswith(NEW_FACT)

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edit_hooks.deltas.context_edit import QUESTION, fact_line, format_demonstration
+from edit_hooks.deltas.context_edit import format_demonstration
+from edit_hooks.prompt_context import QUESTION_PREFIX, fact_line
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
@@ -46,7 +47,7 @@ class PoolRecord:
 
 def query_text(request: EditRequest) -> str:
     """The text of a request that is compared with demonstrations: the fact and its question, without the answer."""
-    return f"{fact_line(request.bare_text, request.target_new)}{QUESTION}{request.bare_text}"
+    return f"{fact_line(request.bare_text, request.target_new)}{QUESTION_PREFIX}{request.bare_text}"
 
 
 @dataclass(frozen=True)

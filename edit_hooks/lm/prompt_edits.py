@@ -90,15 +90,16 @@ class PromptEdits:
         if prompt is None:
             log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
             return item, ContextReport()
-        context = select_facts(delta.contexts, self.question_of(prompt))
+        question = self.question_of(prompt)
+        context = select_facts(delta.contexts, question)
         if context is None:
             return item, ContextReport()
         for shown in range(len(context.demonstrations), -1, -1):
-            built = self._rebuild(item, self.before_question(context.text(shown), prompt), score_item)
+            built = self._rebuild(item, self.before_question(context.text(shown, question), prompt), score_item)
             if not built.cut:
                 break
         return built.item, ContextReport(
-            facts=sum(fact.include_fact for fact in context.facts),
+            facts=context.num_facts(question),
             demonstrations=shown,
             left_out=len(context.demonstrations) - shown,
             cut=built.cut,

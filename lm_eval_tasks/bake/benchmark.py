@@ -1,30 +1,34 @@
-"""BAKE-Q&J and BAKE-J: their files and the published schema."""
+"""BAKE-Q&J, BAKE-J and BAKE-concept: their files and schemas."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
-from lm_eval_tasks.common.dataset import Source
+from lm_eval_tasks.common.dataset import HUB, Source, choose_data
 from lm_eval_tasks.common.fields import Fields, source_id
-from lm_eval_tasks.common.settings import choice_setting
+from lm_eval_tasks.common.settings import Settings, choice_setting
 from lm_eval_tasks.protocols.likelihood import GENERATE
 
 HUB_ID = "jym7/BAKE"
 REWRITE = "requested_rewrite"
 
-# BAKE-concept has the schema of BAKE-J and its own answer to each neighborhood prompt (the spelling of the field is not
-# published). Read as BAKE-J, its neighborhood prompts would be scored against the answer of the edited fact.
-_CONCEPT = (
-    "in BAKE-concept every neighborhood prompt has its own answer. That layout is not supported yet: the tasks "
-    "of BAKE-J and BAKE-Q&J would score another answer."
-)
+# The answers of neighborhood prompts, in BAKE-concept only. Read as BAKE-J, its neighborhood prompts would be scored
+# against the answer of the edited fact. Other converters of ConceptEdit may use other names.
+NEIGHBOR_ANSWERS = "neighborhood_targets"
 CONCEPT_FIELDS = dict.fromkeys(
-    ("neighborhood_targets", "neighborhood_answers", "locality_prompt", "locality_answer"), _CONCEPT
+    ("neighborhood_answers", "locality_prompt", "locality_answer"),
+    "in BAKE-concept every neighborhood prompt has its own answer. Use the tasks bake_concept_es, bake_concept_gs, ... "
+    f"(group bake_concept), which read the field {NEIGHBOR_ANSWERS!r}.",
+)
+CONCEPT_REMEDY = (
+    "The converted records are not published. Build them from ConceptEdit's concept_data.json with lm-edit "
+    "build-bake-concept, and give the file: data=/path."
 )
 
 
@@ -51,10 +55,29 @@ def parse_qa(fields: Fields, row: int) -> BakeCase:
 
 def parse_judge(fields: Fields, row: int) -> BakeCase:
     """Check and convert a record of BAKE-J: like Q&J, without ``reverse_qa``."""
-    return _parse(fields, row, has_reverse_qa=False)
+    return _parse(fields, row)
 
 
-def _parse(fields: Fields, row: int, *, has_reverse_qa: bool) -> BakeCase:
+def parse_concept(fields: Fields, row: int) -> BakeCase:
+    """Check and convert a record of BAKE-concept: like BAKE-J, with an answer for every neighborhood prompt.
+
+    The new definition competes with that answer, as the new object does in BAKE-J.
+    """
+    case = _parse(fields, row)
+    prompts, answers = fields.texts("neighborhood_prompts"), fields.texts(NEIGHBOR_ANSWERS)
+    if len(prompts) != len(answers):
+        hint = " Without it, records are those of BAKE-J; use the tasks bake_j_es, bake_j_gs, ... (group bake_j)."
+        raise EditingError(
+            f"{fields.where}: field {NEIGHBOR_ANSWERS!r} has {len(answers)} answers for {len(prompts)} "
+            f"neighborhood_prompts; one for each is needed.{hint if NEIGHBOR_ANSWERS not in fields.record else ''}"
+        )
+    if missing := [prompt for prompt, answer in zip(prompts, answers, strict=True) if prompt and not answer]:
+        raise EditingError(f"{fields.where}: the answer of the neighborhood prompt {missing[0]!r} is empty; give one.")
+    neighbors = [Question(p, a, case.request.target_new) for p, a in zip(prompts, answers, strict=True) if p]
+    return replace(case, neighbors=neighbors)
+
+
+def _parse(fields: Fields, row: int, *, has_reverse_qa: bool = False) -> BakeCase:
     new, true = fields.text(f"{REWRITE}.target_new.str"), fields.text(f"{REWRITE}.target_true.str")
     request = EditRequest.from_dict(
         {
@@ -133,6 +156,8 @@ BAKE_J = Benchmark(
         title="BAKE-J",
         hub_id=HUB_ID,
         files=("BAKE_judge.json", "BAKE_judge.jsonl"),
+        mini=DATA_FOLDER / "mini_judge.jsonl",
+        notes=("provenance", "relation"),
         foreign_fields=CONCEPT_FIELDS,
     ),
     parse=parse_judge,
@@ -140,4 +165,33 @@ BAKE_J = Benchmark(
     count_odd=count_odd,
 )
 
-BENCHMARKS = (BAKE_QJ, BAKE_J)
+
+@dataclass(frozen=True, kw_only=True)
+class ConceptBenchmark(Benchmark[BakeCase]):
+    """BAKE-concept, whose records nobody has published."""
+
+    def _own_settings(self, settings: Settings) -> Settings:
+        own = super()._own_settings(settings)
+        if choose_data(own) == HUB:
+            raise EditingError(f"data=hub: {self.source.title} is not on the Hugging Face hub. {CONCEPT_REMEDY}")
+        return own
+
+
+BAKE_CONCEPT = ConceptBenchmark(
+    name="bake_concept",
+    source=Source(
+        title="BAKE-concept",
+        hub_id="zjunlp/ConceptEdit",
+        files=("BAKE_concept.json", "BAKE_concept.jsonl"),
+        mini=DATA_FOLDER / "mini_concept.jsonl",
+        notes=("provenance", "module"),
+        foreign_fields=dict.fromkeys(
+            ("concept_def", "target_new_desc"), f"it is a field of ConceptEdit. {CONCEPT_REMEDY}"
+        ),
+    ),
+    parse=parse_concept,
+    settings=(GENERATE, JUDGE_TEMPLATE),
+    count_odd=count_odd,
+)
+
+BENCHMARKS = (BAKE_QJ, BAKE_J, BAKE_CONCEPT)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from edit_hooks.prompt_context import QUESTION_PREFIX, fact_line
+from judges.match import alias_match, normalize
 from lm_eval_tasks.bake.benchmark import JUDGE_TEMPLATE, JUDGE_TEMPLATES, BakeCase
 from lm_eval_tasks.common import measures, scoring
 from lm_eval_tasks.common.cases import Question
-from lm_eval_tasks.common.measures import Measure, mean_over
+from lm_eval_tasks.common.measures import Measure, Unscored, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.protocols.likelihood import (
@@ -20,11 +23,15 @@ from lm_eval_tasks.protocols.likelihood import (
     edit_score,
     exact_match_measure,
     filter_known,
+    logprob_measures,
 )
 
-REVERSE_QA, REVERSE_JUDGE = "reverse_qa", "reverse_judge"
+REVERSE_QA, REVERSE_JUDGE, ANSWER_IN_PROMPT = "reverse_qa", "reverse_judge", "reverse_qa_answer_in_prompt"
 
 JUDGE_OPTIONS = ("yes, it is true", "no, it is false")
+
+# Categories of a free answer to a reverse question: it names the edited subject, the original one, both, or neither.
+CATEGORIES = ("desired", "original", "ambiguous", "other")
 
 
 def judge_question(case: BakeCase, template: str) -> Question:
@@ -66,6 +73,21 @@ def reverse_judge_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     return doc | {"judge_template": template, "judge_options": [question.wanted, question.other]}
 
 
+def answer_in_prompt_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
+    """Document of bake_rq_answer_in_prompt: the reversed fact, and the question for its subject."""
+    questions = [] if case.reverse_qa is None else [case.reverse_qa]
+    probes = [
+        contrast_probe(
+            ANSWER_IN_PROMPT,
+            question._replace(
+                prompt=f"{fact_line(question.prompt, question.wanted)}{QUESTION_PREFIX}{question.prompt}"
+            ),
+        )
+        for question in questions
+    ]
+    return case_doc(case, probes, generate=False)
+
+
 def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     """Document of bake_s: all questions of the case, likelihoods only."""
     probes = case_probes(case)
@@ -79,10 +101,43 @@ def edit_score_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
 
 
 def score_reverse_qa(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """RQS and RQM with and without the published filter, and exact match."""
+    """RQS and RQM with and without the filter, log-probabilities, exact match, and the category of the answer."""
     probes, noun = answers.of_kind(REVERSE_QA), "reverse question"
     scores = contrast_measures("rqs", "rqm", probes, noun)
-    return filter_known(scores, probes) | exact_match_measure("rqs", probes, noun)
+    categories = {f"rq_gen_{name}": mean_over(probes, noun, partial(_is_in_category, name)) for name in CATEGORIES}
+    return {
+        **filter_known(scores, probes),
+        **logprob_measures("rq", probes, noun),
+        **exact_match_measure("rqs", probes, noun),
+        **categories,
+    }
+
+
+def _is_in_category(name: str, answered: ProbeAnswers) -> float:
+    desired, original = answered.probe.targets
+    return float(answer_category(measures.generated_text(answered.generation).text, desired, original) == name)
+
+
+def score_answer_in_prompt(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """Likelihood measures of a question whose answer the prompt states."""
+    scores = contrast_measures("rqs", "rqm", answers.of_kind(ANSWER_IN_PROMPT), "reverse question")
+    return {name.replace("_", "_answer_in_prompt_"): measure for name, measure in scores.items()}
+
+
+def answer_category(text: str, desired: str, original: str) -> str:
+    """The category of a free answer to a reverse question (figure 5 of BAKE), one of :data:`CATEGORIES`.
+
+    An answer names a subject if it contains its words in a row (:func:`judges.match.alias_match`). It is ambiguous if
+    it names both, also where one name is part of the other.
+
+    Raises:
+        Unscored: if a subject has no words after normalization, which no answer could contain.
+    """
+    for subject in (desired, original):
+        if not normalize(subject):
+            raise Unscored(f"the answer {subject!r} has no words that a free answer could contain")
+    named = alias_match(text, [desired]), alias_match(text, [original])
+    return {(True, False): "desired", (False, True): "original", (True, True): "ambiguous"}.get(named, "other")
 
 
 def score_reverse_judge(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -99,18 +154,21 @@ def _begins_with_yes(answered: ProbeAnswers) -> float:
 def score_edit_score(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """S of BAKE under each protocol.
 
-    Its factors are ES, GS, LS and the mean of RQS and RJS (RJS alone in BAKE-J).
+    Its factors are ES, GS, LS and the mean of RQS and RJS (RJS alone without reverse questions).
     """
     scores = case_measures(doc, answers) | score_reverse_qa(doc, answers) | score_reverse_judge(doc, answers)
     reverse = ["rqs", "rjs"] if answers.of_kind(REVERSE_QA) else ["rjs"]
 
-    def factors(protocol: str, *, locality: str, reverse_protocol: str) -> list[list[str]]:
+    def of_protocol(protocol: str, locality: str, ending: str = "") -> Measure:
         forward = [[f"es_{protocol}"], [f"gs_{protocol}"], [f"ls_{locality}"]]
-        return [*forward, [f"{score}_{reverse_protocol}" for score in reverse]]
+        return edit_score(scores, [*forward, [f"{score}_{protocol}{ending}" for score in reverse]])
 
     return {
-        "s_prob": edit_score(scores, factors("prob", locality="prob", reverse_protocol="prob")),
-        "s_prob_all": edit_score(scores, factors("prob", locality="prob", reverse_protocol="prob_all")),
-        "s_argmax": edit_score(scores, factors("argmax", locality="argmax", reverse_protocol="argmax")),
-        "s_match": edit_score(scores, factors("match", locality="agree_tf", reverse_protocol="match")),
+        "s_prob": of_protocol("prob", "prob"),
+        "s_prob_agree": of_protocol("prob", "agree_tf"),
+        "s_prob_all": of_protocol("prob", "prob", "_all"),
+        "s_argmax": of_protocol("argmax", "argmax"),
+        "s_argmax_all": of_protocol("argmax", "argmax", "_all"),
+        "s_match": of_protocol("match", "agree_tf"),
+        "s_match_all": of_protocol("match", "agree_tf", "_all"),
     }

@@ -160,14 +160,14 @@ def prob_magnitude(wanted: Answer, other: Answer) -> float:
     return scoring.magnitude(nll(wanted), nll(other))
 
 
-def tf_exact(answer: Answer) -> float:
+def tf_exact(answer: Answer, *, unedited: bool = False) -> float:
     """TF-EXACT: 1 if every teacher-forced argmax is the target's token."""
-    return float(scored_continuation(answer).is_greedy)
+    return float(scored_continuation(answer, unedited=unedited).is_greedy)
 
 
-def tf_match(answer: Answer) -> float:
+def tf_match(answer: Answer, *, unedited: bool = False) -> float:
     """TF-MATCH: share of target tokens that are the teacher-forced argmax."""
-    scored = scored_continuation(answer)
+    scored = scored_continuation(answer, unedited=unedited)
     if scored.token_argmax is None or scored.token_ids is None:
         raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
     return scoring.share_equal(scored.token_argmax, scored.token_ids)

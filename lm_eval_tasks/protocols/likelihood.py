@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from edit_hooks.decoding import AskedModel
 from lm_eval_tasks.common import measures
@@ -97,6 +98,28 @@ def contrast_probe(kind: str, question: Question, ask: AskedModel = "edited", *,
 # -------------------------------------------------------------------------- scoring
 
 
+class Success(Protocol):
+    """Success of one model at one question, in 0..1."""
+
+    def __call__(self, answered: ProbeAnswers, *, unedited: bool = False) -> float: ...
+
+
+def _prob(answered: ProbeAnswers, *, unedited: bool = False) -> float:
+    return measures.prob(answered.wanted, answered.other, unedited=unedited)
+
+
+def _argmax(answered: ProbeAnswers, *, unedited: bool = False) -> float:
+    return measures.tf_exact(answered.wanted, unedited=unedited)
+
+
+def _match(answered: ProbeAnswers, *, unedited: bool = False) -> float:
+    return measures.tf_match(answered.wanted, unedited=unedited)
+
+
+# Success under each protocol, by the ending of the metric's name.
+SUCCESSES: Mapping[str, Success] = {"prob": _prob, "argmax": _argmax, "match": _match}
+
+
 def score_efficacy(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
     """ES and its magnitude EM on the edit prompt."""
     probes, noun = answers.of_kind(EFFICACY), PROMPTS[EFFICACY]
@@ -144,13 +167,11 @@ def contrast_measures(score: str, magnitude: str, probes: Sequence[ProbeAnswers]
         score, magnitude: prefixes of the metric names, as in ``es`` and ``em``.
         noun: the questions, for the reason if the case has none.
     """
-    return {
-        f"{score}_prob": mean_over(probes, noun, lambda answered: measures.prob(answered.wanted, answered.other)),
+    by_protocol = {f"{score}_{name}": mean_over(probes, noun, success) for name, success in SUCCESSES.items()}
+    return by_protocol | {
         f"{magnitude}_prob": mean_over(
             probes, noun, lambda answered: measures.prob_magnitude(answered.wanted, answered.other)
-        ),
-        f"{score}_argmax": mean_over(probes, noun, lambda answered: measures.tf_exact(answered.wanted)),
-        f"{score}_match": mean_over(probes, noun, lambda answered: measures.tf_match(answered.wanted)),
+        )
     }
 
 
@@ -163,22 +184,44 @@ def exact_match_measure(score: str, probes: Sequence[ProbeAnswers], noun: str) -
     return {f"{score}_gen_em": mean_over(probes, noun, exact_match)}
 
 
-def filter_known(scores: Mapping[str, Measure], probes: Sequence[ProbeAnswers]) -> dict[str, Measure]:
-    """The published filter of BAKE on all ``_prob`` measures.
+def logprob_measures(prefix: str, probes: Sequence[ProbeAnswers], noun: str) -> dict[str, Measure]:
+    """Mean log-probability per token of both targets, in nats, of the edited and the unedited model.
 
-    The unfiltered measures are named ``_prob_all``.
-
-    It excludes cases in which the unedited model already prefers the wanted target strictly.
+    The names are ``<prefix>_logprob_new`` for the wanted target and ``_true`` for the competing one, with the ending
+    ``_unedited`` for the unedited model.
     """
 
-    def is_known() -> bool:
-        return any(measures.prob(answered.wanted, answered.other, unedited=True) for answered in probes)
+    def mean_logprob(answered: ProbeAnswers, *, target: str, unedited: bool) -> float:
+        answer = answered.wanted if target == "new" else answered.other
+        return -measures.nll(answer, unedited=unedited)
 
+    return {
+        f"{prefix}_logprob_{target}{ending}": mean_over(
+            probes, noun, partial(mean_logprob, target=target, unedited=bool(ending))
+        )
+        for target in ("new", "true")
+        for ending in ("", "_unedited")
+    }
+
+
+def filter_known(scores: Mapping[str, Measure], probes: Sequence[ProbeAnswers]) -> dict[str, Measure]:
+    """The filter of BAKE's reverse questions on all measures of :func:`contrast_measures`.
+
+    It excludes the cases in which the unedited model already succeeds, so that every filtered score of the unedited
+    model is 0. The protocol of the measure decides: for ``_prob`` the unedited model prefers the wanted target strictly
+    (the published filter), for ``_argmax`` all its argmaxes are the wanted target's tokens, for ``_match`` at least one
+    is. The unfiltered measures have the ending ``_all``.
+    """
     filtered = dict(scores)
     for name, measure in scores.items():
-        if name.endswith("_prob"):
+        if (success := SUCCESSES.get(name.rpartition("_")[2])) is not None:
+            is_known = partial(_any_known, probes, success)
             filtered |= {name: exclude_if(measure, is_known), f"{name}_all": measure}
     return filtered
+
+
+def _any_known(probes: Sequence[ProbeAnswers], success: Success) -> bool:
+    return any(success(answered, unedited=True) for answered in probes)
 
 
 def edit_score(scores: Mapping[str, Measure], factors: Sequence[Sequence[str]]) -> Measure:

@@ -39,6 +39,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "edits": lambda path: load_edits(path, {}, None),
     "bake": lambda path: find_benchmark("bake").load({"data": path}),
     "bake_j": lambda path: find_benchmark("bake_j").load({"data": path}),
+    "bake_concept": lambda path: find_benchmark("bake_concept").load({"data": path}),
     "qaedit": lambda path: find_benchmark("qaedit").load({"data": path, "bad_records": "skip"}),
     "pool": lambda path: (load_pool.cache_clear(), load_pool(path)),
     "pairs": load_pairs,

@@ -28,9 +28,18 @@ def source_of(results: dict[str, Any], task: str) -> dict[str, Any]:
 @pytest.mark.parametrize("field", ["neighborhood_targets", "neighborhood_answers", "locality_answer"])
 def test_bake_concept_records_are_refused_by_bake_j(field: str, tmp_path: Path) -> None:
     """Their neighborhood prompts have answers of their own; bake_j would score another gold."""
-    records = [{**record, field: ["an answer", "another"]} for record in invented_records("bake_judge.json")]
-    with pytest.raises(EditingError, match=rf"{field!r} does not belong to BAKE-J.*BAKE-concept.*not supported yet"):
+    records = invented_records("bake_concept.json")
+    for record in records:
+        record[field] = record.pop("neighborhood_targets")
+    with pytest.raises(
+        EditingError, match=r"BAKE-J.*BAKE-concept.*bake_concept|BAKE-concept, not of BAKE-J.*bake_concept"
+    ):
         run_on("bake_j_ls", tmp_path, records)
+
+
+def test_bake_j_records_are_refused_by_bake_concept(tmp_path: Path) -> None:
+    with pytest.raises(EditingError, match=r"'neighborhood_targets' has 0 answers.*those of BAKE-J.*group bake_j"):
+        run_on("bake_concept_ls", tmp_path, invented_records("bake_judge.json"))
 
 
 def test_records_of_the_other_bake_file_name_the_tasks_for_them(tmp_path: Path) -> None:
@@ -81,7 +90,10 @@ def test_every_object_of_a_list_counts() -> None:
         ("qaedit", "qaedit/QAEdit_inter_1k.json"),
         ("bake", "bake/fixture_INVENTED_qa.json"),
         ("bake_j", "bake/fixture_INVENTED_judge.json"),
+        ("bake_concept", "bake/fixture_INVENTED_concept.json"),
         ("bake", "mini"),
+        ("bake_j", "mini"),
+        ("bake_concept", "mini"),
         ("qaedit", "mini"),
     ],
 )

@@ -17,6 +17,7 @@ from scripted import ScriptedLM, StockLM
 from task_runs import FOLDER, TASKS, benchmark_of, build, metrics_of, run
 
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.pinned_file import UrlFile
 
 ALL_COLUMNS = {"population": "wrong_em"}  # off by default where it costs a generation
 
@@ -113,6 +114,9 @@ def scripted_answers(task: Any, doc: dict[str, Any]) -> tuple[list[list[Any]], l
         ("bake_rq", "rqs_prob", 0.0),
         ("bake_rj", "rjs_prob", 0.0),
         ("bake_s", "s_prob", 0.0),
+        ("bake_s", "s_prob_agree", 0.0),
+        ("bake_concept_ls", "ls_agree_tf", 1.0),
+        ("bake_concept_rj", "rjs_prob", 0.0),
         ("qaedit_wild_reliability", "reliability_wild_em_wrong_em", 0.0),
     ],
 )
@@ -131,8 +135,10 @@ def test_groups_list_existing_tasks_and_aggregate_nothing() -> None:
         group = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert "aggregate_metric_list" not in group  # lm-eval can only average, and the metrics differ
         members[group["group"]] = group["task"]
+        assert len(set(group["task"])) == len(group["task"])
     listed = {member for group in members.values() for member in group}
-    # The settings of qaedit_grid_cell choose the protocol, so no group has it.
+    # A task may be in the group of its benchmark and in those of published tables. The settings of qaedit_grid_cell choose
+    # the protocol, so no group has it.
     assert (listed | {"qaedit_grid_cell"}) - members.keys() == set(TASKS)
 
 
@@ -151,7 +157,8 @@ def test_yaml_and_readme_agree(task: str) -> None:
 def test_a_task_is_named_after_its_benchmark_and_asks_its_cases(task: str) -> None:
     built = build(task)
     assert built.benchmark.name == benchmark_of(task).name
-    assert built.config.dataset_path == built.benchmark.source.repository
+    published = built.benchmark.source.default_file
+    assert built.config.dataset_path == (published.url if isinstance(published, UrlFile) else published.repository)
     assert len(built.test_docs()) == len(built.benchmark.load(built.config.metadata).records)
 
 

@@ -14,12 +14,13 @@ from paths import ROOT
 
 from edit_hooks.assets import demo_model as demo
 from judges.match import exact_match, normalize
-from lm_eval_tasks.bake.benchmark import parse_qa
+from lm_eval_tasks.bake.benchmark import parse_concept, parse_judge, parse_qa
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.protocols.wild import CONTEXTS
 from lm_eval_tasks.qaedit.benchmark import parse
 
 SCRIPTS = ROOT / "scripts"
+SHARED_MODULES = ("_mini_common", "_bake_records")
 
 
 def read(benchmark: str, name: str = "mini") -> list[dict[str, Any]]:
@@ -28,9 +29,17 @@ def read(benchmark: str, name: str = "mini") -> list[dict[str, Any]]:
 
 
 BAKE, HELD_OUT, QAEDIT = read("bake"), read("bake", "held_out"), read("qaedit")
+BAKE_J, CONCEPT = read("bake", "mini_judge"), read("bake", "mini_concept")
 FACTS = {
     table["relation"]: [tuple(pair) for pair in table["facts"]]
     for table in (json.loads(path.read_text(encoding="utf-8")) for path in (SCRIPTS / "facts" / "bake").glob("*.json"))
+}
+FACTS_CONCEPT = SCRIPTS / "facts" / "bake_concept"
+FACTS_J = {
+    table["relation"]: table["facts"]
+    for table in (
+        json.loads(path.read_text(encoding="utf-8")) for path in (SCRIPTS / "facts" / "bake_j").glob("*.json")
+    )
 }
 case = pytest.mark.parametrize(
     "record", [*BAKE, *HELD_OUT], ids=lambda r: f"{r['relation']}-{r['requested_rewrite']['subject']}"
@@ -102,7 +111,7 @@ def test_the_builder_leaves_out_every_fact_with_a_name_of_the_sample(monkeypatch
     import build_mini_bake
 
     relations = build_mini_bake.without_names(build_mini_bake.load_relations(), BAKE)
-    for name in ("_mini_common", "build_mini_bake"):
+    for name in (*SHARED_MODULES, "build_mini_bake"):
         sys.modules.pop(name, None)
     left = {relation.name: {tuple(fact) for fact in relation.facts} for relation in relations}
     taken = {(r["relation"], r["requested_rewrite"]["subject"]) for r in BAKE}
@@ -175,6 +184,73 @@ def test_bake_record_qualified(record: dict[str, Any]) -> None:
     assert unedited["reverse_qa"]["true_is_greedy"]
 
 
+# ---------------------------------------------------------------------------------------------- BAKE-J, BAKE-concept
+
+
+def test_bake_j_covers_relations_evenly_and_its_edits_do_not_collide() -> None:
+    counts = Counter(record["relation"] for record in BAKE_J)
+    assert len(BAKE_J) >= 32 and set(counts) == set(FACTS_J) and len(counts) >= 6
+    assert min(counts.values()) >= 4 and max(counts.values()) <= 5
+    assert [record["case_id"] for record in BAKE_J] == list(range(len(BAKE_J)))
+    assert len({record["relation"] for record in BAKE_J[: len(counts)]}) == len(counts)
+    assert max(Counter(record["requested_rewrite"]["subject"] for record in BAKE_J).values()) == 1
+
+
+def test_facts_of_bake_j_have_many_subjects_for_an_object() -> None:
+    for objects in FACTS_J.values():
+        assert all(len(subjects) == len(set(subjects)) >= 4 for subjects in objects.values())
+        assert max(Counter(subject for subjects in objects.values() for subject in subjects).values()) == 1
+
+
+@pytest.mark.parametrize("record", BAKE_J, ids=lambda r: r["requested_rewrite"]["subject"])
+def test_bake_j_record(record: dict[str, Any]) -> None:
+    parsed = parse_judge(Fields(record, "mini_judge.jsonl"), record["case_id"])
+    request, facts = parsed.request, FACTS_J[record["relation"]]
+    true, new, subject = request.target_true, request.target_new, request.subject
+    assert true is not None and subject in facts[true] and new in facts and subject not in facts[new]
+    assert "reverse_qa" not in record and not clean(record)
+    edited = {other["requested_rewrite"]["subject"] for other in BAKE_J}
+    others = [other for other in facts[true] if other not in edited]
+    assert 2 <= len(record["neighborhood_prompts"]) <= 4
+    for prompt in record["neighborhood_prompts"]:  # another subject of the same object, in the wording of the edit
+        assert prompt in [record["requested_rewrite"]["prompt"].replace("{}", other) for other in others]
+        assert not occurs(true, prompt) and not occurs(new, prompt)
+    for prompt in (request.text, *record["paraphrase_prompts"]):
+        assert occurs(str(subject), prompt) and not occurs(true, prompt) and not occurs(new, prompt)
+    judge = record["reverse_judge"]["prompt"]
+    assert judge.startswith("Whether ") and judge.endswith("?") and str(subject) in judge and new in judge
+    unedited = record["provenance"]["unedited"]
+    assert record["provenance"]["model_sha256"] == demo.DEMO_SHA256 and unedited["forward"]["true_is_greedy"]
+    assert all(outcome["nll_true"] < outcome["nll_new"] for outcome in (unedited["forward"], *unedited["neighbors"]))
+
+
+@pytest.mark.parametrize("record", CONCEPT, ids=lambda r: f"{r['requested_rewrite']['subject']}-{r['module']}")
+def test_concept_record(record: dict[str, Any]) -> None:
+    parsed = parse_concept(Fields(record, "mini_concept.jsonl"), record["case_id"])
+    rows = [line.split("\t") for line in (FACTS_CONCEPT / "concepts.tsv").read_text(encoding="utf-8").splitlines()[1:]]
+    superclass = {name: kind for kind, name, _ in rows}
+    definition = {name: text for _, name, text in rows}
+    concept_of = {text: name for name, text in definition.items()}
+    request = parsed.request
+    assert request.subject is not None and request.target_true == definition[request.subject] and not clean(record)
+    other = concept_of[request.target_new]
+    assert other != request.subject
+    assert (superclass[other] == superclass[request.subject]) == (record["module"] == "intra")
+    locality = (FACTS_CONCEPT / "locality.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    (neighbor,) = parsed.neighbors
+    assert f"{neighbor.prompt}\t{neighbor.wanted}" in locality and not occurs(neighbor.wanted, neighbor.prompt)
+    unedited = record["provenance"]["unedited"]
+    assert record["provenance"]["model_sha256"] == demo.DEMO_SHA256
+    assert all(outcome["nll_true"] < outcome["nll_new"] for outcome in (unedited["forward"], *unedited["neighbors"]))
+
+
+def test_both_modules_of_concepts_are_covered_evenly() -> None:
+    assert Counter(record["module"] for record in CONCEPT) == {"inter": 12, "intra": 12}
+    assert [record["case_id"] for record in CONCEPT] == list(range(len(CONCEPT)))
+    pairs = [(r["requested_rewrite"]["subject"], r["requested_rewrite"]["target_new"]["str"]) for r in CONCEPT]
+    assert len(set(pairs)) == len(pairs)
+
+
 # -------------------------------------------------------------------------------------------------------------- QAEdit
 
 
@@ -233,13 +309,17 @@ def test_samples_are_what_the_builders_measured(
     monkeypatch.syspath_prepend(str(SCRIPTS))
     import _mini_common
     import build_mini_bake
+    import build_mini_bake_concept
+    import build_mini_bake_j
     import build_mini_qaedit
 
     oracle = _mini_common.Oracle(num_threads=1)
     assert build_mini_bake.check(oracle, build_mini_bake.OUTPUT, 3) == 0, capsys.readouterr().out
     assert build_mini_bake.check(oracle, build_mini_bake.HELD_OUT, 2) == 0, capsys.readouterr().out
+    assert build_mini_bake_j.check(oracle, build_mini_bake_j.OUTPUT, 2) == 0, capsys.readouterr().out
+    assert build_mini_bake_concept.check(oracle, build_mini_bake_concept.OUTPUT, 1) == 0, capsys.readouterr().out
     assert build_mini_qaedit.check(oracle, build_mini_qaedit.OUTPUT, 2) == 0, capsys.readouterr().out
-    for name in ("_mini_common", "build_mini_bake", "build_mini_qaedit"):
+    for name in [name for name in sys.modules if name.startswith("build_mini_") or name in SHARED_MODULES]:
         sys.modules.pop(name, None)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt, fact_line, format_demonstration
+from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt, format_demonstration
+from edit_hooks.prompt_context import fact_line
 
 FACT = ContextEdit("Port Elna is the capital of", "Dravonia", demonstrations=("one", "two", "three"))
 
@@ -20,6 +21,13 @@ def test_demonstrations_come_before_the_fact_and_the_question():
     assert prompt.text(0) == f"New Fact: x y\n{fact}Prompt: "
     hidden = ContextEdit("x", "y", demonstrations=("one",), include_fact=False)
     assert hidden.before() == "one\n\nPrompt: "
+
+
+def test_a_question_with_a_fact_of_its_own_follows_the_demonstrations():
+    question = "New Fact: The capital of Dravonia is Port Elna\nPrompt: The capital of Dravonia is"
+    assert FACT.before(question) + question == f"one\n\ntwo\n\nthree\n\n{question}"
+    prompt = ContextPrompt((FACT,))
+    assert (prompt.num_facts(question), prompt.num_facts("Which country?")) == (0, 1)
 
 
 def test_saved_names_are_those_of_the_first_release():

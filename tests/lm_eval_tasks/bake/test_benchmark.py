@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from paths import RECORDS
 from record_files import invented_records, published_data, with_field, write_jsonl
+from scripted import ScriptedLM
+from task_runs import from_nlls, metrics_of, run
 
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ
+from lm_eval_tasks.bake.benchmark import BAKE_CONCEPT, BAKE_J, BAKE_QJ
 
 QA, JUDGE = {"data": str(RECORDS / "bake_qa.jsonl")}, {"data": str(RECORDS / "bake_judge.json")}
+CONCEPT = {"data": str(RECORDS / "bake_concept.json")}
 
 
 def test_records_are_read_as_published() -> None:
@@ -36,7 +39,7 @@ def test_incomplete_records_are_counted() -> None:
 
 def test_bake_j_has_no_reverse_question() -> None:
     assert [case.reverse_qa for case in BAKE_J.load(JUDGE).records] == [None, None]
-    with pytest.raises(EditingError, match=r"'reverse_qa\.prompt' is missing"):
+    with pytest.raises(EditingError, match=r"of BAKE-J, not of BAKE-Q&J. Use the tasks of bake_j"):
         BAKE_QJ.load(JUDGE)
 
 
@@ -50,7 +53,7 @@ def test_bake_j_has_no_reverse_question() -> None:
         ("requested_rewrite", "text", "'requested_rewrite.target_new.str' is missing"),
         ("paraphrase_prompts", "one prompt", "a list of texts is needed"),
         ("neighborhood_prompts", [1], "a list of texts is needed"),
-        ("reverse_qa", None, "'reverse_qa.prompt' is missing"),
+        ("reverse_qa", None, "it is a record of BAKE-J, not of BAKE-Q&J. Use the tasks of bake_j."),
         ("reverse_judge.prompt", 7, "7 (int); a text is needed"),
     ],
 )
@@ -73,3 +76,62 @@ def test_fixtures_with_the_published_schema() -> None:
     assert (len(qa.records), len(judge.records)) == (6, 4)
     assert qa.source["without_paraphrases"] + qa.source["without_neighbors"] >= 2
     assert all(case.reverse_qa is not None for case in qa.records)
+    concept = BAKE_CONCEPT.load({"data": str(folder / "fixture_INVENTED_concept.json")})
+    assert [case.neighbors[0].wanted for case in concept.records] == ["Ola Brandt", "1874"]
+    assert "unknown_fields" not in concept.source
+
+
+# ------------------------------------------------------------------ BAKE-concept
+
+
+def test_every_neighborhood_prompt_of_a_concept_has_its_own_answer() -> None:
+    loaded = BAKE_CONCEPT.load(CONCEPT)
+    first, second, third = loaded.records
+    assert first.neighbors == [("nq question: who painted the green door", "Ola Brandt", "a vessel that carries grain")]
+    assert [question.wanted for question in second.neighbors] == ["1874", "Sven Ruhl"]
+    assert third.neighbors == third.paraphrases == []
+    assert first.paraphrases[0][1:] == ("a vessel that carries grain", "a lamp in a case of glass")
+    assert [case.reverse_qa for case in loaded.records] == [None] * 3
+    counts = {name: loaded.source[name] for name in ("without_paraphrases", "without_neighbors", "blank_prompts")}
+    assert counts == {"without_paraphrases": 1, "without_neighbors": 1, "blank_prompts": 1}
+    assert "unknown_fields" not in loaded.source
+
+
+def test_the_tasks_score_the_answer_of_the_neighborhood_prompt() -> None:
+    """Read as BAKE-J, the definition of the edited concept would be wanted."""
+    prompt = "nq question: who painted the green door"
+    nlls = {(prompt, "Ola Brandt"): (1.0, 1.0), (prompt, "a lamp in a case of glass"): (9.0, 9.0)}
+    found = metrics_of(run("bake_concept_ls", ScriptedLM(from_nlls(nlls))), "bake_concept_ls")
+    # case 0 prefers Ola Brandt (1.0) to the new definition (2.0); case 1 ties twice; case 2 has no such prompt
+    assert (found["ls_prob"], found["ls_prob_n"], found["unscored"]) == (0.5, 2, 1)
+    assert found["ls_agree_tf"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("neighborhood_targets", None, r"has 0 answers for 2 .*those of BAKE-J; use the tasks bake_j_es"),
+        ("neighborhood_targets", ["1874"], r"has 1 answers for 2 neighborhood_prompts; one for each is needed\.$"),
+        ("neighborhood_targets", ["1874", " "], r"the answer of .*who wrote the tin almanac' is empty"),
+        ("neighborhood_targets", ["1874", 2], "a list of texts is needed"),
+        ("neighborhood_targets", "1874", "a list of texts is needed"),
+        ("reverse_judge", None, "'reverse_judge.prompt' is missing"),
+        ("requested_rewrite.subject", None, "'requested_rewrite.subject' is missing"),
+    ],
+)
+def test_schema_errors_of_concepts(tmp_path: Path, path: str, value: Any, problem: str) -> None:
+    records = invented_records("bake_concept.json")
+    records[1] = with_field(records[1], path, value)
+    with pytest.raises(EditingError, match=rf"(?s)1 of 3 records.*record 1.*{problem.removesuffix('$')}"):
+        BAKE_CONCEPT.load({"data": str(write_jsonl(tmp_path / "BAKE_concept.jsonl", records))})
+
+
+def test_the_published_data_of_concepts_are_an_error_with_the_way_to_build_them(tmp_path: Path) -> None:
+    for settings in ({"data": "hub"}, {"pretrained": "some/model"}):
+        with pytest.raises(EditingError, match=r"not on the Hugging Face hub.*lm-edit build-bake-concept.*data=/path"):
+            BAKE_CONCEPT.load(settings)
+    raw = write_jsonl(tmp_path / "concept_data.jsonl", [{"concept_name": "weir", "concept_def": "a low wall"}])
+    with pytest.raises(
+        EditingError, match=r"'concept_def' does not belong to BAKE-concept.*lm-edit build-bake-concept"
+    ):
+        BAKE_CONCEPT.load({"data": str(raw)})

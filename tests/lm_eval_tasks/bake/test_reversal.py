@@ -10,9 +10,11 @@ from paths import RECORDS
 from scripted import ScriptedLM, default_likelihood
 from task_runs import build, from_nlls, metrics_of, run
 
+from edit_hooks.deltas.context_edit import format_demonstration
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ
-from lm_eval_tasks.bake.reversal import judge_question, reversed_statement
+from lm_eval_tasks.bake.reversal import CATEGORIES, answer_category, judge_question, reversed_statement
+from lm_eval_tasks.common.measures import Unscored
 from lm_eval_tasks.common.scoring import harmonic_mean
 
 # ------------------------------------------------------------------ judge question
@@ -91,6 +93,115 @@ def test_reverse_questions_by_hand() -> None:
     assert found["rqs_gen_em"] == 0.25  # " Port Elna. Then" is right for the first case only
 
 
+def test_each_protocol_filters_by_the_unedited_model_s_own_success() -> None:
+    """Argmaxes (edited, unedited) per case; ids of the targets count up from 0, one per word."""
+    argmaxes = {
+        # right after the edit, nothing right before it: in both columns
+        "Port Elna": ([0, 1], [7, 7]),
+        # half right before the edit: known to _match only
+        "Tilda Quorn": ([0, 1], [7, 1]),
+        # all right before the edit: known to both
+        "Ruk Dalen": ([0, 7], [0, 1]),
+        # wrong before and half right after the edit
+        "Fernhill Ltd": ([0, 7], [7, 7]),
+    }
+
+    def likelihoods(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:
+        target = continuation[1:]
+        return -2.0, argmaxes[target][unedited] if target in argmaxes else list(range(len(target.split())))
+
+    found = metrics_of(run("bake_rq", ScriptedLM(likelihoods)), "bake_rq")
+    assert (found["rqs_argmax_all"], found["rqs_argmax_all_n"]) == (2 / 4, 4)
+    assert (found["rqs_argmax"], found["rqs_argmax_n"], found["rqs_argmax_excluded"]) == (2 / 3, 3, 1)
+    assert found["rqs_match_all"] == pytest.approx((1 + 1 + 1 / 2 + 1 / 2) / 4)
+    assert found["rqs_match"] == pytest.approx((1 + 1 / 2) / 2)
+    assert (found["rqs_match_n"], found["rqs_match_excluded"]) == (2, 2)
+
+
+@pytest.mark.parametrize("task", ["bake_rq", "bake_rj", "bake_s"])
+def test_an_unedited_model_scores_nothing_where_the_filter_applies(task: str) -> None:
+    """Whatever the model answers: here the script differs from question to question, but not between the models."""
+    found = metrics_of(run(task), task)
+    scores = ("s_prob", "s_argmax", "s_match", "s_prob_agree")
+    if task != "bake_s":
+        scores = tuple(f"{task[-2:]}s_{protocol}" for protocol in ("prob", "argmax", "match"))
+    assert all(found[name] in (0.0, None) for name in scores)
+    assert any(found[name] == 0.0 for name in scores)
+
+
+def test_log_probabilities_of_both_subjects_by_hand() -> None:
+    table = {
+        # NLL per token (edited, unedited); the sums are -2.0 and -6.0 for the two words of Port Elna
+        ("The capital of Dravonia is", "Port Elna"): (1.0, 3.0),
+        ("The capital of Dravonia is", "Veldt"): (1.5, 0.5),
+    }
+    results = run("bake_rq", ScriptedLM(from_nlls(table)), samples={"bake_rq": [0, 1]})
+    first, second = results["samples"]["bake_rq"]
+    names = [f"rq_logprob_{name}" for name in ("new", "true", "new_unedited", "true_unedited")]
+    assert [first[name] for name in names] == [-1.0, -1.5, -3.0, -0.5]
+    assert [second[name] for name in names] == [-2.0] * 4  # the script's default
+    found = metrics_of(results, "bake_rq")
+    assert [found[name] for name in names] == [-1.5, -1.75, -2.5, -1.25]
+    assert not any(f"{name}_or_0" in found for name in names)  # no shares of successes
+
+
+def test_the_answer_is_in_the_prompt_of_the_task_that_says_so() -> None:
+    prompt = "New Fact: The capital of Dravonia is Port Elna\nPrompt: The capital of Dravonia is"
+    # the format is that of a demonstration, which ends with the answer
+    demonstration = format_demonstration(*["The capital of Dravonia is", "Port Elna"] * 2)
+    assert f"{prompt} Port Elna" == demonstration
+
+    def likelihoods(context: str, continuation: str, unedited: bool) -> tuple[float, list[int]]:
+        assert not unedited  # no filter: only the edited model is asked
+        if context == prompt:
+            return (-2.0, [0, 9]) if continuation == " Port Elna" else (-1.5, [9])
+        return -1.0, [9] * len(continuation.split())
+
+    task = "bake_rq_answer_in_prompt"
+    found = metrics_of(run(task, ScriptedLM(likelihoods), samples={task: [0]}), task)
+    # "Port Elna" has two tokens, of which the first is the argmax: NLL 1.0 against 1.5 for "Veldt"
+    assert (found["rqs_answer_in_prompt_match"], found["rqs_answer_in_prompt_argmax"]) == (0.5, 0.0)
+    assert found["rqs_answer_in_prompt_prob"] == 1.0
+    assert found["rqm_answer_in_prompt_prob"] == pytest.approx(math.exp(-1.0) - math.exp(-1.5))
+
+
+@pytest.mark.parametrize(
+    ("text", "category"),
+    [
+        (" Port Elna. The town of Veldt", "desired"),  # cut at its stop, before the original subject
+        (" port elna, a harbor", "desired"),
+        (" the old town of Veldt\nPort Elna", "original"),
+        (" Veldt, not Port Elna", "ambiguous"),
+        (" Veldtburg or Port Elnas", "other"),  # whole words only
+        ("", "other"),
+    ],
+)
+def test_a_free_answer_has_one_category(text: str, category: str) -> None:
+    results = run("bake_rq", ScriptedLM(texts=lambda context, unedited: text), samples={"bake_rq": [0]})
+    found = metrics_of(results, "bake_rq")
+    values = {name: found[f"rq_gen_{name}"] for name in CATEGORIES}
+    assert values == {**dict.fromkeys(CATEGORIES, 0.0), category: 1.0}
+    assert all(found[f"rq_gen_{name}_n"] == 1 for name in CATEGORIES)
+
+
+def test_categories_of_all_answers_add_up_to_one() -> None:
+    answers = {
+        "The capital of Dravonia is": " Veldt",
+        "The author of The Amber Stair is": " Tilda Quorn and Bram Oske",
+        "Asta Verrin is married to": " Ruk Dalen",
+        "Inkwell was developed by": " a firm",
+    }
+    found = metrics_of(run("bake_rq", ScriptedLM(texts=lambda context, unedited: answers[context])), "bake_rq")
+    assert [found[f"rq_gen_{name}"] for name in CATEGORIES] == [0.25, 0.25, 0.25, 0.25]
+
+
+def test_a_subject_inside_the_other_is_ambiguous_and_one_without_words_is_unscored() -> None:
+    assert answer_category("Paris Hilton", "Paris", "Paris Hilton") == "ambiguous"
+    assert answer_category("Paris", "Paris", "Paris Hilton") == "desired"
+    with pytest.raises(Unscored, match="no words"):
+        answer_category("anything", "(!)", "Veldt")
+
+
 # ------------------------------------------------------------------ edit score
 
 
@@ -105,7 +216,10 @@ def test_edit_score_by_hand() -> None:
     # ES 100, GS 100, LS 0 (the new object also wins at the neighbors): S is 0 as soon as one factor is
     assert found["s_prob"] == 0.0
     # argmax of the script is always the target: 100 everywhere
-    assert (found["s_argmax"], found["s_match"]) == (1.0, 1.0)
+    assert (found["s_argmax_all"], found["s_match_all"]) == (1.0, 1.0)
+    assert (found["s_argmax"], found["s_match"]) == (None, None)  # the unedited one, too: no reverse question is left
+    # ES 100, GS 100, agreement 100; RQS 50 (two of four subjects are preferred), RJS 0: RS 25
+    assert found["s_prob_agree"] == pytest.approx(4 / (1 + 1 + 1 + 1 / 0.25))
     assert (found["s_prob_n"], found["unscored"]) == (4, 2)
     assert set(json.loads(found["unscored_reason"])) == {
         "the record has no paraphrase prompts",
@@ -122,9 +236,21 @@ def test_edit_score_equals_the_harmonic_mean_of_the_other_tasks(group: str, reve
     prefix = group.removesuffix("_qj")
     results = run(group, ScriptedLM(shifted), {"generate": False})
     parts = {key: metrics_of(results, f"{prefix}_{key}") for key in ("es", "gs", "ls", *reverse)}
-    for protocol, locality in (("prob_all", "prob"), ("argmax", "argmax"), ("match", "agree_tf")):
+    found = metrics_of(results, f"{prefix}_s")
+    for name, protocol, locality in (
+        ("prob_all", "prob_all", "prob"),
+        ("prob_agree", "prob", "agree_tf"),
+        ("argmax", "argmax", "argmax"),
+        ("argmax_all", "argmax_all", "argmax"),
+        ("match", "match", "agree_tf"),
+        ("match_all", "match_all", "agree_tf"),
+    ):
         forward = protocol.removesuffix("_all")
         factors = [parts["es"][f"es_{forward}"], parts["gs"][f"gs_{forward}"], parts["ls"][f"ls_{locality}"]]
-        factors.append(sum(parts[key][f"{key}s_{protocol}"] for key in reverse) / len(reverse))
+        reverse_scores = [parts[key][f"{key}s_{protocol}"] for key in reverse]
+        if None in reverse_scores:  # the filter excludes all cases of one kind
+            assert found[f"s_{name}"] is None
+            continue
+        factors.append(sum(reverse_scores) / len(reverse))
         expected = harmonic_mean([round(100 * factor, 2) for factor in factors]) / 100
-        assert metrics_of(results, f"{prefix}_s")[f"s_{protocol}"] == pytest.approx(expected, abs=1e-4)
+        assert found[f"s_{name}"] == pytest.approx(expected, abs=1e-4)
