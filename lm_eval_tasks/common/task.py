@@ -8,9 +8,10 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off, ``rate: false`` marks one that is no share of successes (it has no column ``<metric>_or_0``),
-  ``filtered: true`` one from which a published filter may exclude cases, ``from: judge`` one that only judged
-  pipelines report (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
+  setting is off, ``only_with`` and ``only_without`` where a setting has no value or has one, ``rate: false`` marks one
+  that is no share of successes (it has no column ``<metric>_or_0``), ``filtered: true`` one from which a published
+  filter may exclude cases, ``from: judge`` one that only judged pipelines report
+  (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
   :mod:`lm_eval_tasks.common.anomalies` checks.
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
@@ -404,11 +405,14 @@ class EditingTask(HarnessTask):
 
 def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The metrics of this run; by default means, and higher is better."""
+    conditions = ("only_if", "only_with", "only_without")
     return [
         {"aggregation": "mean_scored", "higher_is_better": True}
-        | {key: value for key, value in metric.items() if key != "only_if"}
+        | {key: value for key, value in metric.items() if key not in conditions}
         for metric in metric_list
-        if "only_if" not in metric or switch(settings, metric["only_if"], True)
+        if ("only_if" not in metric or switch(settings, metric["only_if"], True))
+        and ("only_with" not in metric or settings.get(metric["only_with"]))
+        and ("only_without" not in metric or not settings.get(metric["only_without"]))
     ]
 
 
