@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
-from lm_eval_tasks.counterfact.references import CONSISTENCY_FILES, CONSISTENCY_TEXTS
+from lm_eval_tasks.common.population import POPULATION
+from lm_eval_tasks.common.published import HubFile
+from lm_eval_tasks.counterfact.references import CONSISTENCY_FILES, CONSISTENCY_TEXTS, SERVER
 from lm_eval_tasks.protocols.fluency import FLUENCY_SETTINGS
 from lm_eval_tasks.protocols.likelihood import GENERATE
-from lm_eval_tasks.protocols.wild import INITIALLY_WRONG, WILD_CONTEXT
+from lm_eval_tasks.protocols.wild import WILD_CONTEXT
 
 REWRITE = "requested_rewrite"
 DATA_FOLDER = Path(__file__).parent / "data"
@@ -117,8 +119,25 @@ COUNTERFACT = Benchmark(
     name="counterfact",
     source=Source(
         title="CounterFact",
-        hub_id="azhx/counterfact",
         files=("counterfact.json", "multi_counterfact.json", "counterfact.jsonl"),
+        # The digest is named by many public projects that use this file.
+        published=UrlFile(
+            url=f"{SERVER}/counterfact.json", sha256="d017056125178a13728594e66a801357a8db9ed7973a7425554bb4271de9fc6f"
+        ),
+        sets={
+            # Without edits that contradict each other, for runs of many edits.
+            "multi": UrlFile(url="https://memit.baulab.info/data/dsets/multi_counterfact.json", sha256=None),
+            # The same records as the full file, which the hub has in two splits.
+            "hub": HubFile(
+                repository="azhx/counterfact",
+                paths=(
+                    "data/train-00000-of-00001-05d11247db7abce8.parquet",
+                    "data/test-00000-of-00001-bacb83500fca49a9.parquet",
+                ),
+                revision="c01c413f856ee38f5c080c9fc5e87aff478e2ff9",
+                sort_by="case_id",
+            ),
+        },
         mini=DATA_FOLDER / "mini.jsonl",
         notes=("pararel_idx", f"{REWRITE}.target_true.id", "provenance"),
     ),
@@ -141,13 +160,9 @@ COUNTERFACT_FLAT = Benchmark(
         ),
         mini=DATA_FOLDER / "mini_flat.jsonl",
         notes=("provenance",),
-        foreign_fields={
-            "requested_rewrite": "it is a field of the nested layout (several paraphrases and neighbors per record). "
-            "Use the tasks counterfact_es, counterfact_gs, ... (group counterfact).",
-        },
     ),
     parse=parse_flat,
-    settings=(GENERATE, INITIALLY_WRONG, WILD_CONTEXT),
+    settings=(GENERATE, POPULATION, WILD_CONTEXT),
     count_odd=count_flat,
 )
 

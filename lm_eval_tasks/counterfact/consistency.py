@@ -17,6 +17,11 @@ from lm_eval_tasks.counterfact.benchmark import CounterfactCase
 from lm_eval_tasks.counterfact.references import find_references, load_references
 from lm_eval_tasks.protocols.fluency import FLUENCY, PROMPTS, fluency_doc, generated_whole, with_unedited
 
+NO_REFERENCES = (
+    "there are no reference texts for the relation and the new object; for published records, give the published texts "
+    "(consistency_files)"
+)
+
 
 def generation_doc(case: CounterfactCase, settings: Settings) -> dict[str, Any]:
     """Document of the generation prompts of a case."""
@@ -36,13 +41,11 @@ def score_consistency(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str,
     def cosine(unedited: bool) -> float:
         if not probes:
             raise Unscored(f"the record has no {PROMPTS}")
+        generated = " ".join(generated_whole(answered, unedited=unedited) for answered in probes)
         references = load_references(**doc["references"])
         texts = references.texts.get((doc["relation_id"], doc["target_id"]))
         if not texts:
-            raise Unscored(
-                "no reference texts for the relation and the new object; give the published ones (consistency_files)"
-            )
-        generated = " ".join(generated_whole(answered, unedited=unedited) for answered in probes)
+            raise Unscored(NO_REFERENCES)
         value = tfidf_consistency(generated, " ".join(texts), references.weights)
         if value is None:
             raise Unscored("generations or reference texts have no word of the vocabulary")

@@ -87,8 +87,8 @@ def load_references(files: str = "", texts: str = "") -> References:
     paths = [folder / name for name in PUBLISHED_SHA256]
     if missing := [path.name for path in paths if not path.is_file()]:
         raise EditingError(
-            f"consistency_files={folder} lacks {', '.join(missing)}. They are published at {SERVER}; with reference texts "
-            "of your own, give consistency_texts=/path/to/file."
+            f"consistency_files={folder} lacks {', '.join(missing)}. They are published at {SERVER}; with reference "
+            "texts of your own, give consistency_texts=/path/to/file."
         )
     others = [path.name for path in paths if sha256_of(path) != PUBLISHED_SHA256[path.name]]
     if others:
