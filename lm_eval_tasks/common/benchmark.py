@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import lm_eval_tasks
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
@@ -153,6 +153,9 @@ def load_edit_requests(name: str, settings: Settings) -> list[EditRequest]:
     """
     benchmark = find_benchmark(name, "a JSON or JSONL file of edit requests")
     benchmark.check_settings(settings)
+    sets = [f"{known.name}{SET_SUFFIX}" for known in all_benchmarks().values() if known.source.sets]
+    if unknown := {key for key in settings if key.endswith(SET_SUFFIX)} - set(sets):
+        raise unknown_keys_error("setting", unknown, dict.fromkeys(sets))
     return [case.request for case in benchmark.load(settings).records]
 
 

@@ -17,6 +17,7 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import blocks_of, user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import choice
+from edit_hooks.utils.pinned_file import UrlFile
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.layouts import Layout, LayoutReader
 from lm_eval_tasks.common.published import DEFAULT_REVISION, HubFile, Place, PublishedFile, open_published, read_records
@@ -70,6 +71,12 @@ class Source:
     def default_file(self) -> PublishedFile:
         """The file that ``data=hub`` reads."""
         return self.published or HubFile(repository=self.hub_id, paths=self.files[:1])
+
+    @property
+    def published_at(self) -> str:
+        """Repository or address of that file, for messages."""
+        file = self.default_file
+        return file.url if isinstance(file, UrlFile) else file.repository
 
     def named_sets(self, origin: str) -> Mapping[str, Path | PublishedFile]:
         """The sets that follow ``mini`` or ``hub`` in the setting ``data``, by name."""
@@ -208,7 +215,8 @@ def _locate(source: Source, data: str, settings: Settings) -> Place:
     """The files to read and the start of their description."""
     if data == MINI and source.mini is None:
         raise EditingError(
-            f"{source.title} has no embedded sample. Use data=hub or data=/path, with a file like {source.files[0]}."
+            f"{source.title} has no embedded sample. Use data=hub or data=/path, with a file like {source.files[0]} of "
+            f"{source.published_at}."
         )
     if data == MINI and source.mini:
         return Place([source.mini], {"data": MINI, "file": source.mini.name})

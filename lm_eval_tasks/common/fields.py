@@ -5,6 +5,7 @@ Errors name file, record, field and remedy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,9 +58,9 @@ class Fields:
         """
         value = self._get(path)
         if not isinstance(value, str):
-            raise self._error(path, f"is {_shorten(value)}; a text is needed")
+            raise self.error(path, f"is {_shorten(value)}; a text is needed")
         if not value.strip():
-            raise self._error(path, "is empty; give a text or drop the record")
+            raise self.error(path, "is empty; give a text or drop the record")
         return value.strip()
 
     def texts(self, name: str) -> list[str]:
@@ -68,14 +69,14 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._error(name, f"is {_shorten(value)}; a list of texts is needed")
+            raise self.error(name, f"is {_shorten(value)}; a list of texts is needed")
         return [item.strip() for item in value]
 
     def objects(self, name: str) -> list[Fields]:
         """The fields of each object in a non-empty list; a missing list is an error."""
         value = self._get(name, whole=False)
         if not isinstance(value, list) or not value or not all(isinstance(item, Mapping) for item in value):
-            raise self._error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
+            raise self.error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
         prefix = f"{self.prefix}{name}[]."
         return [
             Fields(item, f"{self.where}, {name}[{number}]", self.accessed, self.lacking, prefix)
@@ -100,25 +101,22 @@ class Fields:
 
     def unread_paths(self) -> frozenset[str]:
         """As :meth:`unread`, with all fields inside of those."""
-        return frozenset(path for path in self.paths() if not self._uses(path))
+        around = {outer for path in self.accessed for outer in _with_parents(path)}
+        return frozenset(
+            path for path in self.paths if path not in around and self.accessed.isdisjoint(_with_parents(path))
+        )
 
+    @functools.cached_property
     def paths(self) -> frozenset[str]:
         """Dotted paths of all fields of the record; ``name[].field`` for those of a list of objects."""
         return frozenset(_paths(self.record))
 
     def check_spelling(self, unread: Sequence[str]) -> None:
         """Refuse an unread field whose name is almost that of an optional field which the record lacks."""
-        absent = self.accessed - self.paths() if unread else set()
+        absent = self.accessed - self.paths if unread else set()
         for path in unread:
             if hint := near_misses(path, absent, cutoff=0.9):
-                raise self._error(path, f"is not known.{hint} Rename it")
-
-    def _uses(self, path: str) -> bool:
-        """Whether a field, one that contains it, or one inside of it was read."""
-        return any(
-            path == read or path.startswith((f"{read}.", f"{read}[]")) or read.startswith((f"{path}.", f"{path}[]"))
-            for read in self.accessed
-        )
+                raise self.error(path, f"is not known.{hint} Rename it")
 
     def _get(self, path: str, whole: bool = True) -> Any:
         """A required value; ``whole`` unless its own fields are read one by one."""
@@ -129,18 +127,34 @@ class Fields:
             if not isinstance(value, Mapping) or step not in value:
                 self.lacking.add(self.prefix + path)
                 known = value if isinstance(value, Mapping) else ()
-                raise self._error(path, f"is missing.{near_misses(step, known)} Add it, or check that the file fits")
+                raise self.error(path, f"is missing.{near_misses(step, known)} Add it, or check that the file fits")
             value = value[step]
         return value
 
-    def _error(self, path: str, problem: str) -> EditingError:
+    def error(self, path: str, problem: str) -> EditingError:
+        """An error about a field, for parsers: ``problem`` is a predicate without a final period."""
         return EditingError(f"{self.where}: field {path!r} {problem}.")
 
 
 def source_id(fields: Fields, name: str, row: int) -> str:
-    """The id of a record in its file, by default the row's number."""
+    """The id of a record in its file, by default the row's number.
+
+    Raises:
+        EditingError: for an id that is neither a text nor a whole number.
+    """
     value = fields.optional(name)
-    return str(row if value is None else value)
+    if value is None:
+        return str(row)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise fields.error(name, f"is {_shorten(value)}; a text or a whole number is needed")
+    return str(value)
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    """A dotted path and those of the fields that contain it."""
+    while path:
+        yield path
+        path = path[:-2] if path.endswith("[]") else path.rpartition(".")[0]
 
 
 def _paths(value: Any, prefix: str = "") -> Iterator[str]:

@@ -92,7 +92,7 @@ class LayoutReader(Generic[RecordT]):
 
     def _owners(self, fields: Fields, row: int, *, accepted: bool) -> list[Layout[object]]:
         """The layouts that read most of the record; none if no other one reads more than this one."""
-        unread, paths = fields.unread_paths(), fields.paths()
+        unread, paths = fields.unread_paths(), fields.paths
         # A record that lacks a required field is not of this layout, so that another one need not read more.
         as_much = not accepted and bool(fields.lacking)
         owners: dict[int, list[Layout[object]]] = {}
@@ -101,12 +101,13 @@ class LayoutReader(Generic[RecordT]):
             if other.title == self.layout.title or key in self._excluded:
                 continue
             attempt = Fields(fields.record, fields.where)
-            fits = _accepts(other, attempt, row)
-            left = attempt.unread_paths()
-            reads_more = left < unread or (as_much and left == unread)
-            if fits and reads_more:
-                owners.setdefault(len(left), []).append(other)
-            elif fits or attempt.lacking:
+            if _accepts(other, attempt, row):
+                left = attempt.unread_paths()
+                if left < unread or (as_much and left == unread < paths):
+                    owners.setdefault(len(left), []).append(other)
+                else:
+                    self._excluded.add(key)
+            elif attempt.lacking:
                 self._excluded.add(key)
         return owners[min(owners)] if owners else []
 

@@ -73,7 +73,7 @@ def open_published(file: PublishedFile, data: str, revision: str | None, hint: s
         raise EditingError(f"data_revision={revision!r} has no meaning for data={data}, a fixed file; drop it.")
     path = file.fetch()
     if isinstance(file, PinnedFile):
-        origin = {"repository": file.repository, "commit": file.commit}
+        origin: dict[str, Any] = {"repository": file.repository, "commit": file.commit}
     else:
         origin = {"url": file.url, "pinned": file.sha256 is not None}
         if file.sha256 is None:
@@ -132,7 +132,7 @@ def read_records(place: Place, what: str) -> list[tuple[str, Any]]:
     for path in place.paths:
         rows += _read_parquet(path, what) if path.suffix == ".parquet" else read_rows(path, what)
     if place.sort_by:
-        rows.sort(key=lambda row: _position(*row, place.sort_by))
+        rows.sort(key=lambda row: _position(row[0], row[1], place.sort_by))
     return rows
 
 

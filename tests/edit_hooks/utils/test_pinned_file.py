@@ -1,4 +1,4 @@
-"""Pinned files: downloaded once, verified always, never guessed."""
+"""Published files: downloaded once, verified always, never guessed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from file_server import serve_files
 
 from edit_hooks.utils import pinned_file
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
 
 CONTENT = b"first line\nsecond line\n"
 FILE = PinnedFile(
@@ -59,3 +59,92 @@ def test_offline_no_request_is_sent_and_a_copy_by_hand_is_used(monkeypatch: pyte
         FILE.cached.parent.mkdir(parents=True)
         FILE.cached.write_bytes(CONTENT)
         assert FILE.fetch() == FILE.cached and not server.requests
+
+
+# ------------------------------------------------------------------ plain addresses
+
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_an_address_with_a_digest_is_downloaded_once_and_checked(tmp_path: Path) -> None:
+    with serve_files({"dsets/towns.json": CONTENT}) as server:
+        file = UrlFile(url=f"{server.url}/dsets/towns.json?download=true", sha256=DIGEST)
+        server.files["dsets/towns.json?download=true"] = CONTENT
+        assert file.fetch().read_bytes() == CONTENT and file.fetch().name == "towns.json"
+        assert sum(server.requests.values()) == 1 and files_below(tmp_path) == ["towns.json"]
+        wrong = UrlFile(url=f"{server.url}/dsets/towns.json", sha256="0" * 64)
+        with pytest.raises(EditingError, match=r"its sha256 differs, so it is not the published file"):
+            wrong.fetch()
+    assert files_below(tmp_path) == ["towns.json"]
+
+
+def test_without_a_digest_that_of_the_first_download_is_checked_from_then_on(tmp_path: Path) -> None:
+    with serve_files({"towns.json": CONTENT}) as server:
+        file = UrlFile(url=f"{server.url}/towns.json", sha256=None)
+        path = file.fetch()
+        assert file.record.read_text() == f"{DIGEST}\n" and file.fetch() == path and server.requests["towns.json"] == 1
+        path.unlink()  # the record outlives the copy
+        server.files["towns.json"] = b"another content"
+        with pytest.raises(EditingError, match=rf"has changed since the first download; remove .*{file.record.name}"):
+            file.fetch()
+        assert not path.exists()
+        file.record.unlink()
+        assert file.fetch().read_bytes() == b"another content"
+        path.write_bytes(b"damaged")
+        assert file.fetch().read_bytes() == b"another content"
+
+
+def test_a_copy_by_hand_of_a_file_without_digest_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = UrlFile(url="https://example.org/towns.json", sha256=None)
+    with pytest.raises(EditingError, match=r"HF_HUB_OFFLINE forbids.*put it at .*towns\.json"):
+        file.fetch()
+    file.cached.parent.mkdir(parents=True)
+    file.cached.write_bytes(CONTENT)
+    assert file.fetch() == file.cached and file.record.read_text().strip() == DIGEST
+
+
+@pytest.mark.parametrize(
+    "url", ["http://example.org/a.json", "ftp://example.org/a.json", "file:///etc/passwd", "a.json"]
+)
+def test_only_https_addresses_are_accepted(url: str) -> None:
+    with pytest.raises(EditingError, match="not an https address"):
+        UrlFile(url=url, sha256=None)
+
+
+def test_odd_declarations_are_refused() -> None:
+    with pytest.raises(EditingError, match="names no file"):
+        UrlFile(url="https://example.org/", sha256=None)
+    with pytest.raises(EditingError, match="64 hexadecimal digits"):
+        UrlFile(url="https://example.org/a.json", sha256="abc")
+
+
+def test_a_redirection_away_from_https_is_refused(tmp_path: Path) -> None:
+    with serve_files({}) as server:
+        server.redirects["towns.json"] = "http://example.org/towns.json"
+        with pytest.raises(EditingError, match=r"http://example\.org/towns\.json is not an https address"):
+            UrlFile(url=f"{server.url}/towns.json", sha256=None).fetch()
+        server.files["moved.json"] = CONTENT
+        server.redirects["towns.json"] = f"{server.url}/moved.json"
+        assert UrlFile(url=f"{server.url}/towns.json", sha256=DIGEST).fetch().read_bytes() == CONTENT
+
+
+def test_a_file_above_the_limit_and_a_cut_connection_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with serve_files({"towns.json": CONTENT}) as server:
+        file = UrlFile(url=f"{server.url}/towns.json", sha256=None)
+        monkeypatch.setattr(pinned_file, "MAX_BYTES", len(CONTENT) - 1)
+        with pytest.raises(EditingError, match="more than 22 bytes, the limit"):
+            file.fetch()
+        monkeypatch.setattr(pinned_file, "MAX_BYTES", len(CONTENT))
+        server.announced["towns.json"] = len(CONTENT) + 5
+        with pytest.raises(EditingError, match=r"cannot be downloaded: IncompleteRead"):
+            file.fetch()
+        assert files_below(tmp_path) == []
+        del server.announced["towns.json"]
+        assert file.fetch().read_bytes() == CONTENT
