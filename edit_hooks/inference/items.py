@@ -51,6 +51,7 @@ class GenerateItem:
         sampling: how tokens are drawn; ``None``: greedily.
         target: the tokens that fix the length of the continuation; ``None`` if nothing does.
         forced: the model reads the tokens of ``target`` in place of those it continues with (teacher forcing).
+        with_prompt: decode the text together with the context; some tokenizers drop the first space of a text.
     """
 
     context: tuple[int, ...]
@@ -67,6 +68,8 @@ class GenerateItem:
     def token_read(self, tokens: Sequence[int]) -> int:
         """The token that the model reads after it has produced ``tokens``."""
         return self.target[len(tokens) - 1] if self.forced and self.target else tokens[-1]
+
+    with_prompt: bool = False
 
     @property
     def most_tokens(self) -> int:

@@ -115,6 +115,11 @@ class ItemBuilder:
             sampling=decoding.sampling,
             max_thought_tokens=decoding.max_thought_tokens,
         )
+        if decoding.max_total_tokens is not None:
+            length = decoding.max_total_tokens - len(encode(self._lm.tokenizer, context, self._lm.add_bos_token).ids)
+            if length < 1:
+                raise UnusableRequestError(f"prompt {context!r} has no room in {decoding.max_total_tokens} tokens.")
+            item = replace(item, max_new_tokens=length, with_prompt=True)
         if decoding.length_of is not None:
             target = self._tokens_of(decoding.length_of, None if decoding.length_of_alone else context)
             item = replace(

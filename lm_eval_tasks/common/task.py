@@ -9,9 +9,10 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``rate: false`` marks one that is no
-  share of successes (it has no column ``<metric>_or_0``), ``filtered: true`` one from which a published filter may
-  exclude cases, ``filtered_by: population`` one with a second column over the run's population
+  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``only_with`` and ``only_without`` where a
+  setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no column
+  ``<metric>_or_0``), ``filtered: true`` one from which a published filter may exclude cases, ``filtered_by: population``
+  one with a second column over the run's population
   (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged pipelines report
   (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
   :mod:`lm_eval_tasks.common.anomalies` checks.
@@ -424,11 +425,14 @@ class EditingTask(HarnessTask):
 
 def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The metrics of this run; by default means, and higher is better."""
+    conditions = ("only_if", "only_with", "only_without")
     return [
         {"aggregation": "mean_scored", "higher_is_better": True}
-        | {key: value for key, value in metric.items() if key != "only_if"}
+        | {key: value for key, value in metric.items() if key not in conditions}
         for listed in metric_list
         if _applies(listed.get("only_if"), settings)
+        and ("only_with" not in listed or settings.get(listed["only_with"]))
+        and ("only_without" not in listed or not settings.get(listed["only_without"]))
         for metric in population_metrics(listed, settings)
     ]
 

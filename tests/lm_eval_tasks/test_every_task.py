@@ -137,8 +137,8 @@ def test_groups_list_existing_tasks_and_aggregate_nothing() -> None:
         members[group["group"]] = group["task"]
         assert len(set(group["task"])) == len(group["task"])
     listed = {member for group in members.values() for member in group}
-    # A task may be in the group of its benchmark and in those of published tables. The settings of qaedit_grid_cell choose
-    # the protocol, so no group has it.
+    # A task may be in the group of its benchmark and in those of published tables. The settings of qaedit_grid_cell
+    # choose the protocol, so no group has it.
     assert (listed | {"qaedit_grid_cell"}) - members.keys() == set(TASKS)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from lm_eval.tasks._yaml_loader import load_yaml
 from paths import REAL_DATA, ROOT
 from task_runs import build
 
@@ -34,6 +35,7 @@ SETTINGS = {
     "wild_context": CONTEXTS,
     "population": POPULATIONS,
     "score_by": ("origin", "category"),
+    "released_tokenizer": ("true", "false"),
 }
 
 
@@ -51,10 +53,12 @@ def title(case: Any) -> str:
 
 @functools.cache
 def declared_columns(task: str) -> set[str]:
-    """The metrics of a task, with those over either population."""
+    """The metrics of a task under any setting, with those over either population."""
     tasks = [build(task, judge="off")]
     tasks += [build(task, population=WRONG_EM)] if POPULATION in tasks[0].benchmark.settings else []
     columns = {metric["metric"] for built in tasks for metric in built.config.metric_list}
+    (path,) = (ROOT / "lm_eval_tasks").glob(f"*/{task}.yaml")
+    columns |= {metric["metric"] for metric in load_yaml(path, resolve_func=False)["metric_list"]}
     return columns | {name.replace(WRONG_EM, WRONG_JUDGE) for name in columns}
 
 
