@@ -17,6 +17,7 @@ from edit_hooks.utils.files import sha256_of, user_path
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import PinnedFile
+from lm_eval_tasks.common.cases import LeftOut
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.settings import BAD_RECORDS, DATA_REVISION, Settings
 
@@ -86,11 +87,13 @@ class _Parsed(Generic[RecordT]):
         records: the usable records.
         problems: location of every other record -> reason.
         unknown_fields: path of a field that the parser did not read -> number of records with it.
+        left_out: reason why the release leaves a record out -> number of such records.
     """
 
     records: list[RecordT] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     unknown_fields: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 def load_records(source: Source, settings: Settings, parse: Callable[[Fields, int], RecordT]) -> Loaded[RecordT]:
@@ -116,6 +119,8 @@ def load_records(source: Source, settings: Settings, parse: Callable[[Fields, in
     if skipped := parsed.problems:
         logger.warning("%s: %d of %d records skipped, see data_source in the results", path, len(skipped), len(rows))
         origin["skipped"] = skipped
+    if parsed.left_out:
+        origin["left_out"] = dict(sorted(parsed.left_out.items()))
     if parsed.unknown_fields:
         origin["unknown_fields"] = dict(sorted(parsed.unknown_fields.items()))
         _warn_of_unknown_fields(str(path), source.title, tuple(origin["unknown_fields"].items()))
@@ -246,6 +251,8 @@ def _parse_all(
             parsed_record = parse(fields, row)
             parsed.unknown_fields.update(fields.unread())
             parsed.records.append(parsed_record)
+        except LeftOut as reason:
+            parsed.left_out[str(reason)] += 1
         except EditingError as error:
             parsed.problems[where] = str(error)
     if parsed.problems and (bad_records == "error" or not parsed.records):
@@ -256,4 +263,6 @@ def _parse_all(
             + "\n".join(listed)
             + f"{more}\nFix them, or set bad_records=skip to leave them out (they are counted in the results)."
         )
+    if parsed.left_out and not parsed.records:
+        raise EditingError(f"{path}: the benchmark leaves out all {len(rows)} records: {', '.join(parsed.left_out)}.")
     return parsed

@@ -281,6 +281,8 @@ class EditingTask(HarnessTask):
                 "decoding": None if target is not None or decoding is None else decoding.to_json(),
                 "until": stops if decoding is None or decoding.until is None else list(decoding.until),
             }
+            if probe.token_prompts and target is not None:
+                probe_fields["token_prompts"] = probe.token_prompts
             context = ctx[request.number]
             arguments = (
                 (context, generation_arguments(self.config.generation_kwargs, decoding))

@@ -1,0 +1,157 @@
+"""ZsRE in MEND's layout: two flavors with different targets, and the records with a portability question.
+
+The flavors are benchmarks of their own, because the target of the edit differs: ``zsre_memit`` writes the true answer,
+``zsre`` and ``zsre_portability`` the counterfactual one (``alt``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edit_hooks.request import EditRequest
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.pinned_file import PinnedFile
+from lm_eval_tasks.common.benchmark import Benchmark
+from lm_eval_tasks.common.cases import Case, LeftOut, Question
+from lm_eval_tasks.common.dataset import Source
+from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.protocols.portability import PortabilityCase
+from lm_eval_tasks.protocols.token_accuracy import TOKEN_PROMPTS
+from lm_eval_tasks.protocols.wild import INITIALLY_WRONG, WILD_CONTEXT
+
+DATA = Path(__file__).parent / "data"
+
+LOCALITY_PREFIX = "nq question: "  # of every unrelated question; the releases refuse a file without it
+ONE_HOP = "one_hop"
+
+
+def parse_memit(fields: Fields, row: int) -> Case:
+    """Check and convert a record of MEMIT's flavor: the edit writes the true answer.
+
+    The unrelated question gets a question mark, as in the release.
+    """
+    answers = _true_answers(fields)
+    return _case(fields, row, target=answers[0], true=None, mark="?")
+
+
+def parse_alt(fields: Fields, row: int) -> Case:
+    """Check and convert a record of EasyEdit's flavor: the edit writes the counterfactual answer.
+
+    Raises:
+        LeftOut: the counterfactual answer is empty.
+    """
+    answers = _true_answers(fields)
+    if fields.optional("alt") == "":
+        raise LeftOut("the counterfactual answer (alt) is empty")
+    return _case(fields, row, target=fields.text("alt"), true=answers[0], mark="")
+
+
+def parse_portability(fields: Fields, row: int) -> PortabilityCase:
+    """Check and convert a record with a question whose answer follows from the counterfactual answer."""
+    case = parse_alt(fields, row)
+    question = Question(fields.text("portability.New Question"), fields.text("portability.New Answer"))
+    return PortabilityCase(
+        request=case.request,
+        paraphrases=case.paraphrases,
+        neighbors=case.neighbors,
+        extras={**case.extras, "recalled": fields.optional("portability.Recalled Relation")},
+        portability={ONE_HOP: [question]},
+    )
+
+
+def _case(fields: Fields, row: int, *, target: str, true: str | None, mark: str) -> Case:
+    request = EditRequest.from_dict(
+        {
+            "prompt": fields.text("src"),
+            "subject": fields.text("subject"),
+            "target_new": target,
+            "target_true": true,
+            "case_id": str(row),
+        },
+        where=fields.where,
+    )
+    unrelated = fields.text("loc")
+    if not unrelated.startswith(LOCALITY_PREFIX):
+        raise EditingError(
+            f"{fields.where}: field 'loc' does not begin with {LOCALITY_PREFIX!r}, as the unrelated questions of ZsRE do."
+        )
+    fields.optional("cond")
+    return Case(
+        request=request,
+        paraphrases=[Question(fields.text("rephrase"), target, true)],
+        neighbors=[Question(unrelated + mark, fields.text("loc_ans"))],
+        extras={
+            "answers": _true_answers(fields),
+            "alt": _stripped(fields.optional("alt")),
+            "pred": _stripped(fields.optional("pred")),
+        },
+    )
+
+
+def _true_answers(fields: Fields) -> list[str]:
+    answers = fields.texts("answers")
+    if not answers or not answers[0]:
+        raise EditingError(f"{fields.where}: field 'answers' has no first answer, the true one; add it.")
+    return answers
+
+
+def _stripped(value: object) -> str | None:
+    return value.strip() if isinstance(value, str) else None
+
+
+def count_odd(cases: Sequence[Case]) -> dict[str, int]:
+    """Counts of cases whose answers coincide, and of those with several true answers."""
+    extras = [case.extras for case in cases]
+    return {
+        "pred_is_true": sum(case["pred"] in case["answers"] for case in extras),
+        "alt_is_true": sum(case["alt"] in case["answers"] for case in extras),
+        "alt_is_pred": sum(case["alt"] is not None and case["alt"] == case["pred"] for case in extras),
+        "several_true_answers": sum(len(case["answers"]) > 1 for case in extras),
+        "targets_not_ascii": sum(not case.request.target_new.isascii() for case in cases),
+    }
+
+
+def _source(title: str, mini: str, *files: str, published: PinnedFile | None = None) -> Source:
+    return Source(title=title, files=files, mini=DATA / mini, published=published, notes=("provenance",))
+
+
+# SEAM: `published=` of the first two is a UrlFile of the branch `sources`.
+ZSRE_MEMIT = Benchmark(
+    name="zsre_memit",
+    source=_source("ZsRE (MEMIT)", "mini.jsonl", "zsre_mend_eval.json", "zsre_memit.jsonl"),
+    parse=parse_memit,
+    settings=(TOKEN_PROMPTS,),
+    count_odd=count_odd,
+)
+
+ZSRE = Benchmark(
+    name="zsre",
+    other_names=("zsre_syn", "zsre_wild"),
+    source=_source("ZsRE (counterfactual)", "mini.jsonl", "zsre_eval_10000.json", "zsre_mend_eval.json", "zsre.jsonl"),
+    parse=parse_alt,
+    settings=(INITIALLY_WRONG, WILD_CONTEXT),
+    count_odd=count_odd,
+)
+
+ZSRE_PORTABILITY = Benchmark(
+    name="zsre_portability",
+    source=_source(
+        "ZsRE with portability",
+        "mini_portability.jsonl",
+        "zsre_mend_eval_portability_gpt4.json",
+        "zsre_portability.jsonl",
+        # EasyEdit's data folder is not in a repository; three forks have this file, byte by byte the same.
+        published=PinnedFile(
+            repository="shariqahn/EasyEdit",
+            commit="216a4cd009eaf5254add0890829fd93077124f77",
+            path="data/notebook/zsre_mend_eval_portability_gpt4.json",
+            sha256="0cf155da229b2eccae19fcfe5f7a09523363d357f5f15508d1521f495ad5ecd9",
+        ),
+    ),
+    parse=parse_portability,
+    settings=(INITIALLY_WRONG, WILD_CONTEXT),
+    count_odd=count_odd,
+)
+
+BENCHMARKS = (ZSRE_MEMIT, ZSRE, ZSRE_PORTABILITY)
