@@ -27,7 +27,8 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
 
     Args:
         source: name of the benchmark, or path of the file.
-        settings: for benchmarks: ``data``, ``data_revision``, ``bad_records``, ``pretrained``.
+        settings: for benchmarks: ``data``, ``data_revision``, ``bad_records``, ``subset``, ``subset_seed``,
+            ``pretrained``, and the sets of a benchmark, as ``qaedit_set``.
 
     Raises:
         EditingError: for an unknown source, malformed lines, too few edits, and duplicate edits.

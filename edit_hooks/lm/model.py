@@ -45,7 +45,7 @@ from edit_hooks.lm.edit_sources import is_file, load_edits
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
-from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options
+from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
@@ -95,6 +95,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     option_names = (*OWN_OPTIONS, *FROM_PRETRAINED, *QUANTIZATION_OPTIONS)  # besides the parameters of `HFLM`
 
     def __init__(self, pretrained: Any = None, **kwargs: Any) -> None:
+        self._sets = take_sets(kwargs)
         check_known_options(kwargs, HFLM, OWN_OPTIONS)
         own = {name: kwargs.pop(name) for name in OWN_OPTIONS if name in kwargs}
         if kwargs.get("device") is None:  # the parent's default is a GPU, also where there is none
@@ -369,7 +370,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         options = self.options
         if options.edits is None:
             return EditPlan()
-        settings = {"data": options.data} if options.data else {"pretrained": None if self.is_demo else True}
+        settings = options.data_settings(self.is_demo) | self._sets
         requests = load_edits(options.edits, settings, options.num_edits)
         size = options.group_size or options.edit_batch_size or (len(requests) if options.mode == "batch" else 1)
         if size > 1 and not options.group_size and not self.editor.supports_joint:
@@ -459,7 +460,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """
         if self.options.edits is None or is_file(self.options.edits):
             return None
-        return self.options.data or ("mini" if self.is_demo else "hub")
+        sets = ", ".join(f"{name}={value}" for name, value in self._sets.items())
+        return self.options.data or sets or ("mini" if self.is_demo else "hub")
 
     def _log_banner(self, pretrained: Any) -> None:
         edits = {"none": "no editing", "loaded": f"saved edit {self.options.load_edit}"}.get(

@@ -22,6 +22,10 @@ DEFAULT_EDITOR = "r_rome"
 
 TEXT_OPTIONS = ("editor", "mode", "load_edit", "data", "answer", "engine", "store", "edits", "guard")
 
+# Options that choose a benchmark's records, besides `data` and those that end with SET_SUFFIX; its package checks them.
+DATA_OPTIONS = ("data_revision", "bad_records", "subset", "subset_seed")
+SET_SUFFIX = "_set"  # as in qaedit_set=inter_1k: a published file by name
+
 # icl -> the editor of the context, and its settings
 ICL: dict[str, tuple[str, dict[str, Any]]] = {
     "no": ("", {}),
@@ -58,6 +62,8 @@ class EditingOptions:
         load_edit: a saved edit (delta file, folder with one, or LoRA adapter folder) that applies to all questions.
         editor_args: settings that override the editor's shipped configuration.
         data: source of the benchmark records, for tasks and ``edits``. Each task's metadata records what it read.
+        data_revision, bad_records, subset, subset_seed: settings of these records, likewise for both; see the README of
+            lm_eval_tasks.
         icl: ``true`` puts the in-context prompt of ``ike`` before every question, on top of the editor; for comparison
             ``fact`` (only the line with the edit) and ``demonstrations`` (all but that line).
         icl_args: settings of the context, as ``editor_args``.
@@ -85,6 +91,10 @@ class EditingOptions:
     load_edit: str | None = None
     editor_args: Mapping[str, Any] | None = None
     data: str | None = None
+    data_revision: str | None = None
+    bad_records: str | None = None
+    subset: int | str | None = None
+    subset_seed: int | None = None
     icl: bool | str = False
     icl_args: Mapping[str, Any] | None = None
     edit_context: str = "bare"
@@ -193,6 +203,16 @@ class EditingOptions:
                 f"mode={self.mode} needs edits=<benchmark or JSONL file>; the tasks only supply questions."
             )
 
+    def data_settings(self, is_demo: bool) -> dict[str, Any]:
+        """Settings of the records that ``edits=<benchmark>`` reads; tasks find the same ones in their metadata.
+
+        Args:
+            is_demo: the model is the embedded one, for which the embedded sample is the default.
+        """
+        place = {"data": self.data} if self.data else {"pretrained": None if is_demo else True}
+        given = {name: getattr(self, name) for name in DATA_OPTIONS}
+        return {**place, **{name: value for name, value in given.items() if value is not None}}
+
     @property
     def makes_edits(self) -> bool:
         """Whether this run makes edits: not in ``mode=none`` or with a saved edit."""
@@ -216,6 +236,11 @@ def _text(name: str, value: object, required: bool) -> None:
         raise EditingError(
             f"{name}={value!r} is no text; a text is needed. For a file or folder of that name write ./{value}."
         )
+
+
+def take_sets(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options that end with :data:`SET_SUFFIX`, and return them."""
+    return {name: options.pop(name) for name in list(options) if name.endswith(SET_SUFFIX)}
 
 
 def check_known_options(options: Mapping[str, Any], base_class: type, own: Iterable[str]) -> None:

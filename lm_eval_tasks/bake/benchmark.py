@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
@@ -47,11 +46,6 @@ class BakeCase(Case):
 
 def parse_qa(fields: Fields, row: int) -> BakeCase:
     """Check and convert a record of BAKE-Q&J."""
-    if "reverse_qa" not in fields.record and "reverse_judge" in fields.record:
-        raise EditingError(
-            f"{fields.where}: field 'reverse_qa.prompt' is missing. Records without it are those of BAKE-J; use the "
-            "tasks bake_j_es, bake_j_gs, ... (group bake_j), or add it."
-        )
     return _parse(fields, row, has_reverse_qa=True)
 
 
@@ -139,10 +133,7 @@ BAKE_J = Benchmark(
         title="BAKE-J",
         hub_id=HUB_ID,
         files=("BAKE_judge.json", "BAKE_judge.jsonl"),
-        foreign_fields={
-            **CONCEPT_FIELDS,
-            "reverse_qa": "it is a field of BAKE-Q&J. Use the tasks bake_es, bake_gs, ... (group bake_qj).",
-        },
+        foreign_fields=CONCEPT_FIELDS,
     ),
     parse=parse_judge,
     settings=(GENERATE, JUDGE_TEMPLATE),

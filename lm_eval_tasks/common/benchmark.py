@@ -20,8 +20,20 @@ from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Source, choose_data, load_records, named_set
+from lm_eval_tasks.common.dataset import (
+    HUB,
+    MINI,
+    SET_SUFFIX,
+    Loaded,
+    Source,
+    choose_data,
+    load_records,
+    named_set,
+    set_setting,
+    with_set,
+)
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.layouts import Layout
 from lm_eval_tasks.common.settings import COMMON_SETTINGS, Setting, Settings, check_settings
 
 logger = get_logger("lm_eval.editing_tasks")
@@ -51,12 +63,28 @@ class Benchmark(Generic[CaseT]):
     settings: Sequence[Setting[Any]] = ()
     count_odd: Callable[[Sequence[CaseT]], Mapping[str, int]] | None = None
 
+    @property
+    def layout(self) -> Layout[CaseT]:
+        """The layout of its records."""
+        return self.source.layout(self.parse, self.other_names or (self.name,))
+
+    @property
+    def _set_setting(self) -> Setting[str | None]:
+        """``<name>_set``: another form of ``data=hub:<set>``."""
+        return set_setting(f"{self.name}{SET_SUFFIX}", self.source)
+
+    @property
+    def declared_settings(self) -> Sequence[Setting[Any]]:
+        """Its settings, with that of its published sets if it has any."""
+        return [*self.settings, self._set_setting] if self.source.sets else self.settings
+
     def load(self, settings: Settings) -> Loaded[CaseT]:
         """Read and check all cases.
 
         For settings and errors see :func:`~lm_eval_tasks.common.dataset.load_records`.
         """
-        loaded = load_records(self.source, self._own_settings(settings), self.parse)
+        own = with_set(self._own_settings(settings), self._set_setting, self.source)
+        loaded = load_records(self.source, own, self.layout, all_layouts)
         if self.count_odd:
             loaded.source.update(self.count_odd(loaded.records))
         return loaded
@@ -66,9 +94,9 @@ class Benchmark(Generic[CaseT]):
 
         def of_all_benchmarks() -> Iterator[Setting[Any]]:
             for benchmark in all_benchmarks().values():
-                yield from benchmark.settings
+                yield from benchmark.declared_settings
 
-        check_settings(settings, [*COMMON_SETTINGS, *self.settings], of_all_benchmarks)
+        check_settings(settings, [*COMMON_SETTINGS, *self.declared_settings], of_all_benchmarks)
 
     def _own_settings(self, settings: Settings) -> Settings:
         """The settings without a ``data`` file or set that belongs to another benchmark.
@@ -116,14 +144,15 @@ def find_benchmark(name: str, alternative: str = "") -> Benchmark[Any]:
 
 
 def load_edit_requests(name: str, settings: Settings) -> list[EditRequest]:
-    """The edits of a benchmark in file order.
+    """The edits of a benchmark in the order of its cases.
 
     Registered as the edit source of ``edited_hf`` (``edits=<name>``).
 
     Raises:
-        EditingError: for an unknown benchmark and for data that cannot be read.
+        EditingError: for an unknown benchmark, for data that cannot be read, and as :meth:`Benchmark.check_settings`.
     """
     benchmark = find_benchmark(name, "a JSON or JSONL file of edit requests")
+    benchmark.check_settings(settings)
     return [case.request for case in benchmark.load(settings).records]
 
 
@@ -148,6 +177,11 @@ def all_benchmarks() -> Mapping[str, Benchmark[Any]]:
                     )
                 by_name[name], origins[name] = benchmark, path
     return by_name
+
+
+def all_layouts() -> Sequence[Layout[object]]:
+    """The layouts of all benchmarks."""
+    return list({benchmark.name: benchmark.layout for benchmark in all_benchmarks().values()}.values())
 
 
 def _builtin_paths() -> Iterator[str]:

@@ -5,7 +5,7 @@ Errors name file, record, field and remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
@@ -22,18 +22,33 @@ class Fields:
         where: file, record number and line, for error messages.
 
         accessed: dotted paths of the accessed fields; the objects of a list share it, and one path, ``name[]``.
+        lacking: dotted paths of required fields that the record lacks; shared likewise.
         prefix: path of this record in the outermost one.
 
     All methods raise EditingError for a field of the wrong type.
     """
 
     def __init__(
-        self, record: Mapping[str, Any], where: str, accessed: set[str] | None = None, prefix: str = ""
+        self,
+        record: Mapping[str, Any],
+        where: str,
+        accessed: set[str] | None = None,
+        lacking: set[str] | None = None,
+        prefix: str = "",
     ) -> None:
         self.record = record
         self.where = where
         self.accessed: set[str] = set() if accessed is None else accessed
+        self.lacking: set[str] = set() if lacking is None else lacking
         self.prefix = prefix
+
+    def has(self, path: str) -> bool:
+        """Whether there is a field at a dotted path, for parsers of several layouts; this is no reading access."""
+        *steps, last = path.split(".")
+        value: Any = self.record
+        for step in steps:
+            value = value.get(step) if isinstance(value, Mapping) else None
+        return isinstance(value, Mapping) and last in value
 
     def text(self, path: str) -> str:
         """The non-empty string at a dotted path, without outer white space.
@@ -63,7 +78,8 @@ class Fields:
             raise self._error(name, f"is {_shorten(value)}; a non-empty list of objects is needed")
         prefix = f"{self.prefix}{name}[]."
         return [
-            Fields(item, f"{self.where}, {name}[{number}]", self.accessed, prefix) for number, item in enumerate(value)
+            Fields(item, f"{self.where}, {name}[{number}]", self.accessed, self.lacking, prefix)
+            for number, item in enumerate(value)
         ]
 
     def optional(self, path: str) -> Any:
@@ -78,17 +94,24 @@ class Fields:
         """Dotted paths of the record's fields that no other method has read.
 
         A field of which nothing was read is listed without the fields inside of it.
-
-        Raises:
-            EditingError: for a field whose name is almost that of an optional field which the record lacks.
         """
-        present = set(_paths(self.record))
-        unread = [path for path in present if not self._uses(path)]
-        unread = sorted(path for path in unread if path.rpartition(".")[0].removesuffix("[]") not in unread)
+        unread = self.unread_paths()
+        return sorted(path for path in unread if path.rpartition(".")[0].removesuffix("[]") not in unread)
+
+    def unread_paths(self) -> frozenset[str]:
+        """As :meth:`unread`, with all fields inside of those."""
+        return frozenset(path for path in self.paths() if not self._uses(path))
+
+    def paths(self) -> frozenset[str]:
+        """Dotted paths of all fields of the record; ``name[].field`` for those of a list of objects."""
+        return frozenset(_paths(self.record))
+
+    def check_spelling(self, unread: Sequence[str]) -> None:
+        """Refuse an unread field whose name is almost that of an optional field which the record lacks."""
+        absent = self.accessed - self.paths() if unread else set()
         for path in unread:
-            if hint := near_misses(path, self.accessed - present, cutoff=0.9):
+            if hint := near_misses(path, absent, cutoff=0.9):
                 raise self._error(path, f"is not known.{hint} Rename it")
-        return unread
 
     def _uses(self, path: str) -> bool:
         """Whether a field, one that contains it, or one inside of it was read."""
@@ -104,6 +127,7 @@ class Fields:
         value: Any = self.record
         for step in path.split("."):
             if not isinstance(value, Mapping) or step not in value:
+                self.lacking.add(self.prefix + path)
                 known = value if isinstance(value, Mapping) else ()
                 raise self._error(path, f"is missing.{near_misses(step, known)} Add it, or check that the file fits")
             value = value[step]
@@ -120,7 +144,7 @@ def source_id(fields: Fields, name: str, row: int) -> str:
 
 
 def _paths(value: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted paths of all fields inside of a value; ``name[].field`` for those of a list of objects."""
+    """Dotted paths of all fields inside of a value, with repetitions."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield f"{prefix}{name}"

@@ -21,7 +21,7 @@ from lm_eval.api.model import LM
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.numbers import require_whole
+from edit_hooks.utils.numbers import SEED, require_whole
 from edit_hooks.utils.options import choice, parse_checkpoints, switch
 
 logger = get_logger("lm_eval.editing_tasks")
@@ -83,17 +83,29 @@ def _edit_batch_size(settings: Settings) -> int:
     return 1 if value is None else require_whole("edit_batch_size", value)
 
 
+def _subset(settings: Settings) -> int | None:
+    value = settings.get("subset")
+    return None if value in (None, "all") else require_whole("subset (all, or a number of records)", value)
+
+
+def _subset_seed(settings: Settings) -> int | None:
+    value = settings.get("subset_seed")
+    return None if value is None else require_whole("subset_seed", value, SEED)
+
+
 def _anything(settings: Settings) -> None:
     """For settings that their own package checks."""
 
 
 DATA = Setting(
     "data",
-    "mini, hub, a file or folder",
+    "mini, hub, a set of them as in hub:inter_1k, a file or folder",
     "the embedded sample, the published data, or your copy of it",
     _anything,  # lm_eval_tasks.common.dataset.choose_data
 )
-DATA_REVISION = text_setting("data_revision", "revision of the hub dataset", "a branch, tag or commit", default="main")
+DATA_REVISION = text_setting("data_revision", "revision of the hub dataset", "a branch, tag or commit")
+SUBSET = Setting("subset", "all, or a number of records", "a random subset of the records", _subset)
+SUBSET_SEED = Setting("subset_seed", SEED.text, "seed of the subset and of its order", _subset_seed)
 BAD_RECORDS = choice_setting("bad_records", "treatment of records that violate the schema", ("error", "skip"))
 JUDGE = Setting("judge", "see judges/README.md", "the judge of the *_judge columns", _anything)
 SCORE_UNEDITED_CASES = switch_setting(
@@ -114,6 +126,8 @@ COMMON_SETTINGS: tuple[Setting[Any], ...] = (
     PRETRAINED,
     DATA_REVISION,
     BAD_RECORDS,
+    SUBSET,
+    SUBSET_SEED,
     JUDGE,
     SCORE_UNEDITED_CASES,
     MODE,

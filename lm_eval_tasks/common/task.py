@@ -35,7 +35,6 @@ from edit_hooks.utils.options import check_generation_kwargs, switch
 from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.dataset import choose_data
 from lm_eval_tasks.common.generation import generation_arguments
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
@@ -210,7 +209,7 @@ class EditingTask(HarnessTask):
         settings = self.config.metadata
         loaded = self.benchmark.load(settings)
         docs = Documents(mark_unusable(self.config.process_docs(case, settings)) for case in loaded.records)
-        settings["data"] = choose_data(settings)
+        settings["data"] = loaded.source["data"]
         settings["data_source"] = loaded.source
         logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)
         self.dataset = {self.config.test_split: docs}

@@ -12,6 +12,7 @@ from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.published import HubFile
 from lm_eval_tasks.protocols.portability import ALIASING, LOGICAL, REASONING, PortabilityCase
 
 PORTABILITY = (REASONING, LOGICAL, ALIASING)
@@ -58,7 +59,7 @@ def _questions(fields: Fields, name: str, kinds: Sequence[str]) -> Mapping[str, 
             for item in fields.objects(f"{name}.{kind}")
         ]
         for kind in kinds
-        if fields.optional(f"{name}.{kind}")
+        if fields.has(f"{name}.{kind}")
     }
 
 
@@ -86,11 +87,10 @@ KNOWEDIT_ZSRE = Benchmark(
         title="KnowEdit (ZsRE)",
         files=("ZsRE-test-all.json", "knowedit_zsre.jsonl"),
         mini=Path(__file__).parent / "data" / "mini_zsre.jsonl",
-        published=PinnedFile(
-            repository="emil2001/RoseLoRA",
-            commit="e6b7a73027b69a3b4a4565ba8d48dbbd0bdfa8dc",
-            path="EasyEdit/data/ZsRE-test-all.json",
-            sha256="0e0214dda853a906ef02bef58c7ce2978af5a962e91fc4a10827e0125459905c",
+        published=HubFile(
+            repository="zjunlp/KnowEdit",
+            paths=("benchmark/ZsRE/ZsRE-test-all.json",),
+            revision="c3a6bccb5fc37a59dea3197ac36526d44606acd0",
         ),
         # The file of February 2024, with three rows that the present one lacks.
         sets={

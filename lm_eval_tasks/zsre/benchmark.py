@@ -11,11 +11,12 @@ from pathlib import Path
 
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, LeftOut, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.published import PublishedFile
 from lm_eval_tasks.protocols.portability import PortabilityCase
 from lm_eval_tasks.protocols.token_accuracy import TOKEN_PROMPTS
 from lm_eval_tasks.protocols.wild import INITIALLY_WRONG, WILD_CONTEXT
@@ -112,14 +113,22 @@ def count_odd(cases: Sequence[Case]) -> dict[str, int]:
     }
 
 
-def _source(title: str, mini: str, *files: str, published: PinnedFile | None = None) -> Source:
+def _source(title: str, mini: str, published: PublishedFile, *files: str) -> Source:
     return Source(title=title, files=files, mini=DATA / mini, published=published, notes=("provenance",))
 
 
-# SEAM: `published=` of the first two is a UrlFile of the branch `sources`.
 ZSRE_MEMIT = Benchmark(
     name="zsre_memit",
-    source=_source("ZsRE (MEMIT)", "mini.jsonl", "zsre_mend_eval.json", "zsre_memit.jsonl"),
+    source=_source(
+        "ZsRE (MEMIT)",
+        "mini.jsonl",
+        UrlFile(
+            url="https://rome.baulab.info/data/dsets/zsre_mend_eval.json",
+            sha256="8a371d512f8a6ab175db4ef672181d5c0e52da23298cb51e5a2eeea2f89aa9cd",
+        ),
+        "zsre_mend_eval.json",
+        "zsre_memit.jsonl",
+    ),
     parse=parse_memit,
     settings=(TOKEN_PROMPTS,),
     count_odd=count_odd,
@@ -128,7 +137,21 @@ ZSRE_MEMIT = Benchmark(
 ZSRE = Benchmark(
     name="zsre",
     other_names=("zsre_syn", "zsre_wild"),
-    source=_source("ZsRE (counterfactual)", "mini.jsonl", "zsre_eval_10000.json", "zsre_mend_eval.json", "zsre.jsonl"),
+    source=_source(
+        "ZsRE (counterfactual)",
+        "mini.jsonl",
+        # At a commit, so that the content is fixed; its digest is in no source that we could read.
+        UrlFile(
+            url=(
+                "https://raw.githubusercontent.com/WanliYoung/Revisit-Editing-Evaluation/"
+                "61ccca3c1ecdb3976c9c0924e9352f3e64cc7d48/data/zsre_eval_10000.json"
+            ),
+            sha256=None,
+        ),
+        "zsre_eval_10000.json",
+        "zsre_mend_eval.json",
+        "zsre.jsonl",
+    ),
     parse=parse_alt,
     settings=(INITIALLY_WRONG, WILD_CONTEXT),
     count_odd=count_odd,
@@ -139,15 +162,15 @@ ZSRE_PORTABILITY = Benchmark(
     source=_source(
         "ZsRE with portability",
         "mini_portability.jsonl",
-        "zsre_mend_eval_portability_gpt4.json",
-        "zsre_portability.jsonl",
-        # EasyEdit's data folder is not in a repository; three forks have this file, byte by byte the same.
-        published=PinnedFile(
+        # EasyEdit's data folder is not in its repository; three forks have this file, byte by byte the same.
+        PinnedFile(
             repository="shariqahn/EasyEdit",
             commit="216a4cd009eaf5254add0890829fd93077124f77",
             path="data/notebook/zsre_mend_eval_portability_gpt4.json",
             sha256="0cf155da229b2eccae19fcfe5f7a09523363d357f5f15508d1521f495ad5ecd9",
         ),
+        "zsre_mend_eval_portability_gpt4.json",
+        "zsre_portability.jsonl",
     ),
     parse=parse_portability,
     settings=(INITIALLY_WRONG, WILD_CONTEXT),

@@ -34,9 +34,9 @@ def test_bake_concept_records_are_refused_by_bake_j(field: str, tmp_path: Path) 
 
 
 def test_records_of_the_other_bake_file_name_the_tasks_for_them(tmp_path: Path) -> None:
-    with pytest.raises(EditingError, match=r"'reverse_qa' does not belong to BAKE-J.*bake_es.*bake_qj"):
+    with pytest.raises(EditingError, match=r"of BAKE-Q&J, not of BAKE-J, which has no field 'reverse_qa'.*bake_qj"):
         run_on("bake_j_es", tmp_path, invented_records("bake_qa.jsonl"))
-    with pytest.raises(EditingError, match=r"those of BAKE-J; use the tasks bake_j_es.*bake_j"):
+    with pytest.raises(EditingError, match=r"of BAKE-J, not of BAKE-Q&J. Use the tasks of bake_j"):
         run_on("bake_es", tmp_path, invented_records("bake_judge.json"))
 
 
@@ -96,5 +96,5 @@ def test_a_misspelled_field_of_a_tuning_case_is_an_error(tmp_path: Path) -> None
         "paraphrase": ["Velm lies in"],
         "neighbors": [{"prompt": "Ulm is in", "answer": "Germany"}],
     }
-    with pytest.raises(EditingError, match=r"'paraphrase'.*is not known. Did you mean 'paraphrases'"):
+    with pytest.raises(EditingError, match=r"'paraphrase'. Did you mean 'paraphrases'"):
         load_cases(str(write_jsonl(tmp_path / "cases.jsonl", [case])), {})

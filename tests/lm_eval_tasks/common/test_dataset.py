@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from record_files import write_jsonl
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.pinned_file import PinnedFile
-from lm_eval_tasks.common.dataset import Loaded, Source, choose_data, load_records, read_rows
+from lm_eval_tasks.common.dataset import Loaded, Source, choose_data, load_records
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.settings import Settings
 
@@ -34,7 +35,7 @@ def source(tmp_path: Path) -> Source:
 
 
 def load(source: Source, settings: Settings) -> Loaded[tuple[int, str]]:
-    return load_records(source, settings, parse)
+    return load_records(source, settings, source.layout(parse))
 
 
 # ------------------------------------------------------------------ choice of the data
