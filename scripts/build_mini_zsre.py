@@ -13,8 +13,8 @@ Source. Plain facts in our own words: scripts/facts/zsre/*.json and scripts/fact
 published records' text is used. The counterfactual answer of a fact is the true answer of the next fact of its relation
 that qualifies. Every KnowEdit record has all three kinds of portability questions; published ones have one kind.
 
-Selection. The unedited model (float32, greedy) must know the fact: its answer after WILD's question instruction, cut at the
-first full stop or line break, contains the true answer, and after the bare question the true answer is likelier per
+Selection. The unedited model (float32, greedy) must know the fact: its answer after WILD's question instruction, cut at
+the first full stop or line break, contains the true answer, and after the bare question the true answer is likelier per
 token than the counterfactual one. Relations alternate in the file, so that its first records cover all of them.
 """
 

@@ -31,7 +31,7 @@ class Probe:
         ask_generation: the same for the generation, where it differs from that for the targets.
         decoding: how the answer is generated, where that differs from the task's ``generation_kwargs``.
         num_draws: number of generations, each with its own draw of ``decoding.sampling``.
-        token_prompts: score every target token after a prompt of its own; ``None``: after the target's tokens before it.
+        token_prompts: score every target token after a prompt of its own; ``None``: along the target.
     """
 
     kind: str

@@ -1,8 +1,8 @@
 """Portability: do consequences of an edit hold? And locality by kind, as in KnowEdit.
 
 Sources: Yao et al., Editing Large Language Models: Problems, Methods, and Opportunities (EMNLP 2023); Zhang et al., A
-Comprehensive Study of Knowledge Editing for Large Language Models (2024, KnowEdit), and EasyEdit's released summary of a
-run: per case the mean over the questions of a kind, then the mean over the kinds that the case has, then over cases.
+Comprehensive Study of Knowledge Editing for Large Language Models (2024, KnowEdit), and EasyEdit's released summary of
+a run: per case the mean over the questions of a kind, then the mean over the kinds that the case has, then over cases.
 Wanted answers are scored by TF-MATCH, unrelated ones by AGREE-TF.
 """
 

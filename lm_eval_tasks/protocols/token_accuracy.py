@@ -5,8 +5,9 @@ which AlphaEdit and later papers run unchanged. Specificity is accuracy, too, no
 
 Every question is scored twice. ``_token_acc`` is the released form: each target token has a prompt of its own, the
 question followed by the decoded gold tokens before it, and the argmax after that prompt is compared with the first id
-of the token's own text, tokenized alone. ``_match`` compares token ids along the target in one forward pass. They differ
-where decoding and tokenizing again gives other ids: a character of several tokens can never be right in the former.
+of the token's own text, tokenized alone. ``_match`` compares token ids along the target in one forward pass. They
+differ where decoding and tokenizing again gives other ids: in the former, the tokens of a character that has several
+are wanted as the first token of the replacement character.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _case(fields: Fields, row: int, *, target: str, true: str | None, mark: str)
     unrelated = fields.text("loc")
     if not unrelated.startswith(LOCALITY_PREFIX):
         raise EditingError(
-            f"{fields.where}: field 'loc' does not begin with {LOCALITY_PREFIX!r}, as the unrelated questions of ZsRE do."
+            f"{fields.where}: field 'loc' does not begin with {LOCALITY_PREFIX!r}, as all unrelated questions of ZsRE."
         )
     fields.optional("cond")
     return Case(
