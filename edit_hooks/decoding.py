@@ -54,6 +54,8 @@ class Decoding:
 
     Attributes:
         max_new_tokens: longest answer; ``None``: that of the task.
+        max_total_tokens: longest prompt and answer together, in place of ``max_new_tokens``. The answer's text is
+            decoded with the prompt, so that it keeps the white space between them under every tokenizer.
         length_of: the answer has exactly as many tokens as this text has after the prompt (AR-MATCH); nothing stops it
             earlier.
         until: stop strings; ``None``: those of the task.
@@ -64,6 +66,7 @@ class Decoding:
     """
 
     max_new_tokens: int | None = None
+    max_total_tokens: int | None = None
     length_of: str | None = None
     until: tuple[str, ...] | None = None
     ignore_end: bool = False
@@ -71,9 +74,11 @@ class Decoding:
     max_thought_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "max_thought_tokens"):
+        for name in ("max_new_tokens", "max_total_tokens", "max_thought_tokens"):
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value)
+        if self.max_total_tokens is not None and (self.max_new_tokens or self.max_thought_tokens or self.length_of):
+            raise EditingError("max_total_tokens fixes the length; drop max_new_tokens, max_thought_tokens, length_of.")
         if self.length_of is not None and (self.max_new_tokens is not None or self.until is not None):
             raise EditingError("length_of fixes the length of an answer; drop max_new_tokens and until.")
 

@@ -39,7 +39,7 @@ BAKE = ["bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj"]
 WILD = ["qaedit_wild_reliability"]
 COUNTERFACT = ["counterfact_flat_es", "counterfact_flat_gs", "counterfact_flat_ls"]
 # Likelihoods suffice for the first two, and no column needs the answers of the unedited model.
-METADATA = {"generate": False, "initially_wrong": False}
+METADATA = {"generate": False, "population": "all"}
 PARTS = ("single", "stream48", "stream200", "seconds")
 SEEDS = (0, 1, 2)
 NUM_TIMED = 8  # edits whose time is taken

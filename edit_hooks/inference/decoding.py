@@ -184,7 +184,10 @@ def generated_text(
     if length is None:
         thought = _decoded(tokenizer, tokens)
         return GeneratedText(raw="", token_ids=(), stop=stop, thought=thought, unfinished=True)
-    text = _decoded(tokenizer, tokens[length:])
+    if item.with_prompt and not length:
+        text = _decoded(tokenizer, [*item.context, *tokens])[len(_decoded(tokenizer, item.context)) :]
+    else:
+        text = _decoded(tokenizer, tokens[length:])
     return GeneratedText(
         raw=text.lstrip() if length else text,
         token_ids=tuple(tokens[length:]),

@@ -74,6 +74,7 @@ class GenerateItem:
         max_thought_tokens: longest thought; ``None``: thought and answer share ``max_new_tokens``.
         ignore_end: end tokens do not end the continuation.
         sampling: how tokens are drawn; ``None``: greedily.
+        with_prompt: decode the text together with the context; some tokenizers drop the first space of a text.
     """
 
     context: tuple[int, ...]
@@ -84,6 +85,7 @@ class GenerateItem:
     max_thought_tokens: int | None = None
     ignore_end: bool = False
     sampling: Sampling | None = None
+    with_prompt: bool = False
 
     @property
     def most_tokens(self) -> int:

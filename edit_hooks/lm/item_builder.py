@@ -147,6 +147,11 @@ class ItemBuilder:
             sampling=decoding.sampling,
             max_thought_tokens=decoding.max_thought_tokens,
         )
+        if decoding.max_total_tokens is not None:
+            length = decoding.max_total_tokens - len(encode(self._lm.tokenizer, context, self._lm.add_bos_token).ids)
+            if length < 1:
+                raise UnusableRequestError(f"prompt {context!r} has no room in {decoding.max_total_tokens} tokens.")
+            item = replace(item, max_new_tokens=length, with_prompt=True)
         if decoding.length_of is not None:
             length = len(split_continuation(self._lm.tokenizer, context, decoding.length_of, self._lm.add_bos_token)[1])
             if not length:

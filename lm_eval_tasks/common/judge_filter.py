@@ -28,31 +28,53 @@ from judges.model.factory import chosen_judge, make_model_judge
 from judges.model.judge import ModelJudge
 from judges.settings import HOW_TO
 from lm_eval_tasks.common.answers import UNFINISHED, Answer, unedited_answer
+from lm_eval_tasks.common.population import WRONG_EM, WRONG_JUDGE
 
 logger = get_logger("lm_eval.editing_tasks")
 
 PIPELINE = "judge"
 
 
-def judge_pipeline(settings: Mapping[str, Any]) -> tuple[list[dict[str, Any]], ModelJudge | None]:
-    """The filter pipeline of the judge that a task's settings or the environment name.
+def add_judge(config: dict[str, Any]) -> ModelJudge | None:
+    """Add the judge that a task's settings or the environment name to the task's filter pipelines.
 
-    Returns:
-        The entries to add to ``filter_list``, and the judge. Without a judge there is no entry, and a hint is logged
-        once.
+    A task with judged metrics gets the pipeline :data:`PIPELINE`, unless its YAML defines one. If the judge decides on
+    the population, all other pipelines judge the helper's answer. The judge's description goes to the config's
+    metadata. Without a judge a hint is logged once.
 
     Raises:
-        EditingError: for invalid settings and a judge that cannot be reached; before any weight is loaded.
+        EditingError: for invalid settings and a judge that cannot be reached, and for a population that needs a judge
+            where there is none; before any weight is loaded.
     """
+    settings = config["metadata"]
+    pipelines = list(config.get("filter_list") or [])
+    metrics = config["metric_list"]
+    reports = any(metric.get("from") == "judge" for metric in metrics)
+    reports = reports and not any(pipeline["name"] == PIPELINE for pipeline in pipelines)
+    selects = any(metric.get("population") == WRONG_JUDGE for metric in metrics)
+    if not (reports or selects):
+        return None
     chosen = chosen_judge(settings)
     if chosen is None:
+        if selects:
+            raise EditingError(f"population={WRONG_JUDGE} needs a judge. Give {HOW_TO}; or use {WRONG_EM}.")
         _log_hint()
-        return [], None
+        return None
     judge = make_model_judge(chosen, edited=settings.get("pretrained"))
     if not judge.settings.dry_run:
         judge.backend.check()
-    filters = [{"function": "natural_stop"}, {"function": "model_judge", "judge": chosen}]
-    return [{"name": PIPELINE, "filter": filters}], judge
+    if selects:
+        step = {"function": "helper_judge", "judge": chosen}
+        pipelines = [
+            pipeline if pipeline["name"] == PIPELINE else {**pipeline, "filter": [*pipeline["filter"], step]}
+            for pipeline in pipelines
+        ]
+    if reports:
+        filters = [{"function": "natural_stop"}, {"function": "model_judge", "judge": chosen, "helpers": selects}]
+        pipelines.append({"name": PIPELINE, "filter": filters})
+    config["filter_list"] = pipelines
+    settings["judge"] = judge.describe()
+    return judge
 
 
 @functools.cache
@@ -65,17 +87,21 @@ def _log_hint() -> None:
 class ModelJudgeFilter(Filter):
     """Replace generated answers by verdicts; other answers are unchanged.
 
-    Of a probe that is asked of the unedited model only, the unedited model's answer is judged.
-
     Args:
         judge: names a judge (see judges/README.md).
+        helpers: also judge the unedited model's answers to helper probes, which nothing but a population needs.
     """
 
     judges = True
 
-    def __init__(self, judge: Any = None) -> None:
+    def __init__(self, judge: Any = None, helpers: bool = True) -> None:
         super().__init__()
         self.judge = make_model_judge(judge)
+        self.helpers = helpers
+
+    def concerns(self, probe: Mapping[str, Any]) -> bool:
+        """Whether the answer to a probe is judged."""
+        return self.helpers or probe["model"] != "unedited"
 
     def apply(self, resps: Sequence[Answer], docs: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """Judge all answers of a task in one call.
@@ -85,17 +111,13 @@ class ModelJudgeFilter(Filter):
         """
         probes = [doc["asked"] for doc in docs]
         answers = [
-            unedited_answer(answer) if probe["model"] == "unedited" else answer
+            _judged_text(answer, probe) if self.concerns(probe) else answer
             for answer, probe in zip(resps, probes, strict=True)
-        ]
-        answers = [
-            FailedAnswer(UNFINISHED) if isinstance(answer, GeneratedText) and answer.unfinished else answer
-            for answer in answers
         ]
         items = {
             index: Item(probe["question"], probe["gold"], answer.text.strip())
             for index, (answer, probe) in enumerate(zip(answers, probes, strict=True))
-            if isinstance(answer, GeneratedText)
+            if isinstance(answer, GeneratedText) and self.concerns(probe)
         }
         if not items:
             return answers
@@ -107,6 +129,26 @@ class ModelJudgeFilter(Filter):
         for index, verdict in zip(items, verdicts, strict=True):
             answers[index] = verdict
         return answers
+
+
+@register_filter("helper_judge")
+class HelperJudgeFilter(ModelJudgeFilter):
+    """Replace the unedited model's answers to helper probes by verdicts; other answers are unchanged.
+
+    The pipeline remains one that compares strings: it reports the metrics that no judge decides.
+    """
+
+    judges = False
+
+    def concerns(self, probe: Mapping[str, Any]) -> bool:
+        return bool(probe["model"] == "unedited")
+
+
+def _judged_text(answer: Answer, probe: Mapping[str, Any]) -> Answer:
+    """The answer to judge: of a helper probe the unedited model's."""
+    if probe["model"] == "unedited":
+        answer = unedited_answer(answer)
+    return FailedAnswer(UNFINISHED) if isinstance(answer, GeneratedText) and answer.unfinished else answer
 
 
 @contextmanager

@@ -154,7 +154,9 @@ def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterE
         ]
         pipeline.apply(copies)
         filtered = [copy.filtered_resps[pipeline.name] for copy in copies]
-        judged = is_judge(pipeline) or any(isinstance(answer, Verdict) for answer in filtered)
+        # A verdict about a helper's answer selects cases and scores none.
+        own = [answer for copy, answer in zip(copies, filtered, strict=True) if not _is_helper(copy)]
+        judged = is_judge(pipeline) or any(isinstance(answer, Verdict) for answer in own)
         queue = iter(filtered)
         for instance, answers in zip(instances, by_stage, strict=True):
             outputs = {stage: next(queue) for stage in answers}
@@ -166,14 +168,19 @@ def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterE
                 position=response.position if is_edited else None,
                 edit=response.edit if is_edited else None,
                 judged=judged,
-                only_unedited=instance.doc["asked"]["model"] == "unedited",
+                only_unedited=_is_helper(instance),
             )
+
+
+def _is_helper(instance: Instance) -> bool:
+    return bool(instance.doc["asked"]["model"] == "unedited")
 
 
 def is_judge(pipeline: FilterEnsemble) -> bool:
     """Whether a filter class of the pipeline declares ``judges = True``.
 
-    Without that declaration, a pipeline counts as a judge's as soon as one of its outputs is a verdict.
+    Without that declaration, a pipeline counts as a judge's as soon as one of its outputs is a verdict
+    about an answer of the edited model.
     """
     return any(getattr(filter_class, "judges", False) for filter_class in filter_classes(pipeline))
 

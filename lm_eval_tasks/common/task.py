@@ -8,9 +8,11 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off, ``rate: false`` marks one that is no share of successes (it has no column ``<metric>_or_0``),
-  ``filtered: true`` one from which a published filter may exclude cases, ``from: judge`` one that only judged
-  pipelines report (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
+  setting is off, ``only_with`` and ``only_without`` where a setting has no value or has one, ``rate: false`` marks one
+  that is no share of successes (it has no column ``<metric>_or_0``), ``filtered: true`` one from which a published
+  filter may exclude cases, ``filtered_by: population`` one with a second column over the run's population
+  (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged pipelines report
+  (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
   :mod:`lm_eval_tasks.common.anomalies` checks.
 
 ``settings`` is the task's ``metadata``, into which lm-eval merges ``--model_args`` and ``--metadata``. In a stream of
@@ -32,13 +34,13 @@ from edit_hooks.prompt_context import ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import check_generation_kwargs, switch
-from judges.model.judge import ModelJudge
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.generation import generation_arguments
 from lm_eval_tasks.common.harness import HarnessTask
-from lm_eval_tasks.common.judge_filter import PIPELINE, describe_verdicts, judge_pipeline
-from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, exclude_if, judged_correct
+from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
+from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, judged_correct
+from lm_eval_tasks.common.population import population_metrics, restrict, with_current_name
 from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
@@ -104,7 +106,7 @@ class EditingTask(HarnessTask):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         config = {key: value for key, value in (config or {}).items() if key != "class"}
-        config["metadata"] = dict(config.get("metadata") or {})
+        config["metadata"] = with_current_name(config.get("metadata") or {})
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
         config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
@@ -114,7 +116,7 @@ class EditingTask(HarnessTask):
                 "editing protocols. Use 0 (in-context editing is an editor, not a prompt format)."
             )
         self.stages = StreamStages.of(config["metadata"])
-        self.judge = _add_judge_pipeline(config)
+        self.judge = add_judge(config)
         super().__init__(data_dir, cache_dir, download_mode, config)
         self._declare_columns()
 
@@ -364,10 +366,13 @@ class EditingTask(HarnessTask):
         if reason := case.doc.get("unusable"):
             return {metric["metric"]: Score(reason=reason) for metric in metrics}
         answers = case.at(stage)
-        if case.judged:
-            return {metric["metric"]: evaluate(_judge_measure(answers, metric)) for metric in metrics}
-        measures: Mapping[str, Measure] = self.config.process_results(case.doc, answers)
-        return {metric["metric"]: evaluate(measures[metric["metric"]]) for metric in metrics}
+        measures: Mapping[str, Measure] = {} if case.judged else self.config.process_results(case.doc, answers)
+        scores = {}
+        for metric in metrics:
+            name = metric["metric"]
+            measure = _mean_verdict(answers) if case.judged else measures[metric.get("over", name)]
+            scores[name] = evaluate(restrict(measure, metric, answers))
+        return scores
 
     def _retention(self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
         """The metrics of one case after its own and every later step.
@@ -405,11 +410,15 @@ class EditingTask(HarnessTask):
 
 def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The metrics of this run; by default means, and higher is better."""
+    conditions = ("only_if", "only_with", "only_without")
     return [
         {"aggregation": "mean_scored", "higher_is_better": True}
-        | {key: value for key, value in metric.items() if key != "only_if"}
-        for metric in metric_list
-        if "only_if" not in metric or switch(settings, metric["only_if"], True)
+        | {key: value for key, value in metric.items() if key not in conditions}
+        for listed in metric_list
+        if ("only_if" not in listed or switch(settings, listed["only_if"], True))
+        and ("only_with" not in listed or settings.get(listed["only_with"]))
+        and ("only_without" not in listed or not settings.get(listed["only_without"]))
+        for metric in population_metrics(listed, settings)
     ]
 
 
@@ -439,35 +448,8 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
     return columns
 
 
-def _judge_measure(answers: CaseAnswers, metric: Mapping[str, Any]) -> Measure:
-    """Mean verdict over the case's probes of the task's own kind.
-
-    Helper probes only decide on exclusion.
-    """
+def _mean_verdict(answers: CaseAnswers) -> Measure:
+    """Mean verdict over the case's probes of the task's own kind; helper probes only decide on exclusion."""
     kind = answers.probes[0].probe.kind
     own = [] if kind == PLACEHOLDER else answers.of_kind(kind)
-    helpers = [answered for answered in answers.probes if answered.probe.only_unedited]
-
-    def mean_verdict() -> float:
-        return case_mean([judged_correct(answered.generation) for answered in own], "judged probes")
-
-    if not metric.get("filtered"):
-        return mean_verdict
-    return exclude_if(mean_verdict, lambda: any(judged_correct(answered.generation) for answered in helpers))
-
-
-def _add_judge_pipeline(config: dict[str, Any]) -> ModelJudge | None:
-    """Add the judge's pipeline to the config of a task with judged metrics.
-
-    The judge's description goes to the config's metadata.
-    """
-    if not any(metric.get("from") == "judge" for metric in config["metric_list"]):
-        return None
-    pipelines = list(config.get("filter_list") or [])
-    if any(pipeline["name"] == PIPELINE for pipeline in pipelines):  # the task's YAML defines its own
-        return None
-    added, judge = judge_pipeline(config["metadata"])
-    config["filter_list"] = [*pipelines, *added]
-    if judge:
-        config["metadata"]["judge"] = judge.describe()
-    return judge
+    return lambda: case_mean([judged_correct(answered.generation) for answered in own], "judged probes")

@@ -1,16 +1,88 @@
-"""CounterFact in the flat layout of the editing frameworks: its file and schema."""
+"""CounterFact in two layouts: the nested one of ROME and MEMIT, and the flat one of the editing frameworks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.pinned_file import PinnedFile
+from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.common.population import POPULATION
+from lm_eval_tasks.common.published import HubFile
+from lm_eval_tasks.counterfact.references import CONSISTENCY_FILES, CONSISTENCY_TEXTS, SERVER
+from lm_eval_tasks.protocols.fluency import FLUENCY_SETTINGS
 from lm_eval_tasks.protocols.likelihood import GENERATE
+from lm_eval_tasks.protocols.wild import WILD_CONTEXT
+
+REWRITE = "requested_rewrite"
+DATA_FOLDER = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterfactCase(Case):
+    """An edit of the nested layout.
+
+    Attributes:
+        relation_id, target_id: Wikidata ids of the relation and the new object, which identify the reference texts.
+        generation_prompts: beginnings of texts about the subject.
+        num_attributes: number of prompts of other subjects that truly have the new object; no task asks them.
+        blank_prompts: number of blank prompts in the record's lists, which are left out.
+    """
+
+    relation_id: str
+    target_id: str
+    generation_prompts: Sequence[str]
+    num_attributes: int
+    blank_prompts: int
+
+
+def parse_nested(fields: Fields, row: int) -> CounterfactCase:
+    """Check and convert a record of the nested layout."""
+    new, true = fields.text(f"{REWRITE}.target_new.str"), fields.text(f"{REWRITE}.target_true.str")
+    relation_id = fields.text(f"{REWRITE}.relation_id")
+    request = EditRequest.from_dict(
+        {
+            "prompt": fields.text(f"{REWRITE}.prompt"),
+            "subject": fields.text(f"{REWRITE}.subject"),
+            "target_new": new,
+            "target_true": true,
+            "case_id": str(row),  # the row, since the ids of a selection need not start at 0
+            "relation_id": relation_id,
+        },
+        where=f"{fields.where}, field {REWRITE!r}",
+    )
+    paraphrases, neighbors = fields.texts("paraphrase_prompts"), fields.texts("neighborhood_prompts")
+    generations, attributes = fields.texts("generation_prompts"), fields.texts("attribute_prompts")
+    return CounterfactCase(
+        request=request,
+        paraphrases=[Question(prompt, new, true) for prompt in paraphrases if prompt],
+        neighbors=[Question(prompt, true, new) for prompt in neighbors if prompt],
+        extras={"source_id": source_id(fields, "case_id", row)},
+        relation_id=relation_id,
+        target_id=fields.text(f"{REWRITE}.target_new.id"),
+        generation_prompts=[prompt for prompt in generations if prompt],
+        num_attributes=sum(map(bool, attributes)),
+        blank_prompts=[*paraphrases, *neighbors, *generations, *attributes].count(""),
+    )
+
+
+def count_nested(cases: Sequence[CounterfactCase]) -> dict[str, int]:
+    """Counts of incomplete records and of prompts, for the results."""
+    return {
+        "without_paraphrases": sum(not case.paraphrases for case in cases),
+        "without_neighbors": sum(not case.neighbors for case in cases),
+        "without_generation_prompts": sum(not case.generation_prompts for case in cases),
+        "blank_prompts": sum(case.blank_prompts for case in cases),
+        "paraphrase_prompts": sum(len(case.paraphrases) for case in cases),
+        "neighborhood_prompts": sum(len(case.neighbors) for case in cases),
+        "generation_prompts": sum(len(case.generation_prompts) for case in cases),
+        "attribute_prompts": sum(case.num_attributes for case in cases),
+    }
 
 
 def parse_flat(fields: Fields, row: int) -> Case:
@@ -34,7 +106,7 @@ def parse_flat(fields: Fields, row: int) -> Case:
     )
 
 
-def count_odd(cases: Sequence[Case]) -> dict[str, int]:
+def count_flat(cases: Sequence[Case]) -> dict[str, int]:
     """Counts of cases whose neighbor has another answer than the edited fact had, for the results."""
     return {
         "neighbors_with_another_object": sum(
@@ -43,8 +115,40 @@ def count_odd(cases: Sequence[Case]) -> dict[str, int]:
     }
 
 
+COUNTERFACT = Benchmark(
+    name="counterfact",
+    source=Source(
+        title="CounterFact",
+        files=("counterfact.json", "multi_counterfact.json", "counterfact.jsonl"),
+        # The digest is named by many public projects that use this file.
+        published=UrlFile(
+            url=f"{SERVER}/counterfact.json", sha256="d017056125178a13728594e66a801357a8db9ed7973a7425554bb4271de9fc6f"
+        ),
+        sets={
+            # Without edits that contradict each other, for runs of many edits.
+            "multi": UrlFile(url="https://memit.baulab.info/data/dsets/multi_counterfact.json", sha256=None),
+            # The same records as the full file, which the hub has in two splits.
+            "hub": HubFile(
+                repository="azhx/counterfact",
+                paths=(
+                    "data/train-00000-of-00001-05d11247db7abce8.parquet",
+                    "data/test-00000-of-00001-bacb83500fca49a9.parquet",
+                ),
+                revision="c01c413f856ee38f5c080c9fc5e87aff478e2ff9",
+                sort_by="case_id",
+            ),
+        },
+        mini=DATA_FOLDER / "mini.jsonl",
+        notes=("pararel_idx", f"{REWRITE}.target_true.id", "provenance"),
+    ),
+    parse=parse_nested,
+    settings=(GENERATE, *FLUENCY_SETTINGS, CONSISTENCY_FILES, CONSISTENCY_TEXTS),
+    count_odd=count_nested,
+)
+
 COUNTERFACT_FLAT = Benchmark(
     name="counterfact_flat",
+    other_names=("counterfact_syn", "counterfact_wild"),
     source=Source(
         title="CounterFact (flat)",
         files=("counterfact-edit.json", "counterfact_flat.jsonl"),
@@ -54,14 +158,12 @@ COUNTERFACT_FLAT = Benchmark(
             path="data/counterfact-edit.json",
             sha256="20c225e6299b3c5b2c569bd9103aa212806e0d1e6e0c307de5c379773979b967",
         ),
-        foreign_fields={
-            "requested_rewrite": "it is a field of the nested layout (several paraphrases and neighbors per record), "
-            "which this task does not read; the flat file has one of each.",
-        },
+        mini=DATA_FOLDER / "mini_flat.jsonl",
+        notes=("provenance",),
     ),
     parse=parse_flat,
-    settings=(GENERATE,),
-    count_odd=count_odd,
+    settings=(GENERATE, POPULATION, WILD_CONTEXT),
+    count_odd=count_flat,
 )
 
-BENCHMARKS = (COUNTERFACT_FLAT,)
+BENCHMARKS = (COUNTERFACT, COUNTERFACT_FLAT)

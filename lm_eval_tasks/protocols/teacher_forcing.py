@@ -1,8 +1,7 @@
 """Teacher-forced ("synthetic") protocol: the argmax at each target position.
 
 Most editing papers evaluate this way. Source of the definition: Yang et al., The Mirage of Model Editing (ACL 2025) and
-its released code. The filter is that of :mod:`lm_eval_tasks.protocols.wild`, by exact match (published: by the judge);
-it costs a generation per case.
+its released code. With a population (:mod:`lm_eval_tasks.common.population`) a case costs one generation more.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case
 from lm_eval_tasks.common.measures import Measure, mean_over
-from lm_eval_tasks.common.probes import CaseAnswers, Probe
+from lm_eval_tasks.common.population import with_helper
+from lm_eval_tasks.common.probes import CaseAnswers, Probe, case_doc
 from lm_eval_tasks.common.settings import Settings
-from lm_eval_tasks.protocols.wild import QUESTIONS, initially_wrong_doc, with_initially_wrong
+from lm_eval_tasks.protocols.wild import QUESTIONS
 
 
 def reliability_doc(case: Case, settings: Settings) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _forced_doc(case: Case, settings: Settings, kind: str, ask: AskedModel = "ed
         Probe(kind=kind, prompt=question.prompt, targets=[question.wanted], gold=question.wanted, ask=ask)
         for question in case.questions(kind)
     ]
-    return initially_wrong_doc(case, settings, probes, generate=False)
+    return case_doc(case, with_helper(case, settings, probes), generate=False)
 
 
 def score_reliability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -61,5 +61,4 @@ def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Me
 def _forced_measures(
     metric: str, answers: CaseAnswers, kind: str, measure: Callable[[Answer], float]
 ) -> dict[str, Measure]:
-    mean = mean_over(answers.of_kind(kind), QUESTIONS[kind], lambda answered: measure(answered.wanted))
-    return with_initially_wrong(metric, mean, answers)
+    return {metric: mean_over(answers.of_kind(kind), QUESTIONS[kind], lambda answered: measure(answered.wanted))}

@@ -2,23 +2,23 @@
 
 Source: Yang et al., The Mirage of Model Editing: Revisiting Evaluation in the Wild (ACL 2025) and its released code.
 
-The published results cover only the cases whose edit question the unedited model answers wrongly, in the judge's
-opinion. With the setting ``initially_wrong`` a document has a helper probe for that, and every metric a second column,
-``_initially_wrong``: judged metrics as published, all others by exact match.
+The published results of QAEdit are over the cases whose edit question the unedited model answers wrongly; see
+:mod:`lm_eval_tasks.common.population`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from edit_hooks.decoding import AskedModel
 from edit_hooks.prompt_context import QA_INSTRUCTION
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
-from lm_eval_tasks.common.measures import Measure, exclude_if, mean_over
+from lm_eval_tasks.common.measures import Measure, mean_over
+from lm_eval_tasks.common.population import POPULATION, with_helper
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
-from lm_eval_tasks.common.settings import Settings, choice_setting, switch_setting
+from lm_eval_tasks.common.settings import Settings, choice_setting
 
 # `qa_inst` is that of the released code, with a blank line; the figure of the paper shows a single newline.
 CONTEXTS = {
@@ -28,13 +28,8 @@ CONTEXTS = {
 }
 
 WILD_CONTEXT = choice_setting("wild_context", "context of a free generation", list(CONTEXTS))
-INITIALLY_WRONG = switch_setting(
-    "initially_wrong",
-    "also report the cases that the unedited model answers wrongly (the published subset)",
-    default=True,
-)
-
-PRE_EDIT = "pre_edit"  # kind of the helper probe that tests whether the unedited model answers correctly
+# All settings that a benchmark with tasks of this protocol or of the synthetic one declares.
+WILD_SETTINGS = (WILD_CONTEXT, POPULATION)
 
 # Plural nouns for the reason of a case without such questions.
 QUESTIONS = {EFFICACY: "edit questions", PARAPHRASE: "rephrased questions", NEIGHBORHOOD: "unrelated questions"}
@@ -60,18 +55,7 @@ def locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 def _generation_doc(case: Case, settings: Settings, kind: str, ask: AskedModel = "edited") -> dict[str, Any]:
     probes = [generation_probe(kind, question, settings, ask) for question in case.questions(kind)]
-    return initially_wrong_doc(case, settings, probes, generate=True)
-
-
-def initially_wrong_doc(case: Case, settings: Settings, probes: Sequence[Probe], *, generate: bool) -> dict[str, Any]:
-    """A document, with the helper probe of the published filter if that is on.
-
-    The setting is :data:`INITIALLY_WRONG`.
-    """
-    if probes and INITIALLY_WRONG.read(settings):
-        (question,) = case.questions(EFFICACY)
-        probes = [*probes, generation_probe(PRE_EDIT, question, settings, "unedited")]
-    return case_doc(case, probes, generate=generate)
+    return case_doc(case, with_helper(case, settings, probes), generate=True)
 
 
 def generation_probe(kind: str, question: Question, settings: Settings, ask: AskedModel = "edited") -> Probe:
@@ -108,9 +92,7 @@ def score_locality(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Me
     probes, noun = answers.of_kind(NEIGHBORHOOD), QUESTIONS[NEIGHBORHOOD]
     agreement = mean_over(probes, noun, lambda answered: measures.agree_gen(answered.generation))
     both_empty = mean_over(probes, noun, lambda answered: measures.both_empty(answered.generation))
-    return with_initially_wrong("locality_wild_agree_gen", agreement, answers) | {
-        "locality_wild_both_empty": both_empty
-    }
+    return {"locality_wild_agree_gen": agreement, "locality_wild_both_empty": both_empty}
 
 
 def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Measure]:
@@ -122,19 +104,7 @@ def _gold_measures(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Me
     def contains(answered: ProbeAnswers) -> float:
         return measures.generated_contains(answered.generation, answered.probe.gold)
 
-    return with_initially_wrong(f"{prefix}_em", mean_over(probes, noun, exact_match), answers) | {
-        f"{prefix}_contains": mean_over(probes, noun, contains)
+    return {
+        f"{prefix}_em": mean_over(probes, noun, exact_match),
+        f"{prefix}_contains": mean_over(probes, noun, contains),
     }
-
-
-def with_initially_wrong(metric: str, measure: Measure, answers: CaseAnswers) -> dict[str, Measure]:
-    """A metric over all cases, and over those that the unedited model answers wrongly.
-
-    Here that is decided by exact match; judged metrics have the judge's own decision, as the published results.
-    """
-
-    def is_known() -> float:
-        (helper,) = answers.of_kind(PRE_EDIT)
-        return measures.generated_match(helper.generation, helper.probe.gold, unedited=True)
-
-    return {metric: measure, f"{metric}_initially_wrong": exclude_if(measure, is_known)}

@@ -12,7 +12,7 @@ from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
-from lm_eval_tasks.protocols.wild import INITIALLY_WRONG, WILD_CONTEXT
+from lm_eval_tasks.protocols.wild import WILD_SETTINGS
 
 
 def parse(fields: Fields, row: int) -> Case:
@@ -75,7 +75,7 @@ QAEDIT = Benchmark(
         notes=("category", "provenance"),
     ),
     parse=parse,
-    settings=(INITIALLY_WRONG, WILD_CONTEXT),
+    settings=WILD_SETTINGS,
     count_odd=count_odd,
 )
 

@@ -37,7 +37,7 @@ def declared() -> dict[str, Setting[Any]]:
         ("bake_es", "judges", "judge"),
         ("bake_es", "data_rev", "data_revision"),
         ("qaedit_wild_reliability", "wild_contexts", "wild_context"),
-        ("qaedit_wild_reliability", "initialy_wrong", "initially_wrong"),
+        ("qaedit_wild_reliability", "popluation", "population"),
         ("bake_es", "wild_contexts", "wild_context"),  # of the other benchmark: both get all keys of a run
     ],
 )
@@ -48,7 +48,7 @@ def test_a_misspelled_key_is_an_error_that_names_the_setting(task: str, key: str
 
 def test_one_key_for_two_benchmarks_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "lm_eval.editing_tasks"):
-        build("bake_es", wild_context="question_only", initially_wrong=True)
+        build("bake_es", wild_context="question_only", population="wrong_em")
     assert not [record for record in caplog.records if "belongs to no" in record.getMessage()]
 
 

@@ -20,6 +20,7 @@ from lm_eval_tasks.protocols.wild import CONTEXTS
 from lm_eval_tasks.qaedit.benchmark import parse
 
 SCRIPTS = ROOT / "scripts"
+COUNTERFACT_DATA = ROOT / "lm_eval_tasks" / "counterfact" / "data"
 
 
 def read(benchmark: str, name: str = "mini") -> list[dict[str, Any]]:
@@ -220,6 +221,32 @@ def test_qaedit_record_is_answered_wrongly_without_an_edit(record: dict[str, Any
 
 def test_qaedit_context_is_the_one_of_the_task() -> None:
     assert CONTEXTS["qa_inst"] == "Please answer the question:\n\nQ: {question}\nA:"
+
+
+# --------------------------------------------------------------------------------------------------------- CounterFact
+
+
+def test_counterfact_samples_are_those_of_the_builder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import build_mini_counterfact
+
+    assert build_mini_counterfact.main(["--check"]) == 0, capsys.readouterr().out
+    for name in ("_mini_common", "build_mini_bake", "build_mini_counterfact"):
+        sys.modules.pop(name, None)
+
+
+def test_counterfact_texts_are_clean_and_about_their_object() -> None:
+    snippets = json.loads((COUNTERFACT_DATA / "attribute_snippets.json").read_text(encoding="utf-8"))
+    texts = {(entry["relation_id"], entry["target_id"]): entry["samples"] for entry in snippets}
+    for record in read("counterfact"):
+        rewrite = record["requested_rewrite"]
+        new, true = rewrite["target_new"], rewrite["target_true"]
+        assert not clean(record)
+        assert not any(occurs(word["str"], prompt) for word in (new, true) for prompt in record["generation_prompts"])
+        for sample in texts[rewrite["relation_id"], new["id"]]:
+            assert occurs(new["str"], sample["text"]) and not clean(sample) and len(sample["text"].split()) >= 30
 
 
 # ------------------------------------------------------------------------------------------- the model's view, again

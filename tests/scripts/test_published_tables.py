@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from lm_eval.tasks._yaml_loader import load_yaml
 from paths import REAL_DATA, ROOT
+from task_runs import build
 
 from edit_hooks import EDITORS
 from edit_hooks.base.registry import editor_class
@@ -18,6 +21,7 @@ from judges.settings import PRESETS
 from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.dataset import HUB, named_set
+from lm_eval_tasks.common.population import POPULATION, POPULATIONS, WRONG_EM, WRONG_JUDGE
 from lm_eval_tasks.common.stages import RETENTION
 from lm_eval_tasks.protocols.wild import CONTEXTS
 
@@ -29,7 +33,8 @@ SETTINGS = {
     "judge": PRESETS,
     "judge_template": JUDGE_TEMPLATES,
     "wild_context": CONTEXTS,
-    "initially_wrong": ("true", "false"),
+    "population": POPULATIONS,
+    "released_tokenizer": ("true", "false"),
 }
 
 
@@ -45,19 +50,20 @@ def title(case: Any) -> str:
     return str(case["published"])[:50] if isinstance(case, dict) else str(case)
 
 
-def declared_columns(benchmark: str, task: str) -> set[str]:
-    """The metrics in a task's own file."""
-    text = (ROOT / "lm_eval_tasks" / benchmark / f"{task}.yaml").read_text(encoding="utf-8")
-    config = yaml.safe_load(text.replace("!function", ""))
-    included = config.get("include", "")
-    if "metric_list" not in config and included.endswith(".yaml"):
-        return declared_columns(benchmark, included.removesuffix(".yaml"))
-    return {metric["metric"] for metric in config["metric_list"]}
+@functools.cache
+def declared_columns(task: str) -> set[str]:
+    """The metrics of a task under any setting, with those over either population."""
+    tasks = [build(task, judge="off")]
+    tasks += [build(task, population=WRONG_EM)] if POPULATION in tasks[0].benchmark.settings else []
+    columns = {metric["metric"] for built in tasks for metric in built.config.metric_list}
+    (path,) = (ROOT / "lm_eval_tasks").glob(f"*/{task}.yaml")
+    columns |= {metric["metric"] for metric in load_yaml(path, resolve_func=False)["metric_list"]}
+    return columns | {name.replace(WRONG_EM, WRONG_JUDGE) for name in columns}
 
 
 @pytest.mark.parametrize(("benchmark", "table"), MAPPED, ids=title)
 def test_every_named_task_and_column_exists(benchmark: str, table: dict[str, Any]) -> None:
-    columns = {task: declared_columns(benchmark, task) for task in table["tasks"]}
+    columns = {task: declared_columns(task) for task in table["tasks"]}
     assert table["columns"] and set(table["columns"]) <= set().union(*columns.values())
     assert all(found & set(table["columns"]) for found in columns.values())  # no task is named in vain
     assert set(table.get("stages", [])) <= {RETENTION}

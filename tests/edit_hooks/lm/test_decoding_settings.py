@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from lm_runs import build, case, instance
 
-from edit_hooks.answers import GeneratedText
-from edit_hooks.contract.tiny_models import save_tiny
+from edit_hooks.answers import FailedAnswer, GeneratedText
+from edit_hooks.contract.tiny_models import build_tokenizer, save_tiny
 from edit_hooks.decoding import Decoding, Sampling
+from edit_hooks.inference.decoding import generated_text
+from edit_hooks.inference.items import GenerateItem
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.utils.errors import EditingError
 
@@ -50,6 +52,51 @@ def test_an_answer_as_long_as_a_text_is_not_stopped_earlier(lm: EditedHFLM) -> N
         tokens = len(lm.tokenizer(PROMPT + gold)["input_ids"]) - len(lm.tokenizer(PROMPT)["input_ids"])
         (exact,) = generate(lm, Decoding(length_of=gold))
         assert len(exact.token_ids or ()) == tokens and exact.stop == "length"
+
+
+def test_prompt_and_answer_together_have_a_length_and_are_one_text(lm: EditedHFLM) -> None:
+    """This tokenizer, like Llama-2's, drops the space at the beginning of a text; after the prompt it is kept."""
+    prompt = lm.tokenizer(PROMPT)["input_ids"]  # with BOS, which counts
+    whole, alone = generate(
+        lm,
+        Decoding(until=(), ignore_end=True, max_total_tokens=30),
+        Decoding(until=(), ignore_end=True, max_new_tokens=30 - len(prompt)),
+    )
+    assert len(prompt) + len(whole.token_ids or ()) == 30 and whole.stop == "length"
+    assert whole.token_ids == alone.token_ids
+    assert PROMPT + whole.raw == lm.tokenizer.decode([*prompt, *whole.token_ids], skip_special_tokens=True)
+    first = lm.tokenizer.convert_ids_to_tokens(whole.token_ids[0])
+    assert whole.raw == (" " if first.startswith("\u2581") else "") + alone.raw
+
+
+def test_a_space_before_the_answer_is_kept_under_every_tokenizer() -> None:
+    for kind, word in (("metaspace_bos", "\u2581the"), ("unigram_bos", "\u2581the"), ("byte_bpe", "\u0120the")):
+        tokenizer = build_tokenizer(kind)
+        context = tuple(tokenizer("Port Elna is in")["input_ids"])
+        item = GenerateItem(context, (), 1, with_prompt=True)
+        token = tokenizer.convert_tokens_to_ids(word)
+        assert token not in (None, tokenizer.unk_token_id), kind
+        assert generated_text(tokenizer, [token], item, "length").raw == " the", kind
+
+
+def test_a_prompt_that_fills_the_total_length_is_unscored(lm: EditedHFLM) -> None:
+    (answer,) = generate(lm, Decoding(max_total_tokens=3))
+    assert isinstance(answer, FailedAnswer) and "has no room in 3 tokens" in answer.reason
+
+
+def test_answers_of_another_total_length_are_stored_apart(model_path: str, tmp_path: Path) -> None:
+    short, long = (Decoding(until=(), ignore_end=True, max_total_tokens=length) for length in (20, 25))
+    first = generate(build(model_path, tmp_path), short, model="unedited")
+    again = generate(build(model_path, tmp_path), long, short, model="unedited")
+    assert again[1:] == first and len(again[0].token_ids or ()) == len(first[0].token_ids or ()) + 5
+
+
+def test_two_settings_of_one_length_are_an_error() -> None:
+    for other in ({"max_new_tokens": 5}, {"length_of": "x"}, {"max_thought_tokens": 5}):
+        with pytest.raises(EditingError, match="max_total_tokens fixes the length"):
+            Decoding(max_total_tokens=10, **other)
+    with pytest.raises(EditingError, match="max_total_tokens is 0"):
+        Decoding(max_total_tokens=0)
 
 
 def test_a_question_has_its_own_length_and_stops(lm: EditedHFLM) -> None:

@@ -415,7 +415,7 @@ def test_the_published_filter_holds_at_every_stage_of_a_stream(model_path):
     settings = {"mode": "sequential", "num_edits": 4}
     results = run(lm, ["qaedit_wild_reliability"], data="qaedit.jsonl", settings=settings, limit=4)
     row = results["results"]["qaedit_wild_reliability"]
-    name = "reliability_wild_em_initially_wrong"
+    name = "reliability_wild_em_wrong_em"
     for stage in ("", "@immediate"):
         counts = [row[f"{name}{stage}_{count},none"] for count in ("n", "excluded", "failed")]
         assert counts[0] + counts[1] == 4 and counts[2] == 0

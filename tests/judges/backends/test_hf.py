@@ -124,7 +124,7 @@ def test_wild_tasks_with_a_local_judge(reader: Path, prompt: str, tmp_path: Path
     def texts(context: str, unedited: bool) -> str:
         return " Orsa Lind!" if "Fenwick" in context else " what?"
 
-    settings = {"judge": settings_of(reader, prompt, store=str(tmp_path)), "initially_wrong": False}
+    settings = {"judge": settings_of(reader, prompt, store=str(tmp_path)), "population": "all"}
     task = "qaedit_wild_reliability"
     metrics = metrics_of(run(task, ScriptedLM(texts=texts), settings), task, "judge")
     assert metrics["reliability_wild_judge"] == 0.25 and metrics["reliability_wild_judge_n"] == 4

@@ -73,6 +73,6 @@ def test_server_and_local_model_give_the_same_replies(url: str, reader: Path, pr
     def texts(context: str, unedited: bool) -> str:
         return " Orsa Lind!" if "Fenwick" in context else " what?"
 
-    results = run(TASK, ScriptedLM(texts=texts), {"judge": json.dumps(settings), "initially_wrong": False})
+    results = run(TASK, ScriptedLM(texts=texts), {"judge": json.dumps(settings), "population": "all"})
     assert metrics_of(results, TASK, "judge")["reliability_wild_judge"] == 0.25
     assert metrics_of(results, TASK)["reliability_wild_em"] == 0.25

@@ -59,7 +59,7 @@ def test_the_table_equals_that_of_the_run(samples: str, tmp_path: Path, capsys: 
         assert set(server.requests.values()) == {1}
     printed = capsys.readouterr().out
     assert row(printed, WILD_TASK, "all")[3] == f"{results['reliability_wild_judge,judge']:.3f}"
-    in_run = results["reliability_wild_judge_initially_wrong,judge"]
+    in_run = results["reliability_wild_judge_wrong_em,judge"]
     assert row(printed, WILD_TASK, "initially wrong")[3] == f"{in_run:.3f}"
 
 
@@ -91,7 +91,7 @@ def test_low_coverage_is_an_exit_code(samples: str, tmp_path: Path, capsys: pyte
 
 
 def test_streams_are_judged_at_their_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {"mode": "sequential", "checkpoints": "1;3", "initially_wrong": False}
+    settings = {"mode": "sequential", "checkpoints": "1;3", "population": "all"}
     results = run(WILD_TASK, StreamLM({"0": "110", "1": ".11", "2": "..1"}, {1: 0, 3: 2}), settings)
     assert main(["judge", save_samples(results, tmp_path, WILD_TASK), "--judge", "contains"]) == 0
     printed = capsys.readouterr().out

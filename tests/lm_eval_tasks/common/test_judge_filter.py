@@ -49,11 +49,11 @@ def test_judge_and_exact_match_side_by_side_from_one_generation(server: JudgeSer
     em, judge = metrics_of(results, WILD_TASK), metrics_of(results, WILD_TASK, "judge")
     assert em["reliability_wild_em"] == 0.25 and em["reliability_wild_contains"] == 0.5
     assert judge["reliability_wild_judge"] == 0.75 and judge["reliability_wild_judge_n"] == 4
-    # the unedited model answers the tram question rightly: the published subset leaves that case out
-    assert judge["reliability_wild_judge_initially_wrong"] == pytest.approx(2 / 3)
-    assert judge["reliability_wild_judge_initially_wrong_excluded"] == 1
+    # the unedited model answers the tram question rightly: the population leaves that case out
+    assert judge["reliability_wild_judge_wrong_em"] == pytest.approx(2 / 3)
+    assert judge["reliability_wild_judge_wrong_em_excluded"] == 1
     assert len(lm.seen) == 2 * 4  # own question and helper, once each: judging generates nothing
-    assert sum(server.requests.values()) == 8
+    assert sum(server.requests.values()) == 4  # the helper is compared as a string
     table = make_table(results)
     rows = [line for line in table.splitlines() if "reliability_wild_" in line]
     assert any("|none " in row and "reliability_wild_em " in row for row in rows)
@@ -61,7 +61,7 @@ def test_judge_and_exact_match_side_by_side_from_one_generation(server: JudgeSer
 
 
 def test_samples_show_why_an_answer_was_graded_as_it_was(server: JudgeServer, tmp_path: Path) -> None:
-    samples = evaluate(chosen(server, tmp_path))["samples"][WILD_TASK]
+    samples = evaluate(chosen(server, tmp_path) | {"population": "wrong_judge"})["samples"][WILD_TASK]
     (sample,) = [sample for sample in samples if sample["filter"] == "judge" and sample["doc_id"] == 3]
     assert sample["resps"][0][0].final.raw == " In 1911\nQ:"
     own, helper = sample["judge"]
@@ -81,8 +81,8 @@ def test_results_name_the_judge(server: JudgeServer, tmp_path: Path) -> None:
     )
     summary = json.loads(metrics_of(results, WILD_TASK, "judge")["judge"])
     assert (
-        summary["correct"] == 4
-        and summary["incorrect"] == 4
+        summary["correct"] == 3
+        and summary["incorrect"] == 1
         and summary["prompt_hash"] == described["prompt_hash"][:12]
     )
     assert summary["judge"] == "scripted (correctness_v1)"
@@ -147,7 +147,7 @@ def test_failed_edits_stay_unscored_and_are_not_judged(server: JudgeServer, tmp_
 def test_other_model_classes_are_judged_without_the_published_subset(server: JudgeServer, tmp_path: Path) -> None:
     found = metrics_of(run(WILD_TASK, StockLM(texts=wild_texts), chosen(server, tmp_path)), WILD_TASK, "judge")
     assert found["reliability_wild_judge"] == 0.75
-    assert found["reliability_wild_judge_initially_wrong_n"] == 0
+    assert found["reliability_wild_judge_wrong_em_n"] == 0
 
 
 def test_a_judge_that_cannot_be_used_is_an_error_before_the_model_is_asked(
@@ -170,10 +170,10 @@ def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
         return "I would rather not say" if "tram" in item.question else lenient(item, attempt)
 
     with serve(half) as server:
-        with pytest.raises(CoverageError, match=r"scored 6 of 8 answers \(75.0%\)") as caught:
+        with pytest.raises(CoverageError, match=r"scored 3 of 4 answers \(75.0%\)") as caught:
             evaluate(chosen(server, tmp_path))
         (kept,) = (tmp_path / "pending").glob("*.jsonl")
-        assert str(kept) in str(caught.value) and "no verdict (2)" in str(caught.value)
+        assert str(kept) in str(caught.value) and "no verdict (1)" in str(caught.value)
         assert {json.loads(line)["question"] for line in kept.read_text().splitlines()} == set(WILD_ANSWERS)
         found = metrics_of(evaluate(chosen(server, tmp_path, min_coverage=0.7)), WILD_TASK, "judge")
         assert (found["reliability_wild_judge_n"], found["unscored"]) == (3, 1)
@@ -198,7 +198,7 @@ def test_a_dry_run_asks_nothing_and_fails_nothing(
     with caplog.at_level(logging.WARNING):
         found = metrics_of(evaluate(chosen(server, tmp_path, dry_run=True)), WILD_TASK, "judge")
     assert found["reliability_wild_judge_n"] == 0 and not server.requests and not server.authorizations
-    assert any("8 answers, 8 distinct, 0 in the store: 8 calls" in record.message for record in caplog.records)
+    assert any("4 answers, 4 distinct, 0 in the store: 4 calls" in record.message for record in caplog.records)
 
 
 def test_two_ranks_judge_their_own_documents(server: JudgeServer, tmp_path: Path) -> None:

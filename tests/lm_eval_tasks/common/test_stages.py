@@ -151,7 +151,7 @@ MIXED = {"0": "10", "1": "..?"}
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_case_is_scored_excluded_reasoned_or_not_yet_edited(task: str) -> None:
-    settings = STREAM | {"initially_wrong": True}
+    settings = STREAM | {"population": "wrong_em"}
     results = run(task, StreamLM(MIXED, {1: 0}, retention=True), settings)
     found, samples = metrics_of(results, task), results["samples"][task]
     assert len({tuple(sample["metrics"]) for sample in samples}) == 1

@@ -31,7 +31,7 @@ def test_stock_models_score_what_their_answers_hold() -> None:
     assert (found["es_prob"], found["es_prob_n"], found["es_match_n"], found["unscored"]) == (None, 0, 0, 4)
     assert "--model edited_hf" in found["unscored_reason"] and "mode=none" in found["unscored_reason"]
     found = metrics_of(run("qaedit_wild_reliability", StockLM()), "qaedit_wild_reliability")
-    assert (found["reliability_wild_em_n"], found["reliability_wild_em_initially_wrong_n"]) == (4, 0)
+    assert (found["reliability_wild_em_n"], found["reliability_wild_em_wrong_em_n"]) == (4, 0)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
@@ -217,9 +217,9 @@ class ScriptedJudge(Filter):
         if not isinstance(answer, GeneratedText):
             return answer
         if not answer.text.strip():
-            return Verdict(unscored_reason="nothing to judge", judge="scripted")
+            return Verdict(unscored_reason="nothing to judge", judge="scripted", answer=answer.text)
         right = asked["gold"].split()[0] in answer.text
-        return Verdict(label="correct" if right else "incorrect", judge="scripted")
+        return Verdict(label="correct" if right else "incorrect", judge="scripted", answer=answer.text)
 
 
 @pytest.fixture

@@ -1,19 +1,24 @@
-"""CounterFact: the flat file is read, checked, and asked the right way round."""
+"""CounterFact: both layouts are read, checked, and asked the right way round."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 
 import pytest
 from paths import RECORDS
 from record_files import invented_records, published_data, with_field, write_jsonl
+from scripted import ScriptedLM
+from task_runs import from_nlls, metrics_of, run
 
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.counterfact.benchmark import COUNTERFACT_FLAT
+from lm_eval_tasks.counterfact.benchmark import COUNTERFACT, COUNTERFACT_FLAT
+from lm_eval_tasks.counterfact.references import load_references
 
-FILE = "counterfact_flat.jsonl"
+FILE, NESTED = "counterfact_flat.jsonl", "counterfact.jsonl"
+TASKS = ("counterfact_es", "counterfact_gs", "counterfact_ls", "counterfact_s")
 
 
 def test_a_record_is_one_edit_one_paraphrase_one_neighbor() -> None:
@@ -42,10 +47,92 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
         COUNTERFACT_FLAT.load({"data": str(path)})
 
 
-def test_a_record_of_the_nested_layout_is_refused(tmp_path: Path) -> None:
-    nested = {"case_id": 0, "requested_rewrite": {"prompt": "{} is", "subject": "Ona", "target_new": {"str": "a"}}}
-    with pytest.raises(EditingError, match=r"requested_rewrite.*nested layout"):
-        COUNTERFACT_FLAT.load({"data": str(write_jsonl(tmp_path / FILE, [nested]))})
+def test_records_of_the_other_layout_name_its_tasks(tmp_path: Path) -> None:
+    for file, other, group in ((FILE, COUNTERFACT, "counterfact_wild"), (NESTED, COUNTERFACT_FLAT, "counterfact")):
+        path = write_jsonl(tmp_path / "records.jsonl", invented_records(file))
+        with pytest.raises(EditingError, match=rf"it is a record of CounterFact.*Use the tasks of .*{group}\."):
+            other.load({"data": str(path)})
+
+
+def test_a_nested_record_has_all_its_prompts(tmp_path: Path) -> None:
+    loaded = COUNTERFACT.load({"data": str(RECORDS / NESTED)})
+    case = loaded.records[1]
+    request = case.request
+    assert (request.text, request.subject) == ("The mother tongue of Ona Brell is", "Ona Brell")
+    assert (request.target_new, request.target_true, request.case_id) == ("Polish", "Danish", "1")
+    assert (case.relation_id, case.target_id, case.extras["source_id"]) == ("P103", "Q809", "8")
+    assert list(case.paraphrases) == [("Ona Brell grew up speaking", "Polish", "Danish")]
+    assert list(case.neighbors) == [
+        ("Ivo Tarn is a native speaker of", "Danish", "Polish"),  # keeps the true object
+        ("The mother tongue of Mira Sol is", "Danish", "Polish"),
+    ]
+    assert list(case.generation_prompts) == ["Ona Brell speaks"]
+    counts = {name: loaded.source[name] for name in COUNTS}
+    assert counts == COUNTS and "unknown_fields" not in loaded.source
+
+
+COUNTS = {  # of the invented records, by hand
+    "without_paraphrases": 1,
+    "without_neighbors": 1,
+    "without_generation_prompts": 1,
+    "blank_prompts": 2,
+    "paraphrase_prompts": 5,
+    "neighborhood_prompts": 7,
+    "generation_prompts": 5,
+    "attribute_prompts": 4,
+}
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["prompt", "subject", "relation_id", "target_new.str", "target_new.id", "target_true.str"],
+)
+def test_a_missing_field_of_a_nested_record_is_named(tmp_path: Path, field: str) -> None:
+    record = with_field(invented_records(NESTED)[0], f"requested_rewrite.{field}", None)
+    with pytest.raises(EditingError, match=f"requested_rewrite.{field}"):
+        COUNTERFACT.load({"data": str(write_jsonl(tmp_path / NESTED, [record]))})
+
+
+def test_scores_of_a_nested_case_by_hand() -> None:
+    """Means over the prompts of a case first, then over cases; S from rounded percentages."""
+    table = {
+        # edit prompts: two of five prefer the new object
+        ("Port Elna is the capital of", "Denmark"): (1.0, 2.0),
+        ("The mother tongue of Ona Brell is", "Polish"): (1.5, 2.0),
+        # paraphrases: 1 of 2 of the first case, 1 of 1 of the second, 0 of 1 of the fourth and the fifth
+        ("Travelers reach Port Elna, the capital of", "Denmark"): (0.5, 2.0),
+        ("Ona Brell grew up speaking", "Polish"): (1.0, 2.0),
+        # neighbors keep the true object: 2 of 3 of the first case, 1 of 2 of the second, 0 of 1 of the third and fifth
+        ("The Ossel hills rise in", "Norvania"): (1.0, 2.0),
+        ("Lake Vorun lies in", "Norvania"): (1.0, 2.0),
+        ("Ivo Tarn is a native speaker of", "Danish"): (1.0, 2.0),
+    }
+    lm = ScriptedLM(likelihoods=from_nlls(table))
+    found = {task: metrics_of(run(task, lm, {"generate": False}), task) for task in TASKS}
+    assert found["counterfact_es"]["es_prob"] == 2 / 5
+    # magnitudes of the released code: exp(-NLL) differences; others are ties at 2.0
+    em = (math.exp(-1) - math.exp(-2) + math.exp(-1.5) - math.exp(-2)) / 5
+    assert found["counterfact_es"]["em_prob"] == pytest.approx(em)
+    assert found["counterfact_gs"]["gs_prob"] == (1 / 2 + 1 + 0 + 0) / 4
+    assert found["counterfact_ls"]["ls_prob"] == pytest.approx((2 / 3 + 1 / 2 + 0 + 0) / 4)
+    assert found["counterfact_ls"]["ls_prob_n"] == 4
+    # 40.00, 37.50, and 29.1666... rounded to 29.17
+    assert found["counterfact_s"]["s_prob"] == pytest.approx(3 / (1 / 40 + 1 / 37.5 + 1 / 29.17) / 100, abs=1e-12)
+
+
+def test_the_sample_answers_every_task() -> None:
+    """Every case of the embedded sample has all kinds of prompts, and reference texts of its new object."""
+    loaded, flat = COUNTERFACT.load({"data": "mini"}), COUNTERFACT_FLAT.load({"data": "mini"})
+    assert loaded.source["records"] == flat.source["records"] >= 24
+    references = load_references().texts
+    for nested, short in zip(loaded.records, flat.records, strict=True):
+        assert len(nested.paraphrases) == 2 and len(nested.neighbors) >= 2 and len(nested.generation_prompts) == 2
+        assert references[nested.relation_id, nested.target_id]
+        assert all(nested.request.subject in prompt for prompt in nested.generation_prompts)
+        assert (short.request.text, short.paraphrases[0]) == (nested.request.text, nested.paraphrases[0])
+    assert not {name for name in loaded.source if name.startswith(("without_", "unknown"))} & {
+        name for name, count in loaded.source.items() if count
+    }
 
 
 def test_offline_the_place_of_the_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -55,8 +142,9 @@ def test_offline_the_place_of_the_file_is_named(monkeypatch: pytest.MonkeyPatch,
         COUNTERFACT_FLAT.load({"data": "hub"})
     with pytest.raises(EditingError, match="data_revision='v1' has no meaning for data=hub"):
         COUNTERFACT_FLAT.load({"data": "hub", "data_revision": "v1"})
-    with pytest.raises(EditingError, match=r"no embedded sample.*WanliYoung/Revisit-Editing-Evaluation"):
-        COUNTERFACT_FLAT.load({"data": "mini"})
+    for data, file in (("hub", "counterfact.json"), ("hub:multi", "multi_counterfact.json")):
+        with pytest.raises(EditingError, match=rf"baulab.info/data/dsets/{file}.*put it at"):
+            COUNTERFACT.load({"data": data})
 
 
 @pytest.mark.realdata

@@ -27,6 +27,6 @@ def test_locality_compares_with_the_unedited_model() -> None:
 
 def test_the_published_subset_costs_one_generation_per_case() -> None:
     lm = ScriptedLM(likelihoods=lambda context, continuation, unedited: (-1.0, [0]), texts=lambda *_: " 1911.")
-    found = metrics_of(run("qaedit_syn_generalization", lm, {"initially_wrong": True}), "qaedit_syn_generalization")
+    found = metrics_of(run("qaedit_syn_generalization", lm, {"population": "wrong_em"}), "qaedit_syn_generalization")
     assert sum(request.request_type == "generate_until" for request in lm.seen) == 4
-    assert found["generalization_syn_initially_wrong_excluded"] == 1  # 1911 is the target of one case
+    assert found["generalization_syn_wrong_em_excluded"] == 1  # 1911 is the target of one case

@@ -28,9 +28,9 @@ def test_reliability_by_hand() -> None:
     found = metrics_of(run("qaedit_wild_reliability", ScriptedLM(texts=texts)), "qaedit_wild_reliability")
     assert found["reliability_wild_em"] == 0.5
     # the unedited model answers the last question rightly
-    assert found["reliability_wild_em_initially_wrong"] == pytest.approx(1 / 3)
-    assert found["reliability_wild_em_initially_wrong_n"] == 3
-    assert found["reliability_wild_em_initially_wrong_excluded"] == 1
+    assert found["reliability_wild_em_wrong_em"] == pytest.approx(1 / 3)
+    assert found["reliability_wild_em_wrong_em_n"] == 3
+    assert found["reliability_wild_em_wrong_em_excluded"] == 1
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_locality_compares_all_tokens_and_reports_empty_pairs() -> None:
 def test_several_paraphrases_share_one_helper_probe() -> None:
     request = EditRequest(prompt="Where is {}?", subject="Velm", target_new="Karsk", case_id="0")
     case = Case(request, paraphrases=[Question("Velm is where?", "Karsk"), Question("In what is Velm?", "Karsk")])
-    doc = wild.generalization_doc(case, {})
+    doc = wild.generalization_doc(case, {"population": "wrong_em"})
     assert [probe["kind"] for probe in doc["probes"]] == ["paraphrase", "paraphrase", "pre_edit"]
     assert [probe["ask"] for probe in doc["probes"]] == ["edited", "edited", "unedited"]
     assert doc["probes"][2]["question"] == "Where is Velm?"
-    plain = wild.generalization_doc(case, {"initially_wrong": False})
+    plain = wild.generalization_doc(case, {})
     assert [probe["kind"] for probe in plain["probes"]] == ["paraphrase", "paraphrase"]
 
 

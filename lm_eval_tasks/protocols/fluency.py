@@ -1,0 +1,122 @@
+"""Fluency: n-gram entropy of sampled texts, as in the evaluation of ROME and MEMIT.
+
+Source: the released code of Meng et al., Mass-Editing Memory in a Transformer (ICLR 2023), and EasyEdit's copy of it.
+The model continues each prompt by top-k sampling with k = 5 to 100 tokens, the prompt included; end tokens do not stop
+it. The entropy is that of prompt and continuation together, averaged over the prompts of a case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edit_hooks.decoding import Decoding, Sampling
+from edit_hooks.utils.numbers import SEED, require_whole
+from lm_eval_tasks.common import measures
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF
+from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.measures import Measure, Unscored, mean_over
+from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.settings import Setting, Settings, switch_setting
+from lm_eval_tasks.common.text_metrics import (
+    Tokenizer,
+    n_gram_entropy,
+    normalize_generation,
+    split_words,
+    split_words_released,
+)
+
+FLUENCY = "fluency"
+PROMPTS = "generation prompts"  # for the reason of a case without such prompts
+
+TOP_K = 5
+TOTAL_TOKENS = 100
+
+
+def _generation_seed(settings: Settings) -> int:
+    value = settings.get("generation_seed")
+    return 0 if value is None else require_whole("generation_seed", value, SEED)
+
+
+GENERATION_SEED = Setting("generation_seed", SEED.text, "seed of sampled texts", _generation_seed)
+RELEASED_TOKENIZER = switch_setting(
+    "released_tokenizer",
+    "also count the words of nltk's word_tokenize, as published; needs its data punkt_tab",
+    default=False,
+)
+FLUENCY_SETTINGS = (GENERATION_SEED, RELEASED_TOKENIZER)
+
+
+# ------------------------------------------------------------------------ documents
+
+
+def fluency_doc(case: Case, settings: Settings, prompts: Sequence[str]) -> dict[str, Any]:
+    """Document of sampled continuations of these prompts, by both models.
+
+    Raises:
+        EditingError: if :data:`RELEASED_TOKENIZER` is on and its data are not installed.
+    """
+    if RELEASED_TOKENIZER.read(settings):
+        split_words_released("")  # before the first edit
+    return case_doc(case, text_probes(prompts, settings), generate=True)
+
+
+def edit_prompt_doc(case: Case, settings: Settings) -> dict[str, Any]:
+    """Document of a sampled continuation of the edit prompt, as for KnowEdit."""
+    return fluency_doc(case, settings, [case.request.text])
+
+
+def text_probes(prompts: Sequence[str], settings: Settings) -> list[Probe]:
+    """A probe per prompt, with the published decoding."""
+    decoding = Decoding(
+        max_total_tokens=TOTAL_TOKENS,
+        until=(),
+        ignore_end=True,
+        sampling=Sampling(top_k=TOP_K, seed=GENERATION_SEED.read(settings)),
+    )
+    return [Probe(kind=FLUENCY, prompt=prompt, generate=True, ask="both", decoding=decoding) for prompt in prompts]
+
+
+# -------------------------------------------------------------------------- scoring
+
+
+def score_fluency(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """N-gram entropy under both tokenizers, of the edited and the unedited model, and the difference."""
+    probes = answers.of_kind(FLUENCY)
+
+    def mean_entropy(tokenize: Tokenizer) -> Callable[[bool], float]:
+        def mean(unedited: bool) -> float:
+            def entropy(answered: ProbeAnswers) -> float:
+                return n_gram_entropy(generated_whole(answered, unedited=unedited), tokenize)
+
+            return float(mean_over(probes, PROMPTS, entropy)())
+
+        return mean
+
+    return with_unedited("fluency_entropy", mean_entropy(split_words)) | with_unedited(
+        "ngram_entropy", mean_entropy(split_words_released)
+    )
+
+
+def with_unedited(metric: str, value: Callable[[bool], float]) -> dict[str, Measure]:
+    """A measure of the edited model, of the unedited one, and their difference.
+
+    Args:
+        value: whether the unedited model is meant -> the value.
+    """
+    return {
+        metric: lambda: value(False),
+        f"{metric}_unedited": lambda: value(True),
+        f"{metric}_change": lambda: value(False) - value(True),
+    }
+
+
+def generated_whole(answered: ProbeAnswers, *, unedited: bool = False) -> str:
+    """Prompt and continuation as one text.
+
+    Raises Unscored for model classes other than `edited_hf`, whose texts have another length and other draws.
+    """
+    answer = measures.generated_text(answered.generation, unedited=unedited)
+    if answer.token_ids is None:
+        raise Unscored(NEEDS_EDITED_HF.format(missing="the tokens of a text, nor draw them as defined here"))
+    return normalize_generation(answered.probe.prompt + answer.raw)
