@@ -13,6 +13,7 @@ from lm_eval_tasks.common.cases import Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.published import HubFile
+from lm_eval_tasks.protocols.fluency import FLUENCY_SETTINGS
 from lm_eval_tasks.protocols.portability import ALIASING, LOGICAL, REASONING, PortabilityCase
 
 PORTABILITY = (REASONING, LOGICAL, ALIASING)
@@ -53,7 +54,7 @@ def parse(fields: Fields, row: int) -> PortabilityCase:
 
 def _questions(fields: Fields, name: str, kinds: Sequence[str]) -> Mapping[str, list[Question]]:
     """The questions of each kind that the record has; the first gold answer is the wanted one."""
-    return {
+    found = {
         kind: [
             Question(item.text("prompt"), _answers(item, "ground_truth")[0])
             for item in fields.objects(f"{name}.{kind}")
@@ -61,6 +62,9 @@ def _questions(fields: Fields, name: str, kinds: Sequence[str]) -> Mapping[str, 
         for kind in kinds
         if fields.has(f"{name}.{kind}")
     }
+    if not found:
+        fields.optional(name)  # an empty object is known
+    return found
 
 
 def _answers(fields: Fields, name: str) -> list[str]:
@@ -104,6 +108,7 @@ KNOWEDIT_ZSRE = Benchmark(
         notes=("provenance",),
     ),
     parse=parse,
+    settings=FLUENCY_SETTINGS,
     count_odd=count_odd,
 )
 

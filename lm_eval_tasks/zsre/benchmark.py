@@ -16,10 +16,11 @@ from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, LeftOut, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.population import POPULATION
 from lm_eval_tasks.common.published import PublishedFile
 from lm_eval_tasks.protocols.portability import PortabilityCase
 from lm_eval_tasks.protocols.token_accuracy import TOKEN_PROMPTS
-from lm_eval_tasks.protocols.wild import INITIALLY_WRONG, WILD_CONTEXT
+from lm_eval_tasks.protocols.wild import WILD_CONTEXT
 
 DATA = Path(__file__).parent / "data"
 
@@ -153,7 +154,7 @@ ZSRE = Benchmark(
         "zsre.jsonl",
     ),
     parse=parse_alt,
-    settings=(INITIALLY_WRONG, WILD_CONTEXT),
+    settings=(POPULATION, WILD_CONTEXT),
     count_odd=count_odd,
 )
 
@@ -173,7 +174,7 @@ ZSRE_PORTABILITY = Benchmark(
         "zsre_portability.jsonl",
     ),
     parse=parse_portability,
-    settings=(INITIALLY_WRONG, WILD_CONTEXT),
+    settings=(POPULATION,),
     count_odd=count_odd,
 )
 

@@ -35,6 +35,7 @@ SETTINGS = {
     "wild_context": CONTEXTS,
     "population": POPULATIONS,
     "released_tokenizer": ("true", "false"),
+    "token_prompts": ("as_decoded", "extra_space"),
 }
 
 

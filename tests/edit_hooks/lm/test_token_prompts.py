@@ -1,4 +1,4 @@
-"""Scoring in which every target token has a prompt of its own, against MEMIT's released procedure written separately."""
+"""Every target token scored after a prompt of its own, against MEMIT's released procedure written separately."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from context_edits import WORDS
 from family_tokenizers import build_family_tokenizer
 from lm_runs import assert_same_answers, build, case, instance
 
@@ -44,7 +45,7 @@ def test_a_character_of_several_tokens_is_wanted_as_the_first_token_of_the_repla
     lm = family_model("gpt2")
     tokens = lm.tokenizer.convert_ids_to_tokens
     item = item_of(lm, " Sôme lake", "as_decoded")
-    assert tokens(lm.tokenizer(" Sôme lake").input_ids) == ["ĠS", "Ã", "´", "m", "e", "Ġl", "ak", "e"]
+    assert tokens(lm.tokenizer(" Sôme lake").input_ids) == ["ĠS", "Ã", "\u00b4", "m", "e", "Ġl", "ak", "e"]
     assert tokens(list(item.continuation)) == ["ĠS", "ï", "ï", "m", "e", "Ġl", "ak", "e"]  # ï: first byte of U+FFFD
     prefixes = [lm.tokenizer.decode(ids).removeprefix(QUESTION) for ids in item.by_token.ids]
     assert prefixes == ["", " S", " S\ufffd", " Sô", " Sôm", " Sôme", " Sôme l", " Sôme lak"]
@@ -132,8 +133,7 @@ def test_edits_and_both_models_and_the_store_know_the_form(model_path: str, tmp_
 
 
 def test_a_context_edit_comes_before_every_prompt(model_path: str) -> None:
-    options: dict[str, Any] = {"editor": "ike", "editor_args": {"num_demonstrations": 0}}
-    lm = build(model_path, **options)
+    lm = build(model_path, editor="ike", editor_args=WORDS)
     request = instance(asked("as_decoded", "both"), "Port Elna is the capital of", " Dravonia")
     (answer,) = lm.loglikelihood([request])
     assert answer.final.context is not None and answer.final.context.facts == 1
