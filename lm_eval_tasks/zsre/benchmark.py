@@ -44,9 +44,10 @@ def parse_alt(fields: Fields, row: int) -> Case:
         LeftOut: the counterfactual answer is empty.
     """
     answers = _true_answers(fields)
-    if fields.optional("alt") == "":
+    target = _text_or_empty(fields, "alt")
+    if not target:
         raise LeftOut("the counterfactual answer (alt) is empty")
-    return _case(fields, row, target=fields.text("alt"), true=answers[0], mark="")
+    return _case(fields, row, target=target, true=answers[0], mark="")
 
 
 def parse_portability(fields: Fields, row: int) -> PortabilityCase:
@@ -85,8 +86,8 @@ def _case(fields: Fields, row: int, *, target: str, true: str | None, mark: str)
         neighbors=[Question(unrelated + mark, fields.text("loc_ans"))],
         extras={
             "answers": _true_answers(fields),
-            "alt": _stripped(fields.optional("alt")),
-            "pred": _stripped(fields.optional("pred")),
+            "alt": _text_or_empty(fields, "alt"),
+            "pred": _text_or_empty(fields, "pred"),
         },
     )
 
@@ -98,8 +99,10 @@ def _true_answers(fields: Fields) -> list[str]:
     return answers
 
 
-def _stripped(value: object) -> str | None:
-    return value.strip() if isinstance(value, str) else None
+def _text_or_empty(fields: Fields, name: str) -> str:
+    """A required text that may be empty."""
+    value = fields.optional(name)
+    return "" if isinstance(value, str) and not value.strip() else fields.text(name)
 
 
 def count_odd(cases: Sequence[Case]) -> dict[str, int]:
@@ -108,7 +111,7 @@ def count_odd(cases: Sequence[Case]) -> dict[str, int]:
     return {
         "pred_is_true": sum(case["pred"] in case["answers"] for case in extras),
         "alt_is_true": sum(case["alt"] in case["answers"] for case in extras),
-        "alt_is_pred": sum(case["alt"] is not None and case["alt"] == case["pred"] for case in extras),
+        "alt_is_pred": sum(case["alt"] == case["pred"] for case in extras),
         "several_true_answers": sum(len(case["answers"]) > 1 for case in extras),
         "targets_not_ascii": sum(not case.request.target_new.isascii() for case in cases),
     }

@@ -20,7 +20,7 @@ def right_at_first(context: str, continuation: str, unedited: bool) -> tuple[flo
 def test_the_mean_is_over_kinds_then_over_the_records_that_have_any() -> None:
     """Tokens right: Low Bridge 1/2 | Old Ullish 1/2 | Port Elna 1/2 | Tarsland 1, Salt Sea 1/2, and Kessim 1 | none.
 
-    The fourth record has two reasoning questions and one of logical generalization: (3/4 + 1) / 2, not (1 + 1/2 + 1) / 3.
+    The fourth record has two reasoning questions and one of logical generalization: (3/4 + 1)/2, not (1 + 1/2 + 1)/3.
     """
     found = metrics_of(run(PORTABILITY, ScriptedLM(right_at_first)), PORTABILITY)
     assert found["portability_match"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 2 + (3 / 4 + 1) / 2) / 4)
