@@ -15,6 +15,11 @@ from edit_hooks.utils.numbers import POSITIVE, POSITIVE_SHARE, SEED, require_num
 # The model that is asked a question: the edited one, the unedited one, or both.
 AskedModel = Literal["edited", "unedited", "both"]
 
+# Scoring in which every target token has a prompt of its own: the question and the gold tokens before it, decoded to
+# text. Decoders of some tokenizers drop the white space at the beginning of that text; ``as_decoded`` puts it back only
+# there, ``extra_space`` always (AlphaEdit's release on Llama models).
+TokenPrompts = Literal["as_decoded", "extra_space"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:

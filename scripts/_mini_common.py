@@ -1,6 +1,6 @@
 """Shared parts of the builders of the embedded sample sets: the unedited demo model, fact tables, files.
 
-Both builders turn plain facts from ``scripts/facts`` into candidate records, put their questions to the unedited demo
+The builders turn plain facts from ``scripts/facts`` into candidate records, put their questions to the unedited demo
 model (float32, CPU, greedy) and keep the records that qualify, each with the measurements in its field ``provenance``.
 They are deterministic: a second run writes the same file.
 """
@@ -25,6 +25,7 @@ from edit_hooks.assets.demo_model import (  # noqa: E402
     DEMO_SHA256,
     demo_model_path,
 )
+from judges.match import normalize  # noqa: E402
 
 FACTS = ROOT / "scripts" / "facts"
 BUILDER_VERSION = 1  # increase it when the same facts give other records
@@ -131,6 +132,12 @@ class Oracle:
         return answers
 
 
+def mentions(answer: str, target: str) -> bool:
+    """True if the answer contains the target, also in a word ("180 degrees", "Incas"), or is a part ("Gutenberg")."""
+    answer_words, true = normalize(answer), normalize(target)
+    return true in answer_words or (bool(answer_words) and set(answer_words.split()) <= set(true.split()))
+
+
 def provenance(table: Path, **measured: Any) -> dict[str, Any]:
     """Origin of a record and measurements of the unedited model."""
     return {
@@ -197,7 +204,7 @@ def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
 def arguments(
     description: str, output: Path, argv: Sequence[str] | None = None, *more: argparse.ArgumentParser
 ) -> argparse.Namespace:
-    """The command line of both builders; ``more`` are parsers of options that only one has."""
+    """The command line of the builders; ``more`` are parsers of options that only one has."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, parents=more
     )

@@ -34,6 +34,7 @@ from _mini_common import (
     ROOT,
     Oracle,
     arguments,
+    mentions,
     provenance,
     read_jsonl,
     read_tsv,
@@ -45,7 +46,7 @@ from _mini_common import (
 from _mini_common import differences as provenance_differences
 
 from edit_hooks.answers import truncate
-from judges.match import exact_match, normalize
+from judges.match import exact_match
 from lm_eval_tasks.protocols.wild import CONTEXTS
 
 OUTPUT = ROOT / "lm_eval_tasks" / "qaedit" / "data" / "mini.jsonl"
@@ -95,12 +96,6 @@ def measure(oracle: Oracle, records: Sequence[dict[str, Any]], label: str) -> li
         }
         for record in records
     ]
-
-
-def mentions(answer: str, target: str) -> bool:
-    """True if the answer contains the target, also in a word ("180 degrees", "Incas"), or is a part ("Gutenberg")."""
-    answer_words, true = normalize(answer), normalize(target)
-    return true in answer_words or (bool(answer_words) and set(answer_words.split()) <= set(true.split()))
 
 
 def is_answered(measured: dict[str, Any]) -> bool:

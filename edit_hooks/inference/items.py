@@ -7,7 +7,21 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from edit_hooks.answers import ScoredContinuation
-from edit_hooks.decoding import Sampling
+from edit_hooks.decoding import Sampling, TokenPrompts
+
+
+@final
+@dataclass(frozen=True)
+class TokenContexts:
+    """A context of its own for every token of a continuation.
+
+    Attributes:
+        rule: how the gold tokens were put after the question.
+        ids: token ids of each context.
+    """
+
+    rule: TokenPrompts
+    ids: tuple[tuple[int, ...], ...]
 
 
 @final
@@ -18,11 +32,22 @@ class ScoreItem:
     Attributes:
         context, continuation: token ids.
         texts: context and continuation as text; context edits rebuild the item from them.
+        by_token: contexts of the single tokens; ``None``: each token follows ``context`` and the tokens before it.
     """
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
     texts: tuple[str, str] | None = None
+    by_token: TokenContexts | None = None
+
+    @property
+    def parts(self) -> list[ScoreItem]:
+        """The items of one forward pass each."""
+        if self.by_token is None:
+            return [self]
+        return [
+            ScoreItem(context, (token,)) for context, token in zip(self.by_token.ids, self.continuation, strict=True)
+        ]
 
     def answer(self, token_logprobs: Sequence[float], token_argmax: Sequence[int]) -> ScoredContinuation:
         """Create the answer from log-probability and argmax at each token."""

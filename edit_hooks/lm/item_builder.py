@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
-from edit_hooks.decoding import Decoding
-from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
+from edit_hooks.decoding import Decoding, TokenPrompts
+from edit_hooks.inference.items import GenerateItem, Item, ScoreItem, TokenContexts
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.request import require_text
@@ -59,6 +59,8 @@ class ItemBuilder:
             EditingError: for generation settings out of range, and sampling.
         """
         if request.request_type == "loglikelihood":
+            if rule := request.doc.get("asked", {}).get("token_prompts"):
+                return self.token_prompt_item(*request.args, rule).item
             return self.score_item(*request.args).item
         decoding = request.doc.get("asked", {}).get("decoding")
         if decoding is None:
@@ -75,6 +77,36 @@ class ItemBuilder:
         else:
             ids, target = split_continuation(lm.tokenizer, context, continuation, lm.add_bos_token)
         return self._fitted(ids, target, (context, continuation))
+
+    def token_prompt_item(self, context: str, continuation: str, rule: TokenPrompts) -> Built[ScoreItem]:
+        """Build an item in which every target token has a prompt of its own, as in MEMIT's evaluation of ZsRE.
+
+        The target is tokenized without the prompt. The prompt of a token is the context and the decoded tokens before
+        it, tokenized together. The wanted id is the first one of the token's own text, tokenized alone: another id than
+        the token's where a character has several tokens. A token without any text counts as the end of text, the
+        padding of the release's batches.
+        """
+        lm = self._lm
+        if rule not in get_args(TokenPrompts):
+            accepted = ", ".join(get_args(TokenPrompts))
+            raise EditingError(f"a document asks for token_prompts={rule!r}; {accepted} are accepted.")
+        require_text(context + continuation)
+        target = lm.tok_encode(continuation, add_special_tokens=False)
+        if not target:
+            raise UnusableRequestError(f"continuation {continuation!r} has no token.")
+        space = continuation[: len(continuation) - len(continuation.lstrip())]
+        contexts, wanted, cut = [], [], False
+        for number, token in enumerate(target):
+            prefix = lm.tokenizer.decode(target[:number]) if number else ""
+            if number and (rule == "extra_space" or not prefix.startswith(space)):
+                prefix = space + prefix
+            ids = encode(lm.tokenizer, context + prefix, lm.add_bos_token).ids or [lm.prefix_token_id]
+            piece = lm.tok_encode(lm.tokenizer.decode([token]), add_special_tokens=False)
+            contexts.append(tuple(ids[-lm.max_length :]))
+            wanted.append(piece[0] if piece else lm.eot_token_id)
+            cut = cut or len(ids) > lm.max_length
+        by_token = TokenContexts(rule, tuple(contexts))
+        return Built(ScoreItem(contexts[0], tuple(wanted), (context, continuation), by_token), cut)
 
     def stock_score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Build the item of a stock task from texts, with the tokens that lm-eval scores."""

@@ -39,6 +39,7 @@ from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_o
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
+from edit_hooks.inference.token_prompts import score_parts
 from edit_hooks.lm.banner import banner_lines
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
@@ -315,7 +316,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     # -- engine ------------------------------------------------------------------------------------------------------
 
     def _score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
-        return self.prompt_edits.answer(jobs, self._score_jobs)
+        return self.prompt_edits.answer(jobs, lambda prepared: score_parts(prepared, self._score_jobs))
 
     def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
         return self.prompt_edits.answer(jobs, self._generate_jobs)

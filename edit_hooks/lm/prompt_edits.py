@@ -109,6 +109,8 @@ class PromptEdits:
         if isinstance(item, GenerateItem):
             return self._builder.fitted_prompt(prompt, item)
         assert item.texts is not None
+        if item.by_token is not None:
+            return self._builder.token_prompt_item(prompt, item.texts[1], item.by_token.rule)
         return (score_item or self._builder.score_item)(prompt, item.texts[1])
 
     def before_question(self, text: str, prompt: str) -> str:

@@ -7,9 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edit_hooks.request import EditRequest, RequestGroup
+from edit_hooks.utils.errors import EditingError
 
 EFFICACY, PARAPHRASE, NEIGHBORHOOD = "efficacy", "paraphrase", "neighborhood"
 KINDS = (EFFICACY, PARAPHRASE, NEIGHBORHOOD)
+
+
+class LeftOut(EditingError):
+    """A valid record that the benchmark's release leaves out, for the reason in the message.
+
+    Such records are counted in the results; they are no bad records.
+    """
 
 
 class Question(NamedTuple):

@@ -18,6 +18,7 @@ from edit_hooks.utils.files import blocks_of, user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import choice
 from edit_hooks.utils.pinned_file import UrlFile
+from lm_eval_tasks.common.cases import LeftOut
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.layouts import Layout, LayoutReader
 from lm_eval_tasks.common.published import DEFAULT_REVISION, HubFile, Place, PublishedFile, open_published, read_records
@@ -106,12 +107,14 @@ class _Parsed(Generic[RecordT]):
         rows: their rows in the file.
         problems: location of every other record -> reason.
         unknown_fields: path of a field that the parser did not read -> number of records with it.
+        left_out: reason why the release leaves a record out -> number of such records.
     """
 
     records: list[RecordT] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     unknown_fields: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 def load_records(
@@ -145,6 +148,8 @@ def load_records(
     if skipped := parsed.problems:
         logger.warning("%s: %d of %d records skipped, see data_source in the results", shown, len(skipped), len(rows))
         origin["skipped"] = skipped
+    if parsed.left_out:
+        origin["left_out"] = dict(sorted(parsed.left_out.items()))
     if parsed.unknown_fields:
         origin["unknown_fields"] = dict(sorted(parsed.unknown_fields.items()))
         _warn_of_unknown_fields(shown, source.title, tuple(origin["unknown_fields"].items()))
@@ -281,6 +286,8 @@ def _parse_all(
             parsed.unknown_fields.update(unread)
             parsed.records.append(parsed_record)
             parsed.rows.append(row)
+        except LeftOut as reason:
+            parsed.left_out[str(reason)] += 1
         except EditingError as error:
             parsed.problems[where] = str(error)
     if parsed.problems and (bad_records == "error" or not parsed.records):
@@ -291,4 +298,6 @@ def _parse_all(
             + "\n".join(listed)
             + f"{more}\nFix them, or set bad_records=skip to leave them out (they are counted in the results)."
         )
+    if parsed.left_out and not parsed.records:
+        raise EditingError(f"{shown}: the benchmark leaves out all {len(rows)} records: {', '.join(parsed.left_out)}.")
     return parsed

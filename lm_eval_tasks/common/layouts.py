@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.common.cases import LeftOut
 from lm_eval_tasks.common.fields import Fields
 
 RecordT = TypeVar("RecordT")
@@ -74,6 +75,8 @@ class LayoutReader(Generic[RecordT]):
         """
         try:
             record = self.layout.read(fields, row)
+        except LeftOut:
+            raise
         except EditingError:
             if owners := self._owners(fields, row, accepted=False):
                 raise self._misplaced(fields, owners) from None

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from edit_hooks.answers import FailedAnswer
-from edit_hooks.decoding import AskedModel, Decoding
+from edit_hooks.decoding import AskedModel, Decoding, TokenPrompts
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import Case
 
@@ -33,6 +33,7 @@ class Probe:
         ask_generation: the same for the generation, where it differs from that for the targets.
         decoding: how the answer is generated, where that differs from the task's ``generation_kwargs``.
         num_draws: number of generations, each with its own draw of ``decoding.sampling``.
+        token_prompts: score every target token after a prompt of its own; ``None``: along the target.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Probe:
     ask_generation: AskedModel | None = None
     decoding: Decoding | None = None
     num_draws: int = 1
+    token_prompts: TokenPrompts | None = None
 
     def __post_init__(self) -> None:
         if self.num_draws != 1 and (self.decoding is None or self.decoding.sampling is None):
@@ -54,7 +56,10 @@ class Probe:
         """The probe as plain JSON values; its question is the prompt unless it has another."""
         decoding = self.decoding and self.decoding.to_json()
         own = {"targets": list(self.targets), "question": self.question or self.prompt, "decoding": decoding}
-        return {**asdict(self), **own}
+        record = {**asdict(self), **own}
+        if self.token_prompts is None:
+            del record["token_prompts"]
+        return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Probe:

@@ -9,10 +9,10 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``only_with`` and ``only_without`` where a
-  setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no column
-  ``<metric>_or_0``), ``filtered: true`` one from which a published filter may exclude cases, ``filtered_by: population``
-  one with a second column over the run's population
+  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``only_with`` and ``only_without`` where
+  a setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no column
+  ``<metric>_or_0``), ``filtered: true`` one from which a published filter may exclude cases,
+  ``filtered_by: population`` one with a second column over the run's population
   (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged pipelines report
   (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
   :mod:`lm_eval_tasks.common.anomalies` checks.
@@ -297,6 +297,8 @@ class EditingTask(HarnessTask):
                 "decoding": None if target is not None or decoding is None else decoding.to_json(),
                 "until": stop_strings(decoding, stops),
             }
+            if probe.token_prompts and target is not None:
+                probe_fields["token_prompts"] = probe.token_prompts
             context = ctx[request.number]
             arguments = (
                 (context, generation_arguments(self.config.generation_kwargs, decoding))

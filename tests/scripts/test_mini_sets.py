@@ -325,6 +325,38 @@ def test_counterfact_texts_are_clean_and_about_their_object() -> None:
             assert occurs(new["str"], sample["text"]) and not clean(sample) and len(sample["text"].split()) >= 30
 
 
+# ------------------------------------------------------------------------------------------------- ZsRE and KnowEdit
+
+ZSRE, ZSRE_PORTABILITY, KNOWEDIT = read("zsre"), read("zsre", "mini_portability"), read("knowedit", "mini_zsre")
+ZSRE_RELATIONS = [json.loads(path.read_text("utf-8")) for path in (SCRIPTS / "facts" / "zsre").glob("*.json")]
+
+
+def test_zsre_samples_have_true_facts_and_clean_texts() -> None:
+    facts = {(r["question"].format(**fact), fact["answer"]) for r in ZSRE_RELATIONS for fact in r["facts"]}
+    assert len(ZSRE) == len(ZSRE_PORTABILITY) == len(KNOWEDIT) >= 24
+    assert {(record["src"], record["answers"][0]) for record in ZSRE} <= facts
+    assert len({record["src"] for record in ZSRE}) == len(ZSRE)
+    for record in [*ZSRE, *ZSRE_PORTABILITY, *KNOWEDIT]:
+        own_words = {key: value for key, value in record.items() if key not in ("pred", "cond")}  # they quote the model
+        assert not clean(own_words)
+    for record in ZSRE:
+        assert record["alt"] not in record["answers"] and record["loc"].startswith("nq question: ")
+        assert not occurs(record["alt"], record["src"]) and not occurs(record["alt"], record["rephrase"])
+
+
+def test_zsre_files_hold_the_same_edits_and_consequences_of_the_new_answer() -> None:
+    follows = {fact["answer"]: fact["of_answer"] for relation in ZSRE_RELATIONS for fact in relation["facts"]}
+    for plain, hop, by_kind in zip(ZSRE, ZSRE_PORTABILITY, KNOWEDIT, strict=True):
+        assert {key: value for key, value in hop.items() if key != "portability"} == plain
+        assert (by_kind["prompt"], by_kind["target_new"]) == (plain["src"], plain["alt"])
+        assert hop["portability"]["New Answer"] == follows[plain["alt"]]
+        gold = {kind: asked[0]["ground_truth"] for kind, asked in by_kind["portability"].items()}
+        new, old = plain["alt"], plain["subject"]
+        assert gold == {"Reasoning": follows[new], "Logical_Generalization": old, "Subject_Aliasing": new}
+        unedited = plain["provenance"]["unedited"]
+        assert unedited["answer_mentions_truth"] and unedited["nll_true"] < unedited["nll_target"]
+
+
 # ------------------------------------------------------------------------------------------- the model's view, again
 
 
@@ -339,6 +371,7 @@ def test_samples_are_what_the_builders_measured(
     import build_mini_bake_concept
     import build_mini_bake_j
     import build_mini_qaedit
+    import build_mini_zsre
 
     oracle = _mini_common.Oracle(num_threads=1)
     assert build_mini_bake.check(oracle, build_mini_bake.OUTPUT, 3) == 0, capsys.readouterr().out
@@ -346,6 +379,7 @@ def test_samples_are_what_the_builders_measured(
     assert build_mini_bake_j.check(oracle, build_mini_bake_j.OUTPUT, 2) == 0, capsys.readouterr().out
     assert build_mini_bake_concept.check(oracle, build_mini_bake_concept.OUTPUT, 1) == 0, capsys.readouterr().out
     assert build_mini_qaedit.check(oracle, build_mini_qaedit.OUTPUT, 2) == 0, capsys.readouterr().out
+    assert build_mini_zsre.check(oracle, build_mini_zsre.OUTPUT, 2) == 0, capsys.readouterr().out
     for name in [name for name in sys.modules if name.startswith("build_mini_") or name in SHARED_MODULES]:
         sys.modules.pop(name, None)
 

@@ -19,7 +19,6 @@ from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.model import OWN_OPTIONS
 from judges.settings import PRESETS
 from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
-from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.dataset import HUB, named_set
 from lm_eval_tasks.common.population import POPULATION, POPULATIONS, WRONG_EM, WRONG_JUDGE
 from lm_eval_tasks.common.stages import RETENTION
@@ -36,6 +35,7 @@ SETTINGS = {
     "population": POPULATIONS,
     "score_by": ("origin", "category"),
     "released_tokenizer": ("true", "false"),
+    "token_prompts": ("as_decoded", "extra_space"),
 }
 
 
@@ -89,7 +89,7 @@ def test_every_named_setting_is_accepted(benchmark: str, table: dict[str, Any]) 
             if key in SETTINGS:
                 assert value in SETTINGS[key], setting
             if key == "data":
-                sets = find_benchmark(benchmark).source.sets
+                sets = build(table["tasks"][0]).benchmark.source.sets
                 assert value == HUB or named_set(value) in [(HUB, name) for name in sets], setting
 
 

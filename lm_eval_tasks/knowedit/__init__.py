@@ -1,0 +1,1 @@
+"""KnowEdit: edits with questions about their consequences. See README.md."""
