@@ -9,8 +9,8 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``only_with`` and ``only_without`` where
-  a setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no column
+  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``only_with`` and ``only_without``
+  where a setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no column
   ``<metric>_or_0``), ``filtered: true`` one from which a published filter may exclude cases,
   ``filtered_by: population`` one with a second column over the run's population
   (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged pipelines report

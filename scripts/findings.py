@@ -1,0 +1,168 @@
+"""Findings of the papers on the demo model: run them, and render docs/findings.md.
+
+    python scripts/findings.py --out results/findings            # runs what is missing: hours on two CPU cores
+    python scripts/findings.py --out results/findings --summary  # writes docs/findings.json from the finished runs
+    python scripts/findings.py                                   # renders docs/findings.md from that file
+    python scripts/findings.py --check                           # exit code 1 if it is out of date
+
+scripts/findings.yaml lists findings, runs, rows and differences. Every run is one evaluation in this process and ends
+as one JSON file with the score of every case; finished files are never computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from _readme_section import replace_section
+from measure_editors import commit, evaluate
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAN = ROOT / "scripts" / "findings.yaml"
+SUMMARY = ROOT / "docs" / "findings.json"
+PAGE = ROOT / "docs" / "findings.md"
+
+
+class Estimate(NamedTuple):
+    """A mean over cases, its standard error (sample standard deviation / sqrt(n)), and n."""
+
+    mean: float
+    error: float | None
+    number: int
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Estimate | None:
+        """The estimate from the scored cases; ``None`` without any."""
+        scored = [value for value in values if value is not None]
+        if not scored:
+            return None
+        number = len(scored)
+        mean = math.fsum(scored) / number
+        if number < 2:
+            return cls(mean, None, number)
+        variance = math.fsum((value - mean) ** 2 for value in scored) / (number - 1)
+        return cls(mean, math.sqrt(variance / number), number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, summarize, render or check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder of the runs; without it, the page is rendered")
+    parser.add_argument("--findings", nargs="+", help="names of findings; default: all")
+    parser.add_argument("--runs", nargs="+", help="names of runs; default: all")
+    parser.add_argument("--limit", type=int, help="first cases of each task only, to try the command")
+    parser.add_argument("--summary", action="store_true", help="write docs/findings.json from the finished runs")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
+    args = parser.parse_args(arguments)
+    plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
+    if args.out is None:
+        return render_page(args.check)
+    if args.summary:
+        summary = {name: summarize(finding, args.out / name) for name, finding in plan.items()}
+        SUMMARY.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        return 0
+    for name, finding in plan.items():
+        for run, options in finding["runs"].items():
+            if (not args.findings or name in args.findings) and (not args.runs or run in args.runs):
+                execute(args.out / name / f"{run}.json", options, finding["tasks"], args.limit)
+    return 0
+
+
+def execute(path: Path, options: Mapping[str, Any], tasks: Sequence[str], limit: int | None) -> None:
+    """Run one evaluation unless its file exists."""
+    if path.exists():
+        return
+    print(f"{path.parent.name}: {path.stem}", flush=True)
+    record = evaluate(dict(options), list(tasks), {}, limit) | {"commit": commit(), "limit": limit}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(record, default=str, indent=1), encoding="utf-8")
+    partial.replace(path)
+
+
+def summarize(finding: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Estimates of the rows and of the differences by run, and the circumstances of the runs."""
+    runs: dict[str, Any] = {}
+    for run in finding["runs"]:
+        path = folder / f"{run}.json"
+        if not path.exists():
+            continue
+        record = json.loads(path.read_text(encoding="utf-8"))
+        scores = {key: record["scores"][task][column] for key, (_, task, column) in finding["rows"].items()}
+        runs[run] = {
+            "rows": {key: Estimate.of(values) for key, values in scores.items()},
+            "differences": {
+                name: Estimate.of(differences(scores[first], scores[second]))
+                for name, (first, second) in finding["differences"].items()
+            },
+            "commit": record["commit"],
+            "limit": record["limit"],
+            "options": record["run"]["options"],
+            "versions": record["run"]["versions"],
+            "weights": record["run"]["weights"],
+        }
+    return runs
+
+
+def differences(first: Sequence[float | None], second: Sequence[float | None]) -> list[float | None]:
+    """Case by case; ``None`` where one of the two has no score."""
+    return [a - b if a is not None and b is not None else None for a, b in zip(first, second, strict=True)]
+
+
+def render_page(check: bool) -> int:
+    """Rewrite or check the tables of the page."""
+    plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
+    summary = json.loads(SUMMARY.read_text(encoding="utf-8"))
+    text = new = PAGE.read_text(encoding="utf-8")
+    for name, finding in plan.items():
+        new = replace_section(new, name, render(finding, summary[name]))
+    if new == text:
+        return 0
+    if not check:
+        PAGE.write_text(new, encoding="utf-8")
+    print(f"{'out of date' if check else 'rewritten'}: {PAGE.relative_to(ROOT)}")
+    return int(check)
+
+
+def render(finding: Mapping[str, Any], runs: Mapping[str, Any]) -> str:
+    """The tables of rows and of differences, and a line about the runs."""
+    header = [f"| | {' | '.join(f'`{run}`' for run in runs)} |", f"|---|{'---|' * len(runs)}"]
+    rows = [
+        f"| {label.replace(' | ', ', ')} | {' | '.join(cell(run['rows'][key]) for run in runs.values())} |"
+        for key, (label, *_) in finding["rows"].items()
+    ]
+    compared = [
+        f"| {name} | {' | '.join(cell(run['differences'][name], sign='+') for run in runs.values())} |"
+        for name in finding["differences"]
+    ]
+    lines = [*header, *rows, "", "Differences, case by case:", "", *header, *compared, "", circumstances(runs)]
+    return "\n".join(lines)
+
+
+def cell(estimate: Sequence[Any] | None, sign: str = "") -> str:
+    """Mean ± standard error, or a dash."""
+    if estimate is None:
+        return "-"
+    mean, error, number = estimate
+    return f"{mean:{sign}.3f} ± {error:.3f}" if error is not None else f"{mean:{sign}.3f} (n = {number})"
+
+
+def circumstances(runs: Mapping[str, Any]) -> str:
+    """Numbers of cases, commits and versions."""
+    numbers = sorted({estimate[2] for run in runs.values() for estimate in run["rows"].values() if estimate})
+    limits = sorted({str(run["limit"]) for run in runs.values() if run["limit"] is not None})
+    commits = sorted({str(run["commit"])[:8] + str(run["commit"])[40:] for run in runs.values()})
+    versions = sorted({f"{name} {number}" for run in runs.values() for name, number in run["versions"].items()})
+    limited = f" (limit {', '.join(limits)})" if limits else ""
+    span = f"{numbers[0]} to {numbers[-1]}" if numbers[0] != numbers[-1] else str(numbers[0])
+    return f"Cases per cell: {span}{limited}. Commits {', '.join(commits)}; {', '.join(versions)}."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
