@@ -36,7 +36,7 @@ def test_incomplete_records_are_counted() -> None:
 
 def test_bake_j_has_no_reverse_question() -> None:
     assert [case.reverse_qa for case in BAKE_J.load(JUDGE).records] == [None, None]
-    with pytest.raises(EditingError, match=r"'reverse_qa\.prompt' is missing"):
+    with pytest.raises(EditingError, match=r"record of BAKE-J, not of BAKE-Q&J"):
         BAKE_QJ.load(JUDGE)
 
 
@@ -50,7 +50,7 @@ def test_bake_j_has_no_reverse_question() -> None:
         ("requested_rewrite", "text", "'requested_rewrite.target_new.str' is missing"),
         ("paraphrase_prompts", "one prompt", "a list of texts is needed"),
         ("neighborhood_prompts", [1], "a list of texts is needed"),
-        ("reverse_qa", None, "'reverse_qa.prompt' is missing"),
+        ("reverse_qa", None, "record of BAKE-J, not of BAKE-Q&J"),
         ("reverse_judge.prompt", 7, "7 (int); a text is needed"),
     ],
 )
