@@ -20,21 +20,10 @@ from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.dataset import (
-    HUB,
-    MINI,
-    SET_SUFFIX,
-    Loaded,
-    Source,
-    choose_data,
-    load_records,
-    named_set,
-    set_setting,
-    with_set,
-)
+from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Source, choose_data, load_records, named_set, with_set
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.layouts import Layout
-from lm_eval_tasks.common.settings import COMMON_SETTINGS, Setting, Settings, check_settings
+from lm_eval_tasks.common.settings import COMMON_SETTINGS, SET_SUFFIX, Setting, Settings, check_settings, set_setting
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -71,7 +60,7 @@ class Benchmark(Generic[CaseT]):
     @property
     def _set_setting(self) -> Setting[str | None]:
         """``<name>_set``: another form of ``data=hub:<set>``."""
-        return set_setting(f"{self.name}{SET_SUFFIX}", self.source)
+        return set_setting(f"{self.name}{SET_SUFFIX}", self.source.sets)
 
     @property
     def declared_settings(self) -> Sequence[Setting[Any]]:

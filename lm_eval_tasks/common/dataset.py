@@ -16,13 +16,12 @@ from typing import Any, Generic, TypeVar
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import blocks_of, user_path
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import choice
 from edit_hooks.utils.pinned_file import UrlFile
 from lm_eval_tasks.common.cases import LeftOut
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.layouts import Layout, LayoutReader
 from lm_eval_tasks.common.published import DEFAULT_REVISION, HubFile, Place, PublishedFile, open_published, read_records
-from lm_eval_tasks.common.settings import BAD_RECORDS, DATA_REVISION, Setting, Settings
+from lm_eval_tasks.common.settings import BAD_RECORDS, DATA_REVISION, FULL, Setting, Settings
 from lm_eval_tasks.common.subsets import choose_subset
 
 logger = get_logger("lm_eval.editing_tasks")
@@ -30,8 +29,6 @@ logger = get_logger("lm_eval.editing_tasks")
 RecordT = TypeVar("RecordT")
 
 MINI, HUB = "mini", "hub"
-FULL = "full"  # the value of a benchmark's set setting that stands for ``data=hub``
-SET_SUFFIX = "_set"
 DATA_HINT = (
     "Use data=mini for the embedded sample, data=/path/to/file-or-folder for a copy you have, "
     "or a network connection (or a filled Hugging Face cache) for data=hub."
@@ -189,16 +186,6 @@ def named_set(data: str) -> tuple[str, str] | None:
     """Origin and name of a set, as in ``hub:inter_1k`` or ``mini:held_out``; ``None`` for other values of ``data``."""
     origin, colon, name = data.partition(":")
     return (origin, name) if colon and origin in (MINI, HUB) else None
-
-
-def set_setting(name: str, source: Source) -> Setting[str | None]:
-    """The setting that chooses a published file by name, as ``data=hub:<set>`` does."""
-    accepted = (FULL, *source.sets)
-
-    def read(settings: Settings) -> str | None:
-        return None if settings.get(name) is None else choice(settings, name, accepted, FULL)
-
-    return Setting(name, ", ".join(accepted), f"the published file of {source.title}", read)
 
 
 def with_set(settings: Settings, setting: Setting[str | None], source: Source) -> Settings:

@@ -30,6 +30,9 @@ logger = get_logger("lm_eval.editing_tasks")
 Settings: TypeAlias = Mapping[str, Any]
 ValueT = TypeVar("ValueT")
 
+FULL = "full"  # the value of a benchmark's set setting that stands for data=hub
+SET_SUFFIX = "_set"  # of the names of these settings, as in qaedit_set
+
 CUTOFF = 0.75  # similarity above which an unknown key counts as misspelled
 
 
@@ -72,6 +75,16 @@ def text_setting(name: str, help: str, accepted: str, *, default: str | None = N
         return value
 
     return Setting(name, accepted, help, read)
+
+
+def set_setting(name: str, sets: Iterable[str]) -> Setting[str | None]:
+    """A setting that chooses one of a benchmark's published sets, as ``data=hub:<set>`` does; absent by default."""
+    accepted = (FULL, *sets)
+
+    def read(settings: Settings) -> str | None:
+        return None if settings.get(name) is None else choice(settings, name, accepted, FULL)
+
+    return Setting(name, ", ".join(accepted), "another form of data=hub and data=hub:<set>", read)
 
 
 def _checkpoints(settings: Settings) -> tuple[int, ...]:

@@ -106,6 +106,7 @@ def read(record: dict[str, Any], own: Layout[object], *others: Layout[object]) -
         ({"a": "x", "b": "y"}, layout("own", "a"), layout("other", "a", "b", "c"), False),
         ({"a": "x", "b": 5}, layout("own", "a"), layout("other", "a", "b"), False),
         ({"b": "y"}, layout("own", "a"), layout("other", "b"), True),
+        ({"a": "x"}, layout("own", "a", "b"), layout("other", "a"), True),
         ({"a": 5, "b": "y"}, layout("own", "a"), layout("other", "b"), False),
         ({"n": {"b": "y"}}, layout("own", "a"), layout("other", "n.b"), True),
         ({"n": {"b": "y"}, "a": "x"}, layout("own", "a", "n.c"), layout("other", "a", "n.b"), True),

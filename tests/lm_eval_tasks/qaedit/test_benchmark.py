@@ -86,7 +86,7 @@ def test_the_set_of_sequential_editing_is_the_published_file(monkeypatch: pytest
 def test_another_benchmark_reads_its_own_data_beside_a_set(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(benchmark, "load_records", lambda source, settings, *_: Loaded([], {"read": settings}))
+    monkeypatch.setattr(benchmark, "load_records", lambda source, settings, *layouts: Loaded([], {"read": settings}))
     assert BAKE_QJ.load({"data": "hub:inter_1k"}).source["read"]["data"] == "hub"
     assert "data=hub:inter_1k is a set of QAEdit; BAKE-Q&J uses data=hub" in caplog.text
     assert BAKE_QJ.load({"data": "hub:unknown"}).source["read"]["data"] == "hub:unknown"  # refused by the loader
