@@ -66,7 +66,8 @@ def test_only_shares_of_successes_have_the_column(task: str) -> None:
     for metric in built.config.metric_list:
         name = metric["metric"]
         magnitude = name.removesuffix("_all").removesuffix("_prob") in ("em", "pm", "nm", "rqm", "rjm")
-        is_share = metric["aggregation"] == "mean_scored" and directions[name] and not magnitude
+        is_value = magnitude or "_logprob_" in name
+        is_share = metric["aggregation"] == "mean_scored" and directions[name] and not is_value
         assert (f"{name}_or_0" in columns) == is_share, name
         assert f"{name}_failed" in columns
 
