@@ -77,6 +77,16 @@ class UneditedStock:
         return [LoglikelihoodPair(*answer) if isinstance(answer, list) else answer for answer in stored]
 
 
+def counted_pairs(
+    pairs: Sequence[tuple[float, bool]], requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]
+) -> list[tuple[float, bool]]:
+    """The answers to requests (texts, context, continuation) with the numbers of tokens of the continuations."""
+    return [
+        LoglikelihoodPair(logprob, is_greedy, len(continuation))
+        for (logprob, is_greedy), (_, _, continuation) in zip(pairs, requests, strict=True)
+    ]
+
+
 def _to_json(answer: Any) -> Any:
     return [*answer, answer.num_tokens] if isinstance(answer, LoglikelihoodPair) else answer
 

@@ -174,7 +174,7 @@ def _by_document(edited: Sequence[Metrics], unedited: Sequence[Metrics]) -> dict
     for sample in edited:
         if other := plain.get((sample["filter"], sample["doc_id"])):
             pairs.setdefault(sample["filter"], []).append((dict(sample), other))
-            kept = ("resps", "filtered_resps", *other["metrics"])
+            kept = ("prompt_hash", "resps", "filtered_resps", *other["metrics"])
             sample["unedited"] = {name: other[name] for name in kept}
     return pairs
 
