@@ -470,6 +470,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "code_fingerprint": code_fingerprint(__name__, *self.editor.source_modules),
             "versions": installed_versions(),
         }
+        if self.compares_unedited:
+            self._unedited_stock.warn_if_unused()
         return {**super().get_model_info(), "edited_hf": editing}
 
     @property

@@ -74,8 +74,6 @@ def evaluate_both(evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     for name, group in loaded.get("groups", {}).items():
         _add_group_columns(name, group, results, unedited, differences)
     results["unedited_comparison"] = {"tasks": names, "not_compared": not_compared}
-    if not ordinary:
-        log.warning("compare_unedited=True has no effect: this run has no task of lm-eval's own, without edits.")
     for name, reason in not_compared.items():
         log.warning("%s is not compared with the unedited model: %s", name, reason)
     if not keeps_samples:
