@@ -25,7 +25,6 @@ from edit_hooks.answers import (
     EditReport,
     FailedAnswer,
     GeneratedText,
-    LoglikelihoodPair,
     ModelAnswer,
     ScoredContinuation,
     truncate,
@@ -62,7 +61,7 @@ from edit_hooks.lm.sessions import (
     answer_distinct,
 )
 from edit_hooks.lm.stream import EditStream, Guard
-from edit_hooks.lm.unedited_stock import UneditedStock
+from edit_hooks.lm.unedited_stock import UneditedStock, counted_pairs
 from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of
@@ -298,11 +297,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             jobs = [(self.items.tokenized_item(*request), self._stock_edit) for request in requests]
             answers = self.prompt_edits.answer(jobs, self._score_jobs, self.items.stock_score_item)
             pairs = [(answer.logprob, answer.is_greedy) for answer in answers]
-        numbers = [len(continuation) for _, _, continuation in requests]
-        return [
-            LoglikelihoodPair(logprob, is_greedy, number)
-            for (logprob, is_greedy), number in zip(pairs, numbers, strict=True)
-        ]
+        return counted_pairs(pairs, requests)
 
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """As in the parent class; under hook and context edits decode greedily."""
@@ -479,6 +474,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "code_fingerprint": code_fingerprint(__name__, *self.editor.source_modules),
             "versions": installed_versions(),
         }
+        if self.compares_unedited:
+            self._unedited_stock.warn_if_unused()
         return {**super().get_model_info(), "edited_hf": editing}
 
     @property

@@ -17,7 +17,10 @@ from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.hashing import code_fingerprint, key_of
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.scopes import undone
+
+log = get_logger("lm_eval.edited_hf")
 
 KIND = "ordinary_answers"
 
@@ -30,7 +33,6 @@ class UneditedStock:
 
     Attributes:
         is_asked: whether the scope is open.
-        was_asked: whether it has ever been.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -38,14 +40,22 @@ class UneditedStock:
         self.settings = {
             name: value if isinstance(value, plain) else type(value).__name__ for name, value in settings.items()
         }
-        self.is_asked = self.was_asked = False
+        self.is_asked = self._was_asked = False
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Ask ordinary requests of the unedited model."""
         with undone(lambda: setattr(self, "is_asked", False)):
-            self.is_asked = self.was_asked = True
+            self.is_asked = self._was_asked = True
             yield
+
+    def warn_if_unused(self) -> None:
+        """Log that the scope was never open, in a run that was to compare both models."""
+        if not self._was_asked:
+            log.warning(
+                "compare_unedited=True has no effect: no task without edits was evaluated on both models. Such tasks "
+                "are lm-eval's own; lm_eval_editing_autoload, which start-up imports, evaluates them twice."
+            )
 
     def answers(
         self,
@@ -75,6 +85,16 @@ class UneditedStock:
             store.save_json(KIND, description, [_to_json(answer) for answer in answers])
             return answers
         return [LoglikelihoodPair(*answer) if isinstance(answer, list) else answer for answer in stored]
+
+
+def counted_pairs(
+    pairs: Sequence[tuple[float, bool]], requests: Sequence[tuple[Any, Sequence[int], Sequence[int]]]
+) -> list[tuple[float, bool]]:
+    """The answers to requests (texts, context, continuation) with the numbers of tokens of the continuations."""
+    return [
+        LoglikelihoodPair(logprob, is_greedy, len(continuation))
+        for (logprob, is_greedy), (_, _, continuation) in zip(pairs, requests, strict=True)
+    ]
 
 
 def _to_json(answer: Any) -> Any:

@@ -74,8 +74,6 @@ def evaluate_both(evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     for name, group in loaded.get("groups", {}).items():
         _add_group_columns(name, group, results, unedited, differences)
     results["unedited_comparison"] = {"tasks": names, "not_compared": not_compared}
-    if not ordinary:
-        log.warning("compare_unedited=True has no effect: this run has no task of lm-eval's own, without edits.")
     for name, reason in not_compared.items():
         log.warning("%s is not compared with the unedited model: %s", name, reason)
     if not keeps_samples:
@@ -174,7 +172,7 @@ def _by_document(edited: Sequence[Metrics], unedited: Sequence[Metrics]) -> dict
     for sample in edited:
         if other := plain.get((sample["filter"], sample["doc_id"])):
             pairs.setdefault(sample["filter"], []).append((dict(sample), other))
-            kept = ("resps", "filtered_resps", *other["metrics"])
+            kept = ("prompt_hash", "resps", "filtered_resps", *other["metrics"])
             sample["unedited"] = {name: other[name] for name in kept}
     return pairs
 
