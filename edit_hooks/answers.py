@@ -81,6 +81,7 @@ class GeneratedText:
         stop: why generation ended, likewise.
         thought: text up to the end of the thought, of models that think before the answer (``think_end_token``).
         unfinished: the thought has no end, so there is no answer.
+        target_ids: tokens of the text that fixed the length of the answer, where one did.
         unedited: the unedited model's answer to the same question, if required.
     """
 
@@ -90,6 +91,7 @@ class GeneratedText:
     stop: StopReason | None = None
     thought: str | None = None
     unfinished: bool = False
+    target_ids: tuple[int, ...] | None = None
     context: ContextReport | None = None
     unedited: GeneratedText | None = None
 
@@ -275,7 +277,7 @@ def answer_from_json(record: Mapping[str, Any]) -> ModelAnswer:
         fields["context"] = ContextReport(**fields["context"])
     if "unedited" in fields:
         fields["unedited"] = answer_from_json(fields["unedited"])
-    for name in ("token_ids", "token_argmax"):
+    for name in ("token_ids", "token_argmax", "target_ids"):
         if name in fields:
             fields[name] = tuple(map(int, fields[name]))
     if record["kind"] == "generated":

@@ -52,7 +52,10 @@ class Decoding:
         max_total_tokens: longest prompt and answer together, in place of ``max_new_tokens``. The answer's text is
             decoded with the prompt, so that it keeps the white space between them under every tokenizer.
         length_of: the answer has exactly as many tokens as this text has after the prompt (AR-MATCH); nothing stops it
-            earlier.
+            earlier. The answer reports the text's tokens.
+        length_of_alone: the tokens of that text are those it has by itself, without prompt and space before it.
+        teacher_forced: each token of the answer is the most likely one after the prompt and the text's own tokens, not
+            after those of the answer.
         until: stop strings; ``None``: those of the task.
         ignore_end: end tokens do not stop the answer; it goes on after them.
         sampling: ``None``: greedy.
@@ -63,6 +66,8 @@ class Decoding:
     max_new_tokens: int | None = None
     max_total_tokens: int | None = None
     length_of: str | None = None
+    length_of_alone: bool = False
+    teacher_forced: bool = False
     until: tuple[str, ...] | None = None
     ignore_end: bool = False
     sampling: Sampling | None = None
@@ -76,6 +81,10 @@ class Decoding:
             raise EditingError("max_total_tokens fixes the length; drop max_new_tokens, max_thought_tokens, length_of.")
         if self.length_of is not None and (self.max_new_tokens is not None or self.until is not None):
             raise EditingError("length_of fixes the length of an answer; drop max_new_tokens and until.")
+        if self.length_of is None and (self.length_of_alone or self.teacher_forced):
+            raise EditingError("length_of_alone and teacher_forced need length_of, the text with the tokens.")
+        if self.teacher_forced and self.sampling is not None:
+            raise EditingError("teacher_forced takes the most likely tokens; drop sampling.")
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values."""

@@ -85,7 +85,8 @@ class _DecodingLoop:
                 running = [running[row] for row in unfinished]
                 cache = select_rows(cache, rows)
                 mask_RC, length_R, edits = mask_RC[rows], length_R[rows], edits.select(rows)
-            ids_R1 = torch.tensor([[self.new_tokens[index][-1]] for index in running], device=self.device)
+            read = [[self.items[index].token_read(self.new_tokens[index])] for index in running]
+            ids_R1 = torch.tensor(read, device=self.device)
             mask_RC = torch.cat([mask_RC, torch.ones_like(mask_RC[:, :1])], 1)
             with edits.step():
                 hidden_R1D = decoder_of(self.model)(
@@ -193,6 +194,7 @@ def generated_text(
         token_ids=tuple(tokens[length:]),
         stop=stop,
         thought=_decoded(tokenizer, tokens[:length]) if length else None,
+        target_ids=item.target,
     )
 
 

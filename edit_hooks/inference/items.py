@@ -50,6 +50,8 @@ class GenerateItem:
         ignore_end: end tokens do not end the continuation.
         sampling: how tokens are drawn; ``None``: greedily.
         with_prompt: decode the text together with the context; some tokenizers drop the first space of a text.
+        target: the tokens that fix the length of the continuation; ``None`` if nothing does.
+        forced: the model reads the tokens of ``target`` in place of those it continues with (teacher forcing).
     """
 
     context: tuple[int, ...]
@@ -61,6 +63,12 @@ class GenerateItem:
     ignore_end: bool = False
     sampling: Sampling | None = None
     with_prompt: bool = False
+    target: tuple[int, ...] | None = None
+    forced: bool = False
+
+    def token_read(self, tokens: Sequence[int]) -> int:
+        """The token that the model reads after it has produced ``tokens``."""
+        return self.target[len(tokens) - 1] if self.forced and self.target else tokens[-1]
 
     @property
     def most_tokens(self) -> int:

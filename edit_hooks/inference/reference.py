@@ -93,10 +93,26 @@ class _Draw(LogitsProcessor):
         return cast(torch.FloatTensor, drawn)
 
 
+class _Forced(LogitsProcessor):
+    """Records the most likely tokens and continues with those of the target."""
+
+    def __init__(self, item: GenerateItem) -> None:
+        assert item.target is not None
+        self.target, self.most_likely = item.target, list[int]()
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        read = torch.full_like(scores, -torch.inf)
+        read[0, self.target[len(self.most_likely)]] = 0.0
+        self.most_likely.append(int(scores[0].argmax()))
+        return cast(torch.FloatTensor, read)
+
+
 def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, item: GenerateItem) -> GeneratedText:
     prompt = torch.tensor([item.context], device=model.device)
     ends = set() if item.ignore_end else end_token_ids(model, tokenizer)
-    processors = [] if item.sampling is None else [_Draw(TokenDraw(item))]
+    processors: list[LogitsProcessor] = [] if item.sampling is None else [_Draw(TokenDraw(item))]
+    forced = _Forced(item) if item.forced else None
+    processors += [] if forced is None else [forced]
     output = model.generate(
         input_ids=prompt,
         attention_mask=torch.ones_like(prompt),
@@ -108,7 +124,7 @@ def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, it
         stopping_criteria=StoppingCriteriaList([_StopOnText(tokenizer, item)]),
         logits_processor=LogitsProcessorList(processors),
     )
-    tokens = output[0, prompt.shape[1] :].tolist()
+    tokens = output[0, prompt.shape[1] :].tolist() if forced is None else forced.most_likely
     stop: StopReason = "stop_string" if is_stopped(tokenizer, tokens, item) else "length"
     if tokens and tokens[-1] in ends:
         stop = "eos"

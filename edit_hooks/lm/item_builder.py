@@ -121,11 +121,29 @@ class ItemBuilder:
                 raise UnusableRequestError(f"prompt {context!r} has no room in {decoding.max_total_tokens} tokens.")
             item = replace(item, max_new_tokens=length, with_prompt=True)
         if decoding.length_of is not None:
-            length = len(split_continuation(self._lm.tokenizer, context, decoding.length_of, self._lm.add_bos_token)[1])
-            if not length:
-                raise UnusableRequestError(f"answer {decoding.length_of!r} has no token after {context!r}.")
-            item = replace(item, stops=(), max_new_tokens=length, ignore_end=True, think_end=None)
+            target = self._tokens_of(decoding.length_of, None if decoding.length_of_alone else context)
+            item = replace(
+                item,
+                stops=(),
+                max_new_tokens=len(target),
+                ignore_end=True,
+                think_end=None,
+                target=target,
+                forced=decoding.teacher_forced,
+            )
         return self.fitted_prompt(context, item)
+
+    def _tokens_of(self, text: str, context: str | None) -> tuple[int, ...]:
+        """The tokens of a text after a context, or by itself."""
+        lm = self._lm
+        require_text(text)
+        if context is None:
+            ids = encode(lm.tokenizer, text, add_special_tokens=False).ids
+        else:
+            ids = split_continuation(lm.tokenizer, context, text, lm.add_bos_token)[1]
+        if not ids:
+            raise UnusableRequestError(f"answer {text!r} has no token after {context or ''!r}.")
+        return tuple(ids)
 
     def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
         """Build an item for greedy decoding from the generation settings of an lm-eval task."""

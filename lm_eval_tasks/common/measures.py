@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation
 from judges.base import CORRECT, Verdict
-from judges.match import alias_match, exact_match
+from judges.match import alias_match, exact_match, normalize
 from lm_eval_tasks.common import scoring
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, UNFINISHED, Answer
 from lm_eval_tasks.common.probes import ProbeAnswers
@@ -192,6 +192,28 @@ def agree_gen(answer: Answer | None) -> float:
     return scoring.all_equal(after, before)
 
 
+def target_match(answer: Answer | None) -> float:
+    """Share of positions at which a generation of fixed length has the token of the gold answer.
+
+    AR-MATCH of a free generation, TF-MATCH of a teacher-forced one.
+    """
+    generated = generated_text(answer)
+    if generated.token_ids is None or generated.target_ids is None:
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
+    return scoring.share_equal(generated.token_ids, generated.target_ids)
+
+
+def agree_ar(answer: Answer | None) -> float:
+    """AGREE-AR: share of positions at which edited and unedited model generate the same token.
+
+    Both generations have the gold answer's length.
+    """
+    before, after = generated_text(answer, unedited=True).token_ids, generated_text(answer).token_ids
+    if before is None or after is None:
+        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
+    return scoring.share_equal(after, before)
+
+
 def both_empty(answer: Answer | None) -> float:
     """1 if neither model writes anything before the stop rule.
 
@@ -215,6 +237,24 @@ def generated_contains(answer: Answer | None, gold: str) -> float:
     Both are normalized, and the generation ends at its natural stop.
     """
     return float(alias_match(generated_text(answer).text, [gold]))
+
+
+def goes_on(answer: Answer | None, gold: str) -> float:
+    """1 if the generation begins with the gold answer and goes on before its natural stop (WILD, table 7)."""
+    return float(bool(following_words(generated_text(answer).text, gold)))
+
+
+def repeats(answer: Answer | None, gold: str) -> float:
+    """1 if the gold answer, at the beginning of the generation, is followed by itself ("meaningless repetition")."""
+    rest = following_words(generated_text(answer).text, gold)
+    words = normalize(gold).split()
+    return float(bool(rest) and rest[: len(words)] == words)
+
+
+def following_words(text: str, gold: str) -> list[str]:
+    """The words after the gold answer in a text that begins with it, after normalization; else none."""
+    words, wanted = normalize(text).split(), normalize(gold).split()
+    return words[len(wanted) :] if wanted and words[: len(wanted)] == wanted else []
 
 
 def judged_correct(answer: Answer | None) -> float:

@@ -12,6 +12,8 @@ from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import Case
 
 PLACEHOLDER = "placeholder"
+# Key of a document whose prompts are chats already, with the setting that makes them so.
+OWN_CHAT = "own_chat"
 NO_COMPETITOR = FailedAnswer("the question has no competing answer", is_failure=False)
 
 

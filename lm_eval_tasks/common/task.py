@@ -8,9 +8,10 @@ A task's YAML uses four keys of lm-eval in a special way:
   :class:`~lm_eval_tasks.common.probes.CaseAnswers` and a measure is a function without arguments. Judged metrics are
   not among them: their value is the mean verdict over the case's own probes.
 - ``metric_list``: the metrics of that mapping. Besides lm-eval's keys, ``only_if: <setting>`` drops a metric where the
-  setting is off, ``only_with`` and ``only_without`` where a setting has no value or has one, ``rate: false`` marks one
-  that is no share of successes (it has no column ``<metric>_or_0``), ``filtered: true`` one from which a published
-  filter may exclude cases, ``filtered_by: population`` one with a second column over the run's population
+  setting is off (``only_if: {<setting>: <value>}`` where it has another value), ``only_with`` and ``only_without``
+  where a setting has no value or has one, ``rate: false`` marks one that is no share of successes (it has no column
+  ``<metric>_or_0``), ``filtered: true`` one from which a published filter may exclude cases,
+  ``filtered_by: population`` one with a second column over the run's population
   (:mod:`lm_eval_tasks.common.population`), ``from: judge`` one that only judged pipelines report
   (:mod:`lm_eval_tasks.common.judge_filter`), and ``chance`` and ``role`` are what
   :mod:`lm_eval_tasks.common.anomalies` checks.
@@ -36,12 +37,13 @@ from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import check_generation_kwargs, switch
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.generation import generation_arguments
+from lm_eval_tasks.common.breakdown import breakdown_columns, breakdown_fields, breakdown_row, prepare
+from lm_eval_tasks.common.generation import after_prompt, generation_arguments, stop_strings
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, judged_correct
 from lm_eval_tasks.common.population import population_metrics, restrict, with_current_name
-from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
+from lm_eval_tasks.common.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
     RETENTION,
@@ -117,6 +119,7 @@ class EditingTask(HarnessTask):
             )
         self.stages = StreamStages.of(config["metadata"])
         self.judge = add_judge(config)
+        self.breakdown = breakdown_fields(config["metadata"])
         super().__init__(data_dir, cache_dir, download_mode, config)
         self._declare_columns()
 
@@ -130,6 +133,8 @@ class EditingTask(HarnessTask):
             self._declare_companions(metric, aggregation)
             if self._is_rate(metric):
                 self.add_column(f"{metric}{OR_ZERO}", aggregation, higher_is_better=True)
+            for column, by_group in breakdown_columns(metric, self.breakdown, aggregation).items():
+                self.add_column(column, by_group)
             for stage in self.stages.columns:
                 self.add_column(f"{metric}@{stage}", aggregation, higher_is_better=directions[metric])
                 self._declare_companions(f"{metric}@{stage}", aggregation)
@@ -212,7 +217,7 @@ class EditingTask(HarnessTask):
         loaded = self.benchmark.load(settings)
         docs = Documents(mark_unusable(self.config.process_docs(case, settings)) for case in loaded.records)
         settings["data"] = loaded.source["data"]
-        settings["data_source"] = loaded.source
+        settings["data_source"] = loaded.source | prepare(docs, settings)
         logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)
         self.dataset = {self.config.test_split: docs}
 
@@ -260,7 +265,15 @@ class EditingTask(HarnessTask):
         """One context per probe, each built by lm-eval.
 
         lm-eval adds system instruction, description and chat template.
+
+        Raises:
+            EditingError: for a second chat template around prompts that have one.
         """
+        if (own := doc.get(OWN_CHAT)) and (kwargs.get("apply_chat_template") or kwargs.get("system_instruction")):
+            raise EditingError(
+                f"{own} writes a chat with a system prompt of its own; drop --apply_chat_template and "
+                "--system_instruction, or use wild_context=question_only with them."
+            )
         return [super(EditingTask, self).fewshot_context(probe, num_fewshot, **kwargs) for probe in doc["probes"]]
 
     def construct_requests(self, doc: Mapping[str, Any], ctx: Sequence[str], **kwargs: Any) -> list[Instance]:
@@ -273,14 +286,14 @@ class EditingTask(HarnessTask):
         stops = self._stops()
         instances = []
         for idx, request in enumerate(case_requests(doc)):
-            probe, target, decoding = request.probe, request.target, request.decoding
+            probe, target, decoding = request.probe, request.target, after_prompt(request.decoding, delimiter)
             probe_fields = {  # part of lm-eval's `doc_hash`: other keys would make samples look like other documents
                 "kind": probe.kind,
                 "question": probe.question,
                 "gold": probe.gold,
                 "model": probe.asked_model(generation=target is None),
                 "decoding": None if target is not None or decoding is None else decoding.to_json(),
-                "until": stops if decoding is None or decoding.until is None else list(decoding.until),
+                "until": stop_strings(decoding, stops),
             }
             context = ctx[request.number]
             arguments = (
@@ -353,6 +366,8 @@ class EditingTask(HarnessTask):
         for suffix, scores in scored.items():
             for metric in metrics:
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
+        for name in names:
+            row |= breakdown_row(name, self.breakdown, doc, scored[""][name])
         edit = case.lead.edit
         row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": edit and edit.to_json()}
         return row | ({"judge": describe_verdicts([answer.final for answer in case.answers])} if case.judged else {})
@@ -413,11 +428,18 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
         {"aggregation": "mean_scored", "higher_is_better": True}
         | {key: value for key, value in metric.items() if key not in conditions}
         for listed in metric_list
-        if ("only_if" not in listed or switch(settings, listed["only_if"], True))
+        if _applies(listed.get("only_if"), settings)
         and ("only_with" not in listed or settings.get(listed["only_with"]))
         and ("only_without" not in listed or not settings.get(listed["only_without"]))
         for metric in population_metrics(listed, settings)
     ]
+
+
+def _applies(only_if: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> bool:
+    """Whether a metric's condition holds: a switch that is on, or settings that all have the given values."""
+    if isinstance(only_if, Mapping):
+        return all(settings.get(name) == value for name, value in only_if.items())
+    return only_if is None or switch(settings, only_if, True)
 
 
 def _is_rate(metric: Mapping[str, Any]) -> bool:

@@ -8,26 +8,31 @@ The published results of QAEdit are over the cases whose edit question the unedi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edit_hooks.decoding import AskedModel
+from edit_hooks.decoding import AskedModel, Decoding
 from edit_hooks.prompt_context import QA_INSTRUCTION
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, NEIGHBORHOOD, PARAPHRASE, Case, Question
 from lm_eval_tasks.common.measures import Measure, mean_over
 from lm_eval_tasks.common.population import POPULATION, with_helper
-from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.probes import OWN_CHAT, CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings, choice_setting
 
 # `qa_inst` is that of the released code, with a blank line; the figure of the paper shows a single newline.
+# `chat_template_released` is the release's `chat_temp`: Llama-2's template for any model, an end token at its end.
+RELEASED_CHAT = "chat_template_released"
 CONTEXTS = {
     "qa_inst": QA_INSTRUCTION,
     "qa_inst_single_newline": "Please answer the question:\nQ: {question}\nA:",
     "question_only": "{question}",
+    RELEASED_CHAT: (
+        "<s>[INST] <<SYS>>\nYou are a helpful, respectful and honest assistant.\n<</SYS>>\n\n{question} [/INST]</s>"
+    ),
 }
 
-WILD_CONTEXT = choice_setting("wild_context", "context of a free generation", list(CONTEXTS))
+WILD_CONTEXT = choice_setting("wild_context", "context of the questions", list(CONTEXTS))
 # All settings that a benchmark with tasks of this protocol or of the synthetic one declares.
 WILD_SETTINGS = (WILD_CONTEXT, POPULATION)
 
@@ -54,23 +59,29 @@ def locality_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 
 def _generation_doc(case: Case, settings: Settings, kind: str, ask: AskedModel = "edited") -> dict[str, Any]:
-    probes = [generation_probe(kind, question, settings, ask) for question in case.questions(kind)]
-    return case_doc(case, with_helper(case, settings, probes), generate=True)
+    context = WILD_CONTEXT.read(settings)
+    probes = [generation_probe(kind, question, context, ask) for question in case.questions(kind)]
+    return generation_doc(case, settings, context, probes)
 
 
-def generation_probe(kind: str, question: Question, settings: Settings, ask: AskedModel = "edited") -> Probe:
-    """A probe that generates the answer to a question.
+def generation_doc(case: Case, settings: Settings, context: str, probes: Sequence[Probe]) -> dict[str, Any]:
+    """A document of generations in a context, with the helper probe that a population needs."""
+    doc = case_doc(case, with_helper(case, settings, probes), generate=True)
+    return doc | ({OWN_CHAT: f"wild_context={context}"} if context == RELEASED_CHAT else {})
 
-    The setting :data:`WILD_CONTEXT` selects the context.
-    """
-    context = CONTEXTS[WILD_CONTEXT.read(settings)]
+
+def generation_probe(
+    kind: str, question: Question, context: str, ask: AskedModel = "edited", decoding: Decoding | None = None
+) -> Probe:
+    """A probe that generates the answer to a question in one of :data:`CONTEXTS`."""
     return Probe(
         kind=kind,
-        prompt=context.replace("{question}", question.prompt),
+        prompt=CONTEXTS[context].replace("{question}", question.prompt),
         generate=True,
         gold=question.wanted,
         question=question.prompt,
         ask=ask,
+        decoding=decoding,
     )
 
 

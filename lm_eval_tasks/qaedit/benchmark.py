@@ -9,9 +9,11 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.pinned_file import PinnedFile
 from judges.match import normalize
 from lm_eval_tasks.common.benchmark import Benchmark
+from lm_eval_tasks.common.breakdown import BREAKDOWN_SETTINGS, CATEGORY
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
+from lm_eval_tasks.protocols.grid import GRID_SETTINGS
 from lm_eval_tasks.protocols.wild import WILD_SETTINGS
 
 
@@ -31,11 +33,16 @@ def parse(fields: Fields, row: int) -> Case:
         where=fields.where,
     )
     locality = fields.objects("locality")[0]
+    category = fields.optional(CATEGORY)
     return Case(
         request=request,
         paraphrases=[Question(fields.text("rephrase"), target)],
         neighbors=[Question(locality.text("loc"), locality.text("loc_ans"))],
-        extras={"source_id": source_id(fields, "id", row), "origin": fields.optional("source")},
+        extras={
+            "source_id": source_id(fields, "id", row),
+            "origin": fields.optional("source"),
+            **({} if category is None else {CATEGORY: category}),
+        },
     )
 
 
@@ -72,10 +79,10 @@ QAEDIT = Benchmark(
                 sha256="640e1d279759263fdaae543a385680d21a55aa3597ca8b597ffd7937fef07c42",
             )
         },
-        notes=("category", "provenance"),
+        notes=("provenance",),
     ),
     parse=parse,
-    settings=WILD_SETTINGS,
+    settings=(*WILD_SETTINGS, *GRID_SETTINGS, *BREAKDOWN_SETTINGS),
     count_odd=count_odd,
 )
 

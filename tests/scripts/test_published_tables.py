@@ -35,6 +35,7 @@ SETTINGS = {
     "wild_context": CONTEXTS,
     "population": POPULATIONS,
     "released_tokenizer": ("true", "false"),
+    "score_by": ("origin", "category"),
 }
 
 
@@ -90,6 +91,14 @@ def test_every_named_setting_is_accepted(benchmark: str, table: dict[str, Any]) 
             if key == "data":
                 sets = find_benchmark(benchmark).source.sets
                 assert value == HUB or named_set(value) in [(HUB, name) for name in sets], setting
+
+
+@pytest.mark.parametrize(("benchmark", "table"), MAPPED, ids=title)
+def test_every_named_group_has_the_tasks_of_its_table(benchmark: str, table: dict[str, Any]) -> None:
+    files = {path.stem.removeprefix("_"): path for path in (ROOT / "lm_eval_tasks").glob("*/_*.yaml")}
+    groups = re.findall(r"`(\w+_table\d+)`", table["run"])
+    members = [task for group in groups for task in yaml.safe_load(files[group].read_text(encoding="utf-8"))["task"]]
+    assert not groups or set(table["tasks"]) <= set(members)
 
 
 @pytest.mark.parametrize("editor", ALL_EDITORS, ids=title)

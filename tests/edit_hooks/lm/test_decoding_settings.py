@@ -57,16 +57,17 @@ def test_an_answer_as_long_as_a_text_is_not_stopped_earlier(lm: EditedHFLM) -> N
 def test_prompt_and_answer_together_have_a_length_and_are_one_text(lm: EditedHFLM) -> None:
     """This tokenizer, like Llama-2's, drops the space at the beginning of a text; after the prompt it is kept."""
     prompt = lm.tokenizer(PROMPT)["input_ids"]  # with BOS, which counts
-    whole, alone = generate(
-        lm,
-        Decoding(until=(), ignore_end=True, max_total_tokens=30),
-        Decoding(until=(), ignore_end=True, max_new_tokens=30 - len(prompt)),
-    )
-    assert len(prompt) + len(whole.token_ids or ()) == 30 and whole.stop == "length"
-    assert whole.token_ids == alone.token_ids
-    assert PROMPT + whole.raw == lm.tokenizer.decode([*prompt, *whole.token_ids], skip_special_tokens=True)
-    first = lm.tokenizer.convert_ids_to_tokens(whole.token_ids[0])
-    assert whole.raw == (" " if first.startswith("\u2581") else "") + alone.raw
+    draws = [Sampling(seed=seed) for seed in range(8)]
+    wholes = generate(lm, *(Decoding(until=(), ignore_end=True, max_total_tokens=14, sampling=draw) for draw in draws))
+    length = 14 - len(prompt)
+    alone = generate(lm, *(Decoding(until=(), ignore_end=True, max_new_tokens=length, sampling=draw) for draw in draws))
+    assert [answer.token_ids for answer in wholes] == [answer.token_ids for answer in alone]
+    assert {(len(answer.token_ids or ()), answer.stop) for answer in wholes} == {(length, "length")}
+    for answer in wholes:
+        text = lm.tokenizer.decode([*prompt, *(answer.token_ids or ())], skip_special_tokens=True)
+        assert PROMPT + answer.raw == text
+    assert [whole.raw.removeprefix(" ") for whole in wholes] == [answer.raw for answer in alone]
+    assert any(whole.raw.startswith(" ") for whole in wholes)
 
 
 def test_a_space_before_the_answer_is_kept_under_every_tokenizer() -> None:
@@ -97,6 +98,27 @@ def test_two_settings_of_one_length_are_an_error() -> None:
             Decoding(max_total_tokens=10, **other)
     with pytest.raises(EditingError, match="max_total_tokens is 0"):
         Decoding(max_total_tokens=0)
+
+
+def test_the_text_that_fixes_the_length_can_count_by_itself(lm: EditedHFLM) -> None:
+    """GRACE's released evaluation: the gold answer's tokens without prompt and space before it."""
+    (exact,) = generate(lm, Decoding(length_of="Dravonia by", length_of_alone=True))
+    assert list(exact.target_ids or ()) == lm.tokenizer("Dravonia by", add_special_tokens=False)["input_ids"]
+    assert len(exact.token_ids or ()) == len(exact.target_ids or ())
+    (spaced,) = generate(lm, Decoding(length_of=" Dravonia by"))
+    assert spaced.target_ids != exact.target_ids
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_teacher_forced_answer_is_the_argmax_of_the_scored_text(model_path: str, engine: str) -> None:
+    lm = build(model_path, engine=engine)
+    gold = " the old town of Dravonia by the sea"
+    free, forced = generate(lm, Decoding(length_of=gold), Decoding(length_of=gold, teacher_forced=True))
+    (scored,) = lm.loglikelihood([instance({**case(), "asked": {"model": "edited"}}, PROMPT, gold)])
+    assert forced.token_ids == scored.final.token_argmax and forced.target_ids == scored.final.token_ids
+    assert free.token_ids is not None and forced.token_ids is not None
+    assert free.token_ids[0] == forced.token_ids[0] and free.token_ids != forced.token_ids
+    assert forced.stop == "length" and forced.raw == lm.tokenizer.decode(list(forced.token_ids))
 
 
 def test_a_question_has_its_own_length_and_stops(lm: EditedHFLM) -> None:
@@ -133,7 +155,12 @@ def test_sampling_asked_for_by_a_task_is_still_refused(lm: EditedHFLM) -> None:
 
 @pytest.mark.parametrize(
     ("decoding", "message"),
-    [({"max_tokens": 3}, "Did you mean 'max_new_tokens'"), ({"sampling": {"top_p": 2.0}}, "top_p is 2.0")],
+    [
+        ({"length_of_alone": True}, "need length_of"),
+        ({"length_of": "x", "teacher_forced": True, "sampling": {}}, "drop sampling"),
+        ({"max_tokens": 3}, "Did you mean 'max_new_tokens'"),
+        ({"sampling": {"top_p": 2.0}}, "top_p is 2.0"),
+    ],
 )
 def test_settings_that_are_not_accepted_are_errors(lm: EditedHFLM, decoding: dict[str, Any], message: str) -> None:
     doc = {**case(), "asked": {"model": "edited", "decoding": decoding}}

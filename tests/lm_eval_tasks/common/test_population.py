@@ -90,7 +90,7 @@ def test_a_helper_without_a_verdict_leaves_its_case_unscored(tmp_path: Path) -> 
 @pytest.mark.parametrize("task", ["qaedit_syn_reliability", "qaedit_wild_locality"])
 def test_a_population_that_needs_a_judge_says_so(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LM_EDIT_JUDGE", raising=False)
-    with pytest.raises(EditingError, match="population=wrong_judge needs a judge.*or use wrong_em"):
+    with pytest.raises(EditingError, match=r"population=wrong_judge needs a judge.*or use wrong_em"):
         build(task, population="wrong_judge")
 
 
@@ -113,5 +113,5 @@ def test_the_old_setting_still_works(value: object, population: str) -> None:
 
 
 def test_an_unknown_population_is_an_error() -> None:
-    with pytest.raises(EditingError, match="population='wrong' is unknown.*all, wrong_em, wrong_judge"):
+    with pytest.raises(EditingError, match=r"population='wrong' is unknown.*all, wrong_em, wrong_judge"):
         build("qaedit_syn_locality", population="wrong")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from scripted import ScriptedLM
 from task_runs import build, metrics_of, run
@@ -39,12 +41,38 @@ def test_reliability_by_hand() -> None:
         ("qa_inst", "Please answer the question:\n\nQ: who founded the Orrin press\nA:"),
         ("qa_inst_single_newline", "Please answer the question:\nQ: who founded the Orrin press\nA:"),
         ("question_only", "who founded the Orrin press"),
+        (
+            "chat_template_released",
+            "<s>[INST] <<SYS>>\nYou are a helpful, respectful and honest assistant.\n<</SYS>>\n\n"
+            "who founded the Orrin press [/INST]</s>",
+        ),
     ],
 )
 def test_contexts(context: str, prompt: str) -> None:
     doc = build("qaedit_wild_locality", wild_context=context).test_docs()[3]
     assert doc["probes"][0]["prompt"] == prompt
     assert doc["probes"][0]["question"] == "who founded the Orrin press"
+
+
+@pytest.mark.parametrize("options", [{"apply_chat_template": True}, {"system_instruction": "Be brief."}])
+@pytest.mark.parametrize("task", ["qaedit_wild_locality", "qaedit_grid_cell"])
+def test_the_released_chat_is_not_put_into_another(task: str, options: dict[str, Any]) -> None:
+    lm = ScriptedLM()
+    with pytest.raises(EditingError, match=r"wild_context=chat_template_released writes a chat .* drop --apply_chat"):
+        run(task, lm, {"wild_context": "chat_template_released"}, **options)
+    assert not lm.seen
+    run(task, lm, {"wild_context": "chat_template_released", "population": "all"})
+    assert all(request.args[0].endswith(" [/INST]</s>") for request in lm.seen)
+
+
+@pytest.mark.parametrize(("context", "text"), [("question_only", "{}"), ("qa_inst", "Please answer the question:")])
+def test_the_own_chat_template_of_a_model_takes_any_other_context(context: str, text: str) -> None:
+    lm = ScriptedLM()
+    run("qaedit_wild_locality", lm, {"wild_context": context}, apply_chat_template=True, limit=1)
+    own, helper = (request.args[0] for request in lm.seen)
+    question = "when did the salt canal open" if context == "question_only" else text
+    assert own.startswith(f"<user>{question}") and own.endswith("<assistant>")
+    assert helper.startswith("<user>Please answer the question:")  # the population is that of any other context
 
 
 def test_an_unknown_context_is_an_error() -> None:
