@@ -61,7 +61,7 @@ def test_reference_score_by_hand(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_own_idf_by_hand(tmp_path: Path) -> None:
-    """Of three reference texts, two have red: ln(4/3) + 1 = 1.287682; one has apple, one car: ln(4/2) + 1 = 1.693147."""
+    """Of three texts, two have red: ln(4/3) + 1 = 1.287682; one has apple, one car: ln(4/2) + 1 = 1.693147."""
     path = tmp_path / "texts.json"
     path.write_text(json.dumps(SNIPPETS), encoding="utf-8")
     found = scores("consistency_own_idf", {"consistency_texts": str(path)})
