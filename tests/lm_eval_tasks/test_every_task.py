@@ -17,6 +17,7 @@ from scripted import ScriptedLM, StockLM
 from task_runs import FOLDER, TASKS, benchmark_of, build, metrics_of, run
 
 from edit_hooks.request import EditRequest
+from edit_hooks.utils.pinned_file import UrlFile
 
 ALL_COLUMNS = {"population": "wrong_em"}  # off by default where it costs a generation
 
@@ -146,7 +147,8 @@ def test_yaml_and_readme_agree(task: str) -> None:
 def test_a_task_is_named_after_its_benchmark_and_asks_its_cases(task: str) -> None:
     built = build(task)
     assert built.benchmark.name == benchmark_of(task).name
-    assert built.config.dataset_path == built.benchmark.source.repository
+    published = built.benchmark.source.default_file
+    assert built.config.dataset_path == (published.url if isinstance(published, UrlFile) else published.repository)
     assert len(built.test_docs()) == len(built.benchmark.load(built.config.metadata).records)
 
 
