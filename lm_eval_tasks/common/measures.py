@@ -198,9 +198,7 @@ def target_match(answer: Answer | None) -> float:
     AR-MATCH of a free generation, TF-MATCH of a teacher-forced one.
     """
     generated = generated_text(answer)
-    if generated.token_ids is None or generated.target_ids is None:
-        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
-    return scoring.share_equal(generated.token_ids, generated.target_ids)
+    return _share_of_positions(generated.token_ids, generated.target_ids, "answer and gold answer")
 
 
 def agree_ar(answer: Answer | None) -> float:
@@ -209,9 +207,15 @@ def agree_ar(answer: Answer | None) -> float:
     Both generations have the gold answer's length.
     """
     before, after = generated_text(answer, unedited=True).token_ids, generated_text(answer).token_ids
-    if before is None or after is None:
+    return _share_of_positions(after, before, "edited and unedited model's answer")
+
+
+def _share_of_positions(left: Sequence[int] | None, right: Sequence[int] | None, noun: str) -> float:
+    if left is None or right is None:
         raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
-    return scoring.share_equal(after, before)
+    if len(left) != len(right):
+        raise Unscored(f"{noun} have {len(left)} and {len(right)} tokens")
+    return scoring.share_equal(left, right)
 
 
 def both_empty(answer: Answer | None) -> float:

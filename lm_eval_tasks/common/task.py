@@ -435,11 +435,11 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
     ]
 
 
-def _applies(only_if: str | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> bool:
+def _applies(only_if: str | Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:
     """Whether a metric's condition holds: a switch that is on, or settings that all have the given values."""
     if isinstance(only_if, Mapping):
-        return all(settings.get(name) == value for name, value in only_if.items())
-    return only_if is None or switch(settings, only_if, True)
+        return all(metadata.get(name) == value for name, value in only_if.items())
+    return only_if is None or switch(metadata, only_if, True)
 
 
 def _is_rate(metric: Mapping[str, Any]) -> bool:

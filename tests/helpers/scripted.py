@@ -163,6 +163,11 @@ class StreamLM(ScriptedLM):
 
     def _answer_by_mark(self, request: Instance, right: bool) -> ModelAnswer:
         if request.request_type == "generate_until":
+            decoding = request.doc["asked"]["decoding"]
+            if decoding and decoding["length_of"] is not None:  # one token per character of that text
+                target = tuple(map(ord, decoding["length_of"]))
+                answer = generated(decoding["length_of"] if right else "#" * len(target), "length")
+                return replace(answer, target_ids=target)
             return generated(f" {request.doc['asked']['gold']}." if right else " something else.", "stop_string")
         target = request.args[1].strip()
         ids = list(range(len(target.split())))
