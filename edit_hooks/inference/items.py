@@ -74,9 +74,9 @@ class GenerateItem:
         max_thought_tokens: longest thought; ``None``: thought and answer share ``max_new_tokens``.
         ignore_end: end tokens do not end the continuation.
         sampling: how tokens are drawn; ``None``: greedily.
+        with_prompt: decode the text together with the context; some tokenizers drop the first space of a text.
         target: the tokens that fix the length of the continuation; ``None`` if nothing does.
         forced: the model reads the tokens of ``target`` in place of those it continues with (teacher forcing).
-        with_prompt: decode the text together with the context; some tokenizers drop the first space of a text.
     """
 
     context: tuple[int, ...]
@@ -87,14 +87,13 @@ class GenerateItem:
     max_thought_tokens: int | None = None
     ignore_end: bool = False
     sampling: Sampling | None = None
+    with_prompt: bool = False
     target: tuple[int, ...] | None = None
     forced: bool = False
 
     def token_read(self, tokens: Sequence[int]) -> int:
         """The token that the model reads after it has produced ``tokens``."""
         return self.target[len(tokens) - 1] if self.forced and self.target else tokens[-1]
-
-    with_prompt: bool = False
 
     @property
     def most_tokens(self) -> int:

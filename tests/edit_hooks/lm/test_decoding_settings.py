@@ -78,16 +78,16 @@ def test_a_teacher_forced_answer_is_the_argmax_of_the_scored_text(model_path: st
 def test_prompt_and_answer_together_have_a_length_and_are_one_text(lm: EditedHFLM) -> None:
     """This tokenizer, like Llama-2's, drops the space at the beginning of a text; after the prompt it is kept."""
     prompt = lm.tokenizer(PROMPT)["input_ids"]  # with BOS, which counts
-    whole, alone = generate(
-        lm,
-        Decoding(until=(), ignore_end=True, max_total_tokens=30),
-        Decoding(until=(), ignore_end=True, max_new_tokens=30 - len(prompt)),
-    )
-    assert len(prompt) + len(whole.token_ids or ()) == 30 and whole.stop == "length"
-    assert whole.token_ids == alone.token_ids
-    assert PROMPT + whole.raw == lm.tokenizer.decode([*prompt, *whole.token_ids], skip_special_tokens=True)
-    first = lm.tokenizer.convert_ids_to_tokens(whole.token_ids[0])
-    assert whole.raw == (" " if first.startswith("\u2581") else "") + alone.raw
+    draws = [Sampling(seed=seed, temperature=4.0) for seed in range(40)]
+    wholes = generate(lm, *(Decoding(until=(), ignore_end=True, max_total_tokens=14, sampling=draw) for draw in draws))
+    length = 14 - len(prompt)
+    alone = generate(lm, *(Decoding(until=(), ignore_end=True, max_new_tokens=length, sampling=draw) for draw in draws))
+    assert [answer.token_ids for answer in wholes] == [answer.token_ids for answer in alone]
+    assert {(len(answer.token_ids or ()), answer.stop) for answer in wholes} == {(length, "length")}
+    for answer in wholes:
+        text = lm.tokenizer.decode([*prompt, *(answer.token_ids or ())], skip_special_tokens=True)
+        assert PROMPT + answer.raw == text
+    assert any(whole.raw == f" {answer.raw}" for whole, answer in zip(wholes, alone, strict=True))
 
 
 def test_a_space_before_the_answer_is_kept_under_every_tokenizer() -> None:

@@ -22,7 +22,7 @@ from lm_eval_tasks.counterfact.benchmark import COUNTERFACT
 from lm_eval_tasks.counterfact.references import load_references
 
 SNIPPETS = [
-    {"relation_id": "capital_of", "target_id": "denmark", "samples": [{"text": "Red apple", "name": "A", "id": 1}]},
+    {"relation_id": "capital_of", "target_id": "denmark", "samples": [{"text": "Red", "name": "A"}, {"text": "apple"}]},
     {"relation_id": "capital_of", "target_id": "spain", "samples": [{"text": "a red car"}]},
 ]
 CASES = COUNTERFACT.load({"data": str(RECORDS / "counterfact.jsonl")}).records
@@ -61,14 +61,14 @@ def test_reference_score_by_hand(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 def test_own_idf_by_hand(tmp_path: Path) -> None:
-    """Two reference texts: red is in both, ln(3/3) + 1 = 1; apple and car in one, ln(3/2) + 1 = 1.405465."""
+    """Of three texts, two have red: ln(4/3) + 1 = 1.287682; one has apple, one car: ln(4/2) + 1 = 1.693147."""
     path = tmp_path / "texts.json"
     path.write_text(json.dumps(SNIPPETS), encoding="utf-8")
     found = scores("consistency_own_idf", {"consistency_texts": str(path)})
-    rare = 1.405465
-    cosine = 2 * 1 / ((4 + rare**2) ** 0.5 * (1 + rare**2) ** 0.5)
+    red, rare = 1.287682, 1.693147
+    cosine = 2 * red * red / ((4 * red**2 + rare**2) ** 0.5 * (red**2 + rare**2) ** 0.5)
     assert found["consistency_own_idf"].value == pytest.approx(cosine, abs=1e-6)
-    assert found["consistency_own_idf_unedited"].value == pytest.approx(rare / (1 + rare**2) ** 0.5, abs=1e-6)
+    assert found["consistency_own_idf_unedited"].value == pytest.approx(rare / (red**2 + rare**2) ** 0.5, abs=1e-6)
 
 
 def test_the_files_decide_the_name_of_the_column(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_text_without_known_words_is_unscored(tmp_path: Path) -> None:
 def test_texts_of_a_pair_that_occurs_twice_are_joined(tmp_path: Path) -> None:
     path = tmp_path / "texts.json"
     path.write_text(json.dumps([*SNIPPETS, SNIPPETS[0]]), encoding="utf-8")
-    assert load_references(texts=str(path)).texts["capital_of", "denmark"] == ["Red apple", "Red apple"]
+    assert load_references(texts=str(path)).texts["capital_of", "denmark"] == ["Red", "apple", "Red", "apple"]
 
 
 class Bomb:
