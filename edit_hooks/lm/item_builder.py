@@ -59,9 +59,10 @@ class ItemBuilder:
             EditingError: for generation settings out of range, and sampling.
         """
         if request.request_type == "loglikelihood":
+            context, continuation = request.args
             if rule := request.doc.get("asked", {}).get("token_prompts"):
-                return self.token_prompt_item(*request.args, rule).item
-            return self.score_item(*request.args).item
+                return self.token_prompt_item(context, continuation, rule).item
+            return self.score_item(context, continuation).item
         decoding = request.doc.get("asked", {}).get("decoding")
         if decoding is None:
             return self.generate_item(*request.args).item

@@ -1,6 +1,7 @@
 """Every cell of the published tables is in exactly one entry of docs/published_tables.yaml.
 
-The tables themselves are the authors' and not part of the repository; without them only the form of the claims is tested.
+The tables themselves are the authors' and not part of the repository; without them only the form of the claims is
+tested.
 """
 
 from __future__ import annotations
