@@ -12,17 +12,44 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edit_hooks.base.editor import Editor
+from edit_hooks.lm.options import EditingOptions
+from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
+from edit_hooks.utils.options import parse_checkpoints
 from edit_hooks.utils.plugins import import_object, registered
 
 log = get_logger("lm_eval.edited_hf")
 
 ENTRY_POINTS = "lm_eval_editing.edit_sources"
+
+
+def read_plan(options: EditingOptions, editor: Editor[Any], settings: Mapping[str, Any]) -> EditPlan:
+    """Read the edits of a batch or sequential run, before any weight is loaded; no groups in other modes.
+
+    Args:
+        settings: those of :func:`load_edited_cases`.
+
+    Raises:
+        EditingError: as there, and for steps of several cases with an editor that writes one request at a time.
+    """
+    if options.edits is None:
+        return EditPlan()
+    cases = load_edited_cases(options.edits, settings, options.num_edits)
+    size = options.group_size or options.edit_batch_size or (len(cases) if options.mode == "batch" else 1)
+    if size > 1 and not options.group_size and not editor.supports_joint:
+        raise EditingError(
+            f"editor {options.editor!r} writes one request at a time, but the run has steps of {size} cases; use "
+            "mode=sequential,edit_batch_size=1 or an editor that writes batches."
+        )
+    cumulative = not options.group_size
+    groups = chunked(cases, size, cumulative=cumulative)
+    return EditPlan(groups, cumulative, parse_checkpoints(options.checkpoints))
 
 
 def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) -> list[EditRequest]:

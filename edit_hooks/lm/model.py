@@ -42,12 +42,11 @@ from edit_hooks.inference.token_prompts import score_parts
 from edit_hooks.lm.banner import banner_lines
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
-from edit_hooks.lm.edit_sources import is_file, load_edited_cases
+from edit_hooks.lm.edit_sources import is_file, read_plan
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
-from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
 from edit_hooks.lm.questions import read_questions, warn_of_unread
@@ -74,7 +73,7 @@ from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import parse_checkpoints, settings_file
+from edit_hooks.utils.options import settings_file
 from edit_hooks.utils.scopes import undone
 
 log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
@@ -117,7 +116,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.items = ItemBuilder(self)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
-        self.plan = self._new_plan()
+        self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
         super().__init__(pretrained=pretrained, **kwargs)
         self.edit_context = edit_context_of(self.options.edit_context, self.tokenizer, super().apply_chat_template)
@@ -386,23 +385,6 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             shared=self.world_size > 1,
         )
         return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
-
-    def _new_plan(self) -> EditPlan:
-        """Read the edits of batch and sequential runs, before any weight is loaded."""
-        options = self.options
-        if options.edits is None:
-            return EditPlan()
-        settings = options.data_settings(self.is_demo) | self._sets
-        cases = load_edited_cases(options.edits, settings, options.num_edits)
-        size = options.group_size or options.edit_batch_size or (len(cases) if options.mode == "batch" else 1)
-        if size > 1 and not options.group_size and not self.editor.supports_joint:
-            raise EditingError(
-                f"editor {options.editor!r} writes one request at a time, but the run has steps of {size} cases; use "
-                "mode=sequential,edit_batch_size=1 or an editor that writes batches."
-            )
-        cumulative = not options.group_size
-        groups = chunked(cases, size, cumulative=cumulative)
-        return EditPlan(groups, cumulative, parse_checkpoints(options.checkpoints))
 
     def _find_unusable(self, requests: Sequence[EditRequest], fail_if_all: bool = True) -> dict[str, str]:
         """Request key -> reason for the requests that the editor cannot use, with a warning; needs no weights.

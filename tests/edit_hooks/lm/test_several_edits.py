@@ -7,7 +7,7 @@ import json
 import pytest
 from lm_runs import build, flat, instance
 
-import edit_hooks.lm.model
+import edit_hooks.lm.edit_sources
 from edit_hooks import EditRequest
 from edit_hooks.answers import FailedAnswer
 from edit_hooks.lm.edit_sources import load_edited_cases, load_edits
@@ -32,7 +32,7 @@ def question(requests, prompt="Marsk is the capital of", target=" Tolmeria", ask
 @pytest.fixture
 def edited_model(tiny_path, monkeypatch):
     def make(editor, **options):
-        monkeypatch.setattr(edit_hooks.lm.model, "load_edited_cases", lambda *_: CASES)
+        monkeypatch.setattr(edit_hooks.lm.edit_sources, "load_edited_cases", lambda *_: CASES)
         return build(str(tiny_path("llama")), editor=editor, editor_args=dict(EDITORS[editor]), **options)
 
     return make
