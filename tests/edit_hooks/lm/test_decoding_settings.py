@@ -31,13 +31,13 @@ def lm(model_path: str) -> EditedHFLM:
 
 
 def generate(
-    lm: EditedHFLM, *settings: Decoding | None, model: str = "edited", task: Any = TASK
+    lm: EditedHFLM, *settings: Decoding | None, model: str = "edited", task: Any = TASK, prompt: str = PROMPT
 ) -> list[GeneratedText]:
     """Answers to one prompt under different settings of the question."""
     requests = []
     for decoding in settings:
         asked = {"model": model, "decoding": None if decoding is None else decoding.to_json()}
-        requests.append(instance({**case(), "asked": asked}, PROMPT, dict(task), "generate_until"))
+        requests.append(instance({**case(), "asked": asked}, prompt, dict(task), "generate_until"))
     return [answer.final for answer in lm.generate_until(requests)]
 
 
@@ -56,11 +56,13 @@ def test_an_answer_as_long_as_a_text_is_not_stopped_earlier(lm: EditedHFLM) -> N
 
 def test_the_text_that_fixes_the_length_can_count_by_itself(lm: EditedHFLM) -> None:
     """GRACE's released evaluation: the gold answer's tokens without prompt and space before it."""
-    (exact,) = generate(lm, Decoding(length_of="Dravonia by", length_of_alone=True))
-    assert list(exact.target_ids or ()) == lm.tokenizer("Dravonia by", add_special_tokens=False)["input_ids"]
-    assert len(exact.token_ids or ()) == len(exact.target_ids or ())
-    (spaced,) = generate(lm, Decoding(length_of=" Dravonia by"))
-    assert spaced.target_ids != exact.target_ids
+    gold, prompt = "f Dravonia", PROMPT[:-1]  # in the prompt's context, " of" is one token
+    settings = [Decoding(length_of=gold, length_of_alone=alone) for alone in (True, False)]
+    alone, joined = generate(lm, *settings, prompt=prompt)
+    assert list(alone.target_ids or ()) == lm.tokenizer(gold, add_special_tokens=False)["input_ids"]
+    assert len(alone.token_ids or ()) == len(alone.target_ids or ())
+    assert joined.target_ids is not None and joined.target_ids != alone.target_ids
+    assert list(joined.target_ids) == lm.tokenizer(" of Dravonia", add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference"])

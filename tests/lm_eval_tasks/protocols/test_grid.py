@@ -29,7 +29,7 @@ BARE = {
     TRAM: {"^": "In", "In": "1911", "1911": "\n"},  # wrong first word
 }
 # After the instruction the painter's first word is lost: teacher forcing still gets the second one.
-GUIDED = BARE | {PAINTER: {"^": "Old", "Old": "town", "St.": "Brannock"}, TRAM: {"^": "1911", "1911": "\n"}}
+GUIDED = BARE | {PAINTER: {"^": "Old", "Old": "town", "St.": "Brannock"}, TRAM: {"^": "1911", "1911": "in", "in": "\n"}}
 
 
 class WordLM(ScriptedLM):
@@ -113,9 +113,11 @@ def test_all_published_cells_and_the_valid_rest_are_in_one_run(grid: dict[str, d
         # up to the stop: "Orsa Lind Orsa Lind ...", "St", ")", "In 1911"
         ("question_only_ar_natural", "ar_natural_em", 0.0),
         ("question_only_ar_natural", "ar_natural_judge", 2 / 4),
-        # and "Orsa Lind Orsa ...", "Old town er ...", ")", "1911"
-        ("qa_inst_ar_natural", "ar_natural_em", 1 / 4),
-        ("qa_inst_ar_natural", "ar_natural_judge", 2 / 4),
+        # and "Orsa Lind Orsa ...", "Old town er ...", ")", "1911 in"
+        ("qa_inst_ar_natural", "ar_natural_em", 0.0),
+        ("qa_inst_ar_natural", "ar_natural_judge", 1 / 4),
+        ("qa_inst_ar_natural", "ar_natural_goes_on", 2 / 4),  # the aqueduct's with itself, the tram's with "in"
+        ("qa_inst_ar_natural", "ar_natural_repeats", 1 / 4),
         ("question_only_ar_natural", "ar_natural_goes_on", 1 / 4),
         ("question_only_ar_natural", "ar_natural_repeats", 1 / 4),
     ],
