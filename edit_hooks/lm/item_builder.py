@@ -60,7 +60,8 @@ class ItemBuilder:
         """
         if request.request_type == "loglikelihood":
             if rule := request.doc.get("asked", {}).get("token_prompts"):
-                return self.token_prompt_item(*request.args, rule).item
+                question, target = request.args
+                return self.token_prompt_item(question, target, rule).item
             return self.score_item(*request.args).item
         decoding = request.doc.get("asked", {}).get("decoding")
         if decoding is None:
