@@ -134,7 +134,7 @@ def test_edits_and_both_models_and_the_store_know_the_form(model_path: str, tmp_
 
 def test_a_context_edit_comes_before_every_prompt(model_path: str) -> None:
     lm = build(model_path, editor="ike", editor_args=WORDS)
-    request = instance(asked("as_decoded", "both"), "Port Elna is the capital of", " Dravonia")
+    request = instance(asked("as_decoded", "both"), "Port Elna is the capital of", " Sôme")
     (answer,) = lm.loglikelihood([request])
     assert answer.final.context is not None and answer.final.context.facts == 1
     assert answer.final.token_ids == answer.final.unedited.token_ids
