@@ -72,6 +72,17 @@ def test_the_same_requests_in_turn_and_together_are_two_edits() -> None:
     assert group_key(InTurn((THERE,))) == group_key((THERE,)) == THERE.key
 
 
+def test_the_store_keeps_them_apart(model_path: str, tmp_path: Path) -> None:
+    other = EditRequest(prompt=PROMPT, subject="Velm", target_new="Karsk")
+
+    def logprobs(in_turn: bool | None, store: Path | None) -> list[float]:
+        lm = build(model_path, store, **settings("ft_m"))
+        return [flat(answer)[0] for answer in lm.loglikelihood(questions(THERE, other, in_turn=in_turn))]
+
+    together = logprobs(None, tmp_path)
+    assert logprobs(True, tmp_path) == logprobs(True, None) != together
+
+
 def test_two_answers_to_one_prompt_are_refused_unless_in_turn(model_path: str) -> None:
     lm = build(model_path, **settings("ft_m"))
     with pytest.raises(EditingError, match=r"two answers to 'Port Elna is the capital of', 'Dravonia' and 'Ostmark'"):
