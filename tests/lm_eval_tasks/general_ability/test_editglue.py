@@ -143,14 +143,14 @@ def results(tmp_path_factory) -> dict[str, Any]:
     options = {"mode": "sequential", "edits": "bake", "num_edits": 1, "data": str(RECORDS / "bake_qa.jsonl")}
     settings = {"layers": [1], "num_steps": 10, "lr": 0.5}
     lm = build(path, editor="ft_m", editor_args=settings, compare_unedited=True, **options)
-    return run(lm, ["editglue"], settings={"data": "mini"})
+    return run(lm, ["editglue"], settings={"data": "mini"}, limit=6)
 
 
 def test_every_row_is_scored_on_both_models(results) -> None:
     for name in [*BY_NAME, "rte_inverted"]:
         task = f"editglue_{name}"
         found, samples = metrics_of(results, task), results["samples"][task]
-        assert found["correct"] + found["incorrect"] + found["invalid"] == len(samples) >= 12
+        assert found["correct"] + found["incorrect"] + found["invalid"] == len(samples) == 6
         assert found["unscored_reason"] == "{}"
         assert found["f1"] == weighted_f1([sample["f1"] for sample in samples])
         for metric in ("f1", "f1_new", "mcc", "correct", "incorrect", "invalid"):
