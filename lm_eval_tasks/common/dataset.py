@@ -71,7 +71,7 @@ class Source:
         return self.published or HubFile(repository=self.hub_id, paths=self.files[:1])
 
     @property
-    def published_at(self) -> str:
+    def repository(self) -> str:
         """Repository or address of that file, for messages."""
         file = self.default_file
         return file.url if isinstance(file, UrlFile) else file.repository
@@ -208,7 +208,7 @@ def _locate(source: Source, data: str, settings: Settings) -> Place:
     if data == MINI and source.mini is None:
         raise EditingError(
             f"{source.title} has no embedded sample. Use data=hub or data=/path, with a file like {source.files[0]} of "
-            f"{source.published_at}."
+            f"{source.repository}."
         )
     if data == MINI and source.mini:
         return Place([source.mini], {"data": MINI, "file": source.mini.name})
