@@ -1,0 +1,64 @@
+"""The page of findings: its plan names real tasks and columns, its numbers are those of the summary."""
+
+from __future__ import annotations
+
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from paths import ROOT
+from task_runs import TASKS, build
+
+PLAN: dict[str, Any] = yaml.safe_load((ROOT / "scripts/findings.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import findings
+
+    return findings
+
+
+@pytest.mark.parametrize("name", PLAN)
+def test_rows_name_tasks_and_columns(name: str) -> None:
+    finding = PLAN[name]
+    for label, task, column in finding["rows"].values():
+        metric, _, stage = column.partition("@")
+        assert task in TASKS and metric in [entry["metric"] for entry in build(task).config.metric_list], label
+        for options in finding["runs"].values():
+            assert stage in ("", "immediate") or stage in str(options["checkpoints"]).split(";"), label
+    for first, second in finding["differences"].values():
+        assert {first, second} <= set(finding["rows"])
+
+
+def test_the_page_shows_the_summary(findings: ModuleType) -> None:
+    assert findings.main(["--check"]) == 0
+
+
+def test_estimates_are_over_the_scored_cases_and_differences_over_pairs(findings: ModuleType) -> None:
+    mean, error, number = findings.Estimate.of([1.0, None, 0.0, 1.0])
+    assert (mean, number) == (pytest.approx(2 / 3), 3)
+    assert error == pytest.approx((((1 / 3) ** 2 * 2 + (2 / 3) ** 2) / 2 / 3) ** 0.5)  # = 1/3
+    assert findings.differences([1.0, None, 0.5], [0.25, 1.0, None]) == [0.75, None, None]
+    assert findings.Estimate.of([None]) is None
+    assert findings.cell(findings.Estimate.of([0.5])) == "0.500 (n = 1)"
+    assert findings.cell([-0.25, 0.125, 4], sign="+") == "-0.250 ± 0.125"
+
+
+def test_a_summary_is_made_of_the_finished_runs(findings: ModuleType, tmp_path: Any) -> None:
+    finding = {
+        "runs": {"a": {}, "unfinished": {}},
+        "rows": {"x": ["first", "task", "m"], "y": ["second", "task", "n@4"]},
+        "differences": {"first above second": ["x", "y"]},
+    }
+    run = {"options": {}, "versions": {"torch": "2"}, "weights": "w"}
+    record = {"scores": {"task": {"m": [1.0, 0.0], "n@4": [0.0, None]}}, "run": run, "commit": "c" * 40, "limit": None}
+    (tmp_path / "a.json").write_text(json.dumps(record), encoding="utf-8")
+    summary = json.loads(json.dumps(findings.summarize(finding, tmp_path)))
+    assert list(summary) == ["a"] and summary["a"]["rows"] == {"x": [0.5, 0.5, 2], "y": [0.0, None, 1]}
+    text = findings.render(finding, summary)
+    assert "| first | 0.500 ± 0.500 |" in text and "| first above second | +1.000 (n = 1) |" in text
+    assert "Cases per cell: 1 to 2. Commits cccccccc; torch 2." in text
