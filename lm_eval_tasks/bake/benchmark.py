@@ -64,12 +64,12 @@ def parse_concept(fields: Fields, row: int) -> BakeCase:
     The new definition competes with that answer, as the new object does in BAKE-J.
     """
     case = _parse(fields, row)
-    prompts, answers = fields.texts("neighborhood_prompts"), fields.texts(NEIGHBOR_ANSWERS)
+    prompts = fields.texts("neighborhood_prompts")
+    answers = fields.texts(NEIGHBOR_ANSWERS, required=bool(prompts))
     if len(prompts) != len(answers):
-        hint = " Without it, records are those of BAKE-J; use the tasks bake_j_es, bake_j_gs, ... (group bake_j)."
         raise EditingError(
             f"{fields.where}: field {NEIGHBOR_ANSWERS!r} has {len(answers)} answers for {len(prompts)} "
-            f"neighborhood_prompts; one for each is needed.{hint if NEIGHBOR_ANSWERS not in fields.record else ''}"
+            "neighborhood_prompts; one for each is needed."
         )
     if missing := [prompt for prompt, answer in zip(prompts, answers, strict=True) if prompt and not answer]:
         raise EditingError(f"{fields.where}: the answer of the neighborhood prompt {missing[0]!r} is empty; give one.")

@@ -79,8 +79,10 @@ def answer_in_prompt_doc(case: BakeCase, settings: Settings) -> dict[str, Any]:
     probes = [
         contrast_probe(
             ANSWER_IN_PROMPT,
-            question._replace(
-                prompt=f"{fact_line(question.prompt, question.wanted)}{QUESTION_PREFIX}{question.prompt}"
+            Question(
+                f"{fact_line(question.prompt, question.wanted)}{QUESTION_PREFIX}{question.prompt}",
+                question.wanted,
+                question.other,
             ),
         )
         for question in questions

@@ -63,9 +63,9 @@ class Fields:
             raise self.error(path, "is empty; give a text or drop the record")
         return value.strip()
 
-    def texts(self, name: str) -> list[str]:
-        """A list of strings without outer white space; empty if the field is absent."""
-        value = self.optional(name)
+    def texts(self, name: str, *, required: bool = False) -> list[str]:
+        """A list of strings without outer white space; empty if the field is absent, an error if it is required."""
+        value = self._get(name) if required else self.optional(name)
         if value is None:
             return []
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

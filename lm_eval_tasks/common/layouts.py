@@ -63,9 +63,9 @@ class LayoutReader(Generic[RecordT]):
 
     def __init__(self, layout: Layout[RecordT], find_others: Callable[[], Sequence[Layout[object]]]) -> None:
         self.layout = layout
-        self._find_others = functools.cache(find_others)
+        self.find_others = functools.cache(find_others)
         # (layout, fields of a record, unread ones): the layout lacks a field or does not read more, whatever the values
-        self._excluded: set[tuple[str, frozenset[str], frozenset[str]]] = set()
+        self.excluded: set[tuple[str, frozenset[str], frozenset[str]]] = set()
 
     def read(self, fields: Fields, row: int) -> RecordT:
         """Parse a record.
@@ -99,9 +99,9 @@ class LayoutReader(Generic[RecordT]):
         # A record that lacks a required field is not of this layout, so that another one need not read more.
         as_much = not accepted and bool(fields.lacking)
         owners: dict[int, list[Layout[object]]] = {}
-        for other in self._find_others():
+        for other in self.find_others():
             key = (other.title, paths, unread)
-            if other.title == self.layout.title or key in self._excluded:
+            if other.title == self.layout.title or key in self.excluded:
                 continue
             attempt = Fields(fields.record, fields.where)
             if _accepts(other, attempt, row):
@@ -109,9 +109,9 @@ class LayoutReader(Generic[RecordT]):
                 if left < unread or (as_much and left == unread < paths):
                     owners.setdefault(len(left), []).append(other)
                 else:
-                    self._excluded.add(key)
+                    self.excluded.add(key)
             elif attempt.lacking:
-                self._excluded.add(key)
+                self.excluded.add(key)
         return owners[min(owners)] if owners else []
 
 

@@ -45,7 +45,7 @@ def test_a_stream_makes_the_edits_of_the_subset_in_the_order_of_the_tasks(tiny_p
     assert (row["es_prob_n"], row["unscored"]) == (3, 0)
     source = results["configs"]["bake_es"]["metadata"]["data_source"]
     assert {"records": 3, "subset": 3, "subset_seed": 5, "subset_of": 4}.items() <= source.items()
-    with pytest.raises(EditingError, match="num_edits=4, but bake has 3 edits"):
+    with pytest.raises(EditingError, match="num_edits=4, but bake has 3 edited cases"):
         build(str(tiny_path("gpt2")), **options, **SUBSET, num_edits=4)
 
 
@@ -135,6 +135,6 @@ def test_the_published_set_through_its_setting(monkeypatch: pytest.MonkeyPatch, 
     rows = sorted(range(1000), key=lambda row: hashlib.sha256(f"0:{row}".encode()).hexdigest())[:100]
     published = json.loads(content)
     assert [case.request.target_new for case in loaded.records] == [published[row]["target"].strip() for row in rows]
-    assert [edit.key for edit in load_edit_requests("qaedit", settings)] == [
+    assert [edit.key for (edit,) in load_edit_requests("qaedit", settings)] == [
         case.request.key for case in loaded.records
     ]

@@ -59,14 +59,19 @@ def test_columns_that_a_model_class_does_not_report_have_no_zero() -> None:
     assert row["es_argmax_or_0"] == row["es_argmax"] == 1.0
 
 
+# Magnitudes, entropies, and what is no success of the edit: of the unedited model, or neither good nor bad.
+VALUES = {"em", "pm", "nm", "rqm", "rjm", "rq_logprob_new", "rq_logprob_true", "negation_shift", "fluency_entropy"}
+VALUES |= {"consistency_own_idf", "truth_called_true", "revert_old"}
+VALUE_ENDINGS = ("_unedited", "_change")
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_only_shares_of_successes_have_the_column(task: str) -> None:
     built = build(task)
     columns, directions = built.aggregation(), built.higher_is_better()
     for metric in built.config.metric_list:
         name = metric["metric"]
-        magnitude = name.removesuffix("_all").removesuffix("_prob") in ("em", "pm", "nm", "rqm", "rjm")
-        is_value = magnitude or "_logprob_" in name
+        is_value = name.removesuffix("_all").removesuffix("_prob") in VALUES or name.endswith(VALUE_ENDINGS)
         is_share = metric["aggregation"] == "mean_scored" and directions[name] and not is_value
         assert (f"{name}_or_0" in columns) == is_share, name
         assert f"{name}_failed" in columns

@@ -33,6 +33,7 @@ ALLOWED = {
     "edit_hooks/utils/files.py": "the reader of text",
     "lm_eval_tasks/common/anomalies.py": "the summary of edits inside the results of this run",
     "edit_hooks/utils/hashing.py": "source code of this package",
+    "edit_hooks/utils/pinned_file.py": "downloads, and the digest that it wrote beside one",
     "edit_hooks/utils/json_io.py": "the reader of JSON",
     "edit_hooks/utils/sqlite_cache.py": "the first bytes of a database",
     "judges/model/verdict_store.py": "rows of a cache whose checksums are compared",

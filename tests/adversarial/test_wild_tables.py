@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from lm_runs import build, run
-from paths import REAL_DATA, RECORDS, ROOT
+from paths import REAL_DATA, ROOT
 from task_runs import metrics_of
 
 from edit_hooks.contract.tiny_models import save_tiny
@@ -170,5 +170,5 @@ def test_every_group_builds_its_tasks(group: str) -> None:
 
     (path,) = Path(ROOT / "lm_eval_tasks/qaedit").glob(f"_{group}.yaml")
     listed = yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
-    tasks = manager("qaedit_grid_cell", data=str(RECORDS / "qaedit.jsonl")).load([group])["tasks"]
+    tasks = manager("qaedit_grid_cell", data="mini").load([group])["tasks"]
     assert sorted(tasks) == sorted(listed)

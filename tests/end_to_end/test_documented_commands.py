@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -18,12 +20,14 @@ from paths import ROOT
 from edit_hooks.lm.model import OWN_OPTIONS
 from judges.settings import read_settings
 from lm_edit.cli.main import VERBS, build_parser
+from lm_eval_tasks.common.benchmark import all_benchmarks
+from lm_eval_tasks.common.settings import COMMON_SETTINGS
 
 TRACKED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
 # The changelog also quotes what is gone. Without git (an unpacked archive) all files are read.
 FILES = [ROOT / name for name in TRACKED.split()] or sorted(ROOT.rglob("*.md"))
 FILES = [path for path in FILES if path.name != "CHANGELOG.md"]
-FENCED = re.compile(r"^```(?:bash)?\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 TASKS = {
     str(config[key])
     for path in (ROOT / "lm_eval_tasks").glob("*/*.yaml")
@@ -31,6 +35,8 @@ TASKS = {
     for key in ("task", "group")
     if isinstance(config.get(key), str)
 }
+SETTINGS = {setting.name for benchmark in all_benchmarks().values() for setting in benchmark.declared_settings}
+SETTINGS |= {setting.name for setting in COMMON_SETTINGS}
 ELSEWHERE = {"mmlu", "..."}  # tasks of lm-eval itself, and a placeholder
 
 
@@ -38,8 +44,9 @@ def commands(program: str) -> list[str]:
     """Full command lines in fenced blocks, without comments."""
     found = []
     for path in FILES:
-        for block in FENCED.findall(path.read_text(encoding="utf-8")):
-            found += [line.split("   #")[0].strip() for line in block.splitlines() if line.startswith(f"{program} ")]
+        for language, block in FENCED.findall(path.read_text(encoding="utf-8")):
+            lines = block.replace("\\\n", " ").splitlines() if language in ("", "bash") else []
+            found += [line.split("   #")[0].strip() for line in lines if line.startswith(f"{program} ")]
     return sorted(set(found))
 
 
@@ -82,17 +89,23 @@ def test_lm_eval_commands_name_what_exists(command: str) -> None:
     if "--tasks" in words:
         assert set(words[words.index("--tasks") + 1].split(",")) <= TASKS | ELSEWHERE
     if "--metadata" in words:
-        key, value = words[words.index("--metadata") + 1].split("=", 1)
-        assert key == "judge" and read_settings(value)
+        given = words[words.index("--metadata") + 1]
+        pairs = [part.split("=", 1) for part in given.split(",")]
+        settings = json.loads(given) if given.startswith("{") else dict(pairs)
+        assert set(settings) <= SETTINGS, set(settings) - SETTINGS
+        assert "judge" not in settings or read_settings(settings["judge"])
     if "--model_args" in words:
         accepted = {*OWN_OPTIONS, *inspect.signature(HFLM).parameters}
-        given = {part.split("=")[0] for part in words[words.index("--model_args") + 1].split(",")}
+        given = {part.split("=")[0] for part in words[words.index("--model_args") + 1].split(",")} - {"ARGS"}
         assert given <= accepted, given - accepted
 
 
 @pytest.mark.parametrize("command", sorted({*commands("python"), *mentions("python"), *commands("bash")}))
 def test_scripts_exist_with_their_flags(command: str) -> None:
     _, script, *words = words_of(command)
+    if script == "-m":  # a module of another package
+        assert importlib.util.find_spec(words[0])
+        return
     path = ROOT / script
     assert path.is_file(), script
     if path.suffix == ".py":

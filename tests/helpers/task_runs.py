@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from lm_eval.tasks import TaskManager
 from paths import RECORDS, ROOT
 from scripted import Exchange, ScriptedLM
 
+from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.benchmark import Benchmark, all_benchmarks
+from lm_eval_tasks.common.cases import LeftOut
+from lm_eval_tasks.common.fields import Fields
 
 FOLDER = ROOT / "lm_eval_tasks"
 # Of benchmarks; the tasks of other folders have no edits.
@@ -30,6 +34,16 @@ def record_file(benchmark: Benchmark[Any]) -> Path:
     names = {name.lower() for name in benchmark.source.files}
     (path,) = [path for path in RECORDS.iterdir() if path.name.lower() in names]
     return path
+
+
+def kept_records(benchmark: Benchmark[Any]) -> list[dict[str, Any]]:
+    """The invented records of a benchmark without those that its release leaves out."""
+    kept = []
+    for row, (where, record) in enumerate(read_rows(record_file(benchmark))):
+        with contextlib.suppress(LeftOut):
+            benchmark.layout.read(Fields(record, where), row)
+            kept.append(record)
+    return kept
 
 
 def data_of(task: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from lm_eval.tasks._yaml_loader import load_yaml
-from paths import REAL_DATA, ROOT
+from paths import ROOT
 from task_runs import build
 
 from edit_hooks import EDITORS
@@ -111,26 +110,3 @@ def test_every_named_editor_configuration_exists(editor: dict[str, Any]) -> None
 
 def test_the_readmes_show_the_map(published_tables: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert published_tables.main(["--check"]) == 0, capsys.readouterr().out
-
-
-def named_tables(text: str) -> set[int]:
-    """The table numbers in a text such as ``tables 3, 9 and 11 to 13``."""
-    found = set()
-    for part in re.findall(r"tables? ((?:\d+|, | and | to |\([^)]*\)| )+)", text):
-        for first, last in re.findall(r"(\d+)(?: to (\d+))?", part):
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
-
-
-@pytest.mark.realdata
-@pytest.mark.parametrize(
-    ("prefix", "benchmark", "paper"), [("bird", "bake", "BIRD"), ("bake", "bake", "TMLR"), ("wild", "qaedit", "")]
-)
-def test_every_published_table_has_a_row(prefix: str, benchmark: str, paper: str) -> None:
-    folder = REAL_DATA.parent / "spec" / "published"
-    if not folder.is_dir():
-        pytest.skip(f"no transcribed tables at {folder}; set LM_EDIT_SHARED_DATA to run this")
-    numbers = {int(re.findall(r"_t(\d+)", path.stem)[0]) for path in Path(folder).glob(f"{prefix}_t*.csv")}
-    rows = [table["published"] for table in MAP[benchmark]["tables"] if table["published"].startswith(paper)]
-    covered = set().union(*(named_tables(row) for row in rows))
-    assert numbers - covered <= {8} if paper == "TMLR" else numbers <= covered  # TMLR's table 8 counts the data

@@ -77,8 +77,9 @@ def test_a_teacher_forced_answer_is_the_argmax_of_the_scored_text(model_path: st
     assert forced.stop == "length" and forced.raw == lm.tokenizer.decode(list(forced.token_ids))
 
 
-def test_prompt_and_answer_together_have_a_length_and_are_one_text(lm: EditedHFLM) -> None:
+def test_prompt_and_answer_together_have_a_length_and_are_one_text(tiny_path: Any) -> None:
     """This tokenizer, like Llama-2's, drops the space at the beginning of a text; after the prompt it is kept."""
+    lm = build(str(tiny_path("llama", "metaspace_bos")))
     prompt = lm.tokenizer(PROMPT)["input_ids"]  # with BOS, which counts
     draws = [Sampling(seed=seed, temperature=4.0) for seed in range(40)]
     wholes = generate(lm, *(Decoding(until=(), ignore_end=True, max_total_tokens=14, sampling=draw) for draw in draws))

@@ -110,7 +110,7 @@ def test_the_tasks_score_the_answer_of_the_neighborhood_prompt() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        ("neighborhood_targets", None, r"has 0 answers for 2 .*those of BAKE-J; use the tasks bake_j_es"),
+        ("neighborhood_targets", None, "'neighborhood_targets' is missing"),
         ("neighborhood_targets", ["1874"], r"has 1 answers for 2 neighborhood_prompts; one for each is needed\.$"),
         ("neighborhood_targets", ["1874", " "], r"the answer of .*who wrote the tin almanac' is empty"),
         ("neighborhood_targets", ["1874", 2], "a list of texts is needed"),
