@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.tasks import TaskManager
 from lm_runs import build, case, instance, run
 from paths import RECORDS
 from record_files import invented_records, write_jsonl
-from task_runs import FOLDER, metrics_of
+from task_managers import task_manager
+from task_runs import metrics_of
 
 from edit_hooks.answers import ContextReport
 from edit_hooks.contract.tiny_models import save_tiny
@@ -96,7 +96,7 @@ def test_the_reverse_question_of_released_ike_is_the_plain_model_s_answer_to_the
 
 def tasks_of(group: str, **settings: Any) -> dict[str, Any]:
     """The tasks of a group, as `lm_eval` builds them."""
-    manager = TaskManager(include_path=FOLDER, include_defaults=False, metadata=settings)
+    manager = task_manager(settings)
     return manager.load([group])["tasks"]
 
 

@@ -11,10 +11,9 @@ import lm_eval
 import pytest
 from bad_files import write_bad_files
 from command_line import run_verb
-from lm_eval.tasks import TaskManager
 from paths import RECORDS
+from task_managers import task_manager
 
-import lm_eval_tasks
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.printable import MAX_MESSAGE
 
@@ -57,11 +56,7 @@ def harness(model_folder: str) -> Run:
     def run(
         arguments: str = "", metadata: Mapping[str, Any] | None = None, task: str = "bake_rq", **options: Any
     ) -> str:
-        manager = TaskManager(
-            include_path=str(Path(lm_eval_tasks.__file__).parent),
-            include_defaults=False,
-            metadata={"data": BAKE, "pretrained": model_folder, **(metadata or {})},
-        )
+        manager = task_manager({"data": BAKE, "pretrained": model_folder, **(metadata or {})})
         named = arguments if "pretrained=" in arguments else f"pretrained={model_folder},{arguments}"
         with pytest.raises(EditingError) as caught:
             lm_eval.simple_evaluate(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import lm_eval
 import numpy
 import torch
 from lm_eval.api.instance import Instance
-from lm_eval.tasks import TaskManager
 from paths import RECORDS
+from task_managers import task_manager
 
-import lm_eval_tasks
 from edit_hooks import EditRequest
 from edit_hooks.answers import EditedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.lm.model import EditedHFLM
@@ -30,11 +28,7 @@ def build(model_path, tmp_path=None, **options):
 
 
 def run(lm, tasks, data="bake_qa.jsonl", settings=None, **options):
-    manager = TaskManager(
-        include_path=str(Path(lm_eval_tasks.__file__).parent),
-        include_defaults=False,
-        metadata={"data": str(RECORDS / data), **(settings or {})},
-    )
+    manager = task_manager({"data": str(RECORDS / data), **(settings or {})})
     return lm_eval.simple_evaluate(model=lm, tasks=tasks, task_manager=manager, bootstrap_iters=0, **options)
 
 

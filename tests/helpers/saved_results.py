@@ -10,11 +10,10 @@ from typing import Any
 
 import lm_eval
 from lm_eval.loggers import EvaluationTracker
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
+from task_managers import task_manager
 
 import lm_eval_editing_autoload  # noqa: F401  # makes the model known
-import lm_eval_tasks
 
 # The only values that may differ between two equal runs on one machine.
 TIMES = {"seconds", "seconds_per_edit"}
@@ -24,11 +23,7 @@ RENDERED = {"filtered_resps"}
 
 def evaluate_here(folder: Path, model_args: str, tasks: list[str], data: Path, **options: Any) -> None:
     """`lm_eval --model edited_hf ...` in this process, written to ``folder`` as the command writes it."""
-    manager = TaskManager(
-        include_path=str(Path(lm_eval_tasks.__file__).parent),
-        include_defaults=False,  # thousands of files
-        metadata={"data": str(data), **simple_parse_args_string(model_args)},
-    )
+    manager = task_manager({"data": str(data), **simple_parse_args_string(model_args)})
     tracker = EvaluationTracker(output_path=str(folder))
     results = lm_eval.simple_evaluate(
         model="edited_hf",

@@ -10,15 +10,15 @@ from typing import Any
 import lm_eval
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
-from paths import RECORDS, ROOT
+from paths import RECORDS
 from scripted import Exchange, ScriptedLM
+from task_managers import FOLDER, task_manager
 
 from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.benchmark import Benchmark, all_benchmarks
 from lm_eval_tasks.common.cases import LeftOut
 from lm_eval_tasks.common.fields import Fields
 
-FOLDER = ROOT / "lm_eval_tasks"
 # Of benchmarks; the tasks of other folders have no edits.
 TASKS = sorted(path.stem for path in FOLDER.glob("*/[!_]*.yaml") if (path.parent / "benchmark.py").exists())
 
@@ -52,8 +52,8 @@ def data_of(task: str) -> str:
 
 
 def manager(task: str, **settings: Any) -> TaskManager:
-    """A task manager for our folder, without lm-eval's own thousands of tasks."""
-    return TaskManager(include_path=FOLDER, include_defaults=False, metadata={"data": data_of(task)} | settings)
+    """A task manager whose tasks read the invented records."""
+    return task_manager({"data": data_of(task)} | settings)
 
 
 def run(task: str, lm: Any = None, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
