@@ -155,7 +155,7 @@ def evaluate(options: dict[str, Any], tasks: list[str], metadata: dict[str, Any]
         model="edited_hf", model_args=options, tasks=tasks, limit=limit, bootstrap_iters=0, metadata=metadata
     )
     scores = {task: read_scores(samples) for task, samples in evaluation["samples"].items()}
-    failed = {task: row["unscored_reason,none"] for task, row in evaluation["results"].items()}
+    failed = {task: evaluation["results"][task]["unscored_reason,none"] for task in scores}  # without groups
     record = evaluation["config"]["edited_hf"]
     kept = (
         "editor_config",
@@ -169,7 +169,7 @@ def evaluate(options: dict[str, Any], tasks: list[str], metadata: dict[str, Any]
     )
     run = {"options": options, "tasks": tasks, "metadata": metadata, **{key: record[key] for key in kept}}
     run["versions"], run["weights"] = record["versions"], record["model_identity"]["weights"]
-    run["warnings"] = count_warnings(evaluation["samples"][tasks[0]])
+    run["warnings"] = count_warnings(next(iter(evaluation["samples"].values())))
     return {"scores": scores, "failed": failed, "run": run}
 
 
