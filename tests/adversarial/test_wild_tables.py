@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from lm_runs import build, run
 from paths import REAL_DATA, ROOT
 from task_runs import metrics_of
@@ -159,16 +157,3 @@ def test_an_unedited_model_agrees_with_itself_token_by_token(model_path: str) ->
 
 
 # ------------------------------------------------------------------ groups
-
-
-GROUPS = sorted(path.stem.removeprefix("_") for path in (ROOT / "lm_eval_tasks/qaedit").glob("_*.yaml"))
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_group_builds_its_tasks(group: str) -> None:
-    from task_runs import manager
-
-    (path,) = Path(ROOT / "lm_eval_tasks/qaedit").glob(f"_{group}.yaml")
-    listed = yaml.safe_load(path.read_text(encoding="utf-8"))["task"]
-    tasks = manager("qaedit_grid_cell", data="mini").load([group])["tasks"]
-    assert sorted(tasks) == sorted(listed)

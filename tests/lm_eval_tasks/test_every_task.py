@@ -14,6 +14,7 @@ import pytest
 import yaml
 from lm_eval.utils import handle_non_serializable
 from scripted import ScriptedLM, StockLM
+from task_managers import task_manager
 from task_runs import FOLDER, TASKS, benchmark_of, build, metrics_of, run
 
 from edit_hooks.request import EditRequest
@@ -23,6 +24,11 @@ ALL_COLUMNS = {"population": "wrong_em"}  # off by default where it costs a gene
 
 # Sections that the README of every benchmark has; docs/templates/benchmark/README.md is the template.
 SECTIONS = ["Tasks", "Protocols", "Published tables", "Settings", "Odd records", "Checklist"]
+
+
+GROUPS = sorted(
+    path.stem.removeprefix("_") for path in FOLDER.glob("*/_*.yaml") if path.parent.name != "general_ability"
+)
 
 
 def path_of(task: str) -> Path:
@@ -140,6 +146,26 @@ def test_groups_list_existing_tasks_and_aggregate_nothing() -> None:
     # A task may be in the group of its benchmark and in those of published tables. The settings of qaedit_grid_cell
     # choose the protocol, so no group has it.
     assert (listed | {"qaedit_grid_cell"}) - members.keys() == set(TASKS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_chat_template_changes_prompts_and_no_column(task: str) -> None:
+    """The answers are scripted by target and stop, so another prompt gives the same scores."""
+    plain, chat = ScriptedLM(), ScriptedLM()
+    without = run(task, plain, ALL_COLUMNS, limit=2)
+    within = run(task, chat, ALL_COLUMNS, limit=2, apply_chat_template=True)
+    assert metrics_of(within, task) == metrics_of(without, task)
+    prompts = [[request.args[0] for request in lm.seen] for lm in (plain, chat)]
+    assert len(prompts[0]) == len(prompts[1]) > 0
+    assert all(bare in wrapped and bare != wrapped for bare, wrapped in zip(*prompts, strict=True))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_builds_its_tasks(group: str) -> None:
+    path = next(FOLDER.glob(f"*/_{group}.yaml"))
+    listed = set(yaml.safe_load(path.read_text(encoding="utf-8"))["task"])
+    tasks = set(task_manager({"data": "mini"}).load([group])["tasks"])
+    assert tasks <= set(TASKS) and (listed <= tasks or group == "questions")  # that is a group of groups
 
 
 @pytest.mark.parametrize("task", TASKS)
