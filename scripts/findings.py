@@ -121,7 +121,7 @@ def render_page(check: bool) -> int:
     summary = json.loads(SUMMARY.read_text(encoding="utf-8"))
     text = new = PAGE.read_text(encoding="utf-8")
     for name, finding in plan.items():
-        new = replace_section(new, name, render(finding, summary[name]))
+        new = replace_section(new, name, render(finding, summary.get(name, {})))
     if new == text:
         return 0
     if not check:
@@ -132,6 +132,8 @@ def render_page(check: bool) -> int:
 
 def render(finding: Mapping[str, Any], runs: Mapping[str, Any]) -> str:
     """The tables of rows and of differences, and a line about the runs."""
+    if not runs:
+        return "No run of this finding is finished."
     header = [f"| | {' | '.join(f'`{run}`' for run in runs)} |", f"|---|{'---|' * len(runs)}"]
     rows = [
         f"| {label.replace(' | ', ', ')} | {' | '.join(cell(run['rows'][key]) for run in runs.values())} |"

@@ -38,7 +38,7 @@ def test_bake_concept_records_are_refused_by_bake_j(field: str, tmp_path: Path) 
 
 
 def test_bake_j_records_are_refused_by_bake_concept(tmp_path: Path) -> None:
-    with pytest.raises(EditingError, match=r"'neighborhood_targets' has 0 answers.*those of BAKE-J.*group bake_j"):
+    with pytest.raises(EditingError, match=r"a record of BAKE-J, not of BAKE-concept. Use the tasks of bake_j\."):
         run_on("bake_concept_ls", tmp_path, invented_records("bake_judge.json"))
 
 
