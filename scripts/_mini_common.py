@@ -12,7 +12,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,6 +216,25 @@ def arguments(
     if options.sample is not None and (not options.check or options.sample < 1):
         parser.error("--sample needs --check and a number of at least 1")
     return options
+
+
+def check_or_build(
+    options: argparse.Namespace,
+    check: Callable[[Oracle, Path, int | None], int],
+    build: Callable[[Oracle], list[dict[str, Any]]],
+) -> int:
+    """What the command line of every builder does: measure shipped records again, or write new ones.
+
+    Returns:
+        The exit code, 1 if a check finds differences.
+    """
+    oracle = Oracle(num_threads=options.threads)
+    if options.check:
+        return check(oracle, options.output, options.sample)
+    records = build(oracle)
+    write_jsonl(options.output, records)
+    print(f"{options.output}: {len(records)} records")
+    return 0
 
 
 def spread(records: Sequence[Any], num: int | None) -> list[Any]:

@@ -52,10 +52,10 @@ from _mini_common import (
     ROOT,
     Oracle,
     arguments,
+    check_or_build,
     provenance,
     read_jsonl,
     read_tsv,
-    write_jsonl,
 )
 
 OUTPUT = ROOT / "lm_eval_tasks" / "bake" / "data" / "mini.jsonl"
@@ -237,14 +237,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__ or "", OUTPUT, argv, held_out)
     if options.held_out and options.output == OUTPUT:
         options.output = HELD_OUT
-    oracle = Oracle(num_threads=options.threads)
-    if options.check:
-        return check(oracle, options.output, options.sample)
-    relations = load_relations()
-    records = build(oracle, without_names(relations, read_jsonl(OUTPUT)) if options.held_out else relations)
-    write_jsonl(options.output, records)
-    print(f"{options.output}: {len(records)} records")
-    return 0
+
+    def build_chosen(oracle: Oracle) -> list[dict[str, Any]]:
+        relations = load_relations()
+        return build(oracle, without_names(relations, read_jsonl(OUTPUT)) if options.held_out else relations)
+
+    return check_or_build(options, check, build_chosen)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _bake_records import answer_pairs, check_records, in_turns, measure, prefers_true
-from _mini_common import FACTS, ROOT, Oracle, arguments, provenance, read_tsv, write_jsonl
+from _mini_common import FACTS, ROOT, Oracle, arguments, check_or_build, provenance, read_tsv
 
 from lm_eval_tasks.bake.conversion import MODULES, ReleasedPrompts, convert
 
@@ -107,14 +107,7 @@ def check(oracle: Oracle, path: Path, num: int | None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 1 if a check finds differences."""
-    options = arguments(__doc__ or "", OUTPUT, argv)
-    oracle = Oracle(num_threads=options.threads)
-    if options.check:
-        return check(oracle, options.output, options.sample)
-    records = build(oracle)
-    write_jsonl(options.output, records)
-    print(f"{options.output}: {len(records)} records")
-    return 0
+    return check_or_build(arguments(__doc__ or "", OUTPUT, argv), check, build)
 
 
 if __name__ == "__main__":

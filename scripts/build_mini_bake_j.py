@@ -36,7 +36,7 @@ from _bake_records import (
     measure,
     prefers_true,
 )
-from _mini_common import FACTS, ROOT, Oracle, arguments, provenance, write_jsonl
+from _mini_common import FACTS, ROOT, Oracle, arguments, check_or_build, provenance
 
 OUTPUT = ROOT / "lm_eval_tasks" / "bake" / "data" / "mini_judge.jsonl"
 TABLES = FACTS / "bake_j"
@@ -168,14 +168,7 @@ def check(oracle: Oracle, path: Path, num: int | None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 1 if a check finds differences."""
-    options = arguments(__doc__ or "", OUTPUT, argv)
-    oracle = Oracle(num_threads=options.threads)
-    if options.check:
-        return check(oracle, options.output, options.sample)
-    records = build(oracle)
-    write_jsonl(options.output, records)
-    print(f"{options.output}: {len(records)} records")
-    return 0
+    return check_or_build(arguments(__doc__ or "", OUTPUT, argv), check, build)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from _mini_common import (
     ROOT,
     Oracle,
     arguments,
+    check_or_build,
     mentions,
     provenance,
     read_jsonl,
@@ -41,7 +42,6 @@ from _mini_common import (
     report,
     rounded,
     spread,
-    write_jsonl,
 )
 from _mini_common import differences as provenance_differences
 
@@ -137,14 +137,7 @@ def check(oracle: Oracle, path: Path, num: int | None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns 1 if a check finds differences."""
-    options = arguments(__doc__ or "", OUTPUT, argv)
-    oracle = Oracle(num_threads=options.threads)
-    if options.check:
-        return check(oracle, options.output, options.sample)
-    records = build(oracle)
-    write_jsonl(options.output, records)
-    print(f"{options.output}: {len(records)} records")
-    return 0
+    return check_or_build(arguments(__doc__ or "", OUTPUT, argv), check, build)
 
 
 if __name__ == "__main__":
