@@ -97,8 +97,8 @@ def _warn_of_repeated(source: str, cases: Sequence[RequestGroup]) -> None:
             repeated.append((first[key][0].case_id, case[0].case_id))
     if repeated:
         log.warning(
-            "edits=%s: %d of %d cases have the same edits as an earlier one, first case %s and %s; they are made once, "
-            "and every case is scored.",
+            "edits=%s: %d of %d cases have the same edits as an earlier one, first case %s and %s; a stream makes them "
+            "once, and every case is scored.",
             source,
             len(repeated),
             len(cases),

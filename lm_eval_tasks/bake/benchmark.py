@@ -168,7 +168,7 @@ BAKE_J = Benchmark(
 
 @dataclass(frozen=True, kw_only=True)
 class ConceptBenchmark(Benchmark[BakeCase]):
-    """BAKE-concept, whose records nobody has published."""
+    """BAKE-concept; its records are not published."""
 
     def _own_settings(self, settings: Settings) -> Settings:
         own = super()._own_settings(settings)
