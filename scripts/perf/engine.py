@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("reference", "fast")
 TEMPLATES = (21, 11, 6)
+VALUE_EDITOR = "r_rome"  # of the measurements of the value optimization
 SHAPES: dict[str, dict[str, int | float | bool]] = {
     "llama-3-8b": {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -125,16 +126,28 @@ def load_requests(args: argparse.Namespace, count: int) -> list[EditRequest]:
     return [records[index % len(records)] for index in range(count)]
 
 
-def make_editor(setup: Setup, engine: str, num_templates: int, steps: int, layer: int | None = None) -> Editor[Any]:
-    """R-ROME with as many sampled templates as the published sets, and without early stopping."""
+def make_editor(
+    setup: Setup, engine: str, editor: str, steps: int, num_templates: int = 6, layer: int | None = None
+) -> Editor[Any]:
+    """An editor with a fixed number of steps and no early stop.
+
+    Settings that it does not have are left out: ``num_templates`` is the number of sampled context templates, as in the
+    published sets, and ``layer`` the edited block, by default the editor's.
+    """
     from edit_hooks import load_editor
 
-    settings = {
-        "context_templates": f"sampled_{num_templates}", "num_steps": steps, "early_stop_loss": 1e-9, "engine": engine,
-    }  # fmt: skip
-    editor = load_editor("r_rome", settings | ({"layers": [layer]} if layer is not None else {}))
-    editor.resolve_config(setup.model, setup.tokenizer)
-    return editor
+    wanted = {
+        "num_steps": steps,
+        "early_stop_loss": 1e-9,  # 0 is not accepted by all
+        "context_templates": f"sampled_{num_templates}",
+        "artifact": "identity",
+        "engine": engine,
+        **({"layers": [layer]} if layer is not None else {}),
+    }
+    known = {field.name for field in dataclasses.fields(load_editor(editor).config_class)}
+    made = load_editor(editor, {name: value for name, value in wanted.items() if name in known})
+    made.resolve_config(setup.model, setup.tokenizer)
+    return made
 
 
 def time_seconds(action: Callable[[], object]) -> float:
@@ -151,24 +164,31 @@ def time_seconds(action: Callable[[], object]) -> float:
 
 
 def seconds_per_edit(
-    setup: Setup, engine: str, num_templates: int, edits: int, steps: int, layer: int | None = None
+    setup: Setup, engine: str, edits: int, steps: int, editor: str = VALUE_EDITOR, **more: Any
 ) -> float:
-    """Seconds per edit, of ``edits`` edits made together."""
-    editor = make_editor(setup, engine, num_templates, steps, layer)
+    """Seconds per edit, of ``edits`` edits made in one call, after a first one.
+
+    Args:
+        more: further arguments of :func:`make_editor`.
+    """
+    made = make_editor(setup, engine, editor, steps, **more)
     requests = load_requests(setup.args, edits)
-    return time_seconds(lambda: editor.edit(setup.model, setup.tokenizer, requests)) / edits
+    made.edit(setup.model, setup.tokenizer, requests[:1])
+    return time_seconds(lambda: made.edit(setup.model, setup.tokenizer, requests)) / edits
 
 
-def operations_per_edit(setup: Setup, engine: str, num_templates: int, edits: int, steps: int) -> float:
+def operations_per_edit(
+    setup: Setup, engine: str, edits: int, steps: int, editor: str = VALUE_EDITOR, **more: Any
+) -> float:
     """Floating-point operations per edit, in 1e9, extrapolated from two short runs: every step costs the same."""
     from torch.utils.flop_counter import FlopCounterMode
 
     requests = load_requests(setup.args, edits)
 
     def count(num_steps: int) -> float:
-        editor = make_editor(setup, engine, num_templates, num_steps)
+        made = make_editor(setup, engine, editor, num_steps, **more)
         with FlopCounterMode(display=False) as counter:
-            editor.edit(setup.model, setup.tokenizer, requests)
+            made.edit(setup.model, setup.tokenizer, requests)
         return counter.get_total_flops() / edits / 1e9
 
     two_steps, three_steps = count(2), count(3)
@@ -201,7 +221,7 @@ def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float
     from edit_hooks.inference.reference import generate_reference, score_reference
     from edit_hooks.inference.scoring import score
 
-    editor = make_editor(setup, engine, 6, steps)
+    editor = make_editor(setup, engine, VALUE_EDITOR, steps)
     requests = load_requests(setup.args, edits)
     items = [case_items(setup, request) for request in requests]
 
@@ -222,47 +242,10 @@ def seconds_per_case(setup: Setup, engine: str, edits: int, steps: int) -> float
     return time_seconds(run) / edits
 
 
-def make_trained_editor(setup: Setup, engine: str, editor: str, steps: int) -> Editor[Any]:
-    """An editor with a fixed number of steps and no early stop, as far as it has these settings."""
-    from edit_hooks import load_editor
-
-    wanted = {"num_steps": steps, "early_stop_loss": 0.0, "artifact": "identity", "engine": engine}
-    known = {field.name for field in dataclasses.fields(load_editor(editor).config_class)}
-    made = load_editor(editor, {name: value for name, value in wanted.items() if name in known})
-    made.resolve_config(setup.model, setup.tokenizer)
-    return made
-
-
-def seconds_per_trained_edit(setup: Setup, engine: str, editor: str, edits: int, steps: int) -> float:
-    """Seconds per edit, of ``edits`` independent edits made in one call, after a first one."""
-    made = make_trained_editor(setup, engine, editor, steps)
-    requests = load_requests(setup.args, edits)
-    made.edit(setup.model, setup.tokenizer, requests[:1])
-    return time_seconds(lambda: made.edit(setup.model, setup.tokenizer, requests)) / edits
-
-
-def operations_per_trained_edit(setup: Setup, engine: str, editor: str, edits: int, steps: int) -> float:
-    """Floating-point operations per edit, in 1e9, extrapolated from two short runs: every step costs the same."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    requests = load_requests(setup.args, edits)
-
-    def count(num_steps: int) -> float:
-        made = make_trained_editor(setup, engine, editor, num_steps)
-        with FlopCounterMode(display=False) as counter:
-            made.edit(setup.model, setup.tokenizer, requests)
-        return counter.get_total_flops() / edits / 1e9
-
-    two_steps, three_steps = count(2), count(3)
-    return two_steps + (steps - 2) * (three_steps - two_steps)
-
-
 MEASURES: dict[str, Callable[..., float]] = {
     "edit": seconds_per_edit,
     "case": seconds_per_case,
     "operations": operations_per_edit,
-    "trained edit": seconds_per_trained_edit,
-    "trained operations": operations_per_trained_edit,
 }
 
 
@@ -333,10 +316,10 @@ def print_gradient_editors(args: argparse.Namespace) -> None:
     for editor in args.editors:
         job = {"editor": editor, "edits": args.edits, "steps": args.steps}
         slow_count, fast_count = (
-            measure_in_process(args, "trained operations", engine=engine, **job).value for engine in ENGINES
+            measure_in_process(args, "operations", engine=engine, **job).value for engine in ENGINES
         )
-        slow = measure_in_process(args, "trained edit", engine="reference", **{**job, "edits": args.reference_edits})
-        fast = measure_in_process(args, "trained edit", engine="fast", **job)
+        slow = measure_in_process(args, "edit", engine="reference", **{**job, "edits": args.reference_edits})
+        fast = measure_in_process(args, "edit", engine="fast", **job)
         slow_peak, fast_peak = (m.peak_bytes / m.weight_bytes for m in (slow, fast))
         fewer, faster = slow_count / fast_count, slow.value / fast.value
         cells = [f"{slow_count:.0f}", f"{fast_count:.0f}", f"{fewer:.1f}", f"{slow.value:.2f}", f"{fast.value:.2f}"]
