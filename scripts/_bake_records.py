@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from _mini_common import Oracle, differences, read_jsonl, report, rounded, spread
+from _mini_common import Oracle, differences, provenance, read_jsonl, report, rounded, spread
 
 YES, NO = "yes", "no"
 
@@ -74,6 +75,37 @@ def prefers_true(outcome: dict[str, Any]) -> bool:
 def mentions(text: str, words: str) -> bool:
     """True if the words occur in the text as whole words."""
     return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
+
+
+def qualify(
+    oracle: Oracle,
+    candidates: Sequence[dict[str, Any]],
+    *,
+    name: str,
+    facts: Path,
+    num: int,
+    drop_neighbors: Callable[[dict[str, Any]], None],
+    disqualification: Callable[[dict[str, Any]], str | None],
+) -> list[dict[str, Any]]:
+    """The first ``num`` candidates of a relation that qualify, each with its measurements in ``provenance``.
+
+    Args:
+        name: the relation.
+        facts: the table of its facts.
+        drop_neighbors: drops locality prompts of a record before it is measured.
+        disqualification: measurements -> reason why a record does not qualify, or ``None``.
+    """
+    oracle.score(answer_pairs(candidates), f"{name}: cases")
+    passed = []
+    for record in candidates:
+        drop_neighbors(record)
+        measured = measure(oracle, record)
+        if reason := disqualification(measured):
+            print(f"  dropped {record['requested_rewrite']['subject']!r}: {reason}", file=sys.stderr)
+        else:
+            passed.append(record | {"provenance": provenance(facts, unedited=measured)})
+    print(f"{name}: {min(len(passed), num)} of {len(candidates)} cases qualify", file=sys.stderr)
+    return passed[:num]
 
 
 def in_turns(groups: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

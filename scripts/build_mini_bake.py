@@ -39,13 +39,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _bake_records import (
     NO,
     YES,
-    answer_pairs,
     check_records,
     fill,
     in_turns,
     measure,
     mentions,
     prefers_true,
+    qualify,
 )
 from _mini_common import (
     FACTS,
@@ -53,7 +53,6 @@ from _mini_common import (
     Oracle,
     arguments,
     check_or_build,
-    provenance,
     read_jsonl,
     read_tsv,
 )
@@ -209,20 +208,20 @@ def build(oracle: Oracle, relations: Sequence[Relation]) -> list[dict[str, Any]]
     ]
     names = [record["requested_rewrite"]["subject"] for _, records in proposals for record in records]
     proper_names = [name for name in names if name[:1].isupper() and len(name) > 2]
-    qualified: list[list[dict[str, Any]]] = []
-    for relation, records in proposals:
-        oracle.score(answer_pairs(records), f"{relation.name}: cases")
-        passed: list[dict[str, Any]] = []
-        for record in records:
-            drop_unknown_neighbors(oracle, record, proper_names)
-            measured = measure(oracle, record)
-            if reason := disqualification(measured):
-                print(f"  dropped {record['requested_rewrite']['subject']!r}: {reason}", file=sys.stderr)
-            else:
-                passed.append(record | {"provenance": provenance(relation.path, unedited=measured)})
-        qualified.append(passed[:CASES_PER_RELATION])
-        print(f"{relation.name}: {len(qualified[-1])} of {len(records)} cases qualify", file=sys.stderr)
-    return in_turns(qualified)
+    return in_turns(
+        [
+            qualify(
+                oracle,
+                records,
+                name=relation.name,
+                facts=relation.path,
+                num=CASES_PER_RELATION,
+                drop_neighbors=lambda record: drop_unknown_neighbors(oracle, record, proper_names),
+                disqualification=disqualification,
+            )
+            for relation, records in proposals
+        ]
+    )
 
 
 def check(oracle: Oracle, path: Path, num: int | None) -> int:

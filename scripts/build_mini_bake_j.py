@@ -29,14 +29,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from _bake_records import (
     NO,
     YES,
-    answer_pairs,
     check_records,
     fill,
     in_turns,
     measure,
     prefers_true,
+    qualify,
 )
-from _mini_common import FACTS, ROOT, Oracle, arguments, check_or_build, provenance
+from _mini_common import FACTS, ROOT, Oracle, arguments, check_or_build
 
 OUTPUT = ROOT / "lm_eval_tasks" / "bake" / "data" / "mini_judge.jsonl"
 TABLES = FACTS / "bake_j"
@@ -144,21 +144,20 @@ def build(oracle: Oracle) -> list[dict[str, Any]]:
     """All records in file order."""
     selected = [(relation, select_edits(oracle, relation)) for relation in load_relations()]
     edited = {subject for _, edits in selected for subject, _, _ in edits}
-    qualified = []
-    for relation, edits in selected:
-        records = candidates(relation, edits, edited)
-        oracle.score(answer_pairs(records), f"{relation.name}: cases")
-        passed = []
-        for record in records:
-            drop_unknown_neighbors(oracle, record)
-            measured = measure(oracle, record)
-            if reason := disqualification(measured):
-                print(f"  dropped {record['requested_rewrite']['subject']!r}: {reason}", file=sys.stderr)
-            else:
-                passed.append(record | {"provenance": provenance(relation.path, unedited=measured)})
-        qualified.append(passed[:CASES_PER_RELATION])
-        print(f"{relation.name}: {len(qualified[-1])} of {len(records)} cases qualify", file=sys.stderr)
-    return in_turns(qualified)
+    return in_turns(
+        [
+            qualify(
+                oracle,
+                candidates(relation, edits, edited),
+                name=relation.name,
+                facts=relation.path,
+                num=CASES_PER_RELATION,
+                drop_neighbors=lambda record: drop_unknown_neighbors(oracle, record),
+                disqualification=disqualification,
+            )
+            for relation, edits in selected
+        ]
+    )
 
 
 def check(oracle: Oracle, path: Path, num: int | None) -> int:
