@@ -57,7 +57,10 @@ class AlphaEditConfig(MEMITConfig):
         "eigenvalues of C below this count as zero; null: by nullspace_energy", within=POSITIVE, default=None
     )
     nullspace_energy: float = config_field(
-        "share of trace(C) in the null space if no threshold is set", within=INNER_SHARE, default=0.1
+        "share of trace(C) in the null space if no threshold is set",
+        within=INNER_SHARE,
+        instead_of="nullspace_threshold",
+        default=0.1,
     )
     l2: float | None = config_field(
         "L2, the coefficient of the identity; null: a hundredth of trace(C), or 10 where C is unknown",

@@ -86,6 +86,24 @@ def test_an_editor_ends_up_with_the_published_values(editor, model):
     assert tuple(getattr(config, name) for name in COLUMNS[editor]) == PUBLISHED[editor][model]
 
 
+@pytest.mark.parametrize("editor", ["alphaedit", "evk_edit"])
+def test_a_users_null_space_rule_takes_the_place_of_the_shipped_one(editor: str) -> None:
+    """A shipped threshold decided even where the user had set nullspace_energy."""
+    model = model_like(MODELS["gpt2-xl"])
+
+    def rule(**settings: float | None) -> tuple[float | None, float]:
+        config = load_editor(editor, settings).default_config(model)
+        return config.nullspace_threshold, config.nullspace_energy
+
+    assert rule() == (0.02, 0.1)
+    assert rule(nullspace_energy=0.3) == (None, 0.3)
+    assert rule(nullspace_threshold=0.5) == (0.5, 0.1)
+    assert rule(nullspace_threshold=0.5, nullspace_energy=0.3) == (
+        0.5,
+        0.3,
+    )  # as recorded in results: the threshold decides
+
+
 @pytest.mark.parametrize("editor", PUBLISHED)
 def test_the_demo_model_has_its_own_files(editor):
     origin = load_editor(editor).settings_origin(model_like(MODELS["gemma-3-270m"]))
