@@ -103,8 +103,8 @@ class MENDLoss:
         """Terms of the loss for the unedited model, means over the examples: the values that training has to beat."""
         total = 0.0
         for example, number in batch:
-            row = target_row(self.tokenizer, self.edit_prompt(example, number), BARE.continuation(example.target))
-            total += float(label_nll(self.model, batch_rows(self.model, [row])).mean()) / len(batch)
+            rows = batch_rows(self.model, [self._paraphrase_row(example, number)])
+            total += float(label_nll(self.model, rows).mean()) / len(batch)
         return {"loss": self.config.c_edit * total, "edit": total, "locality": 0.0}
 
     def edit_prompt(self, example: EditExample, number: int) -> str:

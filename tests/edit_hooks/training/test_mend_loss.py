@@ -54,6 +54,21 @@ def test_an_edit_without_locality_texts_borrows_another_edits_prompt(tiny_model,
         loss._locality_row(bare, 0)
 
 
+def test_the_unedited_loss_is_that_of_the_tokens_that_training_scores(tiny_model, tiny_tokenizer, tmp_path):
+    """Step 0 left out the end-of-text token of append_eos, so it compared with other losses than the later steps'."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    example, number = DATA.validation[0], 3
+    for append_eos in (False, True):
+        loss = trainer(model, tokenizer, tmp_path, append_eos=append_eos).loss
+        context, tokens = split_continuation(tokenizer, loss.edit_prompt(example, number), f" {example.target}")
+        tokens = [*tokens, *([tokenizer.eos_token_id] if append_eos else [])]
+        with torch.no_grad():
+            logprobs = model(torch.tensor([context + tokens])).logits[0, len(context) - 1 : -1].log_softmax(-1)
+        nll = -float(logprobs[range(len(tokens)), tokens].mean())
+        terms = loss.unedited([NumberedExample(example, number)])
+        assert terms == pytest.approx({"loss": loss.config.c_edit * nll, "edit": nll, "locality": 0.0}, abs=1e-5)
+
+
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma3_text"])
 def test_batches_that_share_passes_keep_their_losses_and_gradients(model_type, tiny_model, tiny_tokenizer, tmp_path):
     """As in one call per batch: terms, statistics and the gradients of the network, float64."""
