@@ -6,7 +6,7 @@ member that a new release of lm-eval no longer has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.filter import FilterEnsemble
@@ -20,6 +20,22 @@ PRIVATE_MEMBERS: dict[str, tuple[str, ...]] = {
 
 class HarnessTask(ConfigurableTask):
     """A `ConfigurableTask` with named access to the private members we need."""
+
+    def __init__(
+        self,
+        data_dir: str | None = None,
+        cache_dir: str | None = None,
+        download_mode: Any = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        # lm-eval leaves the YAML's key `class` in the configuration, and metadata may be missing.
+        config = {key: value for key, value in (config or {}).items() if key != "class"}
+        config["metadata"] = dict(config.get("metadata") or {})
+        self.prepare(config)
+        super().__init__(data_dir, cache_dir, download_mode, config)
+
+    def prepare(self, config: dict[str, Any]) -> None:
+        """Check the task's configuration and complete it, before lm-eval reads it and data are loaded."""
 
     @property
     def pipelines(self) -> Sequence[FilterEnsemble]:

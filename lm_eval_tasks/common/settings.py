@@ -91,11 +91,6 @@ def _checkpoints(settings: Settings) -> tuple[int, ...]:
     return parse_checkpoints(settings.get("checkpoints"))
 
 
-def _edit_batch_size(settings: Settings) -> int:
-    value = settings.get("edit_batch_size")
-    return 1 if value is None else require_whole("edit_batch_size", value)
-
-
 def _subset(settings: Settings) -> int | None:
     value = settings.get("subset")
     return None if value in (None, "all") else require_whole("subset (all, or a number of records)", value)
@@ -132,7 +127,6 @@ CHECKPOINTS = Setting(
     "stream: numbers of edited cases at which cases are scored",
     _checkpoints,
 )
-EDIT_BATCH_SIZE = Setting("edit_batch_size", "a whole number >= 1", "stream: edited cases per step", _edit_batch_size)
 MODE = Setting("mode", "a mode of edited_hf", "sequential: report the stages of a stream", _anything)
 
 PRETRAINED = Setting("pretrained", "an option of the model class", "without it, the default of data is mini", _anything)
@@ -150,7 +144,6 @@ COMMON_SETTINGS: tuple[Setting[Any], ...] = (
     IMMEDIATE,
     RETENTION,
     CHECKPOINTS,
-    EDIT_BATCH_SIZE,
 )
 
 # Keys that lm-eval, the tasks' YAML files and the tasks themselves write.

@@ -109,8 +109,16 @@ class EditingTask(HarnessTask):
         download_mode: Any = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        config = {key: value for key, value in (config or {}).items() if key != "class"}
-        config["metadata"] = with_current_name(config.get("metadata") or {})
+        super().__init__(data_dir, cache_dir, download_mode, config)
+        self._declare_columns()
+
+    def prepare(self, config: dict[str, Any]) -> None:
+        """Check the settings; read from them which metrics, stages and judge the task has.
+
+        Raises:
+            EditingError: for settings that are not accepted, and for demonstrations.
+        """
+        config["metadata"] = with_current_name(config["metadata"])
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
         config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
@@ -122,8 +130,6 @@ class EditingTask(HarnessTask):
         self.stages = StreamStages.of(config["metadata"])
         self.judge = add_judge(config)
         self.breakdown = breakdown_fields(config["metadata"])
-        super().__init__(data_dir, cache_dir, download_mode, config)
-        self._declare_columns()
 
     def _declare_columns(self) -> None:
         """Declare the aggregation of every column.

@@ -67,17 +67,9 @@ class LabelTask:
 class EditGlueTask(HarnessTask):
     """lm-eval task of a :class:`LabelTask`, which the YAML names under ``custom_dataset``."""
 
-    def __init__(
-        self,
-        data_dir: str | None = None,
-        cache_dir: str | None = None,
-        download_mode: Any = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        config = {key: value for key, value in (config or {}).items() if key != "class"}
-        config["metadata"] = dict(config.get("metadata") or {})
+    def prepare(self, config: dict[str, Any]) -> None:
+        """Check the settings that all tasks share."""
         check_settings(config["metadata"], COMMON_SETTINGS, lambda: ())
-        super().__init__(data_dir, cache_dir, download_mode, config)
 
     @property
     def label_task(self) -> LabelTask:

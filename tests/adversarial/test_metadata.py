@@ -107,7 +107,7 @@ def test_values_are_checked_when_the_task_is_built(key: str, value: Any) -> None
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("edit_batch_size", 0), ("edit_batch_size", "2"), ("checkpoints", "0;1"), ("immediate", "yes"), ("retention", 1)],
+    [("checkpoints", "0;1"), ("immediate", "yes"), ("retention", 1)],
 )
 def test_settings_of_a_stream_are_checked(key: str, value: Any) -> None:
     with pytest.raises(EditingError, match=key):
