@@ -1,9 +1,10 @@
-"""``lm-edit editors`` and ``lm-edit validate``: the list of editors, and checks of data."""
+"""``lm-edit editors``, ``tasks`` and ``validate``: the lists of editors and of tasks, and checks of data."""
 
 from __future__ import annotations
 
 import argparse
 
+from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.command import DATA_HELP, Verb, say, table, yes_no
 
 
@@ -29,6 +30,21 @@ def _run_editors(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_tasks_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="word", help="only tasks whose line has all of these words")
+
+
+def _run_tasks(args: argparse.Namespace) -> int:
+    from lm_eval_tasks.common.catalog import list_tasks
+
+    rows = [row for row in list_tasks() if all(word.lower() in " ".join(row).lower() for word in args.words)]
+    if not rows:
+        raise EditingError(f"no task or group has all of the words {' '.join(args.words)!r}; lm-edit tasks lists all.")
+    table(("name", "kind", "folder", "description"), rows)
+    say("\nRun them: lm_eval --model edited_hf --tasks <names>. Metrics: README.md of the folder in lm_eval_tasks.")
+    return 0
+
+
 def _add_validate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="benchmark|file", help="a benchmark, or a JSON(L) file of edit requests")
     parser.add_argument("--data", help=f"{DATA_HELP}; default: mini")
@@ -50,6 +66,7 @@ def _run_validate(args: argparse.Namespace) -> int:
 
 VERBS: dict[str, Verb] = {
     "editors": Verb("list the editors, their capabilities and their settings", _add_editors_arguments, _run_editors),
+    "tasks": Verb("list the tasks and groups with a line on each", _add_tasks_arguments, _run_tasks),
     "validate": Verb(
         "check the records of a benchmark or a file of edit requests", _add_validate_arguments, _run_validate
     ),

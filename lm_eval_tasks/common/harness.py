@@ -17,6 +17,9 @@ PRIVATE_MEMBERS: dict[str, tuple[str, ...]] = {
     "lm_eval.api.task:ConfigurableTask": ("_aggregation_list", "_filters", "_higher_is_better", "_metric_fn_list"),
 }
 
+# Keys of a task's YAML that are no fields of lm-eval's TaskConfig.
+OWN_KEYS = ("class", "summary")
+
 
 class HarnessTask(ConfigurableTask):
     """A `ConfigurableTask` with named access to the private members we need."""
@@ -28,8 +31,8 @@ class HarnessTask(ConfigurableTask):
         download_mode: Any = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        # lm-eval leaves the YAML's key `class` in the configuration, and metadata may be missing.
-        config = {key: value for key, value in (config or {}).items() if key != "class"}
+        # lm-eval leaves keys in the configuration that it does not accept, and metadata may be missing.
+        config = {key: value for key, value in (config or {}).items() if key not in OWN_KEYS}
         config["metadata"] = dict(config.get("metadata") or {})
         self.prepare(config)
         super().__init__(data_dir, cache_dir, download_mode, config)

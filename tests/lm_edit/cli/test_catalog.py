@@ -1,16 +1,19 @@
-"""``lm-edit editors`` and ``lm-edit validate``."""
+"""``lm-edit editors``, ``lm-edit tasks`` and ``lm-edit validate``."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from command_line import printed_lines, write_requests
-from paths import RECORDS
+from paths import RECORDS, ROOT
 
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.contract.tiny_models import REQUESTS
+from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.main import main
+from lm_eval_tasks.common import catalog
 
 BAKE = RECORDS / "bake_qa.jsonl"
 
@@ -39,6 +42,36 @@ def test_settings_in_which_releases_differ_name_them(editor, setting, sources, c
     assert main(["editors", editor]) == 0
     (line,) = [line for line in printed_lines(capsys) if line.split()[:1] == [setting]]
     assert all(source in line for source in sources), line
+
+
+def test_tasks_and_groups_are_listed_with_a_description(capsys):
+    """None lacks one: `list_tasks` refuses a task without."""
+    assert main(["tasks"]) == 0
+    rows = [re.split(r" {2,}", line, maxsplit=3) for line in printed_lines(capsys)[1:-2]]
+    in_files = list((ROOT / "lm_eval_tasks").glob("*/*.yaml"))
+    assert {row[0] for row in rows} == {path.stem.removeprefix("_") for path in in_files} and len(rows) == len(in_files)
+    assert all(len(row) == 4 and 15 < len(row[3]) < 140 for row in rows)
+    tasks = {name: description for name, kind, _, description in rows if kind == "task"}
+    assert len(set(tasks.values())) == len(tasks)  # no two tasks read alike
+    assert tasks["bake_j_es"].startswith("BAKE-J: efficacy")
+    assert main(["tasks", "BIRD", "reversal"]) == 0
+    assert [line.split()[:2] for line in printed_lines(capsys)[1:-2]] == [["bird_table5", "group"]]
+    assert main(["tasks", "no such task"]) == 2
+    assert "lm-edit tasks lists all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("task: bake_new\ncustom_dataset: !function lm_eval_tasks.bake.benchmark.BAKE_QJ\n", "protocol"),
+        ("group: bake_new\ntask: [bake_es]\nmetadata: {version: 1.0}\n", "its metadata"),
+    ],
+)
+def test_a_task_without_a_description_is_refused(text, place, tmp_path, monkeypatch):
+    (tmp_path / "new.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(catalog, "FOLDER", tmp_path)
+    with pytest.raises(EditingError, match=rf"new.yaml: bake_new has no description.*{place}"):
+        catalog.list_tasks()
 
 
 def test_an_unknown_editor_gets_a_hint(capsys):
