@@ -40,7 +40,6 @@ def make_edits(
     grouping: Grouping = "independent",
     num_edits: int | None = None,
     edit_batch_size: int | None = None,
-    data: str | None = None,
     model_options: Mapping[str, object],
 ) -> SavedEdits:
     """Make edits and save them in a new folder.
@@ -50,14 +49,14 @@ def make_edits(
         grouping: ``independent`` (one file per request, each for the unedited model), ``joint`` (one file that writes
             all) or ``sequential`` (one file per step of a stream, to be applied together and in order).
         edit_batch_size: requests per step, for ``sequential``.
-        data: origin of the benchmark's records.
-        model_options: options of :class:`EditedHFLM`: ``pretrained``, ``editor``, ``editor_args``, ``dtype``, ...
+        model_options: options of :class:`EditedHFLM`: ``pretrained``, ``editor``, ``editor_args``, ``dtype``, and those
+            of the benchmark's records, ``data``, ``subset``, ...
 
     Raises:
         EditingError: for a folder with files in it, and for options and requests that cannot be used.
     """
     out = check_output_folder(out)
-    plan_options: dict[str, object] = {"data": data}
+    plan_options: dict[str, object] = {}
     if grouping != "independent":
         mode = "batch" if grouping == "joint" else "sequential"
         plan_options |= {"mode": mode, "edits": edits, "num_edits": num_edits}
@@ -66,7 +65,7 @@ def make_edits(
     if num_edits is not None and num_edits < 1:
         raise EditingError(f"num_edits={num_edits}; at least one edit is needed.")
     lm = EditedHFLM(**model_options, **plan_options)
-    settings = {"data": data} if data else {"pretrained": None if lm.is_demo else True}
+    settings = lm.options.data_settings(lm.is_demo)
     groups = lm.plan.groups or tuple(
         tuple(request.in_context(lm.edit_context) for request in case)
         for case in load_edited_cases(edits, settings, num_edits)

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.numbers import POSITIVE, Range
+from edit_hooks.utils.numbers import POSITIVE, SEED, Range
 from edit_hooks.utils.printable import printable
 
 if TYPE_CHECKING:
     from edit_hooks.lm.model import EditedHFLM
     from edit_hooks.store.store import Store
 
+DATA_OPTIONS = ("data", "subset", "subset_seed")  # of add_data_arguments, and of the model class
 DATA_HELP = "origin of the benchmark's records: mini, mini:SET, hub, hub:SET, a file or a folder"
 EDITOR_HELP = "name of the editor, see lm-edit editors"
 NumberT = TypeVar("NumberT", int, float)
@@ -61,6 +62,20 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="revision on the hub")
     parser.add_argument("--dtype", help="precision of the weights; default: that of the checkpoint")
     parser.add_argument("--device", help="cuda, cuda:1, cpu, ...; default: a GPU if there is one")
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose records of the benchmark named by ``--edits``; :data:`DATA_OPTIONS`."""
+    parser.add_argument("--data", help=DATA_HELP)
+    parser.add_argument(
+        "--subset", type=subset_size, help="that many records of the benchmark, in random order; all (default): all"
+    )
+    parser.add_argument("--subset-seed", type=whole(SEED), help="seed of the subset and of its order (default 0)")
+
+
+def subset_size(text: str) -> int | None:
+    """Parse the size of a subset, for ``type=``; ``None`` for all."""
+    return None if text == "all" else whole()(text)
 
 
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
@@ -109,9 +124,30 @@ def model_options(args: argparse.Namespace, *names: str) -> dict[str, object]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-def data_settings(args: argparse.Namespace) -> dict[str, str | None]:
-    """Settings of a benchmark's records: ``--data``, or the default for the model."""
-    return {"data": args.data} if args.data else {"pretrained": args.pretrained}
+def data_settings(args: argparse.Namespace) -> dict[str, object]:
+    """Settings of a benchmark's records: the options of :func:`add_data_arguments`; the model decides on the default.
+
+    Raises:
+        EditingError: for a subset of a file of requests, which is read as a whole.
+    """
+    check_subset(args)
+    place = {"data": args.data} if args.data else {"pretrained": args.pretrained}
+    chosen = {name: getattr(args, name) for name in DATA_OPTIONS[1:]}
+    return {**place, **{name: value for name, value in chosen.items() if value is not None}}
+
+
+def check_subset(args: argparse.Namespace) -> None:
+    """Refuse a subset where ``--edits`` is a file.
+
+    Raises:
+        EditingError: as described.
+    """
+    from edit_hooks.lm.edit_sources import is_file
+
+    if is_file(args.edits) and (args.subset is not None or args.subset_seed is not None):
+        raise EditingError(
+            f"--subset and --subset-seed choose records of a benchmark; {args.edits} is a file. Drop them."
+        )
 
 
 def load_model(args: argparse.Namespace) -> EditedHFLM:

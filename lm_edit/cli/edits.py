@@ -7,11 +7,13 @@ import argparse
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import SEED
 from lm_edit.cli.command import (
-    DATA_HELP,
+    DATA_OPTIONS,
     EDITOR_HELP,
     SETTINGS_SYNTAX,
     Verb,
+    add_data_arguments,
     add_model_arguments,
+    check_subset,
     model_options,
     say,
     whole,
@@ -25,7 +27,7 @@ def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--edit-context", help="text in which edits are made: bare (default), qa or chat")
     parser.add_argument("--seed", type=whole(SEED), help="seed of the editor")
     parser.add_argument("--edits", required=True, help="a benchmark, or a JSON(L) file of edit requests")
-    parser.add_argument("--data", help=DATA_HELP)
+    add_data_arguments(parser)
     parser.add_argument("--num-edits", type=whole(), help="use the first edits only; default: all")
     grouping = parser.add_mutually_exclusive_group()
     grouping.add_argument("--joint", action="store_true", help="one edit that writes all requests at once")
@@ -38,6 +40,7 @@ def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_edit(args: argparse.Namespace) -> int:
     if args.edit_batch_size is not None and not args.sequential:
         raise EditingError("--edit-batch-size sets the size of a stream's steps; add --sequential or drop it.")
+    check_subset(args)
     from lm_edit.edits import make_edits
 
     result = make_edits(
@@ -46,8 +49,7 @@ def _run_edit(args: argparse.Namespace) -> int:
         grouping="joint" if args.joint else "sequential" if args.sequential else "independent",
         num_edits=args.num_edits,
         edit_batch_size=args.edit_batch_size,
-        data=args.data,
-        model_options=model_options(args, "editor", "editor_args", "edit_context", "seed", "store"),
+        model_options=model_options(args, "editor", "editor_args", "edit_context", "seed", "store", *DATA_OPTIONS),
     )
     for case, reason in result.failed.items():
         say(f"failed: {case}: {reason}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from edit_hooks.utils.numbers import SEED
 from lm_edit.cli.command import (
-    DATA_HELP,
     Verb,
+    add_data_arguments,
     add_model_arguments,
     add_overwrite_argument,
     check_output_files,
@@ -33,7 +33,7 @@ PRINTED_GROUPS = ("subject_last", "last")  # --out has all token groups
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--edits", required=True, help="facts: a benchmark, or a JSON(L) file of edit requests")
-    parser.add_argument("--data", help=DATA_HELP)
+    add_data_arguments(parser)
     parser.add_argument("--num-edits", type=whole(), help="use the first facts only; default: all")
     parser.add_argument(
         "--answer",

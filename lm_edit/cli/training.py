@@ -7,9 +7,9 @@ import logging
 
 from edit_hooks.utils.numbers import INNER_SHARE
 from lm_edit.cli.command import (
-    DATA_HELP,
     SETTINGS_SYNTAX,
     Verb,
+    add_data_arguments,
     add_model_arguments,
     data_settings,
     load_model,
@@ -22,7 +22,7 @@ from lm_edit.cli.command import (
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--edits", required=True, help="training edits: a benchmark, or a JSON(L) file")
-    parser.add_argument("--data", help=DATA_HELP)
+    add_data_arguments(parser)
     parser.add_argument("--validation", help="file of validation edits; default: hold out some training edits")
     parser.add_argument(
         "--validation-share", type=real(INNER_SHARE), default=0.1, help="share of edits held out (default 0.1)"

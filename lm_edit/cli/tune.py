@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import (
-    DATA_HELP,
     EDITOR_HELP,
     SETTINGS_SYNTAX,
     Verb,
+    add_data_arguments,
     add_model_arguments,
     add_overwrite_argument,
     check_output_files,
@@ -43,7 +43,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=whole(SEED), default=0, help="seed of the editor, and of the choice of candidates"
     )
     parser.add_argument("--edits", required=True, help="held-out facts: a benchmark, or a JSON(L) file of cases")
-    parser.add_argument("--data", help=DATA_HELP)
+    add_data_arguments(parser)
     parser.add_argument("--num-edits", type=whole(), default=16, help="number of facts (default 16)")
     parser.add_argument("--skip", type=whole(NON_NEGATIVE), default=0, help="skip this many facts at the beginning")
     parser.add_argument("--layers", nargs="+", help="candidates: 5 6 7, or for several layers 3,4,5 4,5,6")

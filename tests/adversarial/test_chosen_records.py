@@ -15,6 +15,8 @@ from record_files import published_data
 from task_runs import metrics_of
 
 from edit_hooks.utils.errors import EditingError
+from lm_edit.cli.command import data_settings
+from lm_edit.cli.main import build_parser, main
 from lm_eval_tasks.common.benchmark import all_benchmarks, load_edit_requests
 from lm_eval_tasks.common.settings import model_parameters
 from lm_eval_tasks.qaedit.benchmark import QAEDIT
@@ -138,3 +140,35 @@ def test_the_published_set_through_its_setting(monkeypatch: pytest.MonkeyPatch, 
     assert [edit.key for (edit,) in load_edit_requests("qaedit", settings)] == [
         case.request.key for case in loaded.records
     ]
+
+
+# ------------------------------------------------------------------ verbs
+
+CHOSEN = ["--edits", "bake", "--data", DATA, "--subset", "3", "--subset-seed", "5"]
+REST = {
+    "edit": ["--editor", "ft_m", "--out", "new"],
+    "tune": ["--editor", "ft_m", "--num-edits", "3"],
+    "trace": [],
+    "train-mend": ["--out", "new"],
+}
+
+
+def test_verbs_take_the_same_subset(tiny_path: Callable[..., Path], tmp_path: Path) -> None:
+    wanted = ROWS
+    model = ["--pretrained", str(tiny_path("gpt2")), "--device", "cpu", "--store", "off"]
+    settings = ["--editor", "ft_m", "--editor-args", "layers:[1];num_steps:1", "--out", str(tmp_path / "edits")]
+    assert main(["edit", *model, *settings, *CHOSEN]) == 0
+    written = json.loads((tmp_path / "edits" / "edits.json").read_text(encoding="utf-8"))["edits"]
+    assert [edit["requests"][0]["case_id"] for edit in written] == wanted
+    for verb in ("tune", "trace", "train-mend"):
+        args = build_parser().parse_args([verb, *REST[verb], *CHOSEN])
+        assert data_settings(args) == {"data": DATA, **SUBSET}
+        assert data_settings(build_parser().parse_args([verb, *REST[verb], *CHOSEN[:4], "--subset", "all"])) == {
+            "data": DATA
+        }
+
+
+@pytest.mark.parametrize("verb", REST)
+def test_a_file_of_requests_has_no_subset(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, *REST[verb], "--edits", "requests.jsonl", "--subset-seed", "1"]) == 2
+    assert "choose records of a benchmark; requests.jsonl is a file" in capsys.readouterr().err

@@ -152,10 +152,10 @@ NEEDED = {
     "stats": [],
 }
 OPTIONS = {
-    "edit": ["--num-edits", "--edit-batch-size", "--seed"],
-    "tune": ["--num-edits", "--skip", "--lr", "--clamp", "--trials", "--seed"],
-    "trace": ["--num-edits", "--samples", "--noise", "--window", "--max-tokens", "--seed"],
-    "train-mend": ["--num-edits", "--validation-share"],
+    "edit": ["--subset", "--subset-seed", "--num-edits", "--edit-batch-size", "--seed"],
+    "tune": ["--subset", "--subset-seed", "--num-edits", "--skip", "--lr", "--clamp", "--trials", "--seed"],
+    "trace": ["--subset", "--subset-seed", "--num-edits", "--samples", "--noise", "--window", "--max-tokens", "--seed"],
+    "train-mend": ["--subset", "--subset-seed", "--num-edits", "--validation-share"],
     "judge": ["--max-calls", "--min-coverage"],
     "judge-quality": ["--max-calls", "--min-coverage"],
     "stats": ["--layers", "--tokens", "--max-length", "--threshold", "--energy", "--seed"],
@@ -181,7 +181,7 @@ def test_the_table_has_every_number_of_the_command_line() -> None:
         entry.add_arguments(parser)
         for action in parser._actions:
             assert action.type not in (int, float), f"{verb} {action.option_strings}"
-            if getattr(action.type, "__qualname__", "").split(".")[0] in ("whole", "real"):
+            if getattr(action.type, "__qualname__", "").split(".")[0] in ("whole", "real", "subset_size"):
                 found.setdefault(verb, set()).update(action.option_strings)
     assert found == {verb: set(options) for verb, options in OPTIONS.items()}
 
