@@ -56,12 +56,15 @@ class IndependentEdits:
         identity: ModelIdentity,
         quiet: bool = False,
         partial_groups: bool = False,
+        first_token_kl: bool = True,
     ) -> None:
         """Set up the edits; none is made yet.
 
         Args:
             partial_groups: a group whose requests belong to several cases is written without unusable ones.
+            first_token_kl: measure the divergence on neutral prompts.
         """
+        self._has_divergence = first_token_kl and editor.writes != ("context",)
         self.partial_groups = partial_groups
         self.model, self.tokenizer, self.editor, self.store, self.quiet = model, tokenizer, editor, store, quiet
         self.identity = identity
@@ -118,8 +121,11 @@ class IndependentEdits:
 
     def _measure(self, delta: Delta) -> None:
         """Add the divergence on neutral prompts to the diagnostics, unless the store had it; contexts have none."""
+        if not self._has_divergence:
+            delta.diagnostics.pop(FIRST_TOKEN_KL, None)  # a stored edit may have it
+            return
         code = code_fingerprint(NeutralPrompts.__module__)
-        if self.editor.writes != ("context",) and delta.meta.get("neutral_prompts") != code:
+        if delta.meta.get("neutral_prompts") != code:
             delta.diagnostics[FIRST_TOKEN_KL] = self._neutral.divergence(delta)
             delta.meta["neutral_prompts"] = code
 

@@ -363,13 +363,21 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             found = check_base(delta, self.model, self.identity, options.load_edit)
             facts = {"loaded_from": options.load_edit, "checksum": delta.checksum(), "model_differences": found}
             report = EditReport(editor=editor_of(delta), diagnostics=facts)
-            return SavedEditSession(self.model, self.tokenizer, delta, report, requests_of(delta))
+            requests, measured = requests_of(delta), options.first_token_kl
+            return SavedEditSession(self.model, self.tokenizer, delta, report, requests, measured)
         store = self._store
         if store:
             store.remove_leftovers()
         if not self.plan.cumulative:
             edits = IndependentEdits(
-                self.model, self.tokenizer, self.editor, store, self.identity, self._quiet, bool(self.plan.groups)
+                self.model,
+                self.tokenizer,
+                self.editor,
+                store,
+                self.identity,
+                self._quiet,
+                partial_groups=bool(self.plan.groups),
+                first_token_kl=options.first_token_kl,
             )
             return SingleEditSession(edits, self.plan)
         guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
@@ -383,6 +391,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             guard,
             self._quiet,
             shared=self.world_size > 1,
+            first_token_kl=options.first_token_kl,
         )
         return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 

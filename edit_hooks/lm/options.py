@@ -86,6 +86,7 @@ class EditingOptions:
         compare_unedited: also evaluate lm-eval's own tasks on the unedited model, which gives each of their metrics the
             columns ``@unedited`` and ``@difference``; not with edits of single cases, under which such tasks have no
             edited model.
+        first_token_kl: measure the first-token divergence on neutral prompts after every edit or step.
         guard: sequential: ``report`` or ``stop`` if the edited weights or the model's loss diverge.
         guard_norm_ratio, guard_loss_increase: thresholds of :class:`edit_hooks.lm.stream.Guard`.
     """
@@ -115,6 +116,7 @@ class EditingOptions:
     immediate: bool = True
     retention: bool = False
     compare_unedited: bool = False
+    first_token_kl: bool = True
     guard: Literal["report", "stop"] = "report"
     guard_norm_ratio: float = 1.0
     guard_loss_increase: float = 3.0
@@ -179,7 +181,7 @@ class EditingOptions:
         for name in ("num_edits", "edit_batch_size", "group_size"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name))
-        for name in ("immediate", "retention", "compare_unedited"):
+        for name in ("immediate", "retention", "compare_unedited", "first_token_kl"):
             if not isinstance(getattr(self, name), bool):
                 raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
         _one_of("guard", self.guard, ("report", "stop"))

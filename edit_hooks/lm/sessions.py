@@ -133,6 +133,7 @@ class SavedEditSession(Session):
     Args:
         report: editor, file and checksum for samples and results.
         requests: the requests in the edit by their keys without context; ``None`` if the file does not list them.
+        first_token_kl: measure the divergence on neutral prompts.
     """
 
     def __init__(
@@ -142,10 +143,12 @@ class SavedEditSession(Session):
         delta: Delta,
         report: EditReport,
         requests: Mapping[str, EditRequest] | None,
+        first_token_kl: bool = True,
     ) -> None:
         self.model, self.delta, self.requests = model, delta, requests
         self.editor_name, self.writes = report.editor, tuple(delta.writes)
-        neutral = None if self.writes == ("context",) else NeutralPrompts(model, tokenizer)
+        measured = first_token_kl and self.writes != ("context",)
+        neutral = NeutralPrompts(model, tokenizer) if measured else None
         with AppliedDeltas(model) as applied:
             applied.add(delta)
             facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}

@@ -85,11 +85,13 @@ class EditStream:
         guard: Guard,
         quiet: bool = False,
         shared: bool = False,
+        first_token_kl: bool = True,
     ) -> None:
         """Set up the stream; nothing is edited yet.
 
         Args:
             shared: other processes make the same stream; one of them computes each step, the others load it.
+            first_token_kl: measure the divergence on neutral prompts after every step.
         """
         self.model, self.tokenizer, self.editor, self.plan = model, tokenizer, editor, plan
         self.shared = shared
@@ -98,7 +100,8 @@ class EditStream:
         self.identity = identity
         self.config = resolve_with_store(model, tokenizer, editor, store, identity)
         self._unedited_loss, _ = self._probe()
-        self._neutral = None if editor.writes == ("context",) else NeutralPrompts(model, tokenizer)
+        measured = first_token_kl and editor.writes != ("context",)
+        self._neutral = NeutralPrompts(model, tokenizer) if measured else None
         self.steps: list[dict[str, Any]] = []
         self.stopped: str | None = None
         self.deltas: list[Delta] = []

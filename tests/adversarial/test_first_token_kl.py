@@ -16,6 +16,7 @@ from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.neutral_prompts import NEUTRAL_PROMPTS, NeutralPrompts
+from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.anomalies import find_anomalies
 
 FT = {"layers": [1], "num_steps": 10, "lr": 0.1}
@@ -117,6 +118,24 @@ def test_a_stream_reports_it_after_every_step(model_path) -> None:
     assert summary(results)["first_token_kl"] == pytest.approx(steps[-1], rel=0.01)
     null = run(build(model_path, editor="ft_m", editor_args=TINY_STEP, **STREAM, data=data()), ["bake_es"])
     assert set(divergences(null)) == {0.0}
+
+
+def test_it_can_be_switched_off(model_path, tmp_path, monkeypatch) -> None:
+    """No pass of the prompts, in no mode; an edit that the store has gets it in a later run with it."""
+    passes: list[Delta | None] = []
+    forward = NeutralPrompts._log_probs
+    monkeypatch.setattr(NeutralPrompts, "_log_probs", lambda self, delta: passes.append(delta) or forward(self, delta))
+    options = {"editor": "ft_m", "editor_args": FT}
+    off = run(build(model_path, tmp_path, **options, first_token_kl=False), ["bake_es"], limit=1)
+    assert "first_token_kl" not in off["samples"]["bake_es"][0]["edit"] and "first_token_kl" not in summary(off)
+    stream = run(build(model_path, **options, **STREAM, data=data(), first_token_kl=False), ["bake_es"], limit=1)
+    assert not any("first_token_kl" in step for step in stream["config"]["edited_hf"]["steps"]) and not passes
+    (found,) = divergences(run(build(model_path, tmp_path, **options), ["bake_es"], limit=1))
+    assert found > 0 and len(passes) == 2  # the stored edit and the unedited model
+    again = run(build(model_path, tmp_path, **options, first_token_kl=False), ["bake_es"], limit=1)
+    assert "first_token_kl" not in summary(again) and len(passes) == 2
+    with pytest.raises(EditingError, match="first_token_kl='no'; accepted: true, false"):
+        build(model_path, first_token_kl="no")
 
 
 def test_edits_of_contexts_have_none(model_path) -> None:
