@@ -1,7 +1,8 @@
 """Published files: of repositories at a commit, and of plain addresses, checked by SHA-256.
 
 A file is downloaded at most once, verified, and kept in the user's cache. Its content is never part of this package,
-and never executed.
+and never executed. A download that breaks off is resumed, in the same call and, where the digest is known, in later
+ones; the file appears under its name when it is complete.
 """
 
 from __future__ import annotations
@@ -10,17 +11,28 @@ import hashlib
 import http.client
 import os
 import re
+import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 from urllib.parse import urlsplit
 
+from tqdm import tqdm
+
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import cache_root, replacing, sha256_of, write_atomically
+from edit_hooks.utils.files import cache_root, sha256_of, write_atomically
+from edit_hooks.utils.logs import get_logger
+
+log = get_logger("lm_eval.edited_hf")
 
 HOST = "https://raw.githubusercontent.com"
 TIMEOUT_SECONDS = 30.0
+ATTEMPTS, WAIT_SECONDS = 5, 1.0  # the wait doubles after each attempt
+TEMPORARY_CODES = (http.client.REQUEST_TIMEOUT, http.client.TOO_MANY_REQUESTS)
+# Shown after two seconds, and only on a terminal.
+PROGRESS: dict[str, Any] = {"unit": "B", "unit_scale": True, "delay": 2, "leave": False, "disable": None}
 MAX_BYTES = 2 * 10**9  # twice the largest published file, the reference texts of CounterFact
 BLOCK_BYTES = 1 << 20
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"  # the switch of the Hugging Face libraries; no request is sent where it is on
@@ -136,33 +148,117 @@ def _fetch(url: str, path: Path, sha256: str | None, mismatch: str) -> Path:
     if os.environ.get(OFFLINE_VARIABLE, "").lower() in ("1", "true", "yes", "on"):
         raise EditingError(f"{url} is not in the cache, and {OFFLINE_VARIABLE} forbids a download. {remedy}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    partial = path.with_name(f".{path.name}.part")
+    from filelock import FileLock  # slow to import and rarely needed
+
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        if path.is_file() and (sha256 is None or sha256_of(path) == sha256):
+            return path  # another process was faster
         try:
-            with temporary.open("wb") as file:
-                found = _download(url, file)
+            _download_checked(url, partial, sha256, mismatch)
         except (OSError, http.client.HTTPException) as error:
-            raise EditingError(f"{url} cannot be downloaded: {type(error).__name__}: {error}. {remedy}") from error
-        if sha256 not in (None, found):
+            size = partial.stat().st_size if partial.exists() else 0
+            kept = f" {size:,} bytes are kept, and the next try resumes there." if size else ""
             raise EditingError(
-                f"{url} has another content: its sha256 differs, so {mismatch}. Nothing was kept; a proxy may have "
-                "changed it."
-            )
+                f"{url} cannot be downloaded: {type(error).__name__}: {error}.{kept} {remedy}"
+            ) from error
+        os.replace(partial, path)
     return path
 
 
-def _download(url: str, file: IO[bytes]) -> str:
-    """Write the content of an address to a file block by block; return its digest."""
-    digest, size = hashlib.sha256(), 0
-    with urllib.request.build_opener(_HttpsRedirects).open(url, timeout=TIMEOUT_SECONDS) as response:
-        while block := response.read(BLOCK_BYTES):
-            size += len(block)
-            if size > MAX_BYTES:
-                raise EditingError(f"{url} has more than {MAX_BYTES:,} bytes, the limit of a download.")
-            digest.update(block)
-            file.write(block)
+def _download_checked(url: str, partial: Path, sha256: str | None, mismatch: str) -> None:
+    """Complete a partial file; a broken download stays for the next try if a digest will tell what it is worth.
+
+    Raises:
+        EditingError: for another digest, also of a download from the first byte.
+    """
+    if sha256 is None:
+        partial.unlink(missing_ok=True)
+        try:
+            _download(url, partial)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        return
+    for resumed in (True, False) if partial.exists() else (False,):
+        if not resumed:
+            partial.unlink(missing_ok=True)
+        _download(url, partial)
+        if sha256_of(partial) == sha256:
+            return
+    partial.unlink()
+    raise EditingError(
+        f"{url} has another content: its sha256 differs, so {mismatch}. Nothing was kept; a proxy may have changed it."
+    )
+
+
+def _download(url: str, partial: Path) -> None:
+    """Append to a file what it lacks of the content of an address, in several attempts."""
+    transfer = _Transfer(url, partial)
+    for attempt in range(ATTEMPTS):
+        try:
+            return transfer.run()
+        except urllib.error.HTTPError as error:
+            if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                partial.unlink(missing_ok=True)  # longer than the content, so of another one
+            elif error.code < 500 and error.code not in TEMPORARY_CODES:
+                raise
+            last: OSError | http.client.HTTPException = error
+        except urllib.error.URLError as error:
+            if attempt == 0:
+                raise  # the address cannot be reached at all
+            last = error
+        except (ConnectionError, TimeoutError, http.client.HTTPException) as error:  # not a full disk
+            last = error
+        if attempt + 1 < ATTEMPTS:
+            log.info("%s: %s: %s; trying again.", url, type(last).__name__, last)
+            time.sleep(WAIT_SECONDS * 2**attempt)
+    raise last
+
+
+class _Transfer:
+    """Requests for one address. Each asks for what the file lacks, of the content that the first one began."""
+
+    def __init__(self, url: str, partial: Path) -> None:
+        self.url, self.partial = url, partial
+        self.opener = urllib.request.build_opener(_HttpsRedirects)
+        self.etag: str | None = None
+
+    def run(self) -> None:
+        """One request.
+
+        Raises:
+            OSError, http.client.HTTPException: for a connection that fails or breaks off.
+            EditingError: for a content above the limit; the file is removed.
+        """
+        size = self.partial.stat().st_size if self.partial.exists() else 0
+        headers = {"Range": f"bytes={size}-"} if size else {}
+        if size and self.etag:
+            headers["If-Range"] = self.etag
+        request = urllib.request.Request(self.url, headers=headers)
+        with self.opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+            if response.status != http.client.PARTIAL_CONTENT:
+                size = 0  # the whole content, from a server without ranges or with another content by now
+            elif not response.headers.get("Content-Range", "").startswith(f"bytes {size}-"):
+                raise http.client.HTTPException("the reply has another range than that asked for")
+            etag = response.headers.get("ETag", "")
+            self.etag = None if etag.startswith("W/") else etag or None  # ranges need a strong one
+            self._receive(response, size)
+
+    def _receive(self, response: http.client.HTTPResponse, size: int) -> None:
+        """Write the body behind the first ``size`` bytes of the file."""
+        total = size + response.length if response.length is not None else None
+        bar = tqdm(desc=self.partial.name.strip(".").removesuffix(".part"), total=total, initial=size, **PROGRESS)
+        with self.partial.open("ab" if size else "wb") as file, bar:
+            while block := response.read(BLOCK_BYTES):
+                size += len(block)
+                if size > MAX_BYTES:
+                    self.partial.unlink()
+                    raise EditingError(f"{self.url} has more than {MAX_BYTES:,} bytes, the limit of a download.")
+                file.write(block)
+                bar.update(len(block))
         if missing := response.length:  # reading in blocks does not report a closed connection
             raise http.client.IncompleteRead(b"", missing)
-    return digest.hexdigest()
 
 
 class _HttpsRedirects(urllib.request.HTTPRedirectHandler):

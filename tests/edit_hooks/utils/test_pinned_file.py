@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from file_server import serve_files
+from file_server import FileServer, serve_files
 
 from edit_hooks.utils import pinned_file
 from edit_hooks.utils.errors import EditingError
@@ -23,6 +26,12 @@ SERVED = f"someone/towns/{'c' * 40}/data/towns.json"
 def online_with_an_empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(pinned_file, "WAIT_SECONDS", 0.0)
+
+
+def files_below(folder: Path) -> list[str]:
+    """Names of the files; locks are empty and stay."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
 
 
 def test_a_file_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -40,7 +49,7 @@ def test_another_content_is_refused_and_not_kept(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(pinned_file, "HOST", server.url)
         with pytest.raises(EditingError, match="its sha256 differs"):
             FILE.fetch()
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files_below(tmp_path) == []
 
 
 def test_a_missing_file_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +73,6 @@ def test_offline_no_request_is_sent_and_a_copy_by_hand_is_used(monkeypatch: pyte
 # ------------------------------------------------------------------ plain addresses
 
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
-
-
-def files_below(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
 def test_an_address_with_a_digest_is_downloaded_once_and_checked(tmp_path: Path) -> None:
@@ -148,3 +153,108 @@ def test_a_file_above_the_limit_and_a_cut_connection_leave_nothing(
         assert files_below(tmp_path) == []
         del server.announced["towns.json"]
         assert file.fetch().read_bytes() == CONTENT
+
+
+# ------------------------------------------------------------------ downloads that break off
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with serve_files({"towns.json": CONTENT}) as running:
+        yield running
+
+
+def partial_of(file: UrlFile) -> Path:
+    return file.cached.with_name(".towns.json.part")
+
+
+@pytest.mark.parametrize("sha256", [DIGEST, None])
+def test_a_download_resumes_where_it_broke_off(server: FileServer, tmp_path: Path, sha256: str | None) -> None:
+    """23 bytes in pieces of 4, 7 and the rest: requests from byte 0, 4 and 11."""
+    server.cuts["towns.json"] = [4, 7]
+    file = UrlFile(url=f"{server.url}/towns.json", sha256=sha256)
+    assert file.fetch().read_bytes() == CONTENT
+    assert server.starts == [0, 4, 11]
+    assert files_below(tmp_path) == (["towns.json"] if sha256 else ["towns.json", "towns.json.sha256"])
+
+
+def test_a_later_call_resumes_a_file_with_a_digest(server: FileServer, tmp_path: Path) -> None:
+    server.cuts["towns.json"] = [1, 1, 1, 1, 1]  # one byte per attempt
+    file = UrlFile(url=f"{server.url}/towns.json", sha256=DIGEST)
+    with pytest.raises(EditingError, match=r"IncompleteRead.* 5 bytes are kept, and the next try resumes there"):
+        file.fetch()
+    assert partial_of(file).read_bytes() == CONTENT[:5] and not file.cached.exists()
+    assert file.fetch().read_bytes() == CONTENT and server.starts == [0, 1, 2, 3, 4, 5]
+    assert files_below(tmp_path) == ["towns.json"]
+
+
+def test_without_a_digest_a_later_call_starts_again(server: FileServer, tmp_path: Path) -> None:
+    server.cuts["towns.json"] = [2] * 5
+    file = UrlFile(url=f"{server.url}/towns.json", sha256=None)
+    with pytest.raises(EditingError, match="IncompleteRead"):
+        file.fetch()
+    assert files_below(tmp_path) == []
+    assert file.fetch().read_bytes() == CONTENT and server.starts[-1] == 0
+
+
+def test_a_content_that_changes_meanwhile_is_read_from_its_start(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a digest only the ETag tells; two halves of different contents would pass unseen."""
+    server.cuts["towns.json"] = [4]
+    monkeypatch.setattr(pinned_file.time, "sleep", lambda seconds: server.files.update({"towns.json": b"X" * 30}))
+    assert UrlFile(url=f"{server.url}/towns.json", sha256=None).fetch().read_bytes() == b"X" * 30
+    assert server.starts == [0, 0]
+
+
+@pytest.mark.parametrize("kept", [b"wrong bytes", CONTENT + b"more"])
+def test_a_partial_file_of_another_content_is_replaced(server: FileServer, tmp_path: Path, kept: bytes) -> None:
+    """The digest of the completed file differs, or the server refuses the range (416): from the start, once."""
+    file = UrlFile(url=f"{server.url}/towns.json", sha256=DIGEST)
+    file.cached.parent.mkdir(parents=True)
+    partial_of(file).write_bytes(kept)
+    assert file.fetch().read_bytes() == CONTENT and server.requests["towns.json"] == 2
+    assert files_below(tmp_path) == ["towns.json"]
+
+
+def test_a_server_without_ranges_sends_everything_again(server: FileServer) -> None:
+    server.ranges, server.cuts["towns.json"] = False, [4]
+    assert UrlFile(url=f"{server.url}/towns.json", sha256=DIGEST).fetch().read_bytes() == CONTENT
+    assert server.starts == [0, 0]
+
+
+@pytest.mark.parametrize(("code", "requests"), [(503, 3), (429, 3), (404, 1), (403, 1)])
+def test_only_temporary_failures_are_tried_again(server: FileServer, code: int, requests: int) -> None:
+    server.failures["towns.json"] = [code, code]
+    file = UrlFile(url=f"{server.url}/towns.json", sha256=DIGEST)
+    if requests == 1:
+        with pytest.raises(EditingError, match=f"HTTP Error {code}"):
+            file.fetch()
+    else:
+        assert file.fetch().read_bytes() == CONTENT
+    assert server.requests["towns.json"] == requests
+
+
+def test_a_full_disk_and_an_unreachable_address_fail_at_once(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(pinned_file.time, "sleep", waits.append)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pinned_file._Transfer, "_receive", full)
+        with pytest.raises(EditingError, match="No space left"):
+            UrlFile(url=f"{server.url}/towns.json", sha256=DIGEST).fetch()
+    with pytest.raises(EditingError, match="cannot be downloaded: URLError"):
+        UrlFile(url="http://127.0.0.1:9/towns.json", sha256=DIGEST).fetch()
+    assert not waits
+
+
+def test_calls_at_once_download_once(server: FileServer) -> None:
+    file = UrlFile(url=f"{server.url}/towns.json", sha256=DIGEST)
+    with ThreadPoolExecutor(4) as threads:
+        assert {path.read_bytes() for path in threads.map(lambda _: file.fetch(), range(4))} == {CONTENT}
+    assert server.requests["towns.json"] == 1
