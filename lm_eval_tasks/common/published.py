@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from edit_hooks.utils.errors import EditingError, first_line
+from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import PinnedFile, UrlFile
@@ -30,12 +31,14 @@ class HubFile:
         revision: a commit hash; a branch such as ``main`` can change, which a warning names.
         sort_by: field with a whole number that restores the order of records which the files split; empty for the
             order of the files.
+        sha256: digests of the files at ``revision``, in their order; empty where none are attested.
     """
 
     repository: str
     paths: Sequence[str]
     revision: str = DEFAULT_REVISION
     sort_by: str = ""
+    sha256: Sequence[str] = ()
 
 
 PublishedFile: TypeAlias = HubFile | PinnedFile | UrlFile
@@ -68,7 +71,9 @@ def open_published(file: PublishedFile, data: str, revision: str | None, hint: s
         EditingError: for a file that cannot be reached or has another content, and for a revision of a fixed file.
     """
     if isinstance(file, HubFile):
-        return _open_hub_file(replace(file, revision=revision or file.revision), data, hint)
+        if revision not in (None, file.revision):
+            file = replace(file, revision=revision, sha256=())  # the digests are those of the published revision
+        return _open_hub_file(file, data, hint)
     if revision not in (None, DEFAULT_REVISION):
         raise EditingError(f"data_revision={revision!r} has no meaning for data={data}, a fixed file; drop it.")
     path = file.fetch()
@@ -100,6 +105,12 @@ def _open_hub_file(file: HubFile, data: str, hint: str) -> Place:
                 f"{first_line(error)}. {hint}"
             ) from error
         paths.append(Path(path))
+    for path, name, digest in zip(paths, file.paths, file.sha256, strict=False):
+        if sha256_of(path) != digest:
+            raise EditingError(
+                f"{name} of the Hugging Face dataset {file.repository} has another content than published: its sha256 "
+                f"differs. Remove {path} to download it again; a proxy or a full disk may have changed it."
+            )
     commit = _snapshot_commit(paths[0], file.paths[0])
     pinned = COMMIT.fullmatch(file.revision) is not None
     if not pinned:

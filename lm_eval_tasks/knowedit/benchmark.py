@@ -95,6 +95,7 @@ KNOWEDIT_ZSRE = Benchmark(
             repository="zjunlp/KnowEdit",
             paths=("benchmark/ZsRE/ZsRE-test-all.json",),
             revision="c3a6bccb5fc37a59dea3197ac36526d44606acd0",
+            sha256=("0e0214dda853a906ef02bef58c7ce2978af5a962e91fc4a10827e0125459905c",),
         ),
         # The file of February 2024, with three rows that the present one lacks.
         sets={

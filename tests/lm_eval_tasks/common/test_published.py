@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,15 @@ def test_a_branch_is_read_with_a_warning_that_names_its_commit(
     caplog.clear()
     assert load(NESTED, data_revision=COMMIT).source["pinned"] and not caplog.records
     assert load(NESTED, data_revision="v2").source["revision"] == "v2"
+
+
+def test_files_of_the_hub_are_checked_where_their_digests_are_known(hub: FileServer) -> None:
+    digests = [hashlib.sha256(content).hexdigest() for content in list(FILES.values())[:2]]
+    assert load(replace(SPLIT, sha256=digests)).records == ["0 Karsk", "1 Brenholt", "2 Velm"]
+    swapped = replace(SPLIT, sha256=digests[::-1])
+    with pytest.raises(EditingError, match=r"train-0\.parquet of .* has another content.*Remove /.*train-0"):
+        load(swapped)
+    assert len(load(swapped, data_revision="v2").records) == 3  # another revision has other digests
 
 
 def test_what_the_hub_lacks_is_named_with_the_remedies(hub: FileServer) -> None:
