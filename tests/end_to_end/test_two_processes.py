@@ -1,35 +1,43 @@
 """Two processes of the real command give the results of one: single edits, a stream, more ranks than documents."""
 
+from __future__ import annotations
+
 import os
 import re
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from paths import RECORDS, ROOT
+from ordinary_tasks import write_tasks
+from paths import HELPERS, RECORDS, ROOT
 from saved_results import differences, evaluate_here, read_results
 
-import lm_eval_tasks
 from edit_hooks.contract.tiny_models import save_tiny
 
 BAKE = RECORDS / "bake_qa.jsonl"
 # Rows of other cases share a batch: another number of ranks means other batches, which moves float32 sums a little.
 TOLERANCE = 1e-5
-TASKS = ["bake_ls", "bake_s"]
+
+
+COMMAND = str(HELPERS / "lm_eval_without_its_tasks.py")
 
 
 class Run(NamedTuple):
     limit: int
     arguments: str = ""
+    tasks: tuple[str, ...] = ("bake_ls", "bake_s")
 
 
 STREAM = f",mode=sequential,edits=bake,data={BAKE}"
 RUNS = {
     "single": Run(3),  # rank 0 has two documents, rank 1 has one
     "empty_rank": Run(1, f"{STREAM},num_edits=3,checkpoints=1;2"),  # rank 1 has none and makes no edits
+    # a task of lm-eval's own kind on both models, beside one of ours
+    "compared": Run(
+        3, f"{STREAM},num_edits=2,edit_batch_size=2,compare_unedited=true,editor=ft_m", ("tiny_other_choice", "bake_ls")
+    ),
     "same_stream": Run(4, f"{STREAM},retention=true"),  # both ranks make it at once, with one store
 }
 
@@ -38,19 +46,25 @@ RUNS = {
 def settings(tmp_path_factory):
     root = tmp_path_factory.mktemp("two")
     (root / "fast.yaml").write_text('num_steps: 4\ncontext_templates: ["{}", "Then they said. {}"]\n')
+    (root / "strong.yaml").write_text("layers: [1]\nnum_steps: 10\nlr: 0.1\n")
+    (root / "tasks").mkdir()
+    write_tasks(root / "tasks")
     return root, save_tiny(root, "llama")
 
 
 def folder_and_arguments(settings, name, processes):
     root, model = settings
     folder = root / f"{name}-{processes}"
-    common = f"pretrained={model},editor_args={root / 'fast.yaml'},store={folder}-store"
+    file = "strong.yaml" if name == "compared" else "fast.yaml"
+    common = f"pretrained={model},editor_args={root / file},store={folder}-store"
     return folder, common + RUNS[name].arguments
 
 
 def one_process(settings, name):
     folder, arguments = folder_and_arguments(settings, name, 1)
-    evaluate_here(folder, arguments, TASKS, BAKE, limit=RUNS[name].limit)
+    chosen = RUNS[name]
+    options = {"limit": chosen.limit, "bootstrap_iters": 100_000}  # as the command has it: tasks of lm-eval need some
+    evaluate_here(folder, arguments, list(chosen.tasks), BAKE, settings[0] / "tasks", **options)
     return read_results(folder)
 
 
@@ -59,9 +73,9 @@ def two_processes(settings, name):
     folder, arguments = folder_and_arguments(settings, name, 2)
     command = [
         *[sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"],
-        *["--main_process_port", _free_port(), "-m", "lm_eval", "--model", "edited_hf", "--model_args", arguments],
-        *["--tasks", ",".join(TASKS), "--limit", str(RUNS[name].limit), "--device", "cpu", "--log_samples"],
-        *["--include_path", str(Path(lm_eval_tasks.__file__).parent), "--output_path", str(folder)],
+        *["--main_process_port", _free_port(), COMMAND, "--model", "edited_hf", "--model_args", arguments],
+        *["--tasks", ",".join(RUNS[name].tasks), "--limit", str(RUNS[name].limit), "--device", "cpu", "--log_samples"],
+        *["--include_path", str(settings[0] / "tasks"), "--output_path", str(folder)],
         *["--metadata", f"data={BAKE}"],
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -79,13 +93,19 @@ def _free_port():
         return str(server.getsockname()[1])
 
 
-@pytest.mark.parametrize("name", ["single", "empty_rank", pytest.param("same_stream", marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "name", ["single", "empty_rank", "compared", pytest.param("same_stream", marks=pytest.mark.slow)], ids=str
+)
 def test_two_processes_give_the_results_of_one(settings, name):
     one = one_process(settings, name)
     two, log = two_processes(settings, name)
     assert two["config"]["edited_hf"]["num_processes"] == 2 and one["config"]["edited_hf"]["num_processes"] == 1
     for part in ("results", "counts", "samples"):
         assert not differences(one[part], two[part], TOLERANCE)[:5]
+    if name == "compared":
+        columns = two["results"]["tiny_other_choice"]
+        assert columns["acc@difference,none"] == columns["acc,none"] - columns["acc@unedited,none"]
+        assert len(two["samples"]["tiny_other_choice"]) == 3 and "acc@unedited,none" not in two["results"]["bake_ls"]
     if name == "single":  # the progress bar of rank 0 with its two edits, none of rank 1
         assert set(re.findall(r"Editing with r_rome: 100%[^/]*?(\d+)/", log)) == {"2"}
     assert not list(settings[0].rglob(".*.tmp"))

@@ -10,8 +10,9 @@ from typing import Any
 
 import lm_eval
 from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
-from task_managers import task_manager
+from task_managers import FOLDER, task_manager
 
 import lm_eval_editing_autoload  # noqa: F401  # makes the model known
 
@@ -21,9 +22,19 @@ TIMES = {"seconds", "seconds_per_edit"}
 RENDERED = {"filtered_resps"}
 
 
-def evaluate_here(folder: Path, model_args: str, tasks: list[str], data: Path, **options: Any) -> None:
-    """`lm_eval --model edited_hf ...` in this process, written to ``folder`` as the command writes it."""
-    manager = task_manager({"data": str(data), **simple_parse_args_string(model_args)})
+def evaluate_here(
+    folder: Path, model_args: str, tasks: list[str], data: Path, more_tasks: Path | None = None, **options: Any
+) -> None:
+    """`lm_eval --model edited_hf ...` in this process, written to ``folder`` as the command writes it.
+
+    Args:
+        more_tasks: a folder with tasks besides ours.
+    """
+    metadata = {"data": str(data), **simple_parse_args_string(model_args)}
+    if more_tasks is None:
+        manager = task_manager(metadata)
+    else:
+        manager = TaskManager(include_path=[FOLDER, more_tasks], include_defaults=False, metadata=metadata)
     tracker = EvaluationTracker(output_path=str(folder))
     results = lm_eval.simple_evaluate(
         model="edited_hf",
@@ -32,8 +43,7 @@ def evaluate_here(folder: Path, model_args: str, tasks: list[str], data: Path, *
         device="cpu",
         task_manager=manager,
         evaluation_tracker=tracker,
-        bootstrap_iters=0,
-        **options,
+        **{"bootstrap_iters": 0, **options},
     )
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
