@@ -49,7 +49,7 @@ FIRST_TOKEN_WARNING = (
 # Contract settings of editors that optimize a value; they converge quickly on models of a few thousand weights.
 VALUE_CONTRACT_SETTINGS: Settings = {
     "layers": [1],
-    "num_steps": 15,
+    "num_steps": 6,
     "lr": 0.1,
     "weight_decay": 1e-3,
     "clamp_factor": 4.0,
