@@ -137,42 +137,82 @@ def test_wheel_holds_every_file_of_the_packages_and_nothing_else(wheel: Path) ->
     assert shipped == present | {f"{MODULE}.py", f"{MODULE}.pth"}
 
 
-def test_entry_points_resolve(from_wheel: Environment) -> None:
-    code = """
-        import json
-        from importlib.metadata import distribution
-        points = distribution("lm-eval-editing").entry_points
-        print(json.dumps({f"{point.group} {point.name}": point.load().__name__ for point in points}))
-    """
-    assert from_wheel.evaluate(code) == {
-        "console_scripts lm-edit": "main",
-        "lm_eval.models edited_hf": "EditedHFLM",
-        "lm_eval_editing.edit_sources benchmarks": "load_edit_requests",
-    }
-
-
 # --- stock lm_eval ---------------------------------------------------------------------------------------------------
 
 
+# The index of all tasks takes ten seconds, and `ls tasks` reads every file once more: it lists a small folder instead.
+LISTS = """
+    import json, logging, sys
+    from pathlib import Path
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.tasks import manager
+
+    warnings = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("lm_eval").addHandler(handler)
+    index = list(manager.TaskManager().task_index)
+
+    folder = Path("few")
+    folder.mkdir(exist_ok=True)
+    (folder / "some_task.yaml").write_text("task: some_task")
+    manager.__file__ = str(folder / "manager.py")
+    sys.argv = ["lm_eval", "ls", "tasks"]
+    try:
+        cli_evaluate()
+    except SystemExit as ended:
+        assert not ended.code
+    print(json.dumps([index, warnings]))
+"""
+
+
 def test_lm_eval_lists_our_tasks_beside_the_built_in_ones(from_wheel: Environment) -> None:
-    done = from_wheel.call("-m", "lm_eval", "ls", "tasks")
-    assert done.returncode == 0, done.stderr
-    listed = set(re.findall(r"^\|\s*([^\s|]+)\s*\|", done.stdout, flags=re.MULTILINE))
+    *table, last = from_wheel.run(LISTS).stdout.strip().splitlines()
+    listed = set(re.findall(r"^\|\s*([^\s|]+)\s*\|", "\n".join(table), flags=re.MULTILINE))
+    index, warnings = json.loads(last)
     ours = task_names()
     assert {"bake_rq", "qaedit_wild"} <= ours
-    assert ours - listed == set()
-    assert {"mmlu", "hellaswag", "glue"} <= listed
+    assert {*ours, "some_task"} - listed == set() and ours - set(index) == set()
+    assert {"mmlu", "hellaswag", "glue"} <= set(index)
     # lm-eval logs when a task of one folder replaces a task of the same name in an earlier one
-    assert "overrides existing task" not in done.stdout + done.stderr
+    assert not [warning for warning in warnings if "overrides existing task" in warning]
+
+
+FINDS = """
+    import json, lm_eval
+    from importlib.metadata import distribution
+    from lm_eval.api.registry import get_model
+
+    class Found(Exception): pass
+
+    def stop(*args, **kwargs): raise Found
+
+    points = distribution("lm-eval-editing").entry_points
+    facts = {
+        "models": [get_model(name).__name__ for name in ("edited_hf", "hf", "dummy")],
+        "points": {f"{point.group} {point.name}": point.load().__name__ for point in points},
+    }
+    for name in ("create_from_arg_string", "create_from_arg_obj"):
+        setattr(get_model("edited_hf"), name, stop)
+    try:
+        lm_eval.simple_evaluate(model="edited_hf", tasks=["bake_rq"])
+    except Found:
+        facts["evaluated"] = True
+    print(json.dumps(facts))
+"""
 
 
 def test_our_model_is_found_and_the_built_in_ones_still_are(installed: Environment) -> None:
-    code = """
-        import json
-        from lm_eval.api.registry import get_model
-        print(json.dumps([get_model(name).__name__ for name in ("edited_hf", "hf", "dummy")]))
-    """
-    assert installed.evaluate(code) == ["EditedHFLM", "HFLM", "DummyLM"]
+    """By the registry and `simple_evaluate`; every entry point resolves. One process for all."""
+    assert installed.evaluate(FINDS) == {
+        "models": ["EditedHFLM", "HFLM", "DummyLM"],
+        "points": {
+            "console_scripts lm-edit": "main",
+            "lm_eval.models edited_hf": "EditedHFLM",
+            "lm_eval_editing.edit_sources benchmarks": "load_edit_requests",
+        },
+        "evaluated": True,
+    }
 
 
 def test_importing_our_model_first_keeps_the_built_in_ones(from_wheel: Environment) -> None:
@@ -182,25 +222,6 @@ def test_importing_our_model_first_keeps_the_built_in_ones(from_wheel: Environme
         print(json.dumps([get_model(name).__name__ for name in ("hf", "dummy", "edited_hf")]))
     """
     assert from_wheel.evaluate(code) == ["HFLM", "DummyLM", "EditedHFLM"]
-
-
-def test_simple_evaluate_finds_our_model(from_wheel: Environment) -> None:
-    code = """
-        import json, lm_eval
-        from lm_eval.api.registry import get_model
-
-        class Found(Exception): pass
-
-        def stop(*args, **kwargs): raise Found
-
-        for name in ("create_from_arg_string", "create_from_arg_obj"):
-            setattr(get_model("edited_hf"), name, stop)
-        try:
-            lm_eval.simple_evaluate(model="edited_hf", tasks=["bake_rq"])
-        except Found:
-            print(json.dumps("found"))
-    """
-    assert from_wheel.evaluate(code) == "found"
 
 
 TASK_MANAGERS = """
