@@ -69,7 +69,7 @@ def find_aliases(settings: Settings) -> Aliases:
 def _warn_missing(place: str) -> None:
     """Log once per process; several tasks read the same data."""
     logger.warning(
-        "%s has no %s beside it: a response must have the answer itself. Give knowgic_aliases=/path, or none to say so.",
+        "%s has no %s beside it, so a response must have the answer itself. Give knowgic_aliases=/path, or none.",
         place,
         FILE,
     )
@@ -88,7 +88,7 @@ def read_aliases(path: Path) -> Aliases:
         names = entry.get("answer_alias") if isinstance(entry, dict) else None
         if not isinstance(names, list) or not all(isinstance(alias, str) for alias in names):
             raise EditingError(
-                f'{path}: the entry {name!r} is no alias list; {{"answer": {{"answer_alias": ["name", ...]}}}} is needed.'
+                f'{path}: the entry {name!r} has no alias list; {{"answer": {{"answer_alias": ["name"]}}}} is needed.'
             )
         key = name.casefold()
         aliases[key] = tuple(
