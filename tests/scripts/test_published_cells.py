@@ -36,7 +36,7 @@ KEYS = {
     "sigma",
     "lambda",
 }
-KEYS |= {"N", "k_stage2", "edit_num", "category"}
+KEYS |= {"N", "k_stage2", "edit_num", "category", "technique"}
 
 
 def rows_of(table: str) -> list[dict[str, str]]:
