@@ -12,9 +12,9 @@ from lm_runs import answers, build, flat, run
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.lm.model import EditedHFLM
 
-TASKS = ["knowgic", "knowgic_prob", "knowgic_yes_no_prob"]
+TASKS = ["knowgic", "knowgic_prob"]
 FILE = "chains.json"
-SHORT = {"knowgic_draws": 2, "knowgic_max_tokens": 6, "knowgic_context": "question_only"}
+SHORT: dict[str, Any] = {"knowgic_draws": 2, "knowgic_max_tokens": 6, "knowgic_context": "question_only"}
 RATIOS = ["ifr", *(f"ifr_{steps}" for steps in range(1, 6)), "ifr_clipped", "ckp", "ckp_clipped", "ckp_dedup"]
 
 
@@ -32,17 +32,30 @@ def edited(model: str) -> dict[str, Any]:
     return results(build(model, batch_size=7))
 
 
+@pytest.fixture(scope="module")
+def answering(edited: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Settings under which the unedited model has every answer: its own first response is another name of it."""
+    names: dict[str, list[str]] = {}
+    for sample in edited["samples"]["knowgic"]:
+        doc, asked = sample["doc"], sample["resps"][:: SHORT["knowgic_draws"]]
+        firsts = [responses[0].final.unedited.raw for responses in asked]
+        for chain in [*doc["chains"], doc["context"]]:
+            for number, answer in chain:
+                names.setdefault(answer, []).append(firsts[number])
+    path = tmp_path_factory.mktemp("aliases") / "aliases.json"
+    path.write_text(json.dumps({answer: {"answer_alias": texts} for answer, texts in names.items()}), encoding="utf-8")
+    return {"knowgic_aliases": str(path)}
+
+
 @pytest.mark.parametrize("options", [{"mode": "none"}, {"editor": "null_editors:NoChange"}], ids=["none", "null"])
-def test_without_a_change_every_ratio_is_one(model: str, options: dict[str, Any]) -> None:
-    found = results(build(model, editor_args=None, **options))["results"]
-    scored = 0
-    for task, ending in zip(TASKS, ("sampled", "prob", "yes_no_prob"), strict=True):
-        for name in RATIOS:
-            value = found[task][f"{name}_{ending},none"]
-            assert value in (1.0, None), name
-            scored += value is not None
-        assert found[task][f"ifr_chains_{ending},none"] == 8
-    assert scored >= 2 * 9  # a tiny model samples no answer; every likelihood but that of length 4 has a ratio
+def test_without_a_change_every_ratio_is_one(model: str, options: dict[str, Any], answering: dict[str, str]) -> None:
+    lm = build(model, editor_args=None, **options)
+    found = run(lm, TASKS, FILE, {**SHORT, **answering})["results"]
+    for task, ending in zip(TASKS, ("sampled", "prob"), strict=True):
+        ratios = {name: found[task][f"{name}_{ending},none"] for name in RATIOS}
+        assert ratios == dict.fromkeys(RATIOS, 1.0) | {"ifr_4": None}  # no invented chain has four steps
+        assert found[task][f"ifr_active_{ending},none"] == found[task][f"ifr_chains_{ending},none"] == 8
+        assert found[task][f"ifr_{ending}_stderr,none"] == 0.0
 
 
 def test_an_edit_changes_ratios(edited: dict[str, Any]) -> None:
