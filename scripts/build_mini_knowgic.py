@@ -101,7 +101,7 @@ def build(oracle: Oracle) -> list[dict[str, Any]]:
     oracle.score(pairs(facts.values()), "facts")
     known = [fact for fact, wording in facts.items() if is_known([oracle.get(*pair) for pair in pairs([wording])])]
     print(f"{len(known)} of {len(facts)} facts are known", file=sys.stderr)
-    records = []
+    records: list[dict[str, Any]] = []
     for edit in graph.edits:
         record = build_record(replace(graph, facts=known), edit, len(records))
         if edit.fact not in known or len({len(chain["answers"]) for chain in record["chains"]}) < LEAST_LENGTHS:

@@ -384,6 +384,25 @@ def test_samples_are_what_the_builders_measured(
         sys.modules.pop(name, None)
 
 
+def test_knowgic_chains_are_true_facts_that_the_demo_model_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is a fact of the table; argmax or not, its best probability is not negligible."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import build_mini_knowgic as builder
+
+    graph = builder.read_graph(builder.GRAPH)
+    facts = {(graph.relations[fact.relation].prompt.replace("{}", fact.subject), fact.object) for fact in graph.facts}
+    records = read("knowgic")
+    assert len(records) >= 12 and max(len(chain["answers"]) for one in records for chain in one["chains"]) == 5
+    for record in records:
+        words = builder.wordings(record)
+        assert {(statement, answer) for _, statement, answer in words} <= facts
+        assert len(record["provenance"]["unedited"]) == len(words)
+        assert len({len(chain["answers"]) for chain in record["chains"]}) >= builder.LEAST_LENGTHS
+        rewrite = record["requested_rewrite"][0]
+        new = rewrite["target_new"]["str"]
+        assert new != rewrite["target_true"]["str"] and new not in {answer for _, _, answer in words}
+
+
 def test_a_check_reports_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     from _mini_common import NLL_TOLERANCE, differences

@@ -15,7 +15,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.pinned_file import PinnedFile
 from lm_eval_tasks.common.benchmark import load_edit_requests
 from lm_eval_tasks.knowgic import aliases
-from lm_eval_tasks.knowgic.benchmark import KNOWGIC
+from lm_eval_tasks.knowgic.benchmark import KNOWGIC, distinct
 from lm_eval_tasks.knowgic.chains import prob_doc, sampled_doc
 
 INVENTED = {"data": str(RECORDS / "chains.json")}
@@ -50,6 +50,8 @@ def test_rows_of_an_edit_are_one_case_wherever_they_are() -> None:
         *("Oda Fenn", "Northgate", "Oda Fenn"),
     ]
     assert [len(chain) for chain in ugo.chains] == [5] and not ona.context
+    hops = distinct([hop for chain in pell.chains for hop in chain])
+    assert [hop.answer for hop in hops].count("Sela Marr") == 1 and len(hops) == 7  # two classmates of one question
     counts = {"records": 4, "rows": 8, "chains": 8, "chains_of_1": 3, "chains_of_2": 3, "chains_of_3": 1}
     counts |= {"chains_of_5": 1, "context_facts": 13, "context_facts_distinct": 10, "ends_in_other_case": 1}
     counts |= {"without_context": 1, "without_neighbors": 1, "repeated_chains": 0}
