@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring import harmonic_mean
 
+NUM_RESAMPLES = 1000  # of the cases, for the standard error of a pooled mean
 NOT_AVAILABLE = "N/A"  # lm-eval prints this literal; its table cannot format a `None` standard error
 
 
@@ -35,6 +38,43 @@ def stderr_scored(values: Sequence[float | None]) -> float | str:
         return NOT_AVAILABLE
     mean = math.fsum(scored) / len(scored)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in scored) / (len(scored) - 1) / len(scored))
+
+
+def pooled_mean(values: Sequence[Mapping[str, float] | None]) -> float | None:
+    """Mean over the units of all cases, as chains or questions, from the weighted mean of each case.
+
+    Args:
+        values: per case ``{"value": mean of its units, "weight": sum of their weights}``; ``None`` if unscored.
+
+    Returns:
+        ``sum(value * weight) / sum(weight)``; ``None`` without a scored case.
+    """
+    scored = [value for value in values if value is not None]
+    if not scored:
+        return None
+    return math.fsum(one["value"] * one["weight"] for one in scored) / math.fsum(one["weight"] for one in scored)
+
+
+def stderr_pooled(values: Sequence[Mapping[str, float] | None]) -> float | str:
+    """Standard error of :func:`pooled_mean`: bootstrap over cases, since the units of a case are not independent.
+
+    It is "N/A" below two scored cases. The cases are sorted first, so that their order changes nothing.
+    """
+    scored = sorted((one["value"] * one["weight"], one["weight"]) for one in values if one is not None)
+    if len(scored) < 2:
+        return NOT_AVAILABLE
+    generator = random.Random(0)
+    means = []
+    for _ in range(NUM_RESAMPLES):
+        drawn = generator.choices(scored, k=len(scored))
+        means.append(math.fsum(part for part, _ in drawn) / math.fsum(weight for _, weight in drawn))
+    return statistics.pstdev(means)
+
+
+def total_scored(values: Sequence[int | None]) -> int | None:
+    """Sum of the counts of the scored cases; ``None`` without one."""
+    scored = [value for value in values if value is not None]
+    return sum(scored) if scored else None
 
 
 def total(values: Sequence[int]) -> int:
@@ -211,9 +251,15 @@ def _rounded(value: float | None) -> float | None:
 AGGREGATIONS: dict[str, Callable[[Sequence[Any]], Any]] = {
     "mean_scored": mean_scored,
     "stderr_scored": stderr_scored,
+    "pooled_mean": pooled_mean,
+    "stderr_pooled": stderr_pooled,
+    "total_scored": total_scored,
     "total": total,
     "reason_counts": reason_counts,
     "harmonic_of_means": harmonic_of_means,
     "edit_summary": edit_summary,
     "judge_summary": judge_summary,
 }
+
+# Name of an aggregation -> that of its standard error, for those that have one.
+STANDARD_ERRORS = {"mean_scored": "stderr_scored", "pooled_mean": "stderr_pooled"}

@@ -43,6 +43,7 @@ class Benchmark(Generic[CaseT]):
         parse: (fields of a record, row number from 0) -> case; raises EditingError if the record violates the schema.
         settings: the settings that its tasks read besides the common ones.
         count_odd: counts of unusual but valid records, for ``data_source`` in the results.
+        join: makes one case of several rows of a file.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Benchmark(Generic[CaseT]):
     parse: Callable[[Fields, int], CaseT]
     settings: Sequence[Setting[Any]] = ()
     count_odd: Callable[[Sequence[CaseT]], Mapping[str, int]] | None = None
+    join: Callable[[Sequence[CaseT]], Sequence[CaseT]] | None = None
 
     @property
     def layout(self) -> Layout[CaseT]:
@@ -72,8 +74,7 @@ class Benchmark(Generic[CaseT]):
 
         For settings and errors see :func:`~lm_eval_tasks.common.dataset.load_records`.
         """
-        own = with_set(self._own_settings(settings), self._set_setting, self.source)
-        loaded = load_records(self.source, own, self.layout, all_layouts)
+        loaded = load_records(self.source, self.resolved_settings(settings), self.layout, all_layouts, self.join)
         if self.count_odd:
             loaded.source.update(self.count_odd(loaded.records))
         return loaded
@@ -86,6 +87,10 @@ class Benchmark(Generic[CaseT]):
                 yield from benchmark.declared_settings
 
         check_settings(settings, [*COMMON_SETTINGS, *self.declared_settings], of_all_benchmarks)
+
+    def resolved_settings(self, settings: Settings) -> Settings:
+        """The settings with ``data`` as this benchmark reads it."""
+        return with_set(self._own_settings(settings), self._set_setting, self.source)
 
     def _own_settings(self, settings: Settings) -> Settings:
         """The settings without a ``data`` file or set that belongs to another benchmark.

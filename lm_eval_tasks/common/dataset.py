@@ -119,6 +119,7 @@ def load_records(
     settings: Settings,
     layout: Layout[RecordT],
     find_others: Callable[[], Sequence[Layout[object]]] = tuple,
+    join: Callable[[Sequence[RecordT]], Sequence[RecordT]] | None = None,
 ) -> Loaded[RecordT]:
     """Read and check every record of a benchmark.
 
@@ -129,6 +130,7 @@ def load_records(
             ``bad_records`` (error or skip), ``subset`` and ``subset_seed`` (see :mod:`lm_eval_tasks.common.subsets`).
         layout: the layout of the benchmark's records.
         find_others: returns those of all benchmarks, whose records are refused.
+        join: makes one record of several rows of the file; a record's row is then its position among those.
 
     Fields that the parser does not read are counted in the result's ``source`` and named in one warning.
 
@@ -140,8 +142,14 @@ def load_records(
     rows = read_records(place, f"file of {source.title}")
     shown = ", ".join(map(str, place.paths))
     parsed = _parse_all(rows, shown, LayoutReader(layout, find_others).read, BAD_RECORDS.read(settings))
+    num_rows = len(parsed.records)
+    if join is not None:
+        parsed.records = list(join(parsed.records))
+        parsed.rows = list(range(len(parsed.records)))
     chosen, subset = choose_subset(parsed.rows, settings, f"{source.title} (data={place.origin['data']})")
     origin = place.origin | {"sha256": _digest(place.paths), "records": len(chosen), **subset}
+    if join is not None:
+        origin["rows"] = num_rows
     if skipped := parsed.problems:
         logger.warning("%s: %d of %d records skipped, see data_source in the results", shown, len(skipped), len(rows))
         origin["skipped"] = skipped

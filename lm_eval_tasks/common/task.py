@@ -36,7 +36,7 @@ from edit_hooks.prompt_context import ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import check_generation_kwargs, switch
-from lm_eval_tasks.common.aggregation import AGGREGATIONS, retention_matrix
+from lm_eval_tasks.common.aggregation import AGGREGATIONS, STANDARD_ERRORS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.breakdown import breakdown_columns, breakdown_fields, breakdown_row, prepare
 from lm_eval_tasks.common.documents import build_documents
@@ -168,8 +168,9 @@ class EditingTask(HarnessTask):
         self.add_column(f"{column}_n", AGGREGATIONS["total"])
         self.add_column(f"{column}_excluded", AGGREGATIONS["total"])
         self.add_column(f"{column}_failed", AGGREGATIONS["total"])
-        if aggregation is AGGREGATIONS["mean_scored"]:
-            self.add_column(f"{column}_stderr", AGGREGATIONS["stderr_scored"])
+        for name, error in STANDARD_ERRORS.items():
+            if aggregation is AGGREGATIONS[name]:
+                self.add_column(f"{column}_stderr", AGGREGATIONS[error])
 
     def dump_config(self) -> dict[str, Any]:
         """The config for the results and for lm-eval's loggers, with functions by name.
@@ -465,7 +466,7 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
     if score.reason is not None:
         reasons[name] = score.reason
     columns: dict[str, Any] = {name: value}
-    if metric["aggregation"] == "mean_scored" and suffix != f"@{RETENTION}":
+    if metric["aggregation"] in STANDARD_ERRORS and suffix != f"@{RETENTION}":
         columns[f"{name}_stderr"] = value
     columns[f"{name}_n"] = int(value is not None)
     columns[f"{name}_failed"] = int(value is None and score.reason not in (None, NOT_IN_STREAM))

@@ -370,6 +370,7 @@ def test_samples_are_what_the_builders_measured(
     import build_mini_bake
     import build_mini_bake_concept
     import build_mini_bake_j
+    import build_mini_knowgic
     import build_mini_qaedit
     import build_mini_zsre
 
@@ -379,8 +380,30 @@ def test_samples_are_what_the_builders_measured(
     assert build_mini_bake_j.check(oracle, build_mini_bake_j.OUTPUT, 2) == 0, capsys.readouterr().out
     assert build_mini_bake_concept.check(oracle, build_mini_bake_concept.OUTPUT, 1) == 0, capsys.readouterr().out
     assert build_mini_qaedit.check(oracle, build_mini_qaedit.OUTPUT, 2) == 0, capsys.readouterr().out
+    assert build_mini_knowgic.check(oracle, build_mini_knowgic.OUTPUT, 1) == 0, capsys.readouterr().out
     assert build_mini_zsre.check(oracle, build_mini_zsre.OUTPUT, 2) == 0, capsys.readouterr().out
     for name in [name for name in sys.modules if name.startswith("build_mini_") or name in SHARED_MODULES]:
+        sys.modules.pop(name, None)
+
+
+def test_knowgic_chains_are_true_facts_that_the_demo_model_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is a fact of the table, with both measurements; no chain meets the new object."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    import build_mini_knowgic as builder
+
+    graph = builder.read_graph(builder.GRAPH)
+    facts = {(graph.relations[fact.relation].prompt.replace("{}", fact.subject), fact.object) for fact in graph.facts}
+    records = read("knowgic")
+    assert len(records) >= 12 and max(len(chain["answers"]) for one in records for chain in one["chains"]) == 5
+    for record in records:
+        words = builder.wordings(record)
+        assert {(statement, answer) for _, statement, answer in words} <= facts
+        assert len(record["provenance"]["unedited"]) == len(words)
+        assert len({len(chain["answers"]) for chain in record["chains"]}) >= builder.LEAST_LENGTHS
+        rewrite = record["requested_rewrite"][0]
+        new = rewrite["target_new"]["str"]
+        assert new != rewrite["target_true"]["str"] and new not in {answer for _, _, answer in words}
+    for name in ("build_mini_knowgic", *SHARED_MODULES):
         sys.modules.pop(name, None)
 
 

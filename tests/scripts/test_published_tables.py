@@ -21,6 +21,7 @@ from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
 from lm_eval_tasks.common.dataset import HUB, named_set
 from lm_eval_tasks.common.population import POPULATION, POPULATIONS, WRONG_EM, WRONG_JUDGE
 from lm_eval_tasks.common.stages import RETENTION
+from lm_eval_tasks.knowgic.forms import CONTEXTS as KNOWGIC_CONTEXTS
 from lm_eval_tasks.protocols.wild import CONTEXTS
 
 MAP: dict[str, Any] = yaml.safe_load((ROOT / "docs/published_tables.yaml").read_text(encoding="utf-8"))
@@ -34,6 +35,7 @@ SETTINGS = {
     "population": POPULATIONS,
     "score_by": ("origin", "category"),
     "released_tokenizer": ("true", "false"),
+    "knowgic_context": KNOWGIC_CONTEXTS,
     "token_prompts": ("as_decoded", "extra_space"),
 }
 

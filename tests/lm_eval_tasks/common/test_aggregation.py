@@ -18,10 +18,13 @@ from lm_eval_tasks.common.aggregation import (
     edit_summary,
     harmonic_of_means,
     mean_scored,
+    pooled_mean,
     reason_counts,
     retention_matrix,
+    stderr_pooled,
     stderr_scored,
     total,
+    total_scored,
 )
 
 values = st.lists(st.none() | st.floats(-1, 1), max_size=30)
@@ -31,6 +34,23 @@ def test_unscored_values_stay_out_of_the_mean() -> None:
     assert mean_scored([1.0, None, 0.0, None]) == 0.5
     assert mean_scored([None, None]) is None
     assert mean_scored([]) is None
+
+
+def test_pooled_means_weigh_the_units_of_all_cases() -> None:
+    """(0.5 * 3 + 1 * 1) / 4 = 5/8; the mean of the cases is 3/4."""
+    cases = [{"value": 0.5, "weight": 3.0}, None, {"value": 1.0, "weight": 1.0}]
+    assert pooled_mean(cases) == 0.625
+    assert pooled_mean([None]) is None is total_scored([None])
+    assert total_scored([2, None, 3]) == 5
+
+
+def test_the_error_of_a_pooled_mean_resamples_cases_in_any_order() -> None:
+    """Of two cases with equal weights, values 0 and 1, a resample has mean 0, 1/2, 1/2 or 1: deviation sqrt(1/8)."""
+    cases = [{"value": 0.0, "weight": 2.0}, {"value": 1.0, "weight": 2.0}, None]
+    error = stderr_pooled(cases)
+    assert error == pytest.approx(math.sqrt(1 / 8), rel=0.05) and error == stderr_pooled(cases[::-1])
+    assert stderr_pooled([{"value": 1.0, "weight": 2.0}] * 5) == 0.0
+    assert stderr_pooled(cases[:1]) == "N/A"
 
 
 def test_standard_error_is_that_of_the_scored_values() -> None:

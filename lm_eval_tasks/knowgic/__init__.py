@@ -1,0 +1,1 @@
+"""KnowGIC: implication chains around an edited fact."""

@@ -1,0 +1,278 @@
+"""Chains of questions: indirect fact recovery (IFR) and connected knowledge preservation (CKP).
+
+Source: ThinkEdit: Evaluating Knowledge Preservation and Consistency in LLM Editing with Thought-based Knowledge Graphs
+(arXiv:2506.01386), section 4.2. For a chain i of n_i questions, R_i is the product of the questions' probabilities, on
+the edited and on the unedited model. Over the chains of all edits,
+
+    IFR = sum_i (R_i_post / R_i_pre) / sqrt(n_i)  /  sum_i 1 / sqrt(n_i),
+
+and CKP is the mean of p_post / p_pre over the questions of the broader context. Chains with R_i_pre = 0 and questions
+with p_pre = 0 are inactive: they are in no mean, and counted. A probability is the share of sampled responses with the
+answer or one of its other names (``_sampled``), or exp of the answer's mean log-probability per token (``_prob``).
+
+All questions of an edit are in one document, each once, whatever the number of chains that it is in. Every occurrence
+is scored with its own answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from edit_hooks.decoding import Decoding, Sampling
+from judges.match import contains
+from lm_eval_tasks.common import measures
+from lm_eval_tasks.common.answers import Answer
+from lm_eval_tasks.common.measures import Failed, Measure, Unscored
+from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
+from lm_eval_tasks.common.scoring import first_word
+from lm_eval_tasks.common.settings import Settings
+from lm_eval_tasks.knowgic.aliases import Aliases, find_aliases
+from lm_eval_tasks.knowgic.benchmark import KNOWGIC, ChainCase, Hop
+from lm_eval_tasks.knowgic.forms import (
+    CLOZE,
+    KNOWGIC_DRAWS,
+    KNOWGIC_MAX_TOKENS,
+    KNOWGIC_TEMPERATURE,
+    OBJECT,
+    RELATION,
+    YES_NO,
+    Form,
+)
+from lm_eval_tasks.protocols.fluency import GENERATION_SEED
+
+CHAIN, CONTEXT = "chain", "context"  # kinds of probes: questions of a chain, and of the broader context only
+MAX_STEPS = 5
+SAMPLED, PROB = "sampled", "prob"
+
+# Of one fact: its probe's number and its answer
+Place = tuple[int, str]
+
+
+# ------------------------------------------------------------------------ documents
+
+
+def sampled_doc(case: ChainCase, settings: Settings) -> dict[str, Any]:
+    """Sampled responses to the questions of the file."""
+    return _chain_doc(case, settings, OBJECT, SAMPLED)
+
+
+def prob_doc(case: ChainCase, settings: Settings) -> dict[str, Any]:
+    """Likelihoods of the answers to the questions of the file."""
+    return _chain_doc(case, settings, OBJECT, PROB)
+
+
+def cloze_sampled_doc(case: ChainCase, settings: Settings) -> dict[str, Any]:
+    """Sampled continuations of the statements."""
+    return _chain_doc(case, settings, CLOZE, SAMPLED)
+
+
+def cloze_prob_doc(case: ChainCase, settings: Settings) -> dict[str, Any]:
+    """Likelihoods of the objects after the statements."""
+    return _chain_doc(case, settings, CLOZE, PROB)
+
+
+def relation_prob_doc(case: ChainCase, settings: Settings) -> dict[str, Any]:
+    """Likelihoods of the relations between subjects and objects."""
+    return _chain_doc(case, settings, RELATION, PROB)
+
+
+def yes_no_sampled_doc(case: ChainCase, settings: Settings) -> dict[str, Any]:
+    """Sampled responses to questions for yes or no."""
+    return _chain_doc(case, settings, YES_NO, SAMPLED)
+
+
+def yes_no_prob_doc(case: ChainCase, settings: Settings) -> dict[str, Any]:
+    """Likelihoods of yes against no."""
+    return _chain_doc(case, settings, YES_NO, PROB)
+
+
+def _chain_doc(case: ChainCase, settings: Settings, form: Form, protocol: str) -> dict[str, Any]:
+    """The document of an edit: one probe for each distinct prompt, asked of both models.
+
+    ``chains`` and ``context`` place every fact: the number of its probe, and its answer.
+    """
+    numbers: dict[str, int] = {}  # of the probes, by prompt
+    accepted: list[list[str]] = []  # the answers of each probe
+
+    def place(hop: Hop) -> Place:
+        prompt, answer = form.prompt(hop, settings), form.answer(hop)
+        if (number := numbers.setdefault(prompt, len(numbers))) == len(accepted):
+            accepted.append([])
+        if answer not in accepted[number]:
+            accepted[number].append(answer)
+        return number, answer
+
+    chains = [[place(hop) for hop in chain] for chain in case.chains]
+    num_of_chains = len(numbers)
+    context = [place(hop) for hop in case.context]
+    probes = [
+        _probe(CHAIN if number < num_of_chains else CONTEXT, prompt, accepted[number], form, protocol, settings)
+        for prompt, number in numbers.items()
+    ]
+    doc = case_doc(case, probes, generate=protocol == SAMPLED)
+    aliases: Aliases = {}
+    if protocol == SAMPLED and not form.competitor:
+        aliases = find_aliases(KNOWGIC.resolved_settings(settings))
+    names = {answer for answers in accepted for answer in answers}
+    return doc | {
+        "columns": "_".join(filter(None, (form.name, protocol))),
+        "competitor": form.competitor,
+        "chains": [[list(place) for place in chain] for chain in chains],
+        "context": [list(place) for place in context],
+        "aliases": {name: list(found) for name in sorted(names) if (found := aliases.get(name.casefold()))},
+    }
+
+
+def _probe(kind: str, prompt: str, answers: Sequence[str], form: Form, protocol: str, settings: Settings) -> Probe:
+    if protocol == PROB:
+        competitors = [form.competitor] if form.competitor else []
+        return Probe(kind=kind, prompt=prompt, targets=[*answers, *competitors], gold=answers[0], ask="both")
+    sampling = Sampling(temperature=KNOWGIC_TEMPERATURE.read(settings), seed=GENERATION_SEED.read(settings))
+    return Probe(
+        kind=kind,
+        prompt=prompt,
+        generate=True,
+        gold=answers[0],
+        ask="both",
+        decoding=Decoding(max_new_tokens=KNOWGIC_MAX_TOKENS.read(settings), until=tuple(form.stops), sampling=sampling),
+        num_draws=KNOWGIC_DRAWS.read(settings),
+    )
+
+
+# -------------------------------------------------------------------------- scoring
+
+
+def score_chains(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
+    """All columns of an edit. Those of a mean have the form that ``pooled_mean`` aggregates."""
+    scores = ChainScores(doc, answers)
+    chains: Sequence[Sequence[Place]] = [[tuple(place) for place in chain] for chain in doc["chains"]]
+    context: Sequence[Place] = [tuple(place) for place in doc["context"]]
+    known: list[Place] = list(dict.fromkeys(place for chain in chains for place in chain))
+    found: dict[str, Measure] = {
+        "ifr": lambda: scores.recovery(chains),
+        "ifr_clipped": lambda: scores.recovery(chains, clip=True),
+        "ifr_known": lambda: scores.recovery(
+            [chain for chain in chains if all(map(scores.knows, chain))], noun="chains that the unedited model knows"
+        ),
+        "ckp": lambda: scores.preservation(context),
+        "ckp_clipped": lambda: scores.preservation(context, clip=True),
+        "ckp_dedup": lambda: scores.preservation(list(dict.fromkeys(context))),
+        "known": lambda: _pooled((scores.knows(place) for place in known), "questions"),
+        "ifr_chains": lambda: len(chains),
+        "ifr_active": lambda: scores.num_active(chains),
+        "ifr_active_after": lambda: scores.num_active(chains, edited=True),
+        "ckp_questions": lambda: len(context),
+        "ckp_active": lambda: scores.num_active([place] for place in context),
+    }
+    for steps in range(1, MAX_STEPS + 1):
+        some = [chain for chain in chains if len(chain) == steps]
+        found[f"ifr_{steps}"] = functools.partial(scores.recovery, some, noun=f"chains of length {steps}")
+        found[f"ifr_{steps}_active"] = functools.partial(scores.num_active, some)
+    return {f"{name}_{doc['columns']}": measure for name, measure in found.items()}
+
+
+class ChainScores:
+    """Probabilities of the facts of one edit on both models, and the means of their ratios.
+
+    Args:
+        doc, answers: the document and its answers.
+    """
+
+    def __init__(self, doc: Mapping[str, Any], answers: CaseAnswers) -> None:
+        self.answers = answers
+        self.aliases: Mapping[str, Sequence[str]] = doc["aliases"]
+        self.competitor: str = doc["competitor"]
+        self.pairs: dict[Place, tuple[float, float]] = {}
+
+    def probabilities(self, place: Place) -> tuple[float, float]:
+        """The probability of a fact's answer on the unedited and on the edited model."""
+        if place not in self.pairs:
+            probe, answer = self.answers.probes[place[0]], place[1]
+            estimate = self._share if probe.probe.generate else self._likelihood
+            self.pairs[place] = estimate(probe, answer, unedited=True), estimate(probe, answer, unedited=False)
+        return self.pairs[place]
+
+    def _share(self, answered: ProbeAnswers, answer: str, *, unedited: bool) -> float:
+        """The share of responses with the answer or another name of it; for yes or no, that begin with yes."""
+        texts = [measures.generated_text(one, unedited=unedited).text for one in answered.generations]
+        if self.competitor:
+            hits = [first_word(text) == answer.lower() for text in texts]
+        else:
+            names = [answer, *self.aliases.get(answer, ())]
+            hits = [any(contains(text, name) for name in names) for text in texts]
+        return sum(hits) / len(hits)
+
+    def _likelihood(self, answered: ProbeAnswers, answer: str, *, unedited: bool) -> float:
+        """exp of the answer's mean log-probability per token; with a competitor, its share of both."""
+        probability = math.exp(-measures.nll(self._scored(answered, answer), unedited=unedited))
+        if not self.competitor:
+            return probability
+        other = math.exp(-measures.nll(self._scored(answered, self.competitor), unedited=unedited))
+        if probability + other == 0:
+            raise Failed(f"the probabilities of {answer} and {self.competitor} are 0")
+        return probability / (probability + other)
+
+    @staticmethod
+    def _scored(answered: ProbeAnswers, answer: str) -> Answer:
+        return answered.targets[answered.probe.targets.index(answer)]
+
+    def products(self, chain: Sequence[Place]) -> tuple[float, float]:
+        """R of a chain on the unedited and on the edited model."""
+        pairs = [self.probabilities(place) for place in chain]
+        return math.prod(before for before, _ in pairs), math.prod(after for _, after in pairs)
+
+    def recovery(
+        self, chains: Sequence[Sequence[Place]], *, clip: bool = False, noun: str = "chains"
+    ) -> dict[str, float]:
+        """IFR over the active ones of some chains, and the sum of their weights."""
+        if not chains:
+            raise Unscored(f"the record has no {noun}")
+        weighted = [
+            (ratio, 1 / math.sqrt(len(chain))) for chain in chains if (ratio := self._ratio(chain, clip)) is not None
+        ]
+        return _weighted(weighted, noun)
+
+    def preservation(self, context: Sequence[Place], *, clip: bool = False) -> dict[str, float]:
+        """CKP over the active ones of some facts, and their number."""
+        if not context:
+            raise Unscored("the record has no broader context")
+        ratios = (self._ratio([place], clip) for place in context)
+        return _weighted([(ratio, 1.0) for ratio in ratios if ratio is not None], "questions of the broader context")
+
+    def _ratio(self, chain: Sequence[Place], clip: bool) -> float | None:
+        """R after the edit divided by R before it; ``None`` for an inactive chain."""
+        before, after = self.products(chain)
+        if before == 0:
+            return None
+        return min(after / before, 1.0) if clip else after / before
+
+    def num_active(self, chains: Iterable[Sequence[Place]], *, edited: bool = False) -> int:
+        """Number of chains with R > 0 on the unedited, or on the edited model."""
+        return sum(self.products(chain)[edited] > 0 for chain in chains)
+
+    def knows(self, place: Place) -> float:
+        """1 if the unedited model has the answer: in one response or more, as its argmax, or before the competitor."""
+        probe, answer = self.answers.probes[place[0]], place[1]
+        if probe.probe.generate:
+            return float(self.probabilities(place)[0] > 0)
+        if self.competitor:
+            return float(self.probabilities(place)[0] > 0.5)
+        return measures.tf_exact(self._scored(probe, answer), unedited=True)
+
+
+def _pooled(values: Iterator[float], noun: str) -> dict[str, float]:
+    return _weighted([(value, 1.0) for value in values], noun)
+
+
+def _weighted(weighted: Sequence[tuple[float, float]], noun: str) -> dict[str, float]:
+    """Weighted mean and sum of the weights."""
+    if not weighted:
+        raise Unscored(f"the unedited model answers none of the {noun}")
+    weight = math.fsum(weight for _, weight in weighted)
+    value = math.fsum(value * weight for value, weight in weighted) / weight
+    if not math.isfinite(value):
+        raise Failed(f"the mean ratio is {value}")
+    return {"value": value, "weight": weight}

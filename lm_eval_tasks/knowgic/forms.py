@@ -1,0 +1,89 @@
+"""Forms in which a fact is asked, and how its probability is estimated; their settings.
+
+ThinkEdit names three forms of a question, by the part of the fact that it leaves out: the object, the relation, or
+nothing (yes or no). The files have questions for the object, and a statement that the object completes. The wordings of
+the other two forms are ours, made from the statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edit_hooks.prompt_context import QA_INSTRUCTION
+from edit_hooks.utils.numbers import POSITIVE, require_number, require_whole
+from lm_eval_tasks.common.settings import Setting, Settings, choice_setting
+from lm_eval_tasks.protocols.fluency import GENERATION_SEED
+
+if TYPE_CHECKING:
+    from lm_eval_tasks.knowgic.benchmark import Hop
+
+CONTEXTS = {"qa_inst": QA_INSTRUCTION, "question_only": "{question}"}
+
+
+def _draws(settings: Settings) -> int:
+    value = settings.get("knowgic_draws")
+    return 5 if value is None else require_whole("knowgic_draws", value)
+
+
+def _temperature(settings: Settings) -> float:
+    value = settings.get("knowgic_temperature")
+    return 0.7 if value is None else require_number("knowgic_temperature", value, POSITIVE)
+
+
+def _max_tokens(settings: Settings) -> int:
+    value = settings.get("knowgic_max_tokens")
+    return 64 if value is None else require_whole("knowgic_max_tokens", value)
+
+
+# The paper states five responses per question in its case study. It states no prompt, temperature or length.
+KNOWGIC_DRAWS = Setting("knowgic_draws", "a whole number >= 1", "responses per question and model", _draws)
+KNOWGIC_TEMPERATURE = Setting("knowgic_temperature", POSITIVE.text, "temperature of the responses", _temperature)
+KNOWGIC_MAX_TOKENS = Setting("knowgic_max_tokens", "a whole number >= 1", "longest response, in tokens", _max_tokens)
+KNOWGIC_CONTEXT = choice_setting("knowgic_context", "context of the questions", list(CONTEXTS))
+FORM_SETTINGS = (KNOWGIC_DRAWS, KNOWGIC_TEMPERATURE, KNOWGIC_MAX_TOKENS, KNOWGIC_CONTEXT, GENERATION_SEED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A form of questions.
+
+    Attributes:
+        name: as in the columns; empty for the questions of the file.
+        ask: the question about a fact.
+        answer: the text that answers it.
+        competitor: the only other answer, for forms with two.
+        is_statement: the answer continues the text, so there is no question and no context.
+    """
+
+    name: str
+    ask: Callable[[Hop], str]
+    answer: Callable[[Hop], str]
+    competitor: str = ""
+    is_statement: bool = False
+
+    def prompt(self, hop: Hop, settings: Settings) -> str:
+        """The prompt about a fact, in the context that the settings choose."""
+        asked = self.ask(hop)
+        return asked if self.is_statement else CONTEXTS[KNOWGIC_CONTEXT.read(settings)].replace("{question}", asked)
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """Stop strings of a response: the next question of a text of questions, or the end of the statement's line."""
+        return ("\n",) if self.is_statement else ("\nQ:",)
+
+
+OBJECT = Form(name="", ask=lambda hop: hop.question, answer=lambda hop: hop.answer)
+CLOZE = Form(name="cloze", ask=lambda hop: hop.statement, answer=lambda hop: hop.answer, is_statement=True)
+RELATION = Form(
+    name="relation",
+    ask=lambda hop: f'Which words link "{hop.subject}" to "{hop.answer}"?',
+    answer=lambda hop: hop.relation,
+)
+YES_NO = Form(
+    name="yes_no",
+    ask=lambda hop: f'Is it true that "{hop.statement} {hop.answer}"? Answer with yes or no.',
+    answer=lambda hop: "Yes",
+    competitor="No",
+)

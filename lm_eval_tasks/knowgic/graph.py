@@ -1,0 +1,175 @@
+"""Records of KnowGIC from a knowledge graph: chains by search from the edited subject to its original object.
+
+As in ThinkEdit (arXiv:2506.01386, section 5.3): facts are the edges of a directed graph with at most one edge between
+two entities, and a chain is a path without repeated entities of at most five steps. Its extraction of facts from a
+model's reasoning, which people correct, is not part of this: the facts are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.json_io import read_json
+from lm_eval_tasks.common.fields import Fields
+
+MAX_STEPS = 5
+
+
+class Relation(NamedTuple):
+    """Wording of a relation: a statement that the object completes, and a question; ``{}`` is the subject."""
+
+    prompt: str
+    question: str
+
+
+class Fact(NamedTuple):
+    """One edge of the graph."""
+
+    subject: str
+    relation: str
+    object: str
+
+
+class Edit(NamedTuple):
+    """A fact and its wanted new object."""
+
+    fact: Fact
+    target_new: str
+
+
+@dataclass(frozen=True)
+class KnowledgeGraph:
+    """Facts with their wordings, and the edits to make.
+
+    Attributes:
+        relations: by name.
+        facts: in the order of the file.
+        edits: each of one of the facts.
+        aliases: entity -> other names.
+    """
+
+    relations: Mapping[str, Relation]
+    facts: Sequence[Fact]
+    edits: Sequence[Edit]
+    aliases: Mapping[str, Sequence[str]]
+
+
+def read_graph(path: str | Path) -> KnowledgeGraph:
+    """Read a graph from JSON: ``relations`` (name -> prompt, question), ``facts``, ``edits``, and ``aliases`` if any.
+
+    Facts are lists of subject, relation and object, edits lists of subject, relation and new object.
+
+    Raises:
+        EditingError: for unreadable JSON, another layout, an unknown relation, two facts between the same entities, and
+            an edit of a fact that the graph lacks, or of one of several objects.
+    """
+    record = read_json(path, "knowledge graph")
+    if not isinstance(record, Mapping):
+        raise EditingError(f"{path} is no object; one with relations, facts and edits is needed.")
+    fields = Fields(record, str(path))
+    relations = {name: _relation(fields, name) for name in _names(fields, "relations")}
+    facts = [Fact(*triple) for triple in _triples(fields, "facts", relations)]
+    by_entities: dict[tuple[str, str], Fact] = {}
+    for fact in facts:
+        other = by_entities.setdefault((fact.subject, fact.object), fact)
+        if other is not fact:
+            raise fields.error("facts", f"links {fact.subject!r} to {fact.object!r} by two facts; keep one")
+    edits = [_edit(fields, facts, triple) for triple in _triples(fields, "edits", relations)]
+    aliases = {name: fields.texts(f"aliases.{name}") for name in fields.record.get("aliases") or {}}
+    return KnowledgeGraph(relations, facts, edits, aliases)
+
+
+def _names(fields: Fields, name: str) -> list[str]:
+    value = fields.record.get(name)
+    if not isinstance(value, Mapping) or not value:
+        raise fields.error(name, "must be an object of named entries")
+    return list(value)
+
+
+def _relation(fields: Fields, name: str) -> Relation:
+    entry = Fields(fields.record["relations"], fields.where)
+    relation = Relation(entry.text(f"{name}.prompt"), entry.text(f"{name}.question"))
+    for key, text in relation._asdict().items():
+        if text.count("{}") != 1:
+            raise fields.error(f"relations.{name}.{key}", f"is {text!r}; one {{}} for the subject is needed")
+    return relation
+
+
+def _triples(fields: Fields, name: str, relations: Mapping[str, Relation]) -> Iterator[tuple[str, str, str]]:
+    rows = fields.record.get(name)
+    if not isinstance(rows, list) or not rows:
+        raise fields.error(name, "must be a list with entries [subject, relation, object]")
+    for number, row in enumerate(rows):
+        texts = [part.strip() for part in row if isinstance(part, str)] if isinstance(row, list) else []
+        if len(texts) != 3 or len(row) != 3 or not all(texts):
+            raise fields.error(f"{name}[{number}]", f"is {row!r}; three texts are needed")
+        if texts[1] not in relations:
+            raise fields.error(f"{name}[{number}]", f"has the relation {texts[1]!r}.{near_misses(texts[1], relations)}")
+        yield texts[0], texts[1], texts[2]
+
+
+def _edit(fields: Fields, facts: Sequence[Fact], triple: tuple[str, str, str]) -> Edit:
+    subject, relation, new = triple
+    edited = [fact for fact in facts if fact[:2] == (subject, relation)]
+    if len(edited) != 1 or edited[0].object == new:
+        raise fields.error(
+            "edits",
+            f"changes {subject!r}, {relation!r} to {new!r}, of which the graph has {len(edited)} facts with another "
+            "object; one is needed",
+        )
+    return Edit(edited[0], new)
+
+
+def find_chains(facts: Sequence[Fact], edit: Edit, max_steps: int = MAX_STEPS) -> list[list[Fact]]:
+    """All paths of at most ``max_steps`` facts from the edited subject to its original object, the shortest first."""
+    by_subject: dict[str, list[Fact]] = {}
+    for fact in facts:
+        by_subject.setdefault(fact.subject, []).append(fact)
+
+    def extend(path: list[Fact], seen: set[str]) -> Iterator[list[Fact]]:
+        for fact in by_subject.get(path[-1].object if path else edit.fact.subject, []):
+            if fact.object == edit.fact.object:
+                yield [*path, fact]
+            elif fact.object not in seen and len(path) + 1 < max_steps:
+                yield from extend([*path, fact], seen | {fact.object})
+
+    return sorted(extend([], {edit.fact.subject}), key=len)
+
+
+def build_record(graph: KnowledgeGraph, edit: Edit, case_id: int, max_steps: int = MAX_STEPS) -> dict[str, Any]:
+    """The record of an edit, in the layout of one row for every edit.
+
+    The broader context are all facts about the entities of the chains but the edited subject.
+    """
+    chains = find_chains(graph.facts, edit, max_steps)
+    entities = {fact.subject for chain in chains for fact in chain} - {edit.fact.subject}
+    context = [fact for fact in graph.facts if fact.subject in entities]
+    return {
+        "case_id": case_id,
+        "requested_rewrite": [
+            {
+                "prompt": graph.relations[edit.fact.relation].prompt,
+                "target_new": {"str": edit.target_new},
+                "target_true": {"str": edit.fact.object},
+                "subject": edit.fact.subject,
+            }
+        ],
+        "chains": [_lists(graph, chain) for chain in chains],
+        "broader_context": _lists(graph, context),
+    }
+
+
+def _lists(graph: KnowledgeGraph, facts: Sequence[Fact]) -> dict[str, list[str]]:
+    wordings = [graph.relations[fact.relation] for fact in facts]
+    return {
+        "questions": [
+            wording.question.replace("{}", fact.subject) for wording, fact in zip(wordings, facts, strict=True)
+        ],
+        "answers": [fact.object for fact in facts],
+        "prompts": [wording.prompt for wording in wordings],
+        "subjects": [fact.subject for fact in facts],
+    }

@@ -1,0 +1,86 @@
+"""``lm-edit build-knowgic``: chains by search on a small graph, the records they make, and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_edit.cli.main import main
+from lm_eval_tasks.knowgic.benchmark import KNOWGIC
+
+# A -> Z directly, over B, over B and C, and back; D is reached, but leads nowhere.
+GRAPH: dict[str, Any] = {
+    "relations": {
+        "near": {"prompt": "{} is near", "question": "What is {} near?"},
+        "in": {"prompt": "{} is in", "question": "Where is {}?"},
+    },
+    "facts": [
+        ["A", "in", "Z"],
+        ["A", "near", "B"],
+        ["B", "in", "Z"],
+        ["B", "near", "C"],
+        ["C", "near", "A"],
+        ["C", "in", "Z"],
+        ["B", "near", "D"],
+        ["Z", "in", "Y"],
+        ["E", "in", "Z"],
+    ],
+    "edits": [["A", "in", "X"]],
+    "aliases": {"Z": ["Zed"]},
+}
+
+
+def build(tmp_path: Path, graph: Any, *options: str) -> tuple[int, Path]:
+    source, out = tmp_path / "graph.json", tmp_path / "chains.json"
+    source.write_text(json.dumps(graph), encoding="utf-8")
+    return main(["build-knowgic", str(source), "--out", str(out), "--overwrite", *options]), out
+
+
+def test_chains_are_all_simple_paths_to_the_original_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = tmp_path / "attributes_with_aliases.json"
+    code, out = build(tmp_path, GRAPH, "--aliases-out", str(names))
+    assert code == 0 and "chains of length 3: 1" in capsys.readouterr().out
+    (case,) = KNOWGIC.load({"data": str(out)}).records
+    paths = [[chain[0].subject, *(hop.answer for hop in chain)] for chain in case.chains]
+    assert paths == [["A", "Z"], ["A", "B", "Z"], ["A", "B", "C", "Z"]]
+    # facts about B and C: neither the edited subject nor E, which no chain meets
+    assert [hop.statement + " " + hop.answer for hop in case.context] == [
+        "B is in Z",
+        "B is near C",
+        "C is near A",
+        "C is in Z",
+        "B is near D",
+    ]
+    assert (case.request.text, case.request.target_new, case.request.target_true) == ("A is in", "X", "Z")
+    assert json.loads(names.read_text(encoding="utf-8")) == {"Z": {"answer_alias": ["Zed"]}}
+
+
+def test_the_longest_chain_is_a_setting(tmp_path: Path) -> None:
+    code, out = build(tmp_path, GRAPH, "--max-steps", "2")
+    (case,) = KNOWGIC.load({"data": str(out)}).records
+    assert code == 0 and [len(chain) for chain in case.chains] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"facts": [["A", "in", "Z"], ["A", "near", "Z"]]}, "links 'A' to 'Z' by two facts"),
+        ({"facts": [["A", "nere", "Z"]]}, "has the relation 'nere'. Did you mean"),
+        ({"facts": [["A", "in"]]}, "facts[0]"),
+        ({"facts": []}, "'facts' must be a list"),
+        ({"edits": [["B", "in", "X"]], "facts": [["A", "in", "Z"]]}, "of which the graph has 0 facts"),
+        ({"edits": [["A", "in", "Z"]]}, "with another object"),
+        ({"relations": {"in": {"prompt": "is in", "question": "{}?"}}, "facts": [["A", "in", "Z"]]}, "one {} for the"),
+        ({"relations": {}}, "'relations' must be an object"),
+        ({"aliases": {"Z": "Zed"}}, "a list of texts is needed"),
+    ],
+)
+def test_bad_graphs_are_errors(
+    tmp_path: Path, change: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out = build(tmp_path, {**GRAPH, **change})
+    error = capsys.readouterr().err
+    assert code == 2 and problem in error and "graph.json" in error and not out.exists()
