@@ -35,7 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=real(POSITIVE), help="cases per task, in place of the plan's limit")
     parser.add_argument("--only", action="append", default=[], help="only runs with this text in their name; repeatable")
     parser.add_argument(
-        "--estimate-from", nargs="+", default=[], help="result files or folders with seconds (default: those in --out)"
+        "--estimate-from", nargs="+", default=[], help="further result files or folders whose seconds to estimate from"
     )
 
 
@@ -81,12 +81,15 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     from lm_edit.sweeps.estimate import Estimator
     from lm_edit.sweeps.grid import RULES
     from lm_edit.sweeps.plan import described
-    from lm_edit.sweeps.runs import state_of
+    from lm_edit.sweeps.runs import RESULTS, state_of
 
     for line in described(plan):
         say(line)
-    estimator = Estimator(args.estimate_from or [str(out)] if args.estimate_from or out.is_dir() else [])
-    rows, notes, total, num_unknown = [], {}, 0.0, 0
+    finished = [str(path) for path in out.glob(f"*/{RESULTS}")]  # of a sweep that was begun
+    estimator = Estimator([*args.estimate_from, *finished])
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, None] = {}
+    total, num_unknown = 0.0, 0
     for run in grid.runs:
         state, seconds, origin = state_of(out / run.folder_name), estimator.seconds(run), origin_of(plan, run)
         if state != "done":
@@ -94,8 +97,8 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
             num_unknown += seconds is None
         if origin.tuning in ("untuned", "unknown"):
             notes[f"{origin.tuning}: {run.model}, {run.editor}: {origin.text}"] = None
-        cells = ("unknown" if seconds is None else spell_duration(seconds), origin.tuning, ",".join(run.tasks))
-        rows.append((state, *cells[:2], run.name, cells[2]))
+        estimate = "unknown" if seconds is None else spell_duration(seconds)
+        rows.append((state, estimate, origin.tuning, run.name, ",".join(run.tasks)))
     table(("state", "estimate", "settings", "run", "tasks"), rows)
     for left_out in grid.left_out:
         say(f"left out: {left_out.name}: {left_out.rule} ({RULES[left_out.rule]})")
