@@ -33,7 +33,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--retry", action="store_true", help="also execute runs that failed before")
     parser.add_argument("--limit", type=real(POSITIVE), help="cases per task, in place of the plan's limit")
-    parser.add_argument("--only", action="append", default=[], help="only runs with this text in their name; repeatable")
+    parser.add_argument(
+        "--only", action="append", default=[], help="only runs with this text in their name; repeatable"
+    )
     parser.add_argument(
         "--estimate-from", nargs="+", default=[], help="further result files or folders whose seconds to estimate from"
     )
@@ -51,14 +53,15 @@ def _run(args: argparse.Namespace) -> int:
         print(path.read_text(encoding="utf-8"), end="")
         return 0
     from lm_edit.sweeps.checks import check_plan
+    from lm_edit.sweeps.grid import RULES
 
     plan = with_limit(load_plan(path), args.limit)
     grid = check_plan(plan)
     runs = [run for run in grid.runs if all(text in run.name for text in args.only)]
     if not runs:
-        raise EditingError(
-            f"no run of {path} is left" + (f" whose name has {' and '.join(args.only)}." if args.only else ".")
-        )
+        chosen = f" with {' and '.join(args.only)} in its name" if args.only else ""
+        rules = "; ".join(f"{item.name}: {RULES[item.rule]}" for item in grid.left_out[:3])
+        raise EditingError(f"{path} has no run{chosen}." + (f" Left out: {rules}." if rules else ""))
     grid = grid._replace(runs=runs)
     out = Path(args.out or Path(DEFAULT_OUT, plan.name)).expanduser()
     if args.dry_run:

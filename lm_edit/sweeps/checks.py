@@ -20,6 +20,7 @@ from edit_hooks.base.shipped import FOLDER, shipped_files
 from edit_hooks.lm.model import OWN_OPTIONS
 from edit_hooks.lm.options import EditingOptions, check_known_options, take_sets
 from edit_hooks.utils.errors import EditingError, first_line, near_misses, unknown_keys_error
+from edit_hooks.utils.hashing import key_of
 from lm_edit.sweeps.grid import Grid, Run, expand
 from lm_edit.sweeps.plan import EditorChoice, Plan, Where
 from lm_edit.sweeps.tasks import benchmarks_of
@@ -67,19 +68,20 @@ def check_plan(plan: Plan) -> Grid:
     _check_shapes(plan)
     for choice in plan.benchmarks:
         for task in choice.tasks:
-            plan.file.at((*choice.where, "tasks") if not choice.bare else choice.where, lambda: benchmarks_of(task))
+            plan.file.at((*choice.where, "tasks") if not choice.bare else choice.where, benchmarks_of, task)
         if choice.edits is not None and not str(choice.edits).endswith((".json", ".jsonl")):
-            plan.file.at((*choice.where, "edits"), lambda: find_benchmark(str(choice.edits), "a JSON or JSONL file"))
+            plan.file.at((*choice.where, "edits"), find_benchmark, str(choice.edits), "a JSON or JSONL file")
     for editor in plan.editors:
         if not editor.is_unedited:
             facts.editor(editor)
     for args, where in _arguments(plan):
         for name in args:
-            plan.file.at((*where, name), lambda: check_known_options({name: None}, HFLM, (*OWN_OPTIONS, *_sets())))
+            plan.file.at((*where, name), check_known_options, {name: None}, HFLM, (*OWN_OPTIONS, *_sets()))
     _check_metadata(plan)
     grid = expand(plan, facts)
+    checked: set[str] = set()
     for run in grid.runs:
-        _check_run(plan, run)
+        _check_run(plan, run, checked)
     return grid
 
 
@@ -131,17 +133,25 @@ def _refuse_unknown(plan: Plan, metadata: Mapping[str, Any], known: set[str], wh
         raise plan.file.error((*where, unknown[0]), unknown_keys_error("setting of the tasks", unknown, known))
 
 
-def _check_run(plan: Plan, run: Run) -> None:
-    """Check values and combinations of options as the model class and the tasks of a run do."""
+def _check_run(plan: Plan, run: Run, checked: set[str]) -> None:
+    """Check values and combinations of options as the model class and the tasks of a run do.
+
+    Args:
+        checked: keys of benchmarks with settings that were checked before, for other editors.
+    """
     args = dict(run.model_args)
 
     def check() -> None:
         sets = take_sets(args)
         check_known_options(args, HFLM, OWN_OPTIONS)
         EditingOptions(**{name: args[name] for name in OWN_OPTIONS if name in args})
-        settings = {**args, **sets, **run.metadata}
         for benchmark in {b.name: b for task in run.tasks for b in benchmarks_of(task)}.values():
-            benchmark.check_settings(settings)
+            declared = {setting.name for setting in _settings([benchmark])}
+            settings = {name: value for name, value in {**args, **sets, **run.metadata}.items() if name in declared}
+            key = key_of([benchmark.name, settings])
+            if key not in checked:
+                benchmark.check_settings(settings)
+                checked.add(key)
 
     try:
         check()
@@ -235,4 +245,4 @@ def shape_config(name: str) -> PretrainedConfig:
 def _check_shapes(plan: Plan) -> None:
     for model in plan.models:
         if model.shape is not None:
-            plan.file.at((*model.where, "shape"), lambda: shape_config(str(model.shape)))
+            plan.file.at((*model.where, "shape"), shape_config, str(model.shape))

@@ -5,7 +5,6 @@ Rules (:data:`RULES`) leave out combinations that cannot be: they are listed, wi
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from edit_hooks.utils.files import path_digest
 from edit_hooks.utils.hashing import key_of
-from lm_edit.sweeps.plan import BenchmarkChoice, EditorChoice, Model, ModeChoice, Plan, Where
+from lm_edit.sweeps.plan import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
 
 RULES = {
     "joint": "the editor writes one edit at a time",
@@ -235,9 +234,7 @@ def _with_names(
 ) -> Run:
     metadata = {**plan.metadata, **benchmark.metadata}
     names = (model.name, editor.name, benchmark.name, mode, details)
-    return Run(
-        *names, args, benchmark.tasks, metadata, benchmark.limit, plan.lm_eval, model.shape, editor.where
-    )
+    return Run(*names, args, benchmark.tasks, metadata, benchmark.limit, plan.lm_eval, model.shape, editor.where)
 
 
 def _only_source(plan: Plan, benchmark: BenchmarkChoice, mode: ModeChoice, facts: Facts) -> str:
@@ -250,5 +247,3 @@ def _only_source(plan: Plan, benchmark: BenchmarkChoice, mode: ModeChoice, facts
         f"mode={mode.mode} needs the edits of one benchmark, and {', '.join(benchmark.tasks)} have {has}; add "
         "edits: to this entry, or restrict it with modes:.",
     )
-
-

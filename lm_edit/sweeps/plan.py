@@ -155,10 +155,10 @@ class PlanFile:
         """An error at the line of an entry."""
         return EditingError(f"{self.path}, line {self.line(where)}: {message}")
 
-    def at(self, where: Where, check: Callable[[], ValueT]) -> ValueT:
-        """The result of a function; its error gets the line of an entry."""
+    def at(self, where: Where, check: Callable[..., ValueT], *arguments: Any) -> ValueT:
+        """The result of a function of some arguments; its error gets the line of an entry."""
         try:
-            return check()
+            return check(*arguments)
         except EditingError as error:
             raise self.error(where, error) from None
 
@@ -407,7 +407,7 @@ class _Reader:
     def limit(self, own: Mapping[str, Any], where: Where) -> float | None:
         if own.get("limit") is None:
             return None
-        return self.file.at((*where, "limit"), lambda: require_number("limit", own["limit"], POSITIVE))
+        return self.file.at((*where, "limit"), require_number, "limit", own["limit"], POSITIVE)
 
     def model_args(self, own: Mapping[str, Any], where: Where) -> dict[str, Any]:
         args = dict(self.mapping(own.get("model_args"), (*where, "model_args")))
@@ -434,15 +434,15 @@ class _Reader:
             if own.get(key) is not None:
                 self.whole(own[key], (*where, key), least)
         if own.get("hours") is not None:
-            self.file.at((*where, "hours"), lambda: require_number("hours", own["hours"], POSITIVE))
+            self.file.at((*where, "hours"), require_number, "hours", own["hours"], POSITIVE)
         if own.get("memory") is not None:
-            self.file.at((*where, "memory"), lambda: parse_size(str(own["memory"])))
+            self.file.at((*where, "memory"), parse_size, str(own["memory"]))
         return Resources(**{**own, "slurm": self.mapping(own.get("slurm"), (*where, "slurm"))})
 
     # -- values ------------------------------------------------------------------------------------------------------
 
     def whole(self, value: Any, where: Where, within: Range) -> int:
-        return self.file.at(where, lambda: require_whole(str(where[-1]), value, within))
+        return self.file.at(where, require_whole, str(where[-1]), value, within)
 
     def whole_numbers(self, content: Any, where: Where, within: Range = POSITIVE) -> tuple[int, ...]:
         """One number or a list of them; nothing for ``None``."""
@@ -467,9 +467,7 @@ class _Reader:
             raise self.file.error(where, "the list is empty.")
         return values
 
-    def subset(
-        self, own: Mapping[str, Any], key: str, names: Sequence[str], where: Where
-    ) -> tuple[str, ...] | None:
+    def subset(self, own: Mapping[str, Any], key: str, names: Sequence[str], where: Where) -> tuple[str, ...] | None:
         """Names of another axis to which an entry is restricted; ``None`` for all."""
         if key not in own:
             return None

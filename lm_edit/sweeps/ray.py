@@ -38,13 +38,13 @@ class RayExecutor:
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error", **own)
         except Exception as error:  # each kind of address fails with errors of its own
-            where = f"the Ray cluster at {address} cannot be reached" if address else "no Ray cluster can be started here"
+            where = (
+                f"the Ray cluster at {address} cannot be reached" if address else "no Ray cluster can be started here"
+            )
             raise EditingError(f"{where} ({first_line(error)}).") from None
         cpus = resources.cpus or 1
         memory = {} if resources.memory is None else {"memory": parse_size(resources.memory)}
-        self._task = ray.remote(execute).options(
-            num_cpus=cpus, num_gpus=resources.gpus or 0, max_retries=0, **memory
-        )
+        self._task = ray.remote(execute).options(num_cpus=cpus, num_gpus=resources.gpus or 0, max_retries=0, **memory)
         self._threads = thread_variables(cpus)
         self._references: list[Any] = []
 

@@ -1,11 +1,11 @@
 """One run of a sweep in its folder: command, lock, attempt, result.
 
-A run's folder has ``run.json`` (its settings), ``log.txt`` (output of ``lm_eval``), ``attempt/`` (files of a run that is
-not finished) and ``results/``: the renamed attempt. So results are there completely or not at all. ``failed.json`` is
-there after a failure.
+A run's folder has ``run.json`` (its settings), ``log.txt`` (output of ``lm_eval``), ``attempt/`` (files of a run
+that is not finished) and ``results/``, the renamed attempt: results are there completely or not at all. After a failure
+there is ``failed.json``.
 
-The lock is a file lock on ``lock``, which the process of ``lm_eval`` inherits. It is held as long as that process lives,
-also when the sweep itself was killed, and no run can be executed twice at a time.
+The lock is a file lock on ``lock``, which the process of ``lm_eval`` inherits. It is held as long as that process is
+there, also when the sweep itself was killed, and no run is executed twice at a time.
 """
 
 from __future__ import annotations

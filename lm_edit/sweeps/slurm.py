@@ -43,7 +43,9 @@ class SlurmExecutor:
             self._executor = submitit.AutoExecutor(folder=out / JOBS, cluster=cluster)
             self._executor.update_parameters(**_parameters(resources), **resources.slurm)
         except (RuntimeError, NameError, ValueError, TypeError, AssertionError) as error:
-            raise EditingError(f"submitit refuses the sweep ({first_line(error)}); see resources: of the plan.") from None
+            raise EditingError(
+                f"submitit refuses the sweep ({first_line(error)}); see resources: of the plan."
+            ) from None
         self._jobs: list[Any] = []
 
     def submit(self, folder: Path) -> Any:
@@ -58,7 +60,7 @@ class SlurmExecutor:
                     job.cancel()
 
     def close(self) -> None:
-        """Jobs hold nothing that must be released."""
+        self._jobs.clear()
 
 
 def _parameters(resources: Resources) -> dict[str, Any]:

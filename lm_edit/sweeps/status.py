@@ -38,7 +38,9 @@ class Progress:
             self.counts[event.state] += 1
         taken = f" in {spell_duration(event.seconds)}" if event.seconds else ""
         log = f"\n{event.reason}\n  log: {event.folder / 'log.txt'}" if event.reason else ""
-        self.say(f"[{sum(self.counts.values())}/{len(self.names)}] {event.state}{taken}: {self.names[event.folder]}{log}")
+        self.say(
+            f"[{sum(self.counts.values())}/{len(self.names)}] {event.state}{taken}: {self.names[event.folder]}{log}"
+        )
         self._last = time.monotonic()
 
     def tick(self) -> None:
@@ -52,7 +54,9 @@ class Progress:
         """Numbers of runs by state, and those that run."""
         ended = [f"{number} {state}" for state, number in self.counts.items()]
         waiting = len(self.names) - sum(self.counts.values()) - len(self.started)
-        running = [f"{self.names[folder]} ({spell_duration(time.monotonic() - at)})" for folder, at in self.started.items()]
+        running = [
+            f"{self.names[folder]} ({spell_duration(time.monotonic() - at)})" for folder, at in self.started.items()
+        ]
         parts = [*ended, f"{waiting} waiting"] + ([f"running: {'; '.join(running)}"] if running else [])
         return ", ".join(parts)
 

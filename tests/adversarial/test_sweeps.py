@@ -15,13 +15,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks.manager
 import pytest
 from command_line import run_verb
 from fake_harness import executions, install
+from lm_eval.__main__ import cli_evaluate
 from paths import RECORDS, ROOT
 
+from edit_hooks.utils.json_io import read_json
 from lm_edit.results import load_results
-from lm_edit.sweeps.runs import execute, is_locked
+from lm_edit.sweeps.checks import check_plan
+from lm_edit.sweeps.plan import load_plan
+from lm_edit.sweeps.runs import command_of, execute, is_locked, prepare
 
 PLAN = """
 description: three editors and the unedited model
@@ -30,6 +35,7 @@ benchmarks: [bake_es, bake_gs]
 limit: 2
 """
 FOUR_RUNS = 4
+CLUSTER = "resources: {cpus: 1, hours: 0.1, memory: 100MB}\n"
 FORK = multiprocessing.get_context("fork")  # modules are imported already
 
 
@@ -91,7 +97,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def test_ten_kills_give_the_uninterrupted_table(fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any) -> None:
+def test_ten_kills_give_the_uninterrupted_table(
+    fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any
+) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert sweep(plan, "--out", whole, "--workers", 4) == 0
     monkeypatch.setenv("FAKE_SECONDS", "0.3")
@@ -120,7 +128,9 @@ def _kill_runs(fake: dict[str, str]) -> None:
             os.kill(process, signal.SIGKILL)
 
 
-def test_a_run_that_outlives_its_sweep_is_not_repeated(fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any) -> None:
+def test_a_run_that_outlives_its_sweep_is_not_repeated(
+    fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any
+) -> None:
     monkeypatch.setenv("FAKE_SECONDS", "1")
     out = tmp_path / "out"
     process = started(plan, "--out", out, "--only", "rome")
@@ -134,7 +144,9 @@ def test_a_run_that_outlives_its_sweep_is_not_repeated(fake: Any, plan: Path, tm
     assert [line[0] for line in executions(fake)] == ["start", "end"]
 
 
-def test_two_sweeps_at_once_execute_each_run_once(fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any) -> None:
+def test_two_sweeps_at_once_execute_each_run_once(
+    fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any
+) -> None:
     monkeypatch.setenv("FAKE_SECONDS", "0.2")
     sweeps = [started(plan, "--out", tmp_path / "out", "--workers", 2) for _ in range(2)]
     for process in sweeps:
@@ -144,7 +156,9 @@ def test_two_sweeps_at_once_execute_each_run_once(fake: Any, plan: Path, tmp_pat
     assert len(names) == len(set(names)) == FOUR_RUNS
 
 
-def test_an_interrupt_ends_the_runs(fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any, capsys: Any) -> None:
+def test_an_interrupt_ends_the_runs(
+    fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any, capsys: Any
+) -> None:
     monkeypatch.setenv("FAKE_SECONDS", "60")
     out = tmp_path / "out"
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -159,7 +173,9 @@ def test_an_interrupt_ends_the_runs(fake: Any, plan: Path, tmp_path: Path, monke
     assert "2 interrupted, 2 waiting" in capsys.readouterr().out
 
 
-def test_a_failing_run_does_not_stop_the_rest(fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_failing_run_does_not_stop_the_rest(
+    fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     monkeypatch.setenv("FAKE_FAILING", "rome")
     out = tmp_path / "out"
     assert sweep(plan, "--out", out) == 1
@@ -200,20 +216,27 @@ def test_workers_share_cores_and_gpus(fake: Any, plan: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("name", ["slurm", "ray"])
-def test_clusters_give_the_table_of_one_machine(name: str, fake: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    pytest.importorskip("submitit" if name == "slurm" else "ray", reason=f"the library behind --on {name} is not installed")
+def test_clusters_give_the_table_of_one_machine(
+    name: str, fake: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    pytest.importorskip(
+        "submitit" if name == "slurm" else "ray", reason=f"the library behind --on {name} is not installed"
+    )
     plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN.replace("ike]", "ike]\nresources: {cpus: 1, hours: 0.1}"), encoding="utf-8")
+    plan.write_text(PLAN.replace("unedited, rome, ft_m, ike", "rome, ft_m") + CLUSTER, encoding="utf-8")
     monkeypatch.setenv("FAKE_FAILING", "ft_m")
     options = ["--slurm-cluster", "local"] if name == "slurm" else []
-    assert sweep(plan, "--out", tmp_path / "here") == 1
+    assert sweep(plan, "--out", tmp_path / "here", "--workers", 4) == 1
+    capsys.readouterr()
     assert sweep(plan, "--out", tmp_path / "there", "--on", name, *options) == 1
-    assert "the last words of ft_m" in capsys.readouterr().out
-    assert scores(tmp_path / "here") == scores(tmp_path / "there") and len(scores(tmp_path / "here")) == FOUR_RUNS - 1
+    printed = capsys.readouterr().out
+    assert "the last words of ft_m" in printed and "1 of 2 runs have results" in printed, printed
+    assert scores(tmp_path / "here") == scores(tmp_path / "there") and len(scores(tmp_path / "here")) == 1
 
 
-def test_a_real_run_is_read_as_a_table(tiny_path: Any, tmp_path: Path, capsys: Any) -> None:
-    """The one test here with the real lm_eval."""
+@pytest.fixture
+def real_plan(tiny_path: Any, tmp_path: Path) -> Path:
+    """One run on a tiny model, with the real lm_eval."""
     plan = tmp_path / "plan.yaml"
     model = {"pretrained": str(tiny_path("gpt2", "byte_bpe")), "data": str(RECORDS / "bake_qa.jsonl"), "store": "off"}
     plan.write_text(
@@ -221,12 +244,36 @@ def test_a_real_run_is_read_as_a_table(tiny_path: Any, tmp_path: Path, capsys: A
         "benchmarks: [bake_es]\nlimit: 1\n",
         encoding="utf-8",
     )
-    out = tmp_path / "out"
-    assert sweep(plan, "--out", out) == 0, capsys.readouterr().out
+    return plan
+
+
+def _check_table(plan: Path, out: Path, capsys: Any) -> None:
     table = load_results(out)
     assert set(table["editor"]) == {"ft_m"} and set(table["task"]) == {"bake_es"}
+    capsys.readouterr()
     assert sweep(plan, "--out", out, "--dry-run") == 0
     printed = capsys.readouterr().out
     assert "done" in printed and "untuned" in printed and "unknown" not in printed
 
 
+def test_the_command_of_a_run_is_one_of_lm_eval(real_plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """lm-eval's own command line, in this process: what it writes is a complete attempt, which the sweep adopts."""
+    loaded = load_plan(real_plan)
+    (run,) = check_plan(loaded).runs
+    folder = prepare(tmp_path / "out", run)
+    command = command_of(read_json(folder / "run.json"), folder / "attempt")
+    monkeypatch.setattr("sys.argv", command[2:])
+    # lm-eval's own thousands of tasks are not indexed
+    monkeypatch.setattr(lm_eval.tasks.manager, "__file__", str(tmp_path / "built_in" / "manager.py"))
+    cli_evaluate()
+    monkeypatch.setattr("lm_edit.sweeps.runs.subprocess.Popen", None)  # nothing is left to run
+    assert sweep(real_plan, "--out", tmp_path / "out") == 0
+    assert (folder / "results").is_dir() and not (folder / "attempt").exists()
+    _check_table(real_plan, tmp_path / "out", capsys)
+
+
+@pytest.mark.slow
+def test_a_real_sweep_is_read_as_a_table(real_plan: Path, tmp_path: Path, capsys: Any) -> None:
+    """As the test above in a process of its own, in which lm-eval describes the machine."""
+    assert sweep(real_plan, "--out", tmp_path / "out") == 0, capsys.readouterr().out
+    _check_table(real_plan, tmp_path / "out", capsys)

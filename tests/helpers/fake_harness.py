@@ -5,11 +5,12 @@ Its scores are a function of the settings, so that sweeps can be compared. Every
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
-MAIN = '''
+MAIN = """
 import hashlib, json, os, sys, time
 from pathlib import Path
 
@@ -41,7 +42,7 @@ results = {
     "results": {task: {"alias": task, "es_prob,none": score} for task, score in scores.items()},
     "configs": {task: {"task": task} for task in tasks},
     "versions": {task: 1.0 for task in tasks},
-    "config": {"model": "edited_hf", "model_args": args, "edited_hf": {"editor": args.get("editor"), "mode": args["mode"]}},
+    "config": {"model_args": args, "edited_hf": {key: args.get(key) for key in ("editor", "mode")}},
     "n-samples": {task: {"original": 10, "effective": 2} for task in tasks},
     "total_evaluation_time_seconds": "6.0",
     "date": 1.7e9,
@@ -54,14 +55,16 @@ for number, task in enumerate(tasks):
         rows = [json.dumps({"doc_id": doc, "es_prob": scores[task]}) for doc in range(2)]
         (folder / f"samples_{task}_2026-01-01T00-00-00.000000.jsonl").write_text("\\n".join(rows) + "\\n")
 note("end")
-'''
+"""
 
 
 def install(folder: Path) -> dict[str, str]:
     """Write the package; return the variables under which ``python -m lm_eval`` is this one."""
     package = folder / "lm_eval"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("", encoding="utf-8")
+    real = Path(str(importlib.util.find_spec("lm_eval").origin)).parent  # type: ignore[union-attr]
+    # All but the command is the real package, which workers of clusters import.
+    (package / "__init__.py").write_text(f"__path__.append({str(real)!r})\n", encoding="utf-8")
     (package / "__main__.py").write_text(MAIN, encoding="utf-8")
     return {"FAKE_LOG": str(folder / "executions.jsonl")}
 

@@ -41,7 +41,9 @@ def test_settings_of_shipped_plans_fit_their_models(name: str) -> None:
 
 def test_every_published_table_has_a_plan() -> None:
     tables = [path.stem.removeprefix("_") for path in (ROOT / "lm_eval_tasks").glob("*/_*_table*.yaml")]
-    planned = {task for name in shipped_plans() for run in checked(name)[1].runs for t in run.tasks for task in leaf_tasks(t)}
+    planned = {
+        task for name in shipped_plans() for run in checked(name)[1].runs for t in run.tasks for task in leaf_tasks(t)
+    }
     assert len(tables) > 10
     assert {table for table in tables if not set(leaf_tasks(table)) <= planned} == set()
 
