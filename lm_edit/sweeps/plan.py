@@ -415,11 +415,13 @@ class _Reader:
         return args
 
     def check_args(self, args: Mapping[str, Any], where: Where) -> None:
-        """Refuse options of the model class that are axes of the plan."""
+        """Refuse options of the model class that are axes of the plan, and secrets."""
         for key in args:
             if key in AXES:
                 name = {"editor": "editors", "mode": "modes", "seed": "seeds"}.get(key, key)
                 raise self.file.error((*where, key), f"{key} is an axis of the plan; give it as {name}.")
+            if key == "token":
+                raise self.file.error((*where, key), "a token would be saved with every run; set HF_TOKEN instead.")
 
     def lm_eval(self, content: Any) -> dict[str, Any]:
         options = self.mapping(content, ("lm_eval",))

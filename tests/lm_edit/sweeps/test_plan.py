@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import run_verb
@@ -185,18 +186,19 @@ def test_the_command_passes_everything(tmp_path: Path) -> None:
             "shape is 'gpt3'",
         ),
         ("editors: [{editor: unedited, editor_args: {lr: 1}}]\nbenchmarks: [bake_es]\n", 1, "drop them"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nmodel_args:\n  token: hf_x\n", 4, "set HF_TOKEN"),
         ("benchmarks: [bake_es]\n", 1, "no editors"),
         ("editors: []\nbenchmarks: [bake_es]\n", 1, "the list is empty"),
     ],
 )
 def test_mistakes_are_named_with_their_line(
-    text: str, line: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, line: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     path = write(tmp_path, text)
-    assert run_verb(["sweep", str(path), "--out", str(tmp_path / "out")]) == 2
+    monkeypatch.setattr("lm_edit.cli.sweep._execute", lambda *_: pytest.fail("the sweep began"))
+    assert run_verb(["sweep", str(path)]) == 2
     printed = capsys.readouterr().err
     assert f"plan.yaml, line {line}: " in printed and message in printed
-    assert not (tmp_path / "out").exists()  # nothing ran
 
 
 def test_a_plan_without_a_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
