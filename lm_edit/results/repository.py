@@ -20,6 +20,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.outputs import check_writable_folder
+from lm_edit.results.markdown import markdown_table
 from lm_edit.results.runs import Paths, ResultFile, read_result_file, read_result_files
 from lm_edit.results.show import comparison
 from lm_eval_tasks.common.run_names import model_arguments, portable, slug
@@ -54,7 +55,9 @@ def submit(paths: Paths, root: str | Path, *, samples: bool = True) -> list[Path
     if (root / MARKER).is_file():
         read_marker(root)
     elif root.is_dir() and any(root.iterdir()):
-        raise EditingError(f"{root} is no results repository: it has no {MARKER}. Name a clone of one, or a new folder.")
+        raise EditingError(
+            f"{root} is no results repository: it has no {MARKER}. Name a clone of one, or a new folder."
+        )
     planned = {file.path: _place(root, file) / file.path.name for file in files}
     if taken := [path for path in planned.values() if path.exists()]:
         raise EditingError(f"{taken[0]} is there already; results are added, never replaced.")
@@ -143,14 +146,11 @@ def _public(content: Mapping[str, Any]) -> dict[str, Any]:
 def _message(files: list[ResultFile], table: list[list[str]]) -> str:
     """Title and body of the pull request."""
     names = dict.fromkeys(file.facts.name for file in files)
-    header, *rows = ([cell.replace("|", "\\|") for cell in row] for row in table)
-    lines = [f"# Results of {', '.join(names)}", "", *_table_lines(header, rows), ""]
-    lines.append("Prepared with `lm-edit results submit`, which scores nothing again. `lm-edit results check .` checks it.")
+    lines = [f"# Results of {', '.join(names)}", "", *markdown_table(table), ""]
+    lines.append(
+        "Prepared with `lm-edit results submit`, which scores nothing again. `lm-edit results check .` checks it."
+    )
     return "\n".join(lines) + "\n"
-
-
-def _table_lines(header: list[str], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:

@@ -13,6 +13,8 @@ from lm_edit.results.runs import Paths
 from lm_edit.results.tables import load_results
 
 PLACE = ["task", "metric", "stage", "filter"]
+# Columns that tell runs with the same heading apart, in the order in which they are tried.
+DISTINCTIONS = ("model", "settings", "limit", "seed", "edit_batch_size", "group_size", "run")
 
 
 def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Iterator[list[str]]:
@@ -38,7 +40,9 @@ def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Iterator[list[str]]
     several = {task for task, rows in frame.groupby("task") if rows["filter"].nunique() > 1}
     yield ["task", "metric", *named.values()]
     cells = {(row["run"], *(row[name] for name in PLACE)): _cell(row) for _, row in frame.iterrows()}
-    order = frame.drop_duplicates(PLACE) if metrics else frame.drop_duplicates(PLACE).sort_values("order", kind="stable")
+    order = (
+        frame.drop_duplicates(PLACE) if metrics else frame.drop_duplicates(PLACE).sort_values("order", kind="stable")
+    )
     for _, row in order.iterrows():
         name = row["shown"] + (f" ({row['filter']})" if row["task"] in several else "")
         place = tuple(row[name] for name in PLACE)
@@ -77,20 +81,28 @@ def _refuse_two_results(frame: pd.DataFrame) -> None:
 
 
 def _headings(runs: dict[str, Any]) -> dict[str, str]:
-    """Run -> heading; what runs would share is told apart by settings, model, then the run's hash."""
+    """Run -> heading; runs that would share one are told apart by :data:`DISTINCTIONS`."""
 
     def heading(row: Any, *more: str) -> str:
         size = f", {row['num_edits']:g} edits" if not math.isnan(row["num_edits"]) else ""
         mode = f", {row['mode']}" if row["mode"] not in ("", "none") else ""
         context = f", icl={row['icl']}" if row["icl"] != "no" else ""
         data = f" ({row['data']})" if row["data"] else ""
-        return row["editor"] + mode + size + context + "".join(f", {row[name]}" for name in more if row[name]) + data
+        return row["editor"] + mode + size + context + "".join(f", {_distinction(row, name)}" for name in more) + data
 
-    for more in ((), ("settings",), ("settings", "model"), ("settings", "model", "run")):
-        named = {run: heading(row, *more) for run, row in runs.items()}
-        if len(set(named.values())) == len(named):
-            break
+    more: list[str] = []
+    named = {run: heading(row) for run, row in runs.items()}
+    for name in DISTINCTIONS:
+        longer = {run: heading(row, *more, name) for run, row in runs.items()}
+        if len(set(longer.values())) > len(set(named.values())):
+            more, named = [*more, name], longer
     return named
+
+
+def _distinction(row: Any, name: str) -> str:
+    if name in ("settings", "model", "run"):
+        return row[name] or f"no {name}"
+    return f"{name} {'none' if math.isnan(row[name]) else format(row[name], 'g')}"
 
 
 def _cell(row: Any) -> str:

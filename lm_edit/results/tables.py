@@ -12,10 +12,10 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from lm_eval_tasks.common.columns import Column, is_number, read_columns
 from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.task_facts import TaskFacts
+from lm_eval_tasks.common.columns import Column, is_number, read_columns
 
 log = get_logger(__name__)
 
@@ -164,4 +164,3 @@ def _frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -
         if kind == REAL:
             frame[name] = pd.to_numeric(frame[name]).astype("float64")
     return frame
-

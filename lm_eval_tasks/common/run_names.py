@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol
 
-from edit_hooks.assets.demo_model import DEMO_NAME
+from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.hashing import key_of
 
 UNEDITED = "unedited"
