@@ -41,7 +41,7 @@ def load_results(paths: Paths) -> pd.DataFrame:
     kept, superseded = _newest(rows)
     for old in superseded:
         log.warning("%s: %s of run %s is superseded by a newer file", old["file"], old["task"], old["run"])
-    frame = _frame(kept, RESULT_COLUMNS)
+    frame = make_frame(kept, RESULT_COLUMNS)
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded}
     return frame
 
@@ -59,7 +59,7 @@ def load_cases(paths: Paths, *, require_samples: bool = True) -> pd.DataFrame:
     places = current_tasks(paths)
     missing = [] if require_samples else [place for place in places if place[0].sample_file(place[1]) is None]
     rows = [row for file, task in places if (file, task) not in missing for row in case_rows(file, task)]
-    frame = _frame(rows, CASE_COLUMNS)
+    frame = make_frame(rows, CASE_COLUMNS)
     without = [{"file": str(file.path), "task": task} for file, task in missing]
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "without_samples": without}
     return frame
@@ -157,7 +157,7 @@ def case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
             }
 
 
-def _frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+def make_frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
     """A table with the columns of the schema; missing numbers are NaN."""
     frame = pd.DataFrame.from_records(rows, columns=list(columns))
     for name, (kind, _) in columns.items():
