@@ -61,7 +61,7 @@ def _shown_row(task: str, saved: Mapping[str, Any], results: Mapping[str, Any]) 
         if (stderr := column.number("stderr")) is not None:
             row[f"{column.name}_stderr{suffix}"] = stderr
         if (n := column.number("n")) is not None and n != num_cases:
-            row[f"{column.name}_n{suffix}"] = int(n)
+            row[f"{column.name}_n{suffix}"] = f"{n:g} of {num_cases}"
     return row
 
 
