@@ -17,7 +17,7 @@ def cells(lines: list[str]) -> list[list[str]]:
 
 def test_show_compares_runs(tmp_path: Path, capsys: Any) -> None:
     write_run(tmp_path / "none", mode="none", editor=None, editor_config=None)
-    failed = scripted_results(errors=(("0", "no edit"), ("2", "no edit")))
+    failed = scripted_results(errors=(("0", "no edit"), ("1", "no edit")))
     write_run(tmp_path / "memit", results=failed, editor="memit", mode="sequential", num_edits=48)
     write_run(tmp_path / "stock", stock=True)
     assert run_verb(["results", "show", *(str(tmp_path / name) for name in ("none", "memit", "stock"))]) == 0
@@ -29,7 +29,7 @@ def test_show_compares_runs(tmp_path: Path, capsys: Any) -> None:
         "hf (bake_qa.jsonl)",
     }
     row = dict(zip(header, next(row for row in rows if row[1] == "es_prob"), strict=True))
-    assert row["memit, sequential, 48 edits (bake_qa.jsonl)"].endswith("(2, 2 failed, 0.500 with them as 0)")
+    assert row["memit, sequential, 48 edits (bake_qa.jsonl)"].endswith("(2, 2 failed, 0.250 with them as 0)")
     assert row["unedited (bake_qa.jsonl)"].endswith("(4)") and " ± " in row["unedited (bake_qa.jsonl)"]
     assert not [row for row in rows if row[1].endswith(("_or_0", "_n", "_failed"))]
 
@@ -89,5 +89,5 @@ def test_merge_export_and_submit_print_their_files(tmp_path: Path, capsys: Any) 
 
 def test_reading_results_imports_no_torch() -> None:
     code = "import sys; import lm_edit.results; import lm_edit.results.exports.targets, lm_edit.results.check"
-    code += "; sys.exit(' '.join({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
+    code += "; sys.exit(bool({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -42,15 +42,15 @@ def test_columns_are_those_of_the_schema_and_of_the_document(tmp_path: Path) -> 
 
 
 def test_companions_are_attributes_and_failures_stay_out_of_the_mean(tmp_path: Path) -> None:
-    # Four cases, two of whose edits fail: the mean is over the other two.
-    results = scripted_results("bake_es", errors=(("0", "no edit"), ("2", "no edit")))
+    # es_prob of the four cases is 1, 0, 1, 0; the edits of the first two fail: (1 + 0) / 2, and (0 + 0 + 1 + 0) / 4.
+    results = scripted_results("bake_es", errors=(("0", "no edit"), ("1", "no edit")))
     frame = load_results(write_run(tmp_path, results=results))
     assert not any(name.endswith(("_n", "_failed", "_excluded", "_stderr", "_or_0")) for name in frame["metric"])
     row = row_of(frame, metric="es_prob", filter="none")
     cases = rows_of(load_cases(tmp_path), metric="es_prob", filter="none")
-    scored = [value for value in cases["value"] if not math.isnan(value)]
     assert (row["n"], row["failed"], row["unscored"], row["coverage"]) == (2, 2, 2, 2 / (2 + 2))
-    assert row["value"] == sum(scored) / 2 and row["or_0"] == sum(scored) / 4
+    assert (row["value"], row["or_0"]) == (0.5, 0.25) and row["stderr"] == 0.5  # sqrt(2 * 0.5^2 / 1 / 2)
+    assert cases["value"].fillna(-1).tolist() == [-1, -1, 1, 0]
     assert row["unscored_reason"] == {"edit failed: no edit": 2}
     failed = rows_of(cases, case_id="0").iloc[0]
     assert math.isnan(failed["value"]) and (failed["n"], failed["failed"], failed["reason"]) == (
