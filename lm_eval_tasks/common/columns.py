@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 SUMMARIES = ("unscored", "unscored_reason", "edit", "judge", "bypass")  # columns of a task that are no metric
 COMPANIONS = ("stderr", "n", "excluded", "failed", "or_0")
@@ -40,7 +40,7 @@ class Column:
         return float(value) if is_number(value) else None
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a saved value is a number; lm-eval writes "N/A" for missing ones."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
