@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 SUMMARIES = ("unscored", "unscored_reason", "edit", "judge", "bypass")  # columns of a task that are no metric
 COMPANIONS = ("stderr", "n", "excluded", "failed", "or_0")
@@ -40,12 +40,12 @@ class Column:
         return float(value) if is_number(value) else None
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a saved value is a number; lm-eval writes "N/A" for missing ones."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def read_columns(saved: Mapping[str, Any], declared: Mapping[str, object]) -> Iterator[Column]:
+def read_columns(saved: Mapping[str, Any], declared: Collection[str] = ()) -> Iterator[Column]:
     """The metrics among the columns of a task, each with its companions.
 
     Args:
@@ -68,7 +68,7 @@ def read_columns(saved: Mapping[str, Any], declared: Mapping[str, object]) -> It
     yield from columns.values()
 
 
-def _companion(name: str, saved: Mapping[str, Any], pipeline: str, declared: Mapping[str, object]) -> tuple[str, str]:
+def _companion(name: str, saved: Mapping[str, Any], pipeline: str, declared: Collection[str]) -> tuple[str, str]:
     """The column that a column accompanies, and how; two empty texts for a column of its own."""
     if name.partition("@")[0] not in declared or "@" in name:
         for ending in COMPANIONS:
