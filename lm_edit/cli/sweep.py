@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import read_text
 from edit_hooks.utils.numbers import POSITIVE
 from lm_edit.cli.command import Verb, real, say, table, whole
 
@@ -50,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
         raise EditingError("name a plan: a YAML file, or one of lm-edit sweep --list.")
     path = find_plan(args.plan)
     if args.print:
-        print(path.read_text(encoding="utf-8"), end="")
+        _say_lines(read_text(path, "plan").rstrip("\n"))
         return 0
     from lm_edit.sweeps.checks import check_plan
     from lm_edit.sweeps.grid import RULES
@@ -69,6 +71,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.status:
         return _print_states(grid, out)
     return _execute(args, plan, grid, out)
+
+
+def _say_lines(text: str) -> None:
+    """Print a text line by line, at once: the output of a sweep is read while it runs."""
+    for line in text.split("\n"):
+        say(line)
+    sys.stdout.flush()
 
 
 def _list_plans() -> int:
@@ -133,7 +142,7 @@ def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     folders = {prepare(out, run): run.name for run in grid.runs}
     if grid.left_out:
         say(f"{len(grid.left_out)} combinations are left out; --dry-run names them")
-    progress = Progress(folders, lambda text: print(text, flush=True))
+    progress = Progress(folders, _say_lines)
     outcomes = run_all(list(folders), executor, retry=args.retry, report=progress.report, tick=progress.tick)
     failed = [folder for folder, outcome in outcomes.items() if outcome.state != "done"]
     say(f"{len(outcomes) - len(failed)} of {len(folders)} runs have results in {out}")

@@ -91,8 +91,8 @@ def _arguments(plan: Plan) -> Iterator[tuple[Mapping[str, Any], Where]]:
     for axis in (plan.editors, plan.benchmarks):
         for entry in axis:
             yield entry.args, (*entry.where, "model_args")
-    for entry in (*plan.models, *plan.modes):
-        yield entry.args, entry.where
+    for named in (*plan.models, *plan.modes):
+        yield named.args, named.where
 
 
 @functools.cache

@@ -7,6 +7,7 @@ its name, and texts. Machines share the file system of the sweep's folder and ha
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class RayExecutor:
         self._ray: Any = ray
         own: dict[str, Any] = {} if address else {"include_dashboard": False}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="error", **own)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # each kind of address fails with errors of its own
             where = (
                 f"the Ray cluster at {address} cannot be reached" if address else "no Ray cluster can be started here"

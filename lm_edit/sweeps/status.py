@@ -63,7 +63,7 @@ class Progress:
 
 def state_rows(runs: Sequence[Run], folders: Sequence[Path]) -> list[tuple[str, str, str]]:
     """State, name and folder of every run; the first line of the reason of failed ones."""
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for run, folder in zip(runs, folders, strict=True):
         state = state_of(folder)
         reason = failure_of(folder)
