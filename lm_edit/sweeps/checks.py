@@ -91,8 +91,10 @@ def _arguments(plan: Plan) -> Iterator[tuple[Mapping[str, Any], Where]]:
     for axis in (plan.editors, plan.benchmarks):
         for entry in axis:
             yield entry.args, (*entry.where, "model_args")
-    for named in (*plan.models, *plan.modes):
-        yield named.args, named.where
+    for model in plan.models:
+        yield model.args, model.where
+    for mode in plan.modes:
+        yield mode.args, mode.where
 
 
 @functools.cache
