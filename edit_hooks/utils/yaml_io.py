@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -61,6 +62,26 @@ def read_yaml(path: str | os.PathLike[str], what: str = "settings file") -> dict
     if not isinstance(content, dict):
         raise EditingError(f"{path} holds {type(content).__name__}; a mapping of settings is needed.")
     return content
+
+
+def line_of(text: str, keys: Sequence[str | int]) -> int:
+    """Line, from 1, of an entry of a YAML text that :func:`parse_yaml` accepts; for messages.
+
+    Args:
+        keys: keys and positions from the outermost mapping inwards. The line of the last one that exists is returned.
+    """
+    node, line = yaml.compose(text, yaml.SafeLoader), 1
+    for key in keys:
+        if isinstance(node, yaml.MappingNode):
+            found = [pair for pair in node.value if pair[0].value == str(key)]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+            found = [(node.value[key], node.value[key])]
+        else:
+            found = []
+        if not found:
+            break
+        line, node = found[0][0].start_mark.line + 1, found[0][1]
+    return line
 
 
 def _count_nodes(node: yaml.Node, sizes: dict[int, int], depth: int) -> int:

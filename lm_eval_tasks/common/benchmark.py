@@ -23,7 +23,15 @@ from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Source, choose_data, load_records, named_set, with_set
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.layouts import Layout
-from lm_eval_tasks.common.settings import COMMON_SETTINGS, SET_SUFFIX, Setting, Settings, check_settings, set_setting
+from lm_eval_tasks.common.settings import (
+    COMMON_SETTINGS,
+    SCORE_UNEDITED_CASES,
+    SET_SUFFIX,
+    Setting,
+    Settings,
+    check_settings,
+    set_setting,
+)
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -74,7 +82,7 @@ class Benchmark(Generic[CaseT]):
 
         For settings and errors see :func:`~lm_eval_tasks.common.dataset.load_records`.
         """
-        loaded = load_records(self.source, self.resolved_settings(settings), self.layout, all_layouts, self.join)
+        loaded = load_records(self.source, self.data_settings(settings), self.layout, all_layouts, self.join)
         if self.count_odd:
             loaded.source.update(self.count_odd(loaded.records))
         return loaded
@@ -88,9 +96,14 @@ class Benchmark(Generic[CaseT]):
 
         check_settings(settings, [*COMMON_SETTINGS, *self.declared_settings], of_all_benchmarks)
 
-    def resolved_settings(self, settings: Settings) -> Settings:
+    def data_settings(self, settings: Settings) -> Settings:
         """The settings with ``data`` as this benchmark reads it."""
         return with_set(self._own_settings(settings), self._set_setting, self.source)
+
+    def resolved_settings(self, settings: Settings) -> dict[str, Any]:
+        """Its own settings with their defaults, for the results."""
+        declared = [*self.declared_settings, SCORE_UNEDITED_CASES]
+        return {setting.name: value for setting in declared if (value := setting.read(settings)) is not None}
 
     def _own_settings(self, settings: Settings) -> Settings:
         """The settings without a ``data`` file or set that belongs to another benchmark.

@@ -105,11 +105,11 @@ def _open_hub_file(file: HubFile, data: str, hint: str) -> Place:
                 f"{first_line(error)}. {hint}"
             ) from error
         paths.append(Path(path))
-    for path, name, digest in zip(paths, file.paths, file.sha256, strict=False):
-        if sha256_of(path) != digest:
+    for local, name, digest in zip(paths, file.paths, file.sha256, strict=False):
+        if sha256_of(local) != digest:
             raise EditingError(
                 f"{name} of the Hugging Face dataset {file.repository} has another content than published: its sha256 "
-                f"differs. Remove {path} to download it again; a proxy or a full disk may have changed it."
+                f"differs. Remove {local} to download it again; a proxy or a full disk may have changed it."
             )
     commit = _snapshot_commit(paths[0], file.paths[0])
     pinned = COMMIT.fullmatch(file.revision) is not None

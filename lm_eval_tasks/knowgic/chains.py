@@ -115,7 +115,7 @@ def _chain_doc(case: ChainCase, settings: Settings, form: Form, protocol: str) -
     doc = case_doc(case, probes, generate=protocol == SAMPLED)
     aliases: Aliases = {}
     if protocol == SAMPLED and not form.competitor:
-        aliases = find_aliases(KNOWGIC.resolved_settings(settings))
+        aliases = find_aliases(KNOWGIC.data_settings(settings))
     names = {answer for answers in accepted for answer in answers}
     return doc | {
         "columns": "_".join(filter(None, (form.name, protocol))),

@@ -117,8 +117,8 @@ def test_the_command_prints_it_after_its_table(tiny_path, wrong_first, tmp_path,
     results = ["--metadata", '{"generate": false}', "--output_path", str(tmp_path / "results")]
     monkeypatch.setattr("sys.argv", [*words, "--device", "cpu", *results])
     cli_evaluate()
-    *_, row, note = (line for line in capsys.readouterr().out.splitlines() if line)
-    assert row.startswith("|")
+    *_, row, edits, note = (line for line in capsys.readouterr().out.splitlines() if line)
+    assert row.startswith("|") and edits.startswith("Edits of bake_es: 6 made, 0 failed")
     assert note.startswith("Anomaly: bake_es: the target's negative log-likelihood did not fall")
     (saved,) = (tmp_path / "results").rglob("results_*.json")
     (anomaly,) = json.loads(saved.read_text(encoding="utf-8"))["anomalies"]

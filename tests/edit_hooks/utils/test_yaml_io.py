@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.yaml_io import parse_yaml, read_yaml
+from edit_hooks.utils.yaml_io import line_of, parse_yaml, read_yaml
 
 
 def test_anchors_and_merge_keys_within_bounds() -> None:
@@ -53,3 +53,21 @@ def test_messages_do_not_quote_the_line(tmp_path: Path) -> None:
     with pytest.raises(EditingError, match=r"not valid YAML: mapping values are not allowed here \(line 1") as caught:
         read_yaml(path)
     assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ((), 1),
+        (("a",), 2),
+        (("b", "c"), 4),
+        (("b", "d", 1), 7),
+        (("b", "d", 1, "e"), 8),
+        (("b", "d", 2), 5),  # missing: the line of what holds it
+        (("b", "x", "y"), 3),
+        (("a", 0), 2),
+    ],
+)
+def test_line_of_an_entry(keys: tuple[str | int, ...], line: int) -> None:
+    text = "# comment\na: 1\nb:\n  c: 2\n  d:\n    - 3\n    - f: 4\n      e: 5\n"
+    assert line_of(text, keys) == line

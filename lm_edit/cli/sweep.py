@@ -1,0 +1,158 @@
+"""``lm-edit sweep``: the runs of a plan."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import read_text
+from edit_hooks.utils.numbers import POSITIVE
+from lm_edit.cli.command import Verb, real, say, table, whole
+
+if TYPE_CHECKING:
+    from lm_edit.sweeps.grid import Grid
+    from lm_edit.sweeps.plan import Plan
+
+DEFAULT_OUT = "sweeps"  # with a folder for each plan
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", nargs="?", help="YAML file, or the name of a shipped plan")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--list", action="store_true", help="list the shipped plans")
+    action.add_argument("--print", action="store_true", help="print the plan's file, to start your own")
+    action.add_argument("--dry-run", action="store_true", help="list the runs with their estimated time; run nothing")
+    action.add_argument("--status", action="store_true", help="list the runs with their states; run nothing")
+    parser.add_argument("--out", help=f"folder of the runs (default {DEFAULT_OUT}/<plan>)")
+    parser.add_argument("--workers", type=whole(), help="runs at a time (default 1, or one per GPU; of a cluster any)")
+    parser.add_argument("--on", choices=("local", "slurm", "ray"), default="local", help="where runs are executed")
+    parser.add_argument("--address", help="Ray cluster, as ray://head:10001 (default: one on this machine)")
+    parser.add_argument(
+        "--slurm-cluster", choices=("slurm", "local"), help="local: submitit's processes here, to try a plan"
+    )
+    parser.add_argument("--retry", action="store_true", help="also execute runs that failed before")
+    parser.add_argument("--limit", type=real(POSITIVE), help="cases per task, in place of the plan's limit")
+    parser.add_argument(
+        "--only", action="append", default=[], help="only runs with this text in their name; repeatable"
+    )
+    parser.add_argument(
+        "--estimate-from", nargs="+", default=[], help="further result files or folders whose seconds to estimate from"
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    from lm_edit.sweeps.plan import find_plan, load_plan, with_limit
+
+    if args.list:
+        return _list_plans()
+    if args.plan is None:
+        raise EditingError("name a plan: a YAML file, or one of lm-edit sweep --list.")
+    path = find_plan(args.plan)
+    if args.print:
+        _say_lines(read_text(path, "plan").rstrip("\n"))
+        return 0
+    from lm_edit.sweeps.checks import check_plan
+    from lm_edit.sweeps.grid import RULES
+
+    plan = with_limit(load_plan(path), args.limit)
+    grid = check_plan(plan)
+    runs = [run for run in grid.runs if all(text in run.name for text in args.only)]
+    if not runs:
+        chosen = f" with {' and '.join(args.only)} in its name" if args.only else ""
+        rules = "; ".join(f"{item.name}: {RULES[item.rule]}" for item in grid.left_out[:3])
+        raise EditingError(f"{path} has no run{chosen}." + (f" Left out: {rules}." if rules else ""))
+    grid = grid._replace(runs=runs)
+    out = Path(args.out or Path(DEFAULT_OUT, plan.name)).expanduser()
+    if args.dry_run:
+        return _dry_run(args, plan, grid, out)
+    if args.status:
+        return _print_states(grid, out)
+    return _execute(args, plan, grid, out)
+
+
+def _say_lines(text: str) -> None:
+    """Print a text line by line, at once: the output of a sweep is read while it runs."""
+    for line in text.split("\n"):
+        say(line)
+    sys.stdout.flush()
+
+
+def _list_plans() -> int:
+    from lm_edit.sweeps.plan import load_plan, shipped_plans
+
+    table(("plan", "description"), [(name, load_plan(path).description) for name, path in shipped_plans().items()])
+    return 0
+
+
+def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
+    from edit_hooks.utils.durations import spell_duration
+    from lm_edit.sweeps.checks import origin_of
+    from lm_edit.sweeps.estimate import Estimator
+    from lm_edit.sweeps.grid import RULES
+    from lm_edit.sweeps.plan import described
+    from lm_edit.sweeps.runs import RESULTS, state_of
+
+    for line in described(plan):
+        say(line)
+    finished = [str(path) for path in out.glob(f"*/{RESULTS}")]  # of a sweep that was begun
+    estimator = Estimator([*args.estimate_from, *finished])
+    rows: list[tuple[str, ...]] = []
+    notes: dict[str, None] = {}
+    total, num_unknown = 0.0, 0
+    for run in grid.runs:
+        state, seconds, origin = state_of(out / run.folder_name), estimator.seconds(run), origin_of(plan, run)
+        if state != "done":
+            total += seconds or 0.0
+            num_unknown += seconds is None
+        if origin.tuning in ("untuned", "unknown"):
+            notes[f"{origin.tuning}: {run.model}, {run.editor}: {origin.text}"] = None
+        estimate = "unknown" if seconds is None else spell_duration(seconds)
+        rows.append((state, estimate, origin.tuning, run.name, ",".join(run.tasks)))
+    table(("state", "estimate", "settings", "run", "tasks"), rows)
+    for left_out in grid.left_out:
+        say(f"left out: {left_out.name}: {left_out.rule} ({RULES[left_out.rule]})")
+    for note in notes:
+        say(note)
+    unknown = f", and {num_unknown} runs of unknown length" if num_unknown else ""
+    say(f"{len(rows)} runs; to do: about {spell_duration(total)} one after another{unknown}")
+    return 0
+
+
+def _print_states(grid: Grid, out: Path) -> int:
+    from lm_edit.sweeps.status import count_states, state_rows
+
+    rows = state_rows(grid.runs, [out / run.folder_name for run in grid.runs])
+    table(("state", "run", "folder"), rows)
+    say(count_states(rows))
+    return 1 if any(row[0] == "failed" for row in rows) else 0
+
+
+def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
+    from lm_edit.sweeps.executors import make_executor
+    from lm_edit.sweeps.runs import prepare
+    from lm_edit.sweeps.schedule import run_all
+    from lm_edit.sweeps.status import Progress
+
+    executor = make_executor(
+        args.on, out, args.workers, plan.resources, address=args.address, slurm_cluster=args.slurm_cluster
+    )
+    folders = {prepare(out, run): run.name for run in grid.runs}
+    if grid.left_out:
+        say(f"{len(grid.left_out)} combinations are left out; --dry-run names them")
+    progress = Progress(folders, _say_lines)
+    outcomes = run_all(list(folders), executor, retry=args.retry, report=progress.report, tick=progress.tick)
+    failed = [folder for folder, outcome in outcomes.items() if outcome.state != "done"]
+    say(f"{len(outcomes) - len(failed)} of {len(folders)} runs have results in {out}")
+    for folder in failed:
+        say(f"failed: {folders[folder]}; log: {folder / 'log.txt'}")
+    if failed:
+        say("--retry executes failed runs again")
+    return 1 if failed else 0
+
+
+VERBS: dict[str, Verb] = {
+    "sweep": Verb("execute the runs of a plan: models, editors, benchmarks and modes", _add_arguments, _run),
+}

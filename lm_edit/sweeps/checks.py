@@ -1,0 +1,250 @@
+"""Check of a plan against the engine and the tasks, before anything runs.
+
+With :mod:`lm_edit.sweeps.tasks` the one module of this package that imports lm-eval or torch: schedulers and workers do
+without.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from lm_eval.models.huggingface import HFLM
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig
+
+from edit_hooks.base.editor import Editor
+from edit_hooks.base.registry import load_editor
+from edit_hooks.base.shipped import FOLDER, shipped_files
+from edit_hooks.lm.model import OWN_OPTIONS
+from edit_hooks.lm.options import EditingOptions, check_known_options, take_sets
+from edit_hooks.utils.errors import EditingError, first_line, near_misses, unknown_keys_error
+from edit_hooks.utils.hashing import key_of
+from lm_edit.sweeps.grid import Grid, Run, expand
+from lm_edit.sweeps.plan import EditorChoice, Plan, Where
+from lm_edit.sweeps.tasks import benchmarks_of
+from lm_eval_tasks.common.benchmark import Benchmark, find_benchmark
+from lm_eval_tasks.common.settings import COMMON_SETTINGS
+
+DEMO_SHAPE = "gemma-3-270m"  # of the demo model, whose files may not be there yet
+Tuning = Literal["shipped", "given", "untuned", "unknown", ""]
+
+
+class EngineFacts:
+    """What editors and tasks are, by their classes and YAML files; see :class:`lm_edit.sweeps.grid.Facts`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._editors: dict[str, Editor[Any]] = {}
+
+    def editor(self, choice: EditorChoice) -> Editor[Any]:
+        """The editor with its settings; an error names the line."""
+        if choice.name not in self._editors:
+            try:
+                self._editors[choice.name] = load_editor(choice.editor, choice.settings)
+            except EditingError as error:
+                raise self.plan.file.error(choice.where, error) from None
+        return self._editors[choice.name]
+
+    def supports_joint(self, choice: EditorChoice) -> bool:
+        return self.editor(choice).supports_joint
+
+    def is_context(self, choice: EditorChoice) -> bool:
+        return self.editor(choice).writes == ("context",)
+
+    def edit_sources(self, tasks: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(benchmark.name for task in tasks for benchmark in benchmarks_of(task)))
+
+
+def check_plan(plan: Plan) -> Grid:
+    """The runs of a plan, after all that can be checked without data and weights.
+
+    Raises:
+        EditingError: with file and line, for unknown tasks, editors, options and settings, and for values that they
+            do not accept.
+    """
+    facts = EngineFacts(plan)
+    _check_shapes(plan)
+    for choice in plan.benchmarks:
+        for task in choice.tasks:
+            plan.file.at((*choice.where, "tasks") if not choice.bare else choice.where, benchmarks_of, task)
+        if choice.edits is not None and not str(choice.edits).endswith((".json", ".jsonl")):
+            plan.file.at((*choice.where, "edits"), find_benchmark, str(choice.edits), "a JSON or JSONL file")
+    for editor in plan.editors:
+        if not editor.is_unedited:
+            facts.editor(editor)
+    for args, where in _arguments(plan):
+        for name in args:
+            plan.file.at((*where, name), check_known_options, {name: None}, HFLM, (*OWN_OPTIONS, *_sets()))
+    _check_metadata(plan)
+    grid = expand(plan, facts)
+    checked: set[str] = set()
+    for run in grid.runs:
+        _check_run(plan, run, checked)
+    return grid
+
+
+def _arguments(plan: Plan) -> Iterator[tuple[Mapping[str, Any], Where]]:
+    """All options of the model class in a plan, and where they are."""
+    yield plan.model_args, ("model_args",)
+    for axis in (plan.editors, plan.benchmarks):
+        for entry in axis:
+            yield entry.args, (*entry.where, "model_args")
+    for model in plan.models:
+        yield model.args, model.where
+    for mode in plan.modes:
+        yield mode.args, mode.where
+
+
+@functools.cache
+def _sets() -> tuple[str, ...]:
+    """Options that choose a published set, as ``qaedit_set``."""
+    from lm_eval_tasks.common.benchmark import all_benchmarks
+    from lm_eval_tasks.common.settings import SET_SUFFIX
+
+    return tuple(f"{known.name}{SET_SUFFIX}" for known in all_benchmarks().values() if known.source.sets)
+
+
+def _check_metadata(plan: Plan) -> None:
+    """Refuse settings of the tasks that no task of the plan, or of their entry, declares.
+
+    Entries with tasks that are not of a benchmark may have any: those tasks read their own.
+    """
+    known_in_plan: set[str] = set()
+    has_others = False
+    for choice in plan.benchmarks:
+        found = {task: benchmarks_of(task) for task in choice.tasks}
+        has_others |= not all(found.values())
+        known = {setting.name for benchmarks in found.values() for setting in _settings(benchmarks)}
+        known_in_plan |= known
+        if all(found.values()):
+            _refuse_unknown(plan, choice.metadata, known, (*choice.where, "metadata"))
+    if not has_others:
+        _refuse_unknown(plan, plan.metadata, known_in_plan, ("metadata",))
+
+
+def _settings(benchmarks: Sequence[Benchmark[Any]]) -> Iterator[Any]:
+    yield from COMMON_SETTINGS
+    for benchmark in benchmarks:
+        yield from benchmark.declared_settings
+
+
+def _refuse_unknown(plan: Plan, metadata: Mapping[str, Any], known: set[str], where: Where) -> None:
+    if unknown := [name for name in metadata if name not in known]:
+        raise plan.file.error((*where, unknown[0]), unknown_keys_error("setting of the tasks", unknown, known))
+
+
+def _check_run(plan: Plan, run: Run, checked: set[str]) -> None:
+    """Check values and combinations of options as the model class and the tasks of a run do.
+
+    Args:
+        checked: keys of benchmarks with settings that were checked before, for other editors.
+    """
+    args = dict(run.model_args)
+
+    def check() -> None:
+        sets = take_sets(args)
+        check_known_options(args, HFLM, OWN_OPTIONS)
+        EditingOptions(**{name: args[name] for name in OWN_OPTIONS if name in args})
+        for benchmark in {b.name: b for task in run.tasks for b in benchmarks_of(task)}.values():
+            declared = {setting.name for setting in _settings([benchmark])}
+            settings = {name: value for name, value in {**args, **sets, **run.metadata}.items() if name in declared}
+            key = key_of([benchmark.name, settings])
+            if key not in checked:
+                benchmark.check_settings(settings)
+                checked.add(key)
+
+    try:
+        check()
+    except EditingError as error:
+        raise plan.file.error(run.where, f"run {run.name}: {error}") from None
+
+
+# -- settings of editors for models ------------------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """Where an editor's settings for a model come from.
+
+    Attributes:
+        tuning: ``untuned`` if nothing was chosen for this model; "" for contexts and the unedited model, which have
+            nothing to tune; ``unknown`` if the model's configuration cannot be read.
+        text: the reason or the files.
+    """
+
+    tuning: Tuning
+    text: str = ""
+
+
+class _Outline(nn.Module):
+    """A model without modules: the configuration is all that the origin of settings depends on."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+
+
+def origin_of(plan: Plan, run: Run) -> Origin:
+    """Where the settings of a run come from.
+
+    Raises:
+        EditingError: with file and line, for settings that do not fit the model, such as a block that it lacks.
+    """
+    if run.model_args["mode"] == "none":
+        return Origin("")
+    editor = load_editor(str(run.model_args["editor"]), run.model_args.get("editor_args", {}))
+    if editor.writes == ("context",):
+        return Origin("")
+    pretrained = run.model_args.get("pretrained")
+    try:
+        config = _config(pretrained, run.model_args.get("revision"), run.shape)
+    except (OSError, ValueError) as error:
+        return Origin("unknown", f"the configuration of {pretrained} cannot be read ({first_line(error)})")
+    try:
+        origin = editor.settings_origin(_Outline(config))
+    except EditingError as error:
+        raise plan.file.error(run.where, f"run {run.name}: {error}") from None
+    if origin.is_guess or not (origin.shipped or origin.given):
+        return Origin("untuned", "; ".join(origin.guesses) or f"no settings are shipped for this {origin.model}")
+    return Origin("given" if origin.given else "shipped", ", ".join(origin.shipped or origin.given))
+
+
+@functools.cache
+def _config(pretrained: str | None, revision: str | None, shape: str | None) -> PretrainedConfig:
+    """The configuration of a model; where it cannot be read, one with the shape of shipped settings.
+
+    Raises:
+        OSError, ValueError: from transformers.
+        EditingError: for an unknown shape.
+    """
+    if pretrained is None:
+        return shape_config(DEMO_SHAPE)
+    try:
+        return AutoConfig.from_pretrained(pretrained, revision=revision or "main")
+    except (OSError, ValueError):
+        if shape is None:
+            raise
+        return shape_config(shape)
+
+
+def shape_config(name: str) -> PretrainedConfig:
+    """A configuration with the shape that shipped settings of this name are for.
+
+    Raises:
+        EditingError: for a name that no shipped settings have.
+    """
+    shapes = {stem: content["matches"] for folder in FOLDER.iterdir() for stem, content in shipped_files(folder.name)}
+    if name not in shapes:
+        raise EditingError(
+            f"shape is {name!r}, but no settings are shipped under that name.{near_misses(name, shapes)} Accepted: "
+            f"{', '.join(sorted(shapes))}."
+        )
+    matches = dict(shapes[name])
+    return AutoConfig.for_model(matches.pop("model_type"), **matches)
+
+
+def _check_shapes(plan: Plan) -> None:
+    for model in plan.models:
+        if model.shape is not None:
+            plan.file.at((*model.where, "shape"), shape_config, str(model.shape))

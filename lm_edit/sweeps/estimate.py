@@ -1,0 +1,121 @@
+"""Seconds that runs will take, from those that result files of earlier runs have stored.
+
+A run's seconds are those of its edits and those of its questions: seconds per edit are in the results, by editor and
+model; the rest of a run's time, divided by its cases, is the time per case. Loading the model is part of that rest, so
+runs with few cases give estimates that are too long for runs with many.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from edit_hooks.utils.json_io import parse_json
+from lm_edit.results.runs import ResultFile, read_result_files
+from lm_edit.sweeps.grid import Run
+from lm_edit.sweeps.plan import UNEDITED
+from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
+
+Key: TypeAlias = tuple[Any, ...]
+
+
+class Estimator:
+    """Estimates from result files; the most similar ones count, and their median.
+
+    Args:
+        paths: result files, or folders with some.
+
+    Raises:
+        EditingError: as :func:`lm_edit.results.runs.read_result_files`.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._per_edit: defaultdict[Key, list[float]] = defaultdict(list)
+        self._per_case: defaultdict[Key, list[float]] = defaultdict(list)
+        self._sizes: dict[Key, int] = {}  # (task, data) -> documents
+        for file in read_result_files(paths) if paths else ():
+            self._learn(file)
+
+    def seconds(self, run: Run) -> float | None:
+        """Seconds of a run; ``None`` if nothing comparable was measured, or the number of cases is not known."""
+        model = run.model_args.get("pretrained")
+        editor = UNEDITED if run.model_args["mode"] == "none" else str(run.model_args["editor"])
+        tasks = tuple(sorted(task for name in run.tasks for task in leaf_tasks(name)))
+        cases = {task: self._num_cases(task, run) for task in tasks}
+        known = [number for number in cases.values() if number is not None]
+        per_case = _median(self._per_case, [(model, editor, tasks), (model, tasks), (model, editor), (model,)])
+        per_edit = 0.0 if editor == UNEDITED else _median(self._per_edit, [(model, editor)])
+        if per_case is None or per_edit is None or len(known) < len(cases):
+            return None
+        return per_case * sum(known) + per_edit * _num_edits(run, {task: int(cases[task] or 0) for task in tasks})
+
+    def _num_cases(self, task: str, run: Run) -> int | None:
+        size = self._sizes.get((task, _data(run.model_args)))
+        if run.limit is None:
+            return size
+        if run.limit < 1:
+            return None if size is None else round(run.limit * size)
+        return int(run.limit if size is None else min(run.limit, size))
+
+    def _learn(self, file: ResultFile) -> None:
+        config = file.content["config"]
+        own = config.get("edited_hf")
+        total = _number(file.content.get("total_evaluation_time_seconds"))
+        if own is None or total is None:
+            return
+        args = config.get("model_args") or {}
+        model, mode = args.get("pretrained"), own.get("mode")
+        editor = UNEDITED if mode == "none" else str(own.get("editor"))
+        tasks = tuple(sorted(file.content["n-samples"]))
+        for task in tasks:
+            self._sizes[task, _data(args)] = file.content["n-samples"][task]["original"]
+        edits = [_edit_summary(columns) for columns in file.tasks.values()]
+        # tasks of one run share edits, so the largest number is that of the run, unless its benchmarks differ
+        made = max((number * seconds for number, seconds in edits), default=0.0)
+        if made:
+            self._per_edit[model, editor].append(max(seconds for _, seconds in edits))
+        elif editor != UNEDITED and edits:
+            self._per_edit[model, editor].append(0.0)
+        rest = total - made if total > made else total  # more than the total: the edits were loaded from the store
+        number = sum(file.num_cases(task) or 0 for task in tasks)
+        if number:
+            for key in ((model, editor, tasks), (model, tasks), (model, editor), (model,)):
+                self._per_case[key].append(rest / number)
+
+
+def _median(measured: Mapping[Key, list[float]], keys: Sequence[Key]) -> float | None:
+    """The median of the first key that was measured."""
+    return next((statistics.median(measured[key]) for key in keys if measured.get(key)), None)
+
+
+def _num_edits(run: Run, cases: Mapping[str, int]) -> int:
+    """Number of edits of a run; tasks of one benchmark share them."""
+    if run.model_args["mode"] == "none":
+        return 0
+    if run.model_args.get("num_edits") is not None:
+        return int(run.model_args["num_edits"])
+    by_benchmark: dict[str, int] = {}
+    for task, number in cases.items():
+        for benchmark in benchmarks_of(task):
+            by_benchmark[benchmark.name] = max(number, by_benchmark.get(benchmark.name, 0))
+    return sum(by_benchmark.values())
+
+
+def _data(args: Mapping[str, Any]) -> str:
+    return str(args.get("data") or ("mini" if args.get("pretrained") is None else "hub"))
+
+
+def _edit_summary(columns: Mapping[str, Any]) -> tuple[float, float]:
+    """Number of edits and seconds per edit in the results of one task."""
+    summary = columns.get("edit,none")
+    content = parse_json(summary, "edit", finite=False) if isinstance(summary, str) else {}
+    return _number(content.get("edits")) or 0.0, _number(content.get("seconds_per_edit")) or 0.0
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(value) if isinstance(value, (int, float, str)) else None
+    except ValueError:
+        return None

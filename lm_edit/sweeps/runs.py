@@ -1,0 +1,228 @@
+"""One run of a sweep in its folder: command, lock, attempt, result.
+
+A run's folder has ``run.json`` (its settings), ``log.txt`` (output of ``lm_eval``), ``attempt/`` (files of a run
+that is not finished) and ``results/``, the renamed attempt: results are there completely or not at all. After a failure
+there is ``failed.json``.
+
+The lock is a file lock on ``lock``, which the process of ``lm_eval`` inherits. It is held as long as that process is
+there, also when the sweep itself was killed, and no run is executed twice at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import remove_leftovers, write_atomically
+from edit_hooks.utils.json_io import read_json
+from lm_edit.sweeps.complete import missing_parts
+from lm_edit.sweeps.grid import Run
+
+State = Literal["done", "failed", "running", "interrupted", "waiting"]
+
+SETTINGS, LOG, LOCK, ATTEMPT, RESULTS, FAILED = "run.json", "log.txt", "lock", "attempt", "results", "failed.json"
+TAIL_LINES = 12  # of the log of a failed run
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0  # between the signals that end a run
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Outcome(NamedTuple):
+    """How an execution ended; plain values, which executors send between processes.
+
+    Attributes:
+        state: ``busy``: another process holds the lock.
+        seconds: of this execution; 0 if the results were there.
+        reason: why it failed, with the last lines of the log.
+    """
+
+    state: Literal["done", "failed", "busy", "interrupted"]
+    seconds: float = 0.0
+    reason: str = ""
+
+
+def prepare(out: Path, run: Run) -> Path:
+    """Make the folder of a run with its settings; return it."""
+    folder = out / run.folder_name
+    settings = folder / SETTINGS
+    if not settings.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"name": run.name, **run.content, "tasks": list(run.tasks)}
+        write_atomically(settings, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return folder
+
+
+def state_of(folder: Path) -> State:
+    """The state of a run by its files."""
+    if (folder / RESULTS).is_dir():
+        return "done"
+    if is_locked(folder):
+        return "running"
+    if (folder / FAILED).is_file():
+        return "failed"
+    return "interrupted" if (folder / ATTEMPT).is_dir() else "waiting"
+
+
+def failure_of(folder: Path) -> str:
+    """The reason of a failed run; "" if there is none."""
+    with contextlib.suppress(EditingError, KeyError, TypeError):
+        return str(read_json(folder / FAILED)["reason"])
+    return ""
+
+
+def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> Outcome:
+    """Execute the run of a folder, unless it is finished or another process does.
+
+    Args:
+        environment: variables on top of those of this process.
+        stopped: whether to end the run; asked while it runs.
+    """
+    place = Path(folder)
+    with _locked(place) as lock:
+        if lock is None:
+            return Outcome("busy")
+        settings = read_json(place / SETTINGS, "run of a sweep")
+        if (place / RESULTS).is_dir() or _finish(place, settings) is None:
+            return Outcome("done")
+        shutil.rmtree(place / ATTEMPT, ignore_errors=True)
+        (place / FAILED).unlink(missing_ok=True)
+        remove_leftovers(place)
+        (place / ATTEMPT).mkdir()
+        start = time.monotonic()
+        code = _run_command(place, command_of(settings, place / ATTEMPT), environment, lock, stopped)
+        seconds = time.monotonic() - start
+        if code is None:
+            return Outcome("interrupted", seconds)
+        reason = f"lm_eval ended with exit code {code}" if code else _finish(place, settings)
+        if reason is None:
+            return Outcome("done", seconds)
+        return _fail(place, seconds, reason)
+
+
+def command_of(settings: Mapping[str, Any], output: Path) -> list[str]:
+    """The command of a run: ``python -m lm_eval run`` with its settings."""
+    command = [sys.executable, "-m", "lm_eval", "run", "--model", "edited_hf"]
+    command += ["--tasks", ",".join(settings["tasks"]), "--model_args", json.dumps(settings["model_args"])]
+    if settings["metadata"]:
+        command += ["--metadata", json.dumps(settings["metadata"])]
+    if settings["limit"] is not None:
+        command += ["--limit", str(settings["limit"])]
+    for name, value in settings["lm_eval"].items():
+        if value is not False:
+            text = [] if value is True else [json.dumps(value) if isinstance(value, dict) else str(value)]
+            command += [f"--{name}", *text]
+    return [*command, "--output_path", str(output), "--log_samples"]
+
+
+def thread_variables(num_threads: int) -> dict[str, str]:
+    """Variables that limit a run to some threads; those that the user has set are kept."""
+    return {name: str(num_threads) for name in THREAD_VARIABLES if name not in os.environ}
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process executes the run of a folder."""
+    if not (folder / LOCK).is_file():
+        return False
+    with _locked(folder) as lock:
+        return lock is None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[int | None]:
+    """The file descriptor of the lock; ``None`` if another process holds it."""
+    try:
+        import fcntl
+    except ImportError:
+        raise EditingError("sweeps need the file locks of a POSIX system; use Linux, macOS or WSL.") from None
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield lock
+    finally:
+        os.close(lock)  # a process that inherited it keeps the lock
+
+
+def _run_command(
+    folder: Path, command: list[str], environment: Mapping[str, str], lock: int, stopped: Callable[[], bool]
+) -> int | None:
+    """Exit code of a command with its output in the log; ``None`` if it was stopped."""
+    with (folder / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C in a terminal reaches the sweep alone, which then ends its runs
+        )
+    try:
+        while process.poll() is None:
+            if stopped():
+                _end(process)
+                return None
+            time.sleep(POLL_SECONDS)
+    except BaseException:
+        _end(process)
+        raise
+    return process.returncode
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its own children: interrupt, terminate, kill."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+            break
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
+
+
+def _finish(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Rename a complete attempt; return what it lacks otherwise."""
+    attempt = folder / ATTEMPT
+    lacking = missing_parts(attempt, settings["tasks"]) if attempt.is_dir() else "there is no attempt"
+    if lacking is None:
+        os.replace(attempt, folder / RESULTS)
+        (folder / FAILED).unlink(missing_ok=True)
+    return lacking
+
+
+def _fail(folder: Path, seconds: float, reason: str) -> Outcome:
+    tail = log_tail(folder)
+    content = {"reason": reason, "log": tail, "seconds": round(seconds, 1), "date": _now()}
+    write_atomically(folder / FAILED, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return Outcome("failed", seconds, "\n".join([reason, *(f"  | {line}" for line in tail)]))
+
+
+def log_tail(folder: Path) -> list[str]:
+    """The last lines of a run's log; of a progress bar, its last state."""
+    try:
+        with (folder / LOG).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 100_000))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = [line.rsplit("\r", 1)[-1].rstrip() for line in text.replace("\r\n", "\n").split("\n")]
+    return [line for line in lines if line][-TAIL_LINES:]
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,141 @@
+"""The loop of a sweep: submits runs to an executor, and reports what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from edit_hooks.utils.errors import first_line
+from lm_edit.sweeps.runs import POLL_SECONDS, Outcome, failure_of, is_locked, state_of
+
+BUSY_SECONDS = 1.0  # between looks at a run that another sweep executes
+
+
+class Pending(Protocol):
+    """A submitted run; a :class:`concurrent.futures.Future` or a job of submitit."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Any: ...
+
+
+class Executor(Protocol):
+    """Where runs are executed.
+
+    Attributes:
+        slots: runs that it takes at a time; ``None``: any number, since it has a queue of its own.
+    """
+
+    slots: int | None
+
+    def submit(self, folder: Path) -> Pending: ...
+
+    def stop(self) -> None:
+        """End all runs, and wait for their end."""
+        ...
+
+    def close(self) -> None:
+        """Release workers and connections."""
+        ...
+
+
+class Event(NamedTuple):
+    """A run that started or ended."""
+
+    folder: Path
+    state: str
+    seconds: float = 0.0
+    reason: str = ""
+
+
+def run_all(
+    folders: Sequence[Path],
+    executor: Executor,
+    *,
+    retry: bool,
+    report: Callable[[Event], None],
+    tick: Callable[[], None] = lambda: None,
+) -> dict[Path, Outcome]:
+    """Execute all runs that are not finished.
+
+    Args:
+        retry: also execute those that failed before.
+        report: called when a run starts and ends.
+        tick: called several times a second.
+
+    Returns:
+        The outcome of every run; failed ones do not stop the others.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C and SIGTERM, after the runs were ended.
+    """
+    outcomes: dict[Path, Outcome] = {}
+    queue: deque[Path] = deque()
+    for folder in folders:
+        state = state_of(folder)
+        if state == "done" or (state == "failed" and not retry):
+            outcomes[folder] = Outcome("done" if state == "done" else "failed", 0.0, failure_of(folder))
+            report(Event(folder, "there already" if state == "done" else "failed before", 0.0, failure_of(folder)))
+        else:
+            queue.append(folder)
+    pending: dict[Path, Pending] = {}
+    busy: dict[Path, float] = {}  # run that another process executes -> time of the next look
+    with _terminating():
+        try:
+            while queue or pending or busy:
+                for folder in [folder for folder, when in busy.items() if when <= time.monotonic()]:
+                    del busy[folder]
+                    queue.append(folder)
+                while queue and (executor.slots is None or len(pending) < executor.slots):
+                    folder = queue.popleft()
+                    if is_locked(folder):
+                        busy[folder] = time.monotonic() + BUSY_SECONDS
+                        continue
+                    report(Event(folder, "started"))
+                    pending[folder] = executor.submit(folder)
+                for folder in [folder for folder, handle in pending.items() if handle.done()]:
+                    outcome = _outcome(pending.pop(folder))
+                    if outcome.state == "busy":
+                        busy[folder] = time.monotonic() + BUSY_SECONDS
+                        continue
+                    outcomes[folder] = outcome
+                    report(Event(folder, outcome.state, outcome.seconds, outcome.reason))
+                tick()
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            executor.stop()
+            raise
+        finally:
+            executor.close()
+    return outcomes
+
+
+def _outcome(handle: Pending) -> Outcome:
+    """The outcome of a finished execution; a worker that died is a failed run."""
+    try:
+        return Outcome(*handle.result())
+    except Exception as error:
+        return Outcome("failed", 0.0, f"the worker ended without a result ({first_line(error)})")
+
+
+@contextlib.contextmanager
+def _terminating() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that the runs are ended, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,76 @@
+"""What a sweep's runs are doing: lines while they run, and a table of their states."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from edit_hooks.utils.durations import spell_duration
+from lm_edit.sweeps.grid import Run
+from lm_edit.sweeps.runs import failure_of, state_of
+from lm_edit.sweeps.schedule import Event
+
+SUMMARY_SECONDS = 60.0  # between summaries while nothing else is printed
+
+
+class Progress:
+    """Prints a line for every event, and a summary where nothing has happened for a while.
+
+    Args:
+        names: folder -> name of its run.
+        say: prints a line.
+    """
+
+    def __init__(self, names: Mapping[Path, str], say: Callable[[str], None]) -> None:
+        self.names, self.say = names, say
+        self.started: dict[Path, float] = {}
+        self.counts: Counter[str] = Counter()
+        self._last = time.monotonic()
+
+    def report(self, event: Event) -> None:
+        """Print an event."""
+        if event.state == "started":
+            self.started[event.folder] = time.monotonic()
+        else:
+            self.started.pop(event.folder, None)
+            self.counts[event.state] += 1
+        taken = f" in {spell_duration(event.seconds)}" if event.seconds else ""
+        log = f"\n{event.reason}\n  log: {event.folder / 'log.txt'}" if event.reason else ""
+        self.say(
+            f"[{sum(self.counts.values())}/{len(self.names)}] {event.state}{taken}: {self.names[event.folder]}{log}"
+        )
+        self._last = time.monotonic()
+
+    def tick(self) -> None:
+        """Print a summary if nothing was printed for a while."""
+        if time.monotonic() - self._last < SUMMARY_SECONDS:
+            return
+        self._last = time.monotonic()
+        self.say(self.summary())
+
+    def summary(self) -> str:
+        """Numbers of runs by state, and those that run."""
+        ended = [f"{number} {state}" for state, number in self.counts.items()]
+        waiting = len(self.names) - sum(self.counts.values()) - len(self.started)
+        running = [
+            f"{self.names[folder]} ({spell_duration(time.monotonic() - at)})" for folder, at in self.started.items()
+        ]
+        parts = [*ended, f"{waiting} waiting"] + ([f"running: {'; '.join(running)}"] if running else [])
+        return ", ".join(parts)
+
+
+def state_rows(runs: Sequence[Run], folders: Sequence[Path]) -> list[tuple[str, str, str]]:
+    """State, name and folder of every run; the first line of the reason of failed ones."""
+    rows: list[tuple[str, str, str]] = []
+    for run, folder in zip(runs, folders, strict=True):
+        state = state_of(folder)
+        reason = failure_of(folder)
+        rows.append((state, run.name, f"{folder.name}: {reason}" if state == "failed" else folder.name))
+    return rows
+
+
+def count_states(rows: Sequence[tuple[str, str, str]]) -> str:
+    """The number of runs by state, such as ``3 done, 1 failed``."""
+    return ", ".join(f"{number} {state}" for state, number in Counter(row[0] for row in rows).items())

@@ -1,0 +1,31 @@
+"""docs/sweeps.md lists the plans and the keys, rules and files that the code has."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from paths import ROOT
+
+from lm_edit.sweeps import grid, plan, runs
+
+TEXT = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+
+
+def test_every_shipped_plan_is_listed_with_its_description() -> None:
+    listed = TEXT.partition("<!-- plans: begin -->")[2].partition("<!-- plans: end -->")[0]
+    rows = [f"| `{name}` | {plan.load_plan(path).description} |" for name, path in plan.shipped_plans().items()]
+    assert listed.strip().split("\n")[2:] == rows
+
+
+@pytest.mark.parametrize(
+    "names", [plan.KEYS, plan.EDITOR_KEYS, plan.BENCHMARK_KEYS, plan.RESOURCE_KEYS, plan.LM_EVAL_KEYS]
+)
+def test_every_key_is_documented(names: tuple[str, ...]) -> None:
+    assert set(names) <= set(re.findall(r"`(\w+)", TEXT))
+
+
+def test_rules_and_files_are_documented() -> None:
+    assert all(f"| `{rule}` |" in TEXT for rule in grid.RULES)
+    for name in (runs.SETTINGS, runs.LOG, f"{runs.ATTEMPT}/", f"{runs.RESULTS}/", runs.FAILED):
+        assert f"| `{name}` |" in TEXT

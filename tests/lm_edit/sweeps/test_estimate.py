@@ -1,0 +1,73 @@
+"""Estimates from stored seconds, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import run_verb
+
+from lm_edit.sweeps.estimate import Estimator
+from lm_edit.sweeps.grid import Run
+
+
+def save(path: Path, total: float, edits: int, per_edit: float, cases: int, **options: object) -> None:
+    args = {"mode": "single", "editor": "rome", **options}
+    columns = {"edit,none": json.dumps({"edits": edits, "seconds_per_edit": per_edit})}
+    path.mkdir(parents=True)
+    content = {
+        "results": {"bake_es": columns},
+        "configs": {"bake_es": {}},
+        "versions": {},
+        "config": {"model_args": args, "edited_hf": {"mode": args["mode"], "editor": args["editor"]}},
+        "n-samples": {"bake_es": {"original": 64, "effective": cases}},
+        "total_evaluation_time_seconds": str(total),
+    }
+    (path / "results_2026-01-01T00-00-00.000000.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def run(limit: float | None, **options: object) -> Run:
+    args = {"mode": "single", "editor": "rome", **options}
+    return Run("demo", "rome", "bake_es", "single", (), args, ("bake_es",), {}, limit, {}, None, ())
+
+
+def test_seconds_are_those_of_edits_and_of_cases(tmp_path: Path) -> None:
+    save(tmp_path / "one", total=40.0, edits=4, per_edit=5.0, cases=4)  # (40 - 4 x 5) / 4 = 5 s a case
+    estimator = Estimator([str(tmp_path)])
+    assert estimator.seconds(run(8)) == 8 * 5.0 + 8 * 5.0
+    assert estimator.seconds(run(None)) == 64 * 5.0 + 64 * 5.0  # all cases of the file
+    assert estimator.seconds(run(0.25)) == 16 * 5.0 + 16 * 5.0
+    assert estimator.seconds(run(100)) == estimator.seconds(run(None))
+    stream = run(8, mode="sequential", edits="bake", num_edits=10)
+    assert estimator.seconds(stream) == 8 * 5.0 + 10 * 5.0
+
+
+def test_the_most_similar_runs_count(tmp_path: Path) -> None:
+    save(tmp_path / "rome", total=40.0, edits=4, per_edit=5.0, cases=4)
+    save(tmp_path / "rome2", total=48.0, edits=4, per_edit=5.0, cases=4)  # 7 s a case; the median of 5 and 7 is 6
+    save(tmp_path / "ft_m", total=12.0, edits=4, per_edit=1.0, cases=4, editor="ft_m")  # 2 s a case
+    estimator = Estimator([str(tmp_path)])
+    assert estimator.seconds(run(10)) == 10 * 6.0 + 10 * 5.0
+    assert estimator.seconds(run(10, editor="ft_m")) == 10 * 2.0 + 10 * 1.0
+    assert estimator.seconds(run(10, mode="none")) == 10 * 5.0  # of all editors: the median of 5, 7 and 2; no edits
+    assert estimator.seconds(run(10, editor="grace")) is None  # its edits were never timed
+    assert estimator.seconds(run(10, pretrained="other/model")) is None
+    assert estimator.seconds(run(None, data="hub")) is None  # number of cases unknown
+
+
+def test_edits_from_the_store_cost_nothing(tmp_path: Path) -> None:
+    """The stored seconds per edit are more than the run took: its time was that of the cases."""
+    save(tmp_path / "one", total=8.0, edits=4, per_edit=5.0, cases=4)
+    assert Estimator([str(tmp_path)]).seconds(run(1)) == 8.0 / 4 + 5.0
+
+
+def test_a_dry_run_prints_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path / "earlier", total=40.0, edits=4, per_edit=5.0, cases=4)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("editors: [rome, ft_m]\nbenchmarks: [bake_es]\nlimit: 8\n", encoding="utf-8")
+    assert run_verb(["sweep", str(plan), "--dry-run", "--estimate-from", str(tmp_path / "earlier")]) == 0
+    printed = capsys.readouterr().out
+    assert "waiting  80 s      shipped   demo, rome, bake_es, single  bake_es" in printed
+    assert "waiting  unknown   shipped   demo, ft_m, bake_es, single  bake_es" in printed
+    assert "2 runs; to do: about 80 s one after another, and 1 runs of unknown length" in printed

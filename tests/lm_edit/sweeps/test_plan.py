@@ -1,0 +1,246 @@
+"""Plans: the grid that they stand for, and errors with file and line before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run_verb
+
+from edit_hooks.utils.errors import EditingError
+from lm_edit.sweeps import tasks
+from lm_edit.sweeps.checks import check_plan, origin_of
+from lm_edit.sweeps.grid import Grid, Run
+from lm_edit.sweeps.plan import load_plan
+from lm_edit.sweeps.runs import command_of
+
+
+@pytest.fixture(autouse=True)
+def _own_tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval's index of its own thousands of tasks, for unknown names, takes many seconds."""
+    monkeypatch.setattr("lm_edit.sweeps.tasks._all_tasks", tasks._own_tasks)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "plan.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def expand(folder: Path, text: str) -> Grid:
+    return check_plan(load_plan(write(folder, text)))
+
+
+def names(grid: Grid) -> list[str]:
+    return [run.name for run in grid.runs]
+
+
+def test_every_combination_of_the_axes_is_a_run(tmp_path: Path) -> None:
+    grid = expand(
+        tmp_path,
+        """
+models: {small: {pretrained: a/b}, large: {pretrained: c/d, dtype: bfloat16}}
+editors:
+  - unedited
+  - {editor: ft_m, editor_args: [{num_steps: 1}, {num_steps: 2}]}
+benchmarks: [bake_es, qaedit_syn_reliability]
+modes: [single, batch, sequential]
+num_edits: [4, 8]
+edit_batch_size: [1, 2]
+icl: [false, true]
+seeds: [0, 1]
+""",
+    )
+    # Per model and benchmark: 1 unedited; per setting of ft_m 2 icl x 2 seeds x (1 single + 2 batch + 4 stream) = 28.
+    assert len(grid.runs) == 2 * 2 * (1 + 2 * 28) and not grid.left_out
+    assert len({run.folder_name for run in grid.runs}) == len(grid.runs) == len(set(names(grid)))
+    (run,) = [
+        r
+        for r in grid.runs
+        if r.name == "large, ft_m(num_steps=2), bake_es, sequential, 8 edits, steps of 2, icl, seed 1"
+    ]
+    assert run.model_args == {
+        "pretrained": "c/d",
+        "dtype": "bfloat16",
+        "editor": "ft_m",
+        "mode": "sequential",
+        "seed": 1,
+        "editor_args": {"num_steps": 2},
+        "edits": "bake",
+        "num_edits": 8,
+        "edit_batch_size": 2,
+        "icl": True,
+    }
+
+
+def test_tasks_with_the_same_edits_share_a_run(tmp_path: Path) -> None:
+    grid = expand(tmp_path, "editors: [rome]\nbenchmarks: [bake_es, qaedit_syn_reliability, bake_gs]\n")
+    assert [run.tasks for run in grid.runs] == [("bake_es", "bake_gs"), ("qaedit_syn_reliability",)]
+
+
+def test_rules_leave_out_what_cannot_be_and_name_it(tmp_path: Path) -> None:
+    grid = expand(
+        tmp_path,
+        """
+editors: [rome, ike, memit]
+benchmarks: [{tasks: [bake_es]}, {tasks: [editglue_sst2], edits: bake}]
+modes: [single, {mode: batch, num_edits: 4}, {mode: sequential, num_edits: 4, edit_batch_size: [2, 8]}]
+icl: [false, true]
+""",
+    )
+    reasons: dict[str, int] = {}
+    for left_out in grid.left_out:
+        reasons[left_out.rule] = reasons.get(left_out.rule, 0) + 1
+    # Two benchmarks, two values of icl. rome: 1 batch and 2 streams each: joint = 2 x 2 x 3 = 12.
+    # ike with icl: 4 combinations of mode and size, two benchmarks: context = 8.
+    # single without case edits: rome and memit 2 each, ike 1 (the other is "context"): 5.
+    # steps of 8 in a stream of 4: memit 2 x 2 = 4, ike 2 (the others are "context"): 6.
+    assert reasons == {"joint": 12, "context": 8, "no edits": 5, "steps": 6}
+    assert len(grid.runs) == 3 * 2 * 2 * 4 - (12 + 8 + 5 + 6)
+
+
+def test_a_step_size_depends_on_what_the_editor_can_write(tmp_path: Path) -> None:
+    sizes = "{mode: sequential, edit_batch_size: {joint: 4, other: 1}}"
+    text = f"editors: [rome, memit]\nbenchmarks: [bake_es]\nmodes: [{sizes}]\n"
+    assert [run.model_args["edit_batch_size"] for run in expand(tmp_path, text).runs] == [1, 4]
+
+
+def test_the_folder_depends_on_the_content_alone(tmp_path: Path) -> None:
+    def folders(text: str) -> list[str]:
+        return [run.folder_name for run in expand(tmp_path, text).runs]
+
+    one = folders("editors: [{editor: rome, editor_args: 'num_steps:2'}]\nbenchmarks: [bake_es]\nlimit: 2\n")
+    assert one == folders("limit: 2\nbenchmarks: [bake_es]\neditors: [{editor: rome, editor_args: {num_steps: 2}}]\n")
+    (tmp_path / "own.yaml").write_text("num_steps: 2\n", encoding="utf-8")  # a file beside the plan
+    assert one == folders("editors: [{editor: rome, editor_args: own.yaml}]\nbenchmarks: [bake_es]\nlimit: 2\n")
+    for other in (
+        "limit: 3",
+        "limit: 2\nmetadata: {generate: false}",
+        "limit: 2\nlm_eval: {apply_chat_template: true}",
+    ):
+        assert one != folders(
+            f"editors: [{{editor: rome, editor_args: 'num_steps:2'}}]\nbenchmarks: [bake_es]\n{other}\n"
+        )
+
+
+def test_a_data_file_counts_by_its_content(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    text = f"editors: [rome]\nbenchmarks: [bake_es]\nmodel_args: {{data: {data}}}\n"
+    data.write_text("{}", encoding="utf-8")
+    (before,) = expand(tmp_path, text).runs
+    folder = before.folder_name
+    data.write_text("{} ", encoding="utf-8")
+    assert before.folder_name != folder
+
+
+def test_the_command_passes_everything(tmp_path: Path) -> None:
+    (run,) = expand(
+        tmp_path,
+        "editors: [rome]\nbenchmarks: [bake_es]\nlimit: 0.5\nmetadata: {generate: false}\n"
+        "lm_eval: {apply_chat_template: true, system_instruction: Be brief., gen_kwargs: {temperature: 0}}\n",
+    ).runs
+    command = command_of({**run.content, "tasks": list(run.tasks)}, Path("out"))
+    assert command[1:7] == ["-m", "lm_eval", "run", "--model", "edited_hf", "--tasks"]
+    assert command[7:] == [
+        *("bake_es", "--model_args", '{"editor": "rome", "mode": "single", "seed": 0}'),
+        *("--metadata", '{"generate": false}', "--limit", "0.5", "--apply_chat_template"),
+        *("--system_instruction", "Be brief.", "--gen_kwargs", '{"temperature": 0}'),
+        *("--output_path", "out", "--log_samples"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("editors: [rome]\nbenchmarks: [bake_es]\neditor: rome\n", 3, "Did you mean 'editors'"),
+        ("editors:\n  - rome\n  - rmoe\nbenchmarks: [bake_es]\n", 3, "Did you mean 'rome'"),
+        ("editors: [rome]\nbenchmarks:\n  - bake_es\n  - bake_esx\n", 4, "Did you mean 'bake_es'"),
+        ("editors:\n  - {editor: rome, editor_args: {num_stepps: 3}}\nbenchmarks: [bake_es]\n", 2, "num_steps"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nmodel_args:\n  dtyp: float32\n", 4, "Did you mean 'dtype'"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nmetadata:\n  generat: false\n", 4, "Did you mean 'generate'"),
+        (
+            "editors: [rome]\nbenchmarks:\n  - tasks: [bake_es]\n    metadata: {judge_template: odd}\n",
+            1,
+            "judge_template",
+        ),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nmodes:\n  - sequntial\n", 4, "Did you mean 'sequential'"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nmodes:\n  - mode: single\n    num_edits: 3\n", 5, "no meaning"),
+        (
+            "editors: [memit]\nbenchmarks: [bake_es]\nmodes:\n  - {mode: batch, checkpoints: 3}\n",
+            1,
+            "no meaning in mode=batch",
+        ),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nmodel_args:\n  seed: 3\n", 4, "give it as seeds"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nnum_edits: [3, x]\n", 3, "a whole number >= 1"),
+        ("editors: [rome]\nbenchmarks: [wild_table3]\nmodes: [sequential]\n", 2, "those of qaedit and zsre and"),
+        ("editors: [rome]\nbenchmarks: [editglue_sst2]\nmodes: [sequential]\n", 2, "none of their own"),
+        ("editors: [rome]\nbenchmarks:\n  - {tasks: [editglue_sst2], edits: baek}\n", 3, "Did you mean 'bake'"),
+        ("editors: [rome, rome]\nbenchmarks: [bake_es]\n", 1, "'rome' twice"),
+        ("editors: [{editor: rome, models: [demon]}]\nbenchmarks: [bake_es]\n", 1, "Did you mean 'demo'"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nresources: {memory: much}\n", 3, "not readable"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nicl: [maybe]\n", 1, "icl='maybe' is not known"),
+        (
+            "editors: [rome]\nbenchmarks: [bake_es]\nmodels:\n  m: {pretrained: a/b, shape: gpt3}\n",
+            4,
+            "shape is 'gpt3'",
+        ),
+        ("editors: [{editor: unedited, editor_args: {lr: 1}}]\nbenchmarks: [bake_es]\n", 1, "drop them"),
+        ("editors: [rome]\nbenchmarks: [bake_es]\nmodel_args:\n  token: hf_x\n", 4, "set HF_TOKEN"),
+        ("benchmarks: [bake_es]\n", 1, "no editors"),
+        ("editors: []\nbenchmarks: [bake_es]\n", 1, "the list is empty"),
+    ],
+)
+def test_mistakes_are_named_with_their_line(
+    text: str, line: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    path = write(tmp_path, text)
+    monkeypatch.setattr("lm_edit.cli.sweep._execute", lambda *_: pytest.fail("the sweep began"))
+    assert run_verb(["sweep", str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert f"plan.yaml, line {line}: " in printed and message in printed
+
+
+def test_a_plan_without_a_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "editors: [rome]\nbenchmarks: [bake_es]\nmodes: [batch]\n")
+    assert run_verb(["sweep", str(path), "--dry-run"]) == 2
+    assert "demo, rome, bake_es, batch: the editor writes one edit at a time" in capsys.readouterr().err
+
+
+def test_text_that_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_verb(["sweep", str(write(tmp_path, "editors: [rome\n"))]) == 2
+    assert "is not valid YAML" in capsys.readouterr().err
+    assert run_verb(["sweep", "exmaple"]) == 2
+    assert "Did you mean 'example'" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ where settings come from
+
+
+def run_of(folder: Path, model: str, editor: str) -> Run:
+    (run,) = expand(folder, f"models: {{m: {model}}}\neditors: [{editor}]\nbenchmarks: [bake_es]\n").runs
+    return run
+
+
+@pytest.mark.parametrize(
+    ("model", "editor", "tuning"),
+    [
+        ("{}", "rome", "shipped"),  # the demo model
+        ("{}", "mend", "untuned"),
+        ("{}", "ike", ""),
+        ("{}", "unedited", ""),
+        ("{pretrained: not/here, shape: gpt-j-6b}", "rome", "shipped"),
+        ("{pretrained: not/here, shape: gpt-j-6b}", "melo", "untuned"),
+        ("{pretrained: not/here, shape: gpt-j-6b}", "{editor: kn, editor_args: {layers: [3]}}", "given"),
+        ("{pretrained: not/here}", "rome", "unknown"),
+    ],
+)
+def test_origin_of_settings(model: str, editor: str, tuning: str, tmp_path: Path) -> None:
+    run = run_of(tmp_path, model, editor)
+    assert origin_of(load_plan(tmp_path / "plan.yaml"), run).tuning == tuning
+
+
+def test_a_block_that_the_model_lacks_is_an_error(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "{}", "{editor: rome, editor_args: {layers: [99]}}")
+    with pytest.raises(EditingError, match=r"plan.yaml, line 2: run m, rome.*99"):
+        origin_of(load_plan(tmp_path / "plan.yaml"), run)

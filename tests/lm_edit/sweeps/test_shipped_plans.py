@@ -1,0 +1,67 @@
+"""The plans in the package: each of them is a valid grid, and every published table has one."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import yaml
+from command_line import run_verb
+from paths import ROOT
+
+from edit_hooks.base.registry import EDITORS
+from lm_edit.sweeps.checks import check_plan, origin_of
+from lm_edit.sweeps.grid import Grid
+from lm_edit.sweeps.plan import UNEDITED, Plan, load_plan, shipped_plans
+from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
+from lm_eval_tasks.common.benchmark import all_benchmarks
+
+
+@functools.cache
+def checked(name: str) -> tuple[Plan, Grid]:
+    plan = load_plan(shipped_plans()[name])
+    return plan, check_plan(plan)
+
+
+@pytest.mark.parametrize("name", shipped_plans())
+def test_a_shipped_plan_is_valid_and_names_its_source(name: str) -> None:
+    plan, grid = checked(name)
+    assert grid.runs and plan.description and plan.source
+    assert {choice.editor for choice in plan.editors} <= {*EDITORS, UNEDITED}
+    assert not grid.left_out or name == "wild_figure4"  # steps above the number of edits
+
+
+@pytest.mark.parametrize("name", shipped_plans())
+def test_settings_of_shipped_plans_fit_their_models(name: str) -> None:
+    plan, grid = checked(name)
+    for run in {(run.model, run.editor): run for run in grid.runs}.values():
+        if run.model != "llama-2-13b":  # no settings have its shape, and its config is on the hub
+            assert origin_of(plan, run).tuning != "unknown"
+
+
+def test_every_published_table_has_a_plan() -> None:
+    tables = [path.stem.removeprefix("_") for path in (ROOT / "lm_eval_tasks").glob("*/_*_table*.yaml")]
+    planned = {
+        task for name in shipped_plans() for run in checked(name)[1].runs for t in run.tasks for task in leaf_tasks(t)
+    }
+    assert len(tables) > 10
+    assert {table for table in tables if not set(leaf_tasks(table)) <= planned} == set()
+
+
+def test_the_example_covers_all_benchmarks_on_the_demo_model() -> None:
+    plan, grid = checked("example")
+    single = [run for run in grid.runs if run.mode == "single"]
+    assert len({run.editor for run in single}) >= 10
+    asked = {benchmark.name for task in single[0].tasks for benchmark in benchmarks_of(task)}
+    assert asked == {benchmark.name for benchmark in all_benchmarks().values()}
+    assert {run.mode for run in grid.runs} == {"none", "single", "sequential"}
+    assert all("pretrained" not in run.model_args for run in grid.runs)
+    assert all(origin_of(plan, run).tuning in ("shipped", "given", "") for run in grid.runs)
+
+
+def test_plans_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_verb(["sweep", "--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in shipped_plans())
+    assert run_verb(["sweep", "bird_table5", "--print"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["editors"][0] == "unedited"
