@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ def check_results(paths: Paths) -> tuple[int, list[Problem]]:
     Raises:
         EditingError: for paths that do not exist, and folders without result files.
     """
-    names = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     files = list(dict.fromkeys(find_result_files(names)))
     problems = [problem for path in files for problem in _check_file(path)]
     for name in names:

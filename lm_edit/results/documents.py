@@ -151,13 +151,13 @@ def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any]) -> Iterator[Qu
         for number, argument in enumerate(arguments):
             target = argument.get("arg_1")
             target = target if isinstance(target, str) else None
-            response = _response(_stock_answer(sample["resps"][number][0], target is not None, ()))
+            stock = _response(_stock_answer(sample["resps"][number][0], target is not None, ()))
             yield Question(
                 kind="",
                 prompt=argument["arg_0"],
                 wanted=str(sample["target"]),
                 target=target,
-                answers={FINAL_STAGE: response},
+                answers={FINAL_STAGE: stock},
             )
         return
     for number, request in enumerate(case_requests(doc)):

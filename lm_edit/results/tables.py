@@ -131,7 +131,7 @@ def case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
     """The rows of one task in :func:`load_cases`; missing numbers are ``None``."""
     about = TaskFacts(file, task)
     for where, sample in file.samples(task):
-        doc = sample.get("doc") if isinstance(sample.get("doc"), Mapping) else {}
+        doc: Mapping[str, Any] = sample["doc"] if isinstance(sample.get("doc"), Mapping) else {}
         of_case = {
             "run": file.facts.run,
             "task": task,

@@ -98,7 +98,7 @@ def _model_info(row: Mapping[str, Any], file: ResultFile, options: ExportOptions
 def _result(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
     name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
     low, high = (0, 1) if row["is_rate"] else ("-Infinity", "Infinity")
-    uncertainty = {}
+    uncertainty: dict[str, dict[str, Any]] = {}
     if not math.isnan(row["stderr"]):
         uncertainty = {"uncertainty": {"standard_error": {"value": row["stderr"], "method": "analytic"}}}
         if not math.isnan(row["n"]):
