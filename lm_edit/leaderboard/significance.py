@@ -1,0 +1,207 @@
+"""Intervals over cases, paired tests between editors, and mean ranks over columns.
+
+Intervals: bias-corrected and accelerated (BCa) bootstrap of the mean over cases, by ``scipy.stats.bootstrap``.
+Tests: exact McNemar for scores that are 0 or 1, otherwise a sign-flip permutation test of the mean difference.
+Correction: Holm. Ranks: Friedman's test with columns as blocks, then Nemenyi's post-hoc test (Demsar, JMLR 2006).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edit_hooks.utils.errors import EditingError
+
+LEVEL = 0.95
+ALPHA = 0.05
+# Of the bootstrap and of the permutation test: p-values down to 0.0005.
+RESAMPLES = 1999
+INSTALL_COMMAND = 'pip install "lm-eval-editing[leaderboard]"'
+PACKAGES = ("scipy", "statsmodels", "scikit_posthocs")
+# Doubles held at once by a resampling: 16 MB.
+BATCH_NUMBERS = 2_000_000
+MIN_EDITORS = 3
+MIN_COLUMNS = 3
+
+Values = NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """A confidence interval, in the unit of the score."""
+
+    low: float
+    high: float
+
+
+class Comparison(NamedTuple):
+    """A paired test of two runs on the cases that both scored.
+
+    Attributes:
+        test: ``mcnemar`` or ``permutation``.
+        num_cases: cases with a score in both runs.
+        difference: mean of the first minus mean of the second.
+        p: two-sided p-value; after :func:`corrected`, adjusted.
+    """
+
+    test: str
+    num_cases: int
+    difference: float
+    p: float
+
+
+class Ranking(NamedTuple):
+    """Mean ranks of editors over columns.
+
+    Attributes:
+        names: editors, best mean rank first.
+        mean_ranks: in the order of ``names``; 1 is best, ties share their mean.
+        num_columns: blocks of the test.
+        p: of Friedman's test.
+        critical_difference: of Nemenyi's test at 0.05.
+        groups: first and last position of each maximal run of editors that Nemenyi's test does not separate.
+    """
+
+    names: tuple[str, ...]
+    mean_ranks: tuple[float, ...]
+    num_columns: int
+    p: float
+    critical_difference: float
+    groups: tuple[tuple[int, int], ...]
+
+
+def check_libraries() -> None:
+    """Raise EditingError, with the extra to install, if a library of the statistics is missing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EditingError(f"the leaderboard needs {', '.join(missing)}: {INSTALL_COMMAND}")
+
+
+def bootstrap_interval(values: Values, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval | None:
+    """The 95% interval of the mean; ``None`` for fewer than two cases and for cases that all score the same."""
+    from scipy.stats import bootstrap
+
+    if len(values) < 2 or np.all(values == values[0]):
+        return None
+    result = bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=resamples,
+        batch=max(1, BATCH_NUMBERS // len(values)),
+        vectorized=True,
+        confidence_level=LEVEL,
+        method="BCa",
+        rng=np.random.default_rng(seed),
+    )
+    low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
+    return Interval(low, high) if np.isfinite([low, high]).all() else None
+
+
+def compare_pairs(
+    values: Values, others: Values, *, permutations: int = RESAMPLES, seed: int = 0
+) -> Comparison | None:
+    """Compare two runs case by case; ``None`` if they share no scored case.
+
+    Args:
+        values: scores of the first run by case; NaN where unscored.
+        others: scores of the second run, in the same order of cases.
+    """
+    if len(values) != len(others):
+        raise ValueError(f"{len(values)} and {len(others)} cases cannot be paired")
+    both = np.isfinite(values) & np.isfinite(others)
+    if not both.any():
+        return None
+    first, second = values[both], others[both]
+    difference = float(np.mean(first) - np.mean(second))
+    if np.isin(first, (0.0, 1.0)).all() and np.isin(second, (0.0, 1.0)).all():
+        return Comparison("mcnemar", len(first), difference, _mcnemar(first, second))
+    return Comparison("permutation", len(first), difference, _permutation(first - second, permutations, seed))
+
+
+def _mcnemar(first: Values, second: Values) -> float:
+    from statsmodels.stats.contingency_tables import mcnemar
+
+    table = [[np.sum((first == a) & (second == b)) for b in (1.0, 0.0)] for a in (1.0, 0.0)]
+    return float(mcnemar(table, exact=True).pvalue)
+
+
+def _permutation(differences: Values, permutations: int, seed: int) -> float:
+    """Exact if all sign flips fit into ``permutations``. Cases without a difference change nothing and are left out."""
+    from scipy.stats import permutation_test
+
+    changed = differences[differences != 0]
+    if not len(changed):
+        return 1.0
+    if len(changed) == 1:
+        return 1.0  # both signs are as extreme; scipy needs two observations
+    result = permutation_test(
+        (changed,),
+        lambda sample, axis: np.sum(sample, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=permutations,
+        batch=max(1, BATCH_NUMBERS // len(changed)),
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.pvalue)
+
+
+def corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+    """The comparisons of one family with p-values adjusted by Holm; ``None`` is kept and does not count."""
+    from statsmodels.stats.multitest import multipletests
+
+    tests = [comparison for comparison in comparisons if comparison is not None]
+    if not tests:
+        return list(comparisons)
+    adjusted = iter(multipletests([test.p for test in tests], alpha=ALPHA, method="holm")[1])
+    return [None if test is None else test._replace(p=float(next(adjusted))) for test in comparisons]
+
+
+def rank_editors(names: Sequence[str], scores: Sequence[Sequence[float]]) -> Ranking | None:
+    """Mean ranks, Friedman's test and Nemenyi's groups.
+
+    Args:
+        names: k editors.
+        scores: (k, columns), higher is better, complete.
+
+    Returns:
+        ``None`` for fewer than three editors or three columns, and if all columns tie all editors.
+    """
+    import scikit_posthocs
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    if len(names) < MIN_EDITORS or len(scores[0]) < MIN_COLUMNS:
+        return None
+    blocks = np.asarray(scores, dtype=np.float64).T  # (columns, editors)
+    ranks = rankdata(-blocks, axis=1)
+    if np.all(ranks == ranks[0, 0]):
+        return None
+    mean_ranks = ranks.mean(axis=0)
+    order = sorted(range(len(names)), key=lambda editor: (mean_ranks[editor], names[editor]))
+    # Ranks are computed here once, ties averaged, so that both tests see the same ones.
+    p_values = scikit_posthocs.posthoc_nemenyi_friedman(-ranks).to_numpy()
+    num_columns, num_editors = blocks.shape
+    quantile = studentized_range.ppf(1 - ALPHA, num_editors, np.inf) / np.sqrt(2)
+    return Ranking(
+        names=tuple(names[editor] for editor in order),
+        mean_ranks=tuple(float(mean_ranks[editor]) for editor in order),
+        num_columns=num_columns,
+        p=float(friedmanchisquare(*(-ranks).T).pvalue),
+        critical_difference=float(quantile * np.sqrt(num_editors * (num_editors + 1) / (6 * num_columns))),
+        groups=_groups(p_values[np.ix_(order, order)]),
+    )
+
+
+def _groups(p_values: Values) -> tuple[tuple[int, int], ...]:
+    """Maximal runs of consecutive editors in which no pair differs significantly."""
+    groups: list[tuple[int, int]] = []
+    for start in range(len(p_values)):
+        end = start
+        while end + 1 < len(p_values) and np.all(p_values[start : end + 1, end + 1] >= ALPHA):
+            end += 1
+        if end > start and (not groups or end > groups[-1][1]):
+            groups.append((start, end))
+    return tuple(groups)
