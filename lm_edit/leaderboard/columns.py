@@ -168,7 +168,7 @@ def _message(refusals: Iterable[_Refusal]) -> str:
         columns.setdefault((refusal.field, refusal.values), []).append(refusal.column)
     lines = []
     for (field, values), names in columns.items():
-        sides = "; ".join(f"{value or 'none'} in {_some(runs)}" for value, runs in values)
+        sides = "; ".join(f"{_short(value)} in {_some(runs)}" for value, runs in values)
         lines.append(f"{_some(names)}: the {IDENTITY[field]} differs: {sides}. {_advice(field, values)}")
     return "a column cannot mix results that were not computed in the same way.\n" + "\n".join(lines)
 
@@ -178,6 +178,10 @@ def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
         return "Evaluate the same cases in all runs (same --limit, subset and data), or name one kind of run alone."
     example = next((value for value, _ in values if value), "")
     return f"Keep one, e.g. --only {field}={example}, or make a leaderboard of each."
+
+
+def _short(value: str) -> str:
+    return f"{value[:80]}..." if len(value) > 80 else value or "none"
 
 
 def _some(names: Sequence[str], limit: int = 3) -> str:

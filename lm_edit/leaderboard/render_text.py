@@ -67,12 +67,13 @@ def render_markdown(board: Board, columns: Sequence[Column], published: Sequence
     parts = ["# Leaderboard", ""]
     for section in board.sections:
         parts += [f"## {_markdown(section.title)}", ""]
-        parts += _markdown_table(("editor", *(column.key.name for column in columns)), _markdown_rows(section, columns))
+        header = ["editor", *(_markdown(column.key.name) for column in columns)]
+        parts += _markdown_table(header, _markdown_rows(section, columns))
         parts += ["", _markdown(_ranks(section.ranking)) if section.ranking else "", _markdown(section.ranking_note), ""]
     if published:
         parts += ["## Published in papers", "", "Not computed here; `agreement` tells how close the definitions are.", ""]
-        header = ("model", "editor", "edits", "source", *(column.key.name for column in columns))
-        parts += [*_markdown_table(header, (_published_cells(row, columns) for row in published)), ""]
+        header = ["model", "editor", "edits", "source", *(_markdown(column.key.name) for column in columns)]
+        parts += [*_markdown_table(header, [[_markdown(cell) for cell in _published_cells(row, columns)] for row in published]), ""]
     parts += ["## How to read this", "", *(f"- {sentence}" for sentence in board.methods)]
     parts += [f"- `{column.key.name}`: {_markdown(describe_column(column))}" for column in columns]
     return "\n".join(parts) + "\n"
@@ -81,7 +82,7 @@ def render_markdown(board: Board, columns: Sequence[Column], published: Sequence
 def _markdown_rows(section: Section, columns: Sequence[Column]) -> Iterable[list[str]]:
     for row in section.rows:
         cells = [_markdown_cell(row.cells.get(column.key)) for column in columns]
-        yield [row.label, *cells]
+        yield [_markdown(row.label), *cells]
 
 
 def _markdown_cell(cell: Cell | None) -> str:
@@ -94,18 +95,14 @@ def _markdown_cell(cell: Cell | None) -> str:
 
 
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(map(_markdown, header)) + " |", "|---|" + "---:|" * (len(header) - 1)]
-    return lines + ["| " + " | ".join(map(_markdown, row)) + " |" for row in rows]
+    """Escaped cells as a table."""
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def _markdown(text: str) -> str:
-    """Text that cannot start a cell, a line, HTML or a link; names with underscores stay readable."""
-    flat = " ".join(text.split())
-    return re.sub(r"([\\|<>\[\]`])", r"\\\1", flat) if not _is_cell(flat) else flat
-
-
-def _is_cell(text: str) -> bool:
-    return re.fullmatch(r"[\d.,\-–*†‡/() \[\]]*", text) is not None
+    """Escape what would start a cell, HTML, a link or code; names with underscores stay readable."""
+    return re.sub(r"([\\|<>\[\]`])", r"\\\1", _flat(text))
 
 
 def _published_cells(row: PublishedRow, columns: Sequence[Column]) -> list[str]:
@@ -195,11 +192,12 @@ def render_latex(board: Board, columns: Sequence[Column], published: Sequence[Pu
     """A ``booktabs`` table per section, with the marks of the tests; half the interval after a plus-minus sign."""
     parts = [r"% Needs \usepackage{booktabs}."]
     for section in board.sections:
-        rows = [[row.label, *(_latex_cell(row.cells.get(column.key)) for column in columns)] for row in section.rows]
-        parts += _latex_table(section.title, ("Editor", *(column.key.name for column in columns)), rows)
+        rows = [[_latex(row.label), *(_latex_cell(row.cells.get(column.key)) for column in columns)] for row in section.rows]
+        parts += _latex_table(section.title, ["Editor", *(column.key.name for column in columns)], rows)
     if published:
-        header = ("Model", "Editor", "Edits", "Source", *(column.key.name for column in columns))
-        parts += _latex_table("Published in papers", header, [_published_cells(row, columns) for row in published])
+        header = ["Model", "Editor", "Edits", "Source", *(column.key.name for column in columns)]
+        rows = [[_latex(cell) for cell in _published_cells(row, columns)] for row in published]
+        parts += _latex_table("Published in papers", header, rows)
     parts += [f"% {_flat(sentence)}" for sentence in board.methods]
     return "\n".join(parts) + "\n"
 
@@ -207,7 +205,7 @@ def render_latex(board: Board, columns: Sequence[Column], published: Sequence[Pu
 def _latex_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [r"\begin{table}", rf"\caption{{{_latex(caption)}}}", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"]
     lines += [r"\toprule", " & ".join(map(_latex, header)) + r" \\", r"\midrule"]
-    lines += [" & ".join(map(_latex, row)) + r" \\" for row in rows]
+    lines += [" & ".join(row) + r" \\" for row in rows]
     return [*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
 
 
@@ -215,15 +213,13 @@ def _latex_cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
     half = f" ± {format_value((cell.interval.high - cell.interval.low) / 2)}" if cell.interval else ""
-    best = "(best) " if cell.rank == 1 else ""
-    return f"{best}{format_value(cell.value)}{cell.marks}{half}"
+    value = rf"\textbf{{{format_value(cell.value)}}}" if cell.rank == 1 else _latex(format_value(cell.value))
+    return value + _latex(f"{cell.marks}{half}")
 
 
 def _latex(text: str) -> str:
-    bold = text.startswith("(best) ")
-    plain = "".join(_LATEX.get(character, character) for character in _flat(text.removeprefix("(best) ")))
-    return rf"\textbf{{{plain}}}" if bold else plain
+    return "".join(_LATEX.get(character, character) for character in _flat(text))
 
 
 def _flat(text: str) -> str:
-    return " ".join(text.split())
+    return re.sub(r"\s+", " ", text)

@@ -33,6 +33,7 @@ UNEDITED = "unedited"
 # A mean over cases may be summed in another order than the score.
 MEAN_TOLERANCE = 1e-6
 NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
+NOT_SCORED = "no case was scored"
 NOT_A_MEAN = "no interval and no test: the score is not the mean of its cases"
 ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
 
@@ -194,64 +195,77 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     if results.empty:
         raise EditingError("there are no results to compare.")
     columns = find_columns(results, describe_case_sets(results, cases))
-    rows = _read_rows(results, _scores_by_column(cases))
+    rows = _read_rows(results, _cases_by_column(cases))
     for row in rows:
         for key, cell in row.cells.items():
             _add_interval(cell, row.scores.get(key), resamples)
     return Board(tuple(columns), tuple(_sections(rows, columns, resamples)), resamples)
 
 
-def _scores_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], pd.Series]:
-    """(run, column) -> score of every case by document, NaN where unscored."""
+class _Cases(NamedTuple):
+    """Scores of a run's cases in one column by document, NaN where unscored, and the reasons of those."""
+
+    scores: pd.Series
+    reasons: dict[str, int]
+
+
+_CasesByColumn = Mapping[tuple[str, ColumnKey], _Cases]
+
+
+def _cases_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], _Cases]:
     if cases.empty:
         return {}
-    scores = {}
+    columns = {}
     for (run, *names), rows in cases.groupby(["run", "task", "metric", "stage", "filter"], sort=False):
         values = pd.to_numeric(rows["value"], errors="coerce").astype("float64")
-        scores[str(run), ColumnKey(*map(str, names))] = values.set_axis(rows["doc_id"]).sort_index()
-    return scores
+        reasons = rows.loc[values.isna() & (rows["excluded"].fillna(0) == 0), "reason"].value_counts()
+        columns[str(run), ColumnKey(*map(str, names))] = _Cases(
+            values.set_axis(rows["doc_id"]).sort_index(), {str(name): int(reasons[name]) for name in sorted(reasons.index)}
+        )
+    return columns
 
 
-def _read_rows(results: pd.DataFrame, scores: Mapping[tuple[str, ColumnKey], pd.Series]) -> list[Row]:
+def _read_rows(results: pd.DataFrame, cases: _CasesByColumn) -> list[Row]:
     texts = results[list(ROW)].map(text_of)
     rows = []
     for names, group in results.groupby([texts[name] for name in ROW], sort=False):
         # Two runs of equal settings that both have a column, as with other edits in a stream, are rows of their own.
         repeated = group.duplicated(["task", "metric", "stage", "filter"]).any()
         parts = [part for _, part in group.groupby("run", sort=True)] if repeated else [group]
-        rows += [_read_row(RowKey(*map(str, names)), part, scores, named=repeated) for part in parts]
+        rows += [_read_row(RowKey(*map(str, names)), part, cases, named=repeated) for part in parts]
     return sorted(rows, key=lambda row: (row.key, row.runs))
 
 
-def _read_row(
-    key: RowKey, group: pd.DataFrame, scores: Mapping[tuple[str, ColumnKey], pd.Series], *, named: bool
-) -> Row:
-    cells, own_scores = {}, {}
+def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, *, named: bool) -> Row:
+    cells, scores = {}, {}
     for record in group.to_dict("records"):
         column = ColumnKey(*(str(record[name]) for name in ColumnKey._fields))
-        values = scores.get((str(record["run"]), column))
-        if values is not None:
-            own_scores[column] = values
-        cells[column] = _read_cell({str(name): value for name, value in record.items()}, values)
+        known = cases.get((str(record["run"]), column))
+        if known is not None:
+            scores[column] = known.scores
+        cells[column] = _read_cell({str(name): value for name, value in record.items()}, known)
     runs = dict(sorted(zip(map(str, group["run"]), map(str, group["run_name"]), strict=True)))
     label = key.editor if not named else next(iter(runs.values()))
     origin = text_of(group["settings_origin"].iloc[0])
-    return Row(key, label, tuple(runs), tuple(runs.values()), origin, cells, own_scores)
+    return Row(key, label, tuple(runs), tuple(runs.values()), origin, cells, scores)
 
 
-def _read_cell(record: Mapping[str, object], values: pd.Series | None) -> Cell:
-    left_out = {"outside the population": _count(record["excluded"]), "edit failed": _count(record["failed"])}
-    reasons = record["unscored_reason"]
-    if isinstance(reasons, Mapping) and reasons:
-        left_out |= {str(reason): _count(number) for reason, number in reasons.items()}
+def _read_cell(record: Mapping[str, object], cases: _Cases | None) -> Cell:
+    num_scored, excluded, failed = (_count(record[name]) for name in ("n", "excluded", "failed"))
+    left_out = {"outside the population": excluded}
+    if cases is None:
+        left_out["no usable answer"] = failed
+        num_cases = num_scored + excluded + failed
     else:
-        left_out["unscored"] = _count(record["unscored"])
+        num_cases = len(cases.scores)
+        if is_missing(record["n"]):
+            num_scored = int(cases.scores.notna().sum())
+        if num_scored == cases.scores.notna().sum():
+            left_out |= {reason or "unscored": number for reason, number in cases.reasons.items()}
+        else:  # a score that is made of several means, each over its own cases
+            left_out["no usable answer"] = failed
     value = record["value"]
     number = math.nan if is_missing(value) else float(str(value))
-    num_scored = _count(record["n"]) if not is_missing(record["n"]) else 0
-    if values is not None and is_missing(record["n"]):
-        num_scored = int(values.notna().sum())
-    num_cases = len(values) if values is not None else num_scored + sum(left_out.values())
     return Cell(number, num_scored, num_cases, {reason: count for reason, count in left_out.items() if count})
 
 
@@ -260,7 +274,9 @@ def _count(value: object) -> int:
 
 
 def _add_interval(cell: Cell, scores: pd.Series | None, resamples: int) -> None:
-    if scores is None:
+    if math.isnan(cell.value):
+        cell.note = NOT_SCORED
+    elif scores is None:
         cell.note = NO_SAMPLES
     elif not _is_mean(cell, scores):
         cell.note = NOT_A_MEAN
