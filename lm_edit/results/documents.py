@@ -9,7 +9,7 @@ from typing import Any
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results.columns import SUMMARIES, read_columns
+from lm_eval_tasks.common.columns import SUMMARIES, read_columns
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response
 from lm_edit.results.tables import current_tasks

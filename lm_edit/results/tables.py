@@ -12,7 +12,7 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from lm_edit.results.columns import Column, is_number, read_columns
+from lm_eval_tasks.common.columns import Column, is_number, read_columns
 from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.task_facts import TaskFacts

@@ -7,6 +7,7 @@ it for runs of ``edited_hf`` by editor, mode, settings, data and model.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,13 +121,13 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
     facts = {
         "editor": editor,
         "mode": mode,
-        "settings": key_of(editor_config)[:SETTINGS_DIGITS] if editor_config else "",
+        "settings": _hash_of(editor_config)[:SETTINGS_DIGITS] if editor_config else "",
         "data": data,
         "model": model,
     }
     origin = editing.get("settings_origin") or {}
     return RunFacts(
-        run=key_of(identity)[:RUN_DIGITS],
+        run=_hash_of(identity)[:RUN_DIGITS],
         name=_name(facts, editing),
         model_hash=model_hash,
         settings_origin=_origin(origin),
@@ -169,11 +170,21 @@ def model_name(config: Mapping[str, Any]) -> str:
     return path.name if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2 else name
 
 
+def is_editing_task(task_config: Mapping[str, Any]) -> bool:
+    """Whether a task's config, as results have it, is that of an editing task."""
+    return "data_source" in (task_config.get("metadata") or {})
+
+
 def data_label(task_config: Mapping[str, Any]) -> str:
-    """Origin of a task's records: ``mini``, ``hub``, ``hub:<set>`` or the name of a file; "" for lm-eval's own tasks."""
+    """Origin of a task's records: mini, hub, hub:<set> or the name of a file; "" for lm-eval's own tasks."""
     source = (task_config.get("metadata") or {}).get("data_source") or {}
     data = str(source.get("data", ""))
     return data if data.partition(":")[0] in ("mini", "hub", "") else PurePath(data).name
+
+
+def _hash_of(content: Mapping[str, Any]) -> str:
+    """Hash of a mapping, equal for the results in memory and those in a file, where lm-eval writes objects as texts."""
+    return key_of(json.loads(json.dumps(content, default=str)))
 
 
 def _origin(origin: Mapping[str, Any]) -> str:
