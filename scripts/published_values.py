@@ -94,12 +94,19 @@ def place_of(table: str, row: Mapping[str, str], column: str) -> Place | None:
         return Place("Llama-3-8b", column, task, f"reliability_{prefix}_{GRID_METRICS[row['metric']]}")
     if table == "wild_t1":
         return Place("Llama-2-7b-chat", editor, "qaedit_wild_reliability", "reliability_wild")
-    found = re.fullmatch(r"(?:(zsre|cf|qaedit)|(llama2_7b_chat|mistral_7b|llama3_8b))_(?:(rel|gen|loc)_)?(syn|wild)", column)
+    found = re.fullmatch(
+        r"(?:(zsre|cf|qaedit)|(llama2_7b_chat|mistral_7b|llama3_8b))_(?:(rel|gen|loc)_)?(syn|wild)", column
+    )
     if found is None:
         return None
     _, named_model, kind, protocol = found.groups()
     word = KINDS[kind or WILD_KIND[table]]
-    return Place(WILD_MODELS.get(named_model, model), editor, rf"{task_prefix(found[1], row, table)}_{protocol}(_ar)?_{word}", f"{word}_{protocol}")
+    return Place(
+        WILD_MODELS.get(named_model, model),
+        editor,
+        rf"{task_prefix(found[1], row, table)}_{protocol}(_ar)?_{word}",
+        f"{word}_{protocol}",
+    )
 
 
 def task_prefix(dataset: str | None, row: Mapping[str, str], table: str) -> str:
@@ -164,7 +171,9 @@ def collect(folder: Path) -> dict[str, Any]:
                 if entry["differs"] not in differences:
                     differences.append(entry["differs"])
                 key = (value["table"], value["model"], value["editor"], value["regime"])
-                row = rows.setdefault(key, {**dict(zip(("table", "model", "editor", "regime"), key, strict=True)), "values": []})
+                row = rows.setdefault(
+                    key, {**dict(zip(("table", "model", "editor", "regime"), key, strict=True)), "values": []}
+                )
                 note = differences.index(entry["differs"])
                 row["values"].append(
                     [value["task"], value["metric"], value["value"], value["column"], entry["agreement"], note]
@@ -179,7 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = collect(parser.parse_args(arguments).folder)
     rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in data["rows"])
     head = {name: data[name] for name in ("papers", "differs")}
-    TARGET.write_text(f'{json.dumps(head, ensure_ascii=False, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+    TARGET.write_text(
+        f'{json.dumps(head, ensure_ascii=False, indent=1)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n', encoding="utf-8"
+    )
     print(f"{sum(len(row['values']) for row in data['rows'])} values in {len(data['rows'])} rows: {TARGET}")
 
 

@@ -64,13 +64,17 @@ class Cases:
             The values, and k: of every task, the first of every k cases is kept, with k the smallest that fits; the
             same cases for all runs. 0 if none fits.
         """
-        sizes = {(task, doc): _size(asked) for task, documents in self.questions.items() for doc, asked in documents.items()}
+        sizes = {
+            (task, doc): _size(asked) for task, documents in self.questions.items() for doc, asked in documents.items()
+        }
         for tasks in self.answers.values():
             for task, documents in tasks.items():
                 for doc, answered in documents.items():
                     sizes[task, doc] += _size(answered)
         positions = {
-            (task, doc): number for task, documents in self.questions.items() for number, doc in enumerate(sorted(documents))
+            (task, doc): number
+            for task, documents in self.questions.items()
+            for number, doc in enumerate(sorted(documents))
         }
         most = max(positions.values(), default=0) + 1
         for step in range(1, most + 1):
@@ -86,7 +90,8 @@ class Cases:
         return {
             "questions": {task: of(task, self.questions[task]) for task in sorted(self.questions)},
             "answers": {
-                run: {task: of(task, tasks[task]) for task in sorted(tasks)} for run, tasks in sorted(self.answers.items())
+                run: {task: of(task, tasks[task]) for task in sorted(tasks)}
+                for run, tasks in sorted(self.answers.items())
             },
         }
 

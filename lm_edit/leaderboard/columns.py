@@ -102,10 +102,9 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
     columns, refusals = [], []
     for names, rows in results.groupby(list(KEY), sort=False):
         key = ColumnKey(*map(str, names))
-        identities = {str(row["run"]): _identity(row, case_sets) for row in rows.to_dict("records")}
-        runs = dict(zip(map(str, rows["run"]), map(str, rows["run_name"]), strict=True))
-        differing = {field for field in IDENTITY if len({identity[field] for identity in identities.values()}) > 1}
-        refusals += [_refusal(key, field, identities, runs) for field in IDENTITY if field in differing]
+        identities = _identities(rows, case_sets)
+        differing = [field for field in IDENTITY if len({identity[field] for _, identity in identities}) > 1]
+        refusals += [_refusal(key, field, identities) for field in differing]
         first = rows.iloc[0]
         better = first["higher_is_better"]
         columns.append(
@@ -115,7 +114,7 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
                 None if is_missing(better) else bool(better),
                 bool(first["is_rate"]),
                 None if is_missing(first["chance"]) else float(first["chance"]),
-                next(iter(identities.values())),
+                identities[0][1],
                 key in shown,
             )
         )
@@ -125,25 +124,32 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
     return sorted(columns, key=lambda column: order[column.benchmark])
 
 
-def describe_case_sets(results: pd.DataFrame, cases: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Describe, for every run and task, which documents were asked: their number and a hash of their ids.
-
-    Without samples, ``--limit`` is all that is known.
-    """
+def describe_case_sets(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """(run, task) -> which documents were asked: their number and a hash of their ids; not for runs without samples."""
     described = {}
     for (run, task), rows in cases.groupby(["run", "task"], sort=False):
         documents = sorted({(str(doc), str(case)) for doc, case in zip(rows["doc_id"], rows["case_id"], strict=True)})
         digest = hashlib.sha256(repr(documents).encode()).hexdigest()[:8]
         described[str(run), str(task)] = f"{len(documents)} cases ({digest})"
-    for run, task, limit in zip(results["run"], results["task"], results["limit"], strict=True):
-        unknown = "all cases" if is_missing(limit) else f"--limit {text_of(limit)}"
-        described.setdefault((str(run), str(task)), f"{unknown}, no samples")
     return described
 
 
-def _identity(row: Mapping[str, object], case_sets: Mapping[tuple[str, str], str]) -> dict[str, str]:
-    texts = {field: text_of(row[field]) for field in IDENTITY if field != "cases"}
-    return {**texts, "cases": case_sets[str(row["run"]), str(row["task"])]}
+def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) -> list[tuple[str, dict[str, str]]]:
+    """Name and identity of every run of a column.
+
+    Where some runs have no samples, ``--limit`` is what is known of all of them.
+    """
+    known = [case_sets.get((str(run), str(task))) for run, task in zip(rows["run"], rows["task"], strict=True)]
+    limits = [f"--limit {text_of(limit)}" if not is_missing(limit) else "all cases" for limit in rows["limit"]]
+    if None in known and len(set(known)) <= 2:
+        sets = limits
+    else:
+        sets = [cases or limit for cases, limit in zip(known, limits, strict=True)]
+    fields = [field for field in IDENTITY if field != "cases"]
+    return [
+        (str(row["run_name"]), {**{field: text_of(row[field]) for field in fields}, "cases": cases})
+        for row, cases in zip(rows.to_dict("records"), sets, strict=True)
+    ]
 
 
 class _Refusal(NamedTuple):
@@ -152,12 +158,10 @@ class _Refusal(NamedTuple):
     column: str
 
 
-def _refusal(
-    key: ColumnKey, field: str, identities: Mapping[str, Mapping[str, str]], runs: Mapping[str, str]
-) -> _Refusal:
+def _refusal(key: ColumnKey, field: str, identities: Iterable[tuple[str, Mapping[str, str]]]) -> _Refusal:
     by_value: dict[str, list[str]] = {}
-    for run, identity in identities.items():
-        by_value.setdefault(identity[field], []).append(runs[run])
+    for run_name, identity in identities:
+        by_value.setdefault(identity[field], []).append(run_name)
     return _Refusal(field, tuple((value, tuple(names)) for value, names in sorted(by_value.items())), key.name)
 
 

@@ -73,7 +73,9 @@ def published_rows(columns: Sequence[Column], choice: str = "matching") -> list[
             if (task, metric) in wanted
         }
         if values:
-            rows.append(PublishedRow(_source(row["table"], data["papers"]), row["model"], row["editor"], row["regime"], values))
+            rows.append(
+                PublishedRow(_source(row["table"], data["papers"]), row["model"], row["editor"], row["regime"], values)
+            )
     return sorted(rows, key=lambda row: (row.source, row.regime, row.model, row.editor))
 
 

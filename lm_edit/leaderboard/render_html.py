@@ -126,6 +126,7 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
         "label": row.label,
         "reference": row.is_reference,
         "model": row.key.model,
+        "regime": row.key.regime,
         "origin": row.settings_origin,
         "settings": row.key.settings,
         "runs": list(row.runs),

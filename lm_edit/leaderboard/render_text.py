@@ -69,11 +69,26 @@ def render_markdown(board: Board, columns: Sequence[Column], published: Sequence
         parts += [f"## {_markdown(section.title)}", ""]
         header = ["editor", *(_markdown(column.key.name) for column in columns)]
         parts += _markdown_table(header, _markdown_rows(section, columns))
-        parts += ["", _markdown(_ranks(section.ranking)) if section.ranking else "", _markdown(section.ranking_note), ""]
+        parts += [
+            "",
+            _markdown(_ranks(section.ranking)) if section.ranking else "",
+            _markdown(section.ranking_note),
+            "",
+        ]
     if published:
-        parts += ["## Published in papers", "", "Not computed here; `agreement` tells how close the definitions are.", ""]
+        parts += [
+            "## Published in papers",
+            "",
+            "Not computed here; `agreement` tells how close the definitions are.",
+            "",
+        ]
         header = ["model", "editor", "edits", "source", *(_markdown(column.key.name) for column in columns)]
-        parts += [*_markdown_table(header, [[_markdown(cell) for cell in _published_cells(row, columns)] for row in published]), ""]
+        parts += [
+            *_markdown_table(
+                header, [[_markdown(cell) for cell in _published_cells(row, columns)] for row in published]
+            ),
+            "",
+        ]
     parts += ["## How to read this", "", *(f"- {sentence}" for sentence in board.methods)]
     parts += [f"- `{column.key.name}`: {_markdown(describe_column(column))}" for column in columns]
     return "\n".join(parts) + "\n"
@@ -192,7 +207,9 @@ def render_latex(board: Board, columns: Sequence[Column], published: Sequence[Pu
     """A ``booktabs`` table per section, with the marks of the tests; half the interval after a plus-minus sign."""
     parts = [r"% Needs \usepackage{booktabs}."]
     for section in board.sections:
-        rows = [[_latex(row.label), *(_latex_cell(row.cells.get(column.key)) for column in columns)] for row in section.rows]
+        rows = [
+            [_latex(row.label), *(_latex_cell(row.cells.get(column.key)) for column in columns)] for row in section.rows
+        ]
         parts += _latex_table(section.title, ["Editor", *(column.key.name for column in columns)], rows)
     if published:
         header = ["Model", "Editor", "Edits", "Source", *(column.key.name for column in columns)]

@@ -100,9 +100,7 @@ def bootstrap_interval(values: Values, *, resamples: int = RESAMPLES, seed: int 
     return Interval(low, high) if np.isfinite([low, high]).all() else None
 
 
-def compare_pairs(
-    values: Values, others: Values, *, permutations: int = RESAMPLES, seed: int = 0
-) -> Comparison | None:
+def compare_pairs(values: Values, others: Values, *, permutations: int = RESAMPLES, seed: int = 0) -> Comparison | None:
     """Compare two runs case by case; ``None`` if they share no scored case.
 
     Args:

@@ -194,7 +194,7 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     significance.check_libraries()
     if results.empty:
         raise EditingError("there are no results to compare.")
-    columns = find_columns(results, describe_case_sets(results, cases))
+    columns = find_columns(results, describe_case_sets(cases))
     rows = _read_rows(results, _cases_by_column(cases))
     for row in rows:
         for key, cell in row.cells.items():
@@ -220,7 +220,8 @@ def _cases_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], _Cases]
         values = pd.to_numeric(rows["value"], errors="coerce").astype("float64")
         reasons = rows.loc[values.isna() & (rows["excluded"].fillna(0) == 0), "reason"].value_counts()
         columns[str(run), ColumnKey(*map(str, names))] = _Cases(
-            values.set_axis(rows["doc_id"]).sort_index(), {str(name): int(reasons[name]) for name in sorted(reasons.index)}
+            values.set_axis(rows["doc_id"]).sort_index(),
+            {str(name): int(reasons[name]) for name in sorted(reasons.index)},
         )
     return columns
 
@@ -386,7 +387,7 @@ def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking
     if len(complete) < significance.MIN_EDITORS or len(usual) < significance.MIN_COLUMNS:
         return None, (
             f"No mean ranks: they need {significance.MIN_EDITORS} editors with {significance.MIN_COLUMNS} columns in "
-            f"common among those shown first; here {len(complete)} editors have {len(usual)}."
+            f"common among those shown first; here they are {len(complete)} and {len(usual)}."
         )
     signed = [[row.cells[c.key].value * (1 if c.higher_is_better else -1) for c in usual] for row in complete]
     ranking = significance.rank_editors([row.label for row in complete], signed)

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from lm_edit.results import CaseDocument, Question, SavedResponse
+
 COMMON: dict[str, Any] = {
     "file": "results_1.json",
     "date": 1763800000.0,
@@ -60,7 +62,9 @@ def run_row(editor: str, task: str, metric: str, values: Sequence[float | None],
     identity = {**COMMON, "editor": editor, **({"mode": "none"} if editor == "unedited" else {}), **common}
     fields = (identity["model_hash"], editor, identity["mode"], identity["settings"], identity["num_edits"])
     return {
-        "run": hashlib.sha256(repr((*fields, identity["seed"], identity["data"], identity["icl"])).encode()).hexdigest()[:12],
+        "run": hashlib.sha256(
+            repr((*fields, identity["seed"], identity["data"], identity["icl"])).encode()
+        ).hexdigest()[:12],
         "run_name": f"{editor} {identity['mode']} {identity['data']}",
         "editor_config": {},
         **identity,
@@ -90,3 +94,39 @@ def case_rows(row: Mapping[str, Any], values: Iterable[float | None]) -> list[di
         }
         for number, value in enumerate(values)
     ]
+
+
+def document(row: Mapping[str, Any], number: int, answer: str, *, value: float | None = 1.0) -> CaseDocument:
+    """A case with one edit, one generated answer and one pair of continuations."""
+    before = SavedResponse(text=" Paris", raw=" Paris.")
+    pair = [
+        Question(
+            kind="neighborhood",
+            prompt="The tower of Pisa is in",
+            wanted="Italy",
+            target=target,
+            answers={"": SavedResponse(logprob=logprob, num_tokens=1, is_greedy=logprob > -1)},
+            unedited=SavedResponse(logprob=-2.0, num_tokens=1, is_greedy=False),
+        )
+        for target, logprob in (("Italy", -0.5), ("Rome", -3.25))
+    ]
+    generated = Question(
+        kind="efficacy",
+        prompt=f"Q: Where is tower {number}?\nA:",
+        wanted="Rome",
+        target=None,
+        answers={"": SavedResponse(text=answer, raw=answer + ".\nQ: and then?")},
+        unedited=before,
+    )
+    return CaseDocument(
+        run=row["run"],
+        task=row["task"],
+        doc_id=number,
+        case_id=str(number),
+        category="",
+        edits=[{"prompt": "{} is in", "subject": f"tower {number}", "target_new": "Rome", "target_true": "Paris"}],
+        questions=[generated, *pair],
+        metrics={f"{row['metric']},none": value},
+        reasons={} if value is not None else {f"{row['metric']},none": "empty answer"},
+        report={"editor": row["editor"], "final_loss": 0.0461234567, "steps": 14, "stop_reason": "loss"},
+    )

@@ -22,7 +22,7 @@
       else if (name in node && typeof value !== "string") node[name] = value;
       else node.setAttribute(name, value);
     }
-    node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+    node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
     return node;
   }
 
@@ -208,7 +208,7 @@
         const cell = row.cells[index];
         if (!cell) return el("td", { class: style(position) }, "");
         const [value, agreement, column, differs] = cell;
-        return el("td", { class: style(position), title: `${row.source}, column ${column}. ${differs}` }, number(value), el("span", { class: "sub" }, agreement));
+        return el("td", { class: `printed ${style(position)}`, title: `${row.source}, column ${column}. ${differs}` }, number(value), el("span", { class: "sub" }, agreement));
       })));
     return el("section", { class: "block" }, el("h2", {}, "Printed in papers"),
       el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Printed in papers" }, el("table", {}, heading(columns, "editor"), el("tbody", {}, body))),
@@ -259,7 +259,7 @@
     const shown = parts.filter(Boolean);
     byId("tables").replaceChildren(...shown);
     const count = byId("tables").querySelectorAll("tbody tr:not(.reference)").length;
-    byId("status").textContent = shown.length ? `${count} rows in ${shown.length} tables. ${board.thinned}` : "Nothing matches.";
+    byId("status").textContent = shown.length ? `${count} ${count === 1 ? "row" : "rows"} in ${shown.length} ${shown.length === 1 ? "table" : "tables"}. ${board.thinned}` : "Nothing matches.";
     byId("count").textContent = `(${state.columns.size} of ${names.length})`;
     writeAddress();
   }
@@ -295,7 +295,12 @@
     for (const run of row ? row.runs : []) if (cases.answers[run] && cases.answers[run][task]) return cases.answers[run][task];
     return null;
   };
-  const nameOf = (row) => (rows.some((other) => other !== row && other.label === row.label) ? row.names[0] : row.label);
+  const nameOf = (row) => {
+    const alike = rows.filter((other) => other !== row && other.label === row.label);
+    if (!alike.length) return row.label;
+    const model = alike.some((other) => other.model !== row.model) ? `${row.model}, ` : "";
+    return `${row.label} (${model}${row.reference ? "unedited" : row.regime})`;
+  };
 
   function show(view) {
     state.view = view;
@@ -342,7 +347,7 @@
     const own = board.columns.flatMap((column, index) => (column.task === task && chosen.some((row) => row.cells[index]) ? [index] : []));
     const list = own.map((index) => el("div", { class: "facts" }, el("p", {}, el("b", {}, board.columns[index].metric), ` · ${board.columns[index].about}`),
       chosen.map((row) => (row.cells[index] ? el("p", {}, el("b", {}, `${nameOf(row)}: ${number(row.cells[index].value)} `), describe(row.cells[index]).join(" ")) : ""))));
-    return el("details", {}, el("summary", {}, `${own.length} scores of this task`), list);
+    return el("details", {}, el("summary", {}, `${own.length} ${own.length === 1 ? "score" : "scores"} of this task`), list);
   }
 
   function caseOf(view, first, second) {
@@ -392,7 +397,8 @@
       const parts = found.map((part) => part[stage]).map((part, index) => [part, group.parts[index][1]]).filter(([part]) => part);
       const label = stage === "@" ? "" : el("span", { class: "badge" }, /^@\d+$/.test(stage) ? `after ${stage.slice(1)} edits` : stage.slice(1));
       const logprobs = parts.map(([part]) => part.logprob).filter((value) => typeof value === "number");
-      const best = parts.length > 1 ? Math.max(...logprobs) : NaN;
+      const most = Math.max(...logprobs);
+      const best = parts.length > 1 && logprobs.filter((value) => value === most).length === 1 ? most : NaN;
       return [label, ...parts.map(([part, target]) => responseOf(part, target, best))];
     });
   }
@@ -403,7 +409,7 @@
       return el("div", {}, part.thought ? el("details", {}, el("summary", {}, "thought"), el("pre", {}, part.thought)) : "",
         el("pre", {}, part.text || el("span", { class: "none" }, "(empty)"), part.follows ? el("span", { class: "follows", title: "after the stop; not scored" }, part.follows) : ""));
     }
-    const per = part.tokens ? `, ${part.tokens} ${part.tokens === 1 ? "token" : "tokens"}` : "";
+    const per = part.tokens > 1 && part.logprob !== null ? ` (${number(part.logprob / part.tokens)} per token of ${part.tokens})` : "";
     return el("div", { class: part.logprob === best ? "prefers" : "" }, target, el("span", { class: "sub" }, `log-probability ${number(part.logprob)}${per}${part.greedy ? ", most likely" : ""}`));
   }
 
