@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from lm_edit.results import CaseDocument, SavedResponse
 
-Json: TypeAlias = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 # Longer texts are cut; the sample files have all of them.
 MAX_TEXT = 2000

@@ -141,7 +141,7 @@ def _cell(cell: Cell) -> Json:
         "interval": list(cell.interval) if cell.interval else None,
         "n": cell.num_scored,
         "of": cell.num_cases,
-        "left": {reason: number for reason, number in cell.left_out.items()},
+        "left": {**cell.left_out},
         "note": cell.note,
         "rank": cell.rank,
         "marks": cell.marks,

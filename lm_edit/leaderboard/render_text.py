@@ -13,7 +13,7 @@ from lm_edit.leaderboard.published import PublishedRow
 from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_edit.leaderboard.table import Board, Cell, Row, Section
 
-NO_NUMBER = "–"
+NO_NUMBER = "-"
 CSV_HEADER = (
     "section",
     "model",
@@ -50,7 +50,6 @@ _LATEX = {
     "†": r"$^{\dagger}$",
     "‡": r"$^{\ddagger}$",
     "±": r"$\pm$",
-    "–": "--",
 }
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
 

@@ -167,8 +167,8 @@ class Board:
     def methods(self) -> list[str]:
         """How intervals, tests and ranks are computed, as sentences."""
         return [
-            f"Intervals: 95%, BCa bootstrap over cases ({self.resamples} resamples, fixed seed); given where a score is "
-            "the mean of its cases.",
+            f"Intervals: 95%, BCa bootstrap over cases ({self.resamples} resamples, fixed seed); given where a score "
+            "is the mean of its cases.",
             "n/N: cases with a score, of the cases asked; the reasons of the others are with each number.",
             f"† differs from the unedited model, ‡ differs from the best editor of the section (bold), p < "
             f"{significance.ALPHA}: exact McNemar test for scores that are 0 or 1, otherwise a permutation test of the "
