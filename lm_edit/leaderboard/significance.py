@@ -1,14 +1,16 @@
 """Intervals over cases, paired tests between editors, and mean ranks over columns.
 
-Intervals: bias-corrected and accelerated (BCa) bootstrap of the mean over cases, by ``scipy.stats.bootstrap``.
-Tests: exact McNemar for scores that are 0 or 1, otherwise a sign-flip permutation test of the mean difference.
+Intervals: bias-corrected and accelerated (BCa) bootstrap over cases, by ``scipy.stats.bootstrap``.
+Tests: exact McNemar for scores that are 0 or 1, otherwise a permutation test of the difference, in which the two runs
+swap their scores of a case (for means: the signs of differences flip).
 Correction: Holm. Ranks: Friedman's test with columns as blocks, then Nemenyi's post-hoc test (Demsar, JMLR 2006).
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +30,8 @@ MIN_EDITORS = 3
 MIN_COLUMNS = 3
 
 Values = NDArray[np.float64]
+# (..., cases, components) -> (...)
+Score = Callable[[Values], Values]
 
 
 class Interval(NamedTuple):
@@ -80,39 +84,61 @@ def check_libraries() -> None:
         raise EditingError(f"the leaderboard needs {', '.join(missing)}: {INSTALL_COMMAND}")
 
 
-def bootstrap_interval(values: Values, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval | None:
-    """The 95% interval of the mean; ``None`` for fewer than two cases and for cases that all score the same."""
-    from scipy.stats import bootstrap
+def bootstrap_interval(
+    values: Values, *, resamples: int = RESAMPLES, seed: int = 0, score: Score | None = None
+) -> Interval | None:
+    """The 95% interval of a score over cases.
 
-    if len(values) < 2 or np.all(values == values[0]):
+    Args:
+        values: (cases,), or (cases, components) with ``score``.
+        score: (..., cases, components) -> (...); default: the mean.
+
+    Returns:
+        ``None`` for fewer than two cases, for cases that all score the same, and if resamples have no score.
+    """
+    from scipy.stats import DegenerateDataWarning, bootstrap
+
+    if len(values) < 2 or np.array_equal(values, np.broadcast_to(values[0], values.shape), equal_nan=True):
         return None
-    result = bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=resamples,
-        batch=max(1, BATCH_NUMBERS // len(values)),
-        vectorized=True,
-        confidence_level=LEVEL,
-        method="BCa",
-        rng=np.random.default_rng(seed),
-    )
+    cases = np.arange(len(values))
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # the resamples all score the same: no interval
+        result = bootstrap(
+            (values,) if score is None else (cases,),
+            np.mean if score is None else lambda chosen, axis: score(values[chosen]),
+            n_resamples=resamples,
+            batch=max(1, BATCH_NUMBERS // values.size),
+            vectorized=True,
+            confidence_level=LEVEL,
+            method="BCa",
+            rng=np.random.default_rng(seed),
+        )
     low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
     return Interval(low, high) if np.isfinite([low, high]).all() else None
 
 
-def compare_pairs(values: Values, others: Values, *, permutations: int = RESAMPLES, seed: int = 0) -> Comparison | None:
+def compare_pairs(
+    values: Values, others: Values, *, permutations: int = RESAMPLES, seed: int = 0, score: Score | None = None
+) -> Comparison | None:
     """Compare two runs case by case; ``None`` if they share no scored case.
 
     Args:
-        values: scores of the first run by case; NaN where unscored.
-        others: scores of the second run, in the same order of cases.
+        values: (cases,) scores of the first run, NaN where unscored; or (cases, components) with ``score``.
+        others: those of the second run, in the same order of cases.
+        permutations: of the permutation test, which is exact if there are fewer ways to swap the runs' cases.
+        seed: of the permutations.
+        score: (..., cases, components) -> (...); default: the mean.
     """
-    if len(values) != len(others):
-        raise ValueError(f"{len(values)} and {len(others)} cases cannot be paired")
-    both = np.isfinite(values) & np.isfinite(others)
+    if values.shape != others.shape:
+        raise ValueError(f"cases of shape {values.shape} and {others.shape} cannot be paired")
+    axes = tuple(range(1, values.ndim))
+    both = np.isfinite(values).any(axis=axes) & np.isfinite(others).any(axis=axes)
     if not both.any():
         return None
     first, second = values[both], others[both]
+    if score is not None:
+        difference = float(score(first) - score(second))
+        return Comparison("permutation", len(first), difference, _swaps(first, second, score, permutations, seed))
     difference = float(np.mean(first) - np.mean(second))
     if np.isin(first, (0.0, 1.0)).all() and np.isin(second, (0.0, 1.0)).all():
         return Comparison("mcnemar", len(first), difference, _mcnemar(first, second))
@@ -131,10 +157,8 @@ def _permutation(differences: Values, permutations: int, seed: int) -> float:
     from scipy.stats import permutation_test
 
     changed = differences[differences != 0]
-    if not len(changed):
-        return 1.0
-    if len(changed) == 1:
-        return 1.0  # both signs are as extreme; scipy needs two observations
+    if len(changed) < 2:
+        return 1.0  # of a single difference, both signs are as extreme
     result = permutation_test(
         (changed,),
         lambda sample, axis: np.sum(sample, axis=axis),
@@ -142,6 +166,34 @@ def _permutation(differences: Values, permutations: int, seed: int) -> float:
         vectorized=True,
         n_resamples=permutations,
         batch=max(1, BATCH_NUMBERS // len(changed)),
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.pvalue)
+
+
+def _swaps(first: Values, second: Values, score: Score, permutations: int, seed: int) -> float:
+    """The permutation test for scores that are no mean over cases: runs swap their results, case by case."""
+    from scipy.stats import permutation_test
+
+    pool = np.concatenate([first, second])
+    changed = ~((first == second) | (np.isnan(first) & np.isnan(second))).all(axis=1)
+    if changed.sum() < 2:
+        return 1.0
+    cases = np.arange(len(first))
+    kept = cases[~changed]
+
+    def difference(ours: NDArray[np.int64], theirs: NDArray[np.int64], axis: int) -> Values:
+        shape = (*ours.shape[:-1], len(kept))
+        same = np.broadcast_to(kept, shape)
+        return score(pool[np.concatenate([ours, same], -1)]) - score(pool[np.concatenate([theirs, same], -1)])
+
+    result = permutation_test(
+        (cases[changed], cases[changed] + len(first)),
+        difference,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=permutations,
+        batch=max(1, BATCH_NUMBERS // pool.size),
         rng=np.random.default_rng(seed),
     )
     return float(result.pvalue)

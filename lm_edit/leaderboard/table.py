@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard import significance
+from lm_edit.leaderboard.case_scores import CaseScores, read_case_scores
 from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns, is_missing, text_of
-from lm_edit.leaderboard.significance import Comparison, Interval, Ranking, Values
+from lm_edit.leaderboard.significance import Comparison, Interval, Ranking
 
 # Runs that agree in these are one row: one edited model, evaluated by one or several commands.
 ROW = (
@@ -30,11 +30,9 @@ ROW = (
     "seed",
 )
 UNEDITED = "unedited"
-# A mean over cases may be summed in another order than the score.
-MEAN_TOLERANCE = 1e-6
 NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
 NOT_SCORED = "no case was scored"
-NOT_A_MEAN = "no interval and no test: the score is not the mean of its cases"
+NOT_FROM_CASES = "no interval and no test: the score does not follow from single cases"
 ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
 
 
@@ -142,7 +140,7 @@ class Row:
     run_names: tuple[str, ...]
     settings_origin: str
     cells: dict[ColumnKey, Cell]
-    scores: dict[ColumnKey, pd.Series] = field(repr=False)
+    scores: dict[ColumnKey, CaseScores] = field(repr=False)
 
     @property
     def is_reference(self) -> bool:
@@ -168,11 +166,11 @@ class Board:
         """How intervals, tests and ranks are computed, as sentences."""
         return [
             f"Intervals: 95%, BCa bootstrap over cases ({self.resamples} resamples, fixed seed); given where a score "
-            "is the mean of its cases.",
+            "follows from its cases: means, and edit scores, which are harmonic means of means.",
             "n/N: cases with a score, of the cases asked; the reasons of the others are with each number.",
             f"† differs from the unedited model, ‡ differs from the best editor of the section (bold), p < "
             f"{significance.ALPHA}: exact McNemar test for scores that are 0 or 1, otherwise a permutation test of the "
-            "mean difference, paired by case; Holm correction over the rows of a column. The best editor is chosen by "
+            "difference, paired by case; Holm correction over the rows of a column. The best editor is chosen by "
             "the same cases, which makes ‡ slightly liberal.",
             "Ranks: within a section; equal values share the better rank. Mean ranks: Friedman's test with columns as "
             "blocks, then Nemenyi's test; columns of one benchmark share cases, which makes it liberal.",
@@ -202,28 +200,14 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     return Board(tuple(columns), tuple(_sections(rows, columns, resamples)), resamples)
 
 
-class _Cases(NamedTuple):
-    """Scores of a run's cases in one column by document, NaN where unscored, and the reasons of those."""
-
-    scores: pd.Series
-    reasons: dict[str, int]
+_CasesByColumn = Mapping[tuple[str, ColumnKey], CaseScores]
 
 
-_CasesByColumn = Mapping[tuple[str, ColumnKey], _Cases]
-
-
-def _cases_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], _Cases]:
+def _cases_by_column(cases: pd.DataFrame) -> dict[tuple[str, ColumnKey], CaseScores]:
     if cases.empty:
         return {}
-    columns = {}
-    for (run, *names), rows in cases.groupby(["run", "task", "metric", "stage", "filter"], sort=False):
-        values = pd.to_numeric(rows["value"], errors="coerce").astype("float64")
-        reasons = rows.loc[values.isna() & (rows["excluded"].fillna(0) == 0), "reason"].value_counts()
-        columns[str(run), ColumnKey(*map(str, names))] = _Cases(
-            values.set_axis(rows["doc_id"]).sort_index(),
-            {str(name): int(reasons[name]) for name in sorted(reasons.index)},
-        )
-    return columns
+    groups = cases.groupby(["run", "task", "metric", "stage", "filter"], sort=False)
+    return {(str(run), ColumnKey(*map(str, names))): read_case_scores(rows) for (run, *names), rows in groups}
 
 
 def _read_rows(results: pd.DataFrame, cases: _CasesByColumn) -> list[Row]:
@@ -243,7 +227,7 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, *, named:
         column = ColumnKey(*(str(record[name]) for name in ColumnKey._fields))
         known = cases.get((str(record["run"]), column))
         if known is not None:
-            scores[column] = known.scores
+            scores[column] = known
         cells[column] = _read_cell({str(name): value for name, value in record.items()}, known)
     runs = dict(sorted(zip(map(str, group["run"]), map(str, group["run_name"]), strict=True)))
     label = key.editor if not named else next(iter(runs.values()))
@@ -251,17 +235,17 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, *, named:
     return Row(key, label, tuple(runs), tuple(runs.values()), origin, cells, scores)
 
 
-def _read_cell(record: Mapping[str, object], cases: _Cases | None) -> Cell:
+def _read_cell(record: Mapping[str, object], cases: CaseScores | None) -> Cell:
     num_scored, excluded, failed = (_count(record[name]) for name in ("n", "excluded", "failed"))
     left_out = {"outside the population": excluded}
     if cases is None:
         left_out["no usable answer"] = failed
         num_cases = num_scored + excluded + failed
     else:
-        num_cases = len(cases.scores)
+        num_cases = len(cases.documents)
         if is_missing(record["n"]):
-            num_scored = int(cases.scores.notna().sum())
-        if num_scored == cases.scores.notna().sum():
+            num_scored = cases.num_scored
+        if num_scored == cases.num_scored:
             left_out |= {reason or "unscored": number for reason, number in cases.reasons.items()}
         else:  # a score that is made of several means, each over its own cases
             left_out["no usable answer"] = failed
@@ -274,25 +258,16 @@ def _count(value: object) -> int:
     return 0 if is_missing(value) else int(float(str(value)))
 
 
-def _add_interval(cell: Cell, scores: pd.Series | None, resamples: int) -> None:
+def _add_interval(cell: Cell, scores: CaseScores | None, resamples: int) -> None:
     if math.isnan(cell.value):
         cell.note = NOT_SCORED
     elif scores is None:
         cell.note = NO_SAMPLES
-    elif not _is_mean(cell, scores):
-        cell.note = NOT_A_MEAN
+    elif not scores.gives(cell.value):
+        cell.note = NOT_FROM_CASES
     else:
-        cell.interval = significance.bootstrap_interval(_numbers(scores.dropna()), resamples=resamples)
+        cell.interval = scores.interval(resamples)
         cell.note = "" if cell.interval else ALL_EQUAL
-
-
-def _is_mean(cell: Cell, scores: pd.Series) -> bool:
-    mean = float(scores.mean())
-    return math.isclose(mean, cell.value, rel_tol=MEAN_TOLERANCE, abs_tol=MEAN_TOLERANCE)
-
-
-def _numbers(scores: pd.Series) -> Values:
-    return scores.to_numpy(dtype=np.float64)
 
 
 def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) -> Iterable[Section]:
@@ -369,12 +344,11 @@ def _compare(references: Sequence[Row], editors: Sequence[Row], column: Column, 
 
 
 def _is_testable(row: Row, key: ColumnKey) -> bool:
-    return key in row.cells and key in row.scores and _is_mean(row.cells[key], row.scores[key])
+    return key in row.cells and key in row.scores and row.scores[key].gives(row.cells[key].value)
 
 
 def _test(row: Row, other: Row, key: ColumnKey, resamples: int) -> Comparison | None:
-    first, second = row.scores[key].align(other.scores[key])
-    return significance.compare_pairs(_numbers(first), _numbers(second), permutations=resamples)
+    return row.scores[key].compared(other.scores[key], resamples)
 
 
 def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking | None, str]:

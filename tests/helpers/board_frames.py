@@ -91,6 +91,7 @@ def case_rows(row: Mapping[str, Any], values: Iterable[float | None]) -> list[di
             "excluded": 0,
             "failed": 0,
             "reason": "" if value is not None else "empty answer",
+            "components": None,
         }
         for number, value in enumerate(values)
     ]
