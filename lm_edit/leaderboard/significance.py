@@ -201,13 +201,14 @@ def _swaps(first: Values, second: Values, score: Score, permutations: int, seed:
 
 def corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
     """The comparisons of one family with p-values adjusted by Holm; ``None`` is kept and does not count."""
-    from statsmodels.stats.multitest import multipletests
-
-    tests = [comparison for comparison in comparisons if comparison is not None]
-    if not tests:
-        return list(comparisons)
-    adjusted = iter(multipletests([test.p for test in tests], alpha=ALPHA, method="holm")[1])
-    return [None if test is None else test._replace(p=float(next(adjusted))) for test in comparisons]
+    tests = [test for test in comparisons if test is not None]
+    # Not by statsmodels' multipletests, which collects garbage in every call: minutes for a table.
+    order = np.argsort([test.p for test in tests], kind="stable")
+    factors = np.arange(len(tests), 0, -1)
+    adjusted = np.empty(len(tests))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.array([test.p for test in tests])[order]))
+    remaining = iter(adjusted)
+    return [None if test is None else test._replace(p=float(next(remaining))) for test in comparisons]
 
 
 def rank_editors(names: Sequence[str], scores: Sequence[Sequence[float]]) -> Ranking | None:

@@ -11,6 +11,7 @@ pytest.importorskip("statsmodels", reason="the statistics are in the extra leade
 pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
 
 from scipy import stats
+from statsmodels.stats import multitest
 
 from lm_edit.leaderboard.significance import (
     Comparison,
@@ -102,6 +103,14 @@ def test_holm_by_hand():
     comparisons = [Comparison("mcnemar", 9, 0.1, p) for p in (0.03, 0.01, 0.2, 0.02)]
     adjusted = corrected([comparisons[0], None, *comparisons[1:]])
     assert [None if test is None else round(test.p, 10) for test in adjusted] == [0.06, None, 0.04, 0.2, 0.06]
+
+
+def test_holm_is_that_of_statsmodels():
+    p_values = np.random.default_rng(4).random(20) ** 3
+    adjusted = corrected([Comparison("mcnemar", 9, 0.1, p) for p in p_values])
+    expected = multitest.multipletests(p_values, method="holm")[1]
+    assert [test.p for test in adjusted if test] == pytest.approx(expected)
+    assert corrected([]) == [] and corrected([None]) == [None]
 
 
 def test_bootstrap_interval_is_scipys():
