@@ -9,12 +9,12 @@ from typing import Any
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.utils.errors import EditingError
-from lm_eval_tasks.common.columns import SUMMARIES, read_columns
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response
 from lm_edit.results.tables import current_tasks
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.answers import Answer, read_answer
+from lm_eval_tasks.common.columns import SUMMARIES, read_columns
 from lm_eval_tasks.common.probes import case_requests
 
 
@@ -125,7 +125,9 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, EditingError):
                 raise
-            raise EditingError(f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error}).") from None
+            raise EditingError(
+                f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error})."
+            ) from None
 
 
 def _metrics(

@@ -44,6 +44,12 @@ class ResultFile:
         return datetime.fromtimestamp(start, tz=timezone.utc).isoformat(timespec="seconds")
 
     @property
+    def date_id(self) -> str:
+        """The date in the file's name, which its sample files share."""
+        match = _DATE.search(self.path.stem)
+        return match[1] if match else ""
+
+    @property
     def tasks(self) -> Mapping[str, Mapping[str, Any]]:
         """Task or group -> its columns, as saved."""
         return self.content["results"]
@@ -58,9 +64,8 @@ class ResultFile:
 
     def sample_file(self, task: str) -> Path | None:
         """The file of a task's samples; ``None`` if the run saved none."""
-        match = _DATE.search(self.path.stem)
-        path = self.path.with_name(f"samples_{task}_{match[1]}.jsonl") if match else None
-        return path if path is not None and path.is_file() else None
+        path = self.path.with_name(f"samples_{task}_{self.date_id}.jsonl")
+        return path if path.is_file() else None
 
     def samples(self, task: str) -> list[tuple[str, Mapping[str, Any]]]:
         """The samples of a task, each after its location; a document has one for each filter of the task.
@@ -113,7 +118,29 @@ def read_result_file(path: Path) -> ResultFile:
     missing = [key for key in _NEEDED if not isinstance(content, Mapping) or not isinstance(content.get(key), Mapping)]
     if missing:
         raise EditingError(f"{path}: not a result file as lm_eval --output_path saves it; {missing[0]!r} is missing.")
+    if problem := _misshaped(content):
+        raise EditingError(f"{path}: not a result file as lm_eval --output_path saves it; {problem}.")
     return ResultFile(path, content)
+
+
+def _misshaped(content: Mapping[str, Any]) -> str:
+    """The first part of a result file that has another type than lm-eval gives it; "" if there is none."""
+    for part in ("results", "configs", "n-samples"):
+        for task, entry in content[part].items():
+            if not isinstance(entry, Mapping):
+                return f"{part}.{task} is no object"
+    for task, config in content["configs"].items():
+        if not isinstance(config.get("metadata") or {}, Mapping):
+            return f"the metadata of {task} are no object"
+        for key in ("metric_list", "other_metrics", "filter_list"):
+            listed = config.get(key) or []
+            if not isinstance(listed, list) or not all(isinstance(entry, Mapping) for entry in listed):
+                return f"the {key} of {task} is no list of objects"
+    try:
+        run_facts(content)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        return f"its config is not readable ({type(error).__name__}: {error})"
+    return ""
 
 
 def find_result_files(paths: Paths) -> Iterator[Path]:

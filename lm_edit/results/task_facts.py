@@ -9,8 +9,8 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
-from lm_eval_tasks.common.columns import Column
 from lm_edit.results.runs import ResultFile
+from lm_eval_tasks.common.columns import Column
 from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
 from lm_eval_tasks.common.run_names import data_label, is_editing_task
 

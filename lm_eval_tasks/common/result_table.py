@@ -1,7 +1,7 @@
 """The table that lm-eval prints, with the scores of editing tasks only, and lines about what was left out.
 
-Results have further columns for every metric, and summaries as JSON texts. They stay in the files. The table has the
-number of cases once per task, ``<metric>_n`` where it differs, and JSON texts of numbers as rows of their own.
+Results have further columns for every metric, and summaries as JSON texts. They stay in the files. The table has
+``<metric>_n`` where it differs from the number of cases, and JSON texts of numbers as rows of their own.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def left_out_note(results: Mapping[str, Any]) -> str:
     for task, saved in results["results"].items():
         if not is_editing_task(configs.get(task, {})):
             continue
-        if parts := [part for pipeline in _pipelines(saved) for part in _left_out(task, saved, pipeline, results)]:
-            lines.append(f"{task}: {'; '.join(dict.fromkeys(parts))}.")
+        if parts := dict.fromkeys(_left_out(task, saved, results)):
+            lines.append(f"{task}: {'; '.join(parts)}.")
         for summary in dict.fromkeys(saved.get(f"edit,{pipeline}") for pipeline in _pipelines(saved)):
             edits.setdefault(_edit_summary(summary), []).append(task)
     lines += [f"Edits of {_some(tasks)}: {summary}." for summary, tasks in edits.items() if summary]
@@ -52,10 +52,6 @@ def left_out_note(results: Mapping[str, Any]) -> str:
 def _shown_row(task: str, saved: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
     num_cases = _num_cases(task, results)
     row = {key: value for key, value in saved.items() if "," not in key}
-    counts = results.get("n-samples", {}).get(task) or {}
-    for pipeline in _pipelines(saved):
-        # A text: in a column of numbers alone, lm-eval's table writer cuts decimals off.
-        row[f"cases,{pipeline}"] = f"{num_cases} of {counts.get('original')}"
     for column in _columns(saved):
         suffix = f",{column.filter}"
         for name, value in _values(column):
@@ -65,7 +61,7 @@ def _shown_row(task: str, saved: Mapping[str, Any], results: Mapping[str, Any]) 
         if (stderr := column.number("stderr")) is not None:
             row[f"{column.name}_stderr{suffix}"] = stderr
         if (n := column.number("n")) is not None and n != num_cases:
-            row[f"{column.name}_n{suffix}"] = int(n)
+            row[f"{column.name}_n{suffix}"] = f"{n:g} of {num_cases}"
     return row
 
 
@@ -83,7 +79,16 @@ def _values(column: Column) -> Iterator[tuple[str, Any]]:
         yield column.name, column.value
 
 
-def _left_out(task: str, saved: Mapping[str, Any], pipeline: str, results: Mapping[str, Any]) -> Iterator[str]:
+def _left_out(task: str, saved: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[str]:
+    """Clauses about a task."""
+    counts = results.get("n-samples", {}).get(task) or {}
+    if counts.get("original") != counts.get("effective"):
+        yield f"{counts.get('effective')} of {counts.get('original')} cases asked (--limit or --samples)"
+    for pipeline in _pipelines(saved):
+        yield from _left_out_by(pipeline, task, saved, results)
+
+
+def _left_out_by(pipeline: str, task: str, saved: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[str]:
     """Clauses about one filter pipeline of a task."""
     num_cases = _num_cases(task, results)
     reasons = _json_object(saved.get(f"unscored_reason,{pipeline}"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol
 
-from edit_hooks.assets.demo_model import DEMO_NAME
+from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.hashing import key_of
 
 UNEDITED = "unedited"
@@ -48,6 +48,9 @@ OPTIONS = (
 )
 # Arguments of a stock model class that change no answer.
 NOT_IDENTITY = ("device", "batch_size", "max_batch_size", "parallelize")
+
+
+_ABSOLUTE = re.compile(r"(?:~|/|[A-Za-z]:[\\/])[^\n]*[/\\][^\n/\\]+$")
 
 
 class Tracker(Protocol):
@@ -107,7 +110,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
     else:
         editor, mode = editing.get("editor") or UNEDITED, editing["mode"]
         identity = {name: editing.get(name) for name in OPTIONS}
-        identity["data"] = PurePath(str(editing.get("data") or ("mini" if editing.get("demo") else "hub"))).name
+        identity["data"] = editing.get("data") or ("mini" if editing.get("demo") else "hub")
     model = model_name(config)
     model_hash = (editing.get("model_identity") or {}).get("weights") or editing.get("model_fingerprint") or ""
     dtype = config.get("model_dtype")
@@ -182,9 +185,18 @@ def data_label(task_config: Mapping[str, Any]) -> str:
     return data if data.partition(":")[0] in ("mini", "hub", "") else PurePath(data).name
 
 
+def portable(value: Any) -> Any:
+    """The value without folders of this machine: absolute paths inside it are cut to their last name."""
+    if isinstance(value, Mapping):
+        return {key: portable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [portable(entry) for entry in value]
+    return PurePath(value).name if isinstance(value, str) and _ABSOLUTE.match(value) else value
+
+
 def _hash_of(content: Mapping[str, Any]) -> str:
-    """Hash of a mapping, equal for the results in memory and those in a file, where lm-eval writes objects as texts."""
-    return key_of(json.loads(json.dumps(content, default=str)))
+    """Hash of a mapping, the same on all machines, and for results in memory and in a file (with objects as texts)."""
+    return key_of(portable(json.loads(json.dumps(content, default=str))))
 
 
 def _origin(origin: Mapping[str, Any]) -> str:
@@ -203,9 +215,9 @@ def _name(facts: Mapping[str, str], editing: Mapping[str, Any]) -> str:
     mode += f"-seed={editing['seed']}" if editing.get("seed") else ""
     model = "gemma-3-270m-demo" if facts["model"] == DEMO_NAME else facts["model"]
     parts = [facts["editor"], "" if facts["mode"] == "none" else mode, facts["settings"], facts["data"], model]
-    return "__".join(slug for part in parts if (slug := _slug(part)))
+    return "__".join(text for part in parts if (text := slug(part)))
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     """The text with file-name characters only; lm-eval's hub pushes would make folders of slashes."""
     return re.sub(r"[^A-Za-z0-9._+=-]+", "-", text)[:MAX_PART].strip("-.")

@@ -50,7 +50,9 @@ def test_runs_that_differ_are_refused(field, one, other, name):
 
 def test_other_cases_are_refused():
     results, cases = both(frames({"rome": SCORES}), frames({"memit": {"bake_es/es_prob": [1.0, 0.0]}}))
-    with pytest.raises(EditingError, match=r"set of cases differs: 2 cases \(\w+\) in memit.*; 3 cases \(\w+\) in rome"):
+    with pytest.raises(
+        EditingError, match=r"set of cases differs: 2 cases \(\w+\) in memit.*; 3 cases \(\w+\) in rome"
+    ):
         build_board(results, cases)
 
 

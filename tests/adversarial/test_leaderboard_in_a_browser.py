@@ -23,7 +23,7 @@ from lm_edit.leaderboard.table import build_board
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
-HOSTILE = "<img src=x onerror=\"window.broken=1\"></script><script>window.broken=1</script>"
+HOSTILE = '<img src=x onerror="window.broken=1"></script><script>window.broken=1</script>'
 TASKS = ("bake_es/es_prob", "bake_gs/gs_prob", "bake_ls/ls_prob", "bake_rq/rqs_prob")
 EDITORS = {"unedited": 1, "rome": 7, "memit": 5, HOSTILE: 3}
 
@@ -40,7 +40,9 @@ def page_file(tmp_path_factory) -> Path:
     results, cases = (pd.concat(tables, ignore_index=True) for tables in zip(singles, streams, strict=True))
     board = build_board(results, cases, resamples=99)
     documents = [
-        document(row, case, HOSTILE if row["editor"] == HOSTILE else f" answer of {row['editor']}", value=float(case % 2))
+        document(
+            row, case, HOSTILE if row["editor"] == HOSTILE else f" answer of {row['editor']}", value=float(case % 2)
+        )
         for row in results.to_dict("records")
         if row["metric"] == "es_prob"
         for case in range(3)
@@ -145,7 +147,11 @@ def test_cases_of_two_editors_side_by_side(visit):
         assert part in text
     page.select_option("#viewb", label=HOSTILE)
     sides = page.locator(".question").first.locator(".side")
-    assert [side.split("\n")[0] for side in sides.all_inner_texts()] == ["before the edit", "rome (single edits)", HOSTILE]
+    assert [side.split("\n")[0] for side in sides.all_inner_texts()] == [
+        "before the edit",
+        "rome (single edits)",
+        HOSTILE,
+    ]
     assert HOSTILE in sides.nth(2).locator("pre").inner_text()
     page.click("#next")
     assert "Where is tower 1?" in page.locator(".question").first.inner_text()

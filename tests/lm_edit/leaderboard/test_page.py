@@ -76,7 +76,10 @@ def test_cases_are_thinned_by_the_stated_rule(made_up):
     assert step == 3
     for documents_of_run in (values["questions"], *values["answers"].values()):
         assert list(documents_of_run["bake_es"]) == ["0", "3", "6"]
-    assert cases.payload(10) == ({"questions": {"bake_es": {}}, "answers": {run: {"bake_es": {}} for run in values["answers"]}}, 0)
+    assert cases.payload(10) == (
+        {"questions": {"bake_es": {}}, "answers": {run: {"bake_es": {}} for run in values["answers"]}},
+        0,
+    )
 
 
 def test_the_page_stays_below_its_limit(made_up, monkeypatch):
@@ -86,7 +89,10 @@ def test_the_page_stays_below_its_limit(made_up, monkeypatch):
     monkeypatch.setattr("lm_edit.leaderboard.render_html.MAX_BYTES", limit)
     page, note = render_html(board, [], collect_cases(documents), "t")
     assert len(page.encode()) <= limit < MAX_BYTES
-    assert note.startswith("The page shows the first of every 2 cases of each task") and note in block(page, "board")["thinned"]
+    assert (
+        note.startswith("The page shows the first of every 2 cases of each task")
+        and note in block(page, "board")["thinned"]
+    )
 
 
 def test_long_texts_are_cut_with_a_note(made_up):

@@ -80,7 +80,8 @@ def test_values_are_the_printed_ones():
             cells = {
                 float(line[column])
                 for line in printed
-                if row["editor"] in (line.get("editor"), line.get("method"), column) and line[column] not in ("", "-")
+                if row["editor"] in (line.get("editor"), line.get("method"), column)
+                and line[column] not in ("", "-")
                 and line.get("model", row["model"]) == row["model"]
             }
             assert any(abs(value * scale - cell) < 1e-4 for cell in cells), (row["table"], row["editor"], column)

@@ -60,5 +60,7 @@ def test_published_rows_are_marked_with_their_source(board):
     published = published_rows(board.default_columns)
     text = render_markdown(board, board.default_columns, published)
     assert "| GPT-2 XL (1.5B) | ROME | single edits | BIRD table 3 | 0.987 (same) |" in text
-    rows = [row for row in csv.DictReader(io.StringIO(render_csv(board, published))) if row["section"] == "BIRD table 3"]
+    rows = [
+        row for row in csv.DictReader(io.StringIO(render_csv(board, published))) if row["section"] == "BIRD table 3"
+    ]
     assert {row["origin"] for row in rows} == {"published (same)"}

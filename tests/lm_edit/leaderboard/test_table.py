@@ -150,7 +150,9 @@ def test_commands_for_several_benchmarks_are_one_row():
 
 
 def test_equal_editors_with_other_settings_are_told_apart():
-    parts = [frames(es(rome=[1, 0]), settings=settings, seed=seed) for settings, seed in (("aa", 0), ("bb", 0), ("aa", 1))]
+    parts = [
+        frames(es(rome=[1, 0]), settings=settings, seed=seed) for settings, seed in (("aa", 0), ("bb", 0), ("aa", 1))
+    ]
     labels = [row.label for row in board(*parts).sections[0].rows]
     assert labels == ["rome (settings aa, seed 0)", "rome (settings aa, seed 1)", "rome (settings bb, seed 0)"]
 
@@ -158,7 +160,10 @@ def test_equal_editors_with_other_settings_are_told_apart():
 def test_ranking_over_the_columns_shown_first():
     """Three columns in which a beats b beats c: mean ranks 1, 2, 3; d lacks a column and is left out."""
     names = ["bake_x/m", "bake_y/m", "bake_z/m"]
-    scores = {editor: {name: [quality, quality / 2] for name in names} for editor, quality in zip("cba", (0.2, 0.4, 0.8), strict=True)}
+    scores = {
+        editor: {name: [quality, quality / 2] for name in names}
+        for editor, quality in zip("cba", (0.2, 0.4, 0.8), strict=True)
+    }
     scores["d"] = {names[0]: [1.0, 1.0]}
     section = board(frames(scores)).sections[0]
     assert section.ranking is not None

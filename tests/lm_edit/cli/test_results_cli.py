@@ -1,0 +1,93 @@
+"""`lm-edit results`: the table of several runs, exit codes, and messages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from command_line import printed_lines, run_verb
+from result_files import change, scripted_results, write_run
+
+
+def cells(lines: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_show_compares_runs(tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path / "none", mode="none", editor=None, editor_config=None)
+    failed = scripted_results(errors=(("0", "no edit"), ("2", "no edit")))
+    write_run(tmp_path / "memit", results=failed, editor="memit", mode="sequential", num_edits=48)
+    write_run(tmp_path / "stock", stock=True)
+    assert run_verb(["results", "show", *(str(tmp_path / name) for name in ("none", "memit", "stock"))]) == 0
+    header, line, *rows = cells(printed_lines(capsys))
+    assert header[:2] == ["task", "metric"] and line == ["---"] * 5
+    assert set(header[2:]) == {
+        "unedited (bake_qa.jsonl)",
+        "memit, sequential, 48 edits (bake_qa.jsonl)",
+        "hf (bake_qa.jsonl)",
+    }
+    row = dict(zip(header, next(row for row in rows if row[1] == "es_prob"), strict=True))
+    assert row["memit, sequential, 48 edits (bake_qa.jsonl)"].endswith("(2, 2 failed, 0.500 with them as 0)")
+    assert row["unedited (bake_qa.jsonl)"].endswith("(4)") and " ± " in row["unedited (bake_qa.jsonl)"]
+    assert not [row for row in rows if row[1].endswith(("_or_0", "_n", "_failed"))]
+
+
+def test_show_selects_metrics_and_explains_unknown_ones(tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path)
+    assert run_verb(["results", "show", str(tmp_path), "--metrics", "es_match", "es_prob"]) == 0
+    assert [row[1] for row in cells(printed_lines(capsys))[2:]] == ["es_match", "es_prob"]
+    assert run_verb(["results", "show", str(tmp_path), "--metrics", "es_prop"]) == 2
+    assert "no run has a metric named 'es_prop'. Did you mean 'es_prob'" in capsys.readouterr().err
+
+
+def test_show_tells_runs_apart_by_what_differs(tmp_path: Path, capsys: Any) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), seed=seed)
+    assert run_verb(["results", "show", str(tmp_path)]) == 0
+    header = cells(printed_lines(capsys))[0][2:]
+    assert header == ["r_rome, single, seed 0 (bake_qa.jsonl)", "r_rome, single, seed 1 (bake_qa.jsonl)"]
+
+
+def test_show_refuses_contradictory_results_of_one_run(tmp_path: Path, capsys: Any) -> None:
+    write_run(tmp_path / "a")
+    change(write_run(tmp_path / "b"), lambda content: content["versions"].update(bake_es=99))
+    assert run_verb(["results", "show", str(tmp_path)]) == 2
+    assert "with different task_version" in capsys.readouterr().err
+
+
+def test_check_prints_problems_and_sets_the_exit_code(tmp_path: Path, capsys: Any) -> None:
+    path = write_run(tmp_path)
+    assert run_verb(["results", "check", str(tmp_path)]) == 0
+    assert printed_lines(capsys) == ["1 result files, 0 problems"]
+    change(path, lambda content: content["results"]["bake_es"].update({"es_prob,none": 2.0}))
+    assert run_verb(["results", "check", str(tmp_path)]) == 1
+    lines = printed_lines(capsys)
+    assert any("es_prob: 2.0 is no share." in line for line in lines) and lines[-1].endswith("problems")
+
+
+def test_hostile_names_reach_the_terminal_escaped(tmp_path: Path, capsys: Any) -> None:
+    results = scripted_results()
+    results["results"]["bake_es"]["a|b\x1b[2J\nc,none"] = 0.5
+    write_run(tmp_path, results=results)
+    assert run_verb(["results", "show", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "a\\|b\\x1b[2J c" in printed
+
+
+def test_merge_export_and_submit_print_their_files(tmp_path: Path, capsys: Any) -> None:
+    runs = write_run(tmp_path / "runs").parents[1]
+    assert run_verb(["results", "merge", str(runs), "--out", str(tmp_path / "merged")]) == 0
+    assert len(printed_lines(capsys)) == 2
+    assert run_verb(["results", "export", str(runs), "--to", "csv", "--out", str(tmp_path / "csv")]) == 0
+    assert [Path(line).name for line in printed_lines(capsys)] == ["results.csv", "cases.csv"]
+    assert run_verb(["results", "submit", str(runs), "--repository", str(tmp_path / "repository")]) == 0
+    assert "PULL_REQUEST.md" in printed_lines(capsys)[-1]
+    assert run_verb(["results", "check", str(tmp_path / "repository")]) == 0
+
+
+def test_reading_results_imports_no_torch() -> None:
+    code = "import sys; import lm_edit.results; import lm_edit.results.exports.targets, lm_edit.results.check"
+    code += "; sys.exit(' '.join({'torch', 'transformers', 'inspect_ai'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True)

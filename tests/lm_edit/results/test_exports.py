@@ -1,0 +1,159 @@
+"""Exports, each checked with the receiving side's own code where it is installed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from paths import TESTS
+from result_files import change, scripted_results, write_run
+
+from edit_hooks.utils.errors import EditingError
+from lm_edit.results import load_cases, load_results
+from lm_edit.results.exports.options import ExportOptions
+from lm_edit.results.exports.targets import TARGETS, export_results
+
+OPTIONS = ExportOptions(organization="us", developer="them")
+HOSTILE = "=cmd|'/C calc'!A0</script><script>alert(1)</script>\x1b[2J"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: one with failed cases and hostile texts, one of the unedited model."""
+    root = tmp_path_factory.mktemp("runs")
+    write_run(root / "a", results=scripted_results(errors=(("0", HOSTILE), ("1", "no edit"))))
+    texts = write_run(root / "b", "qaedit_wild_reliability", mode="none", editor=None, editor_config=None)
+    assert texts.is_file()
+    return root
+
+
+def test_the_command_offers_every_target() -> None:
+    from lm_edit.cli.results import TARGET_NAMES
+
+    assert set(TARGET_NAMES) == set(TARGETS)
+
+
+def test_csv_holds_the_tables(folder: Path, tmp_path: Path) -> None:
+    exported = export_results("csv", folder, tmp_path / "out", OPTIONS)
+    assert [path.name for path in exported.files] == ["results.csv", "cases.csv"]
+    with exported.files[0].open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    results = load_results(folder)
+    assert [row["metric"] for row in rows] == list(results["metric"])
+    for row, value in zip(rows, results["value"], strict=True):
+        assert (math.nan if row["value"] == "" else float(row["value"])) == pytest.approx(value, nan_ok=True)
+    with exported.files[1].open(encoding="utf-8", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "@", "+"))]
+
+
+def test_formulas_are_disarmed(tmp_path: Path) -> None:
+    path = write_run(tmp_path, model_args={"pretrained": "=1+1"})
+    (exported, _) = export_results("csv", path, tmp_path / "out", OPTIONS).files
+    assert ",'=1+1," in exported.read_text(encoding="utf-8")
+
+
+def test_inspect_reads_its_logs(folder: Path, tmp_path: Path) -> None:
+    inspect_log = pytest.importorskip("inspect_ai.log", reason="needs the extra inspect")
+    exported = export_results("inspect", folder, tmp_path / "out", OPTIONS)
+    logs = {log.eval.task: log for log in (inspect_log.read_eval_log(str(path)) for path in exported.files)}
+    assert len(inspect_log.list_eval_logs(str(tmp_path / "out"))) == len(logs) == 2
+    log = logs["bake_es"]
+    row = next(row for row in load_results(folder).to_dict("records") if row["metric"] == "es_prob")
+    (score,) = [score for score in log.results.scores if score.name == "es_prob,none"]
+    assert score.metrics["value"].value == row["value"]
+    assert (score.metadata["n"], score.metadata["failed"], score.metadata["or_0"]) == (2, 2, row["or_0"])
+    assert (log.status, len(log.samples), log.eval.metadata["editor"]) == ("success", 4, "r_rome")
+    cases = load_cases(folder)
+    for sample, (_, case) in zip(log.samples, cases[cases["metric"] == "es_prob"].iterrows(), strict=True):
+        if math.isnan(case["value"]):
+            assert "es_prob,none" not in sample.scores and sample.metadata["unscored"]["es_prob,none"]
+        else:
+            assert sample.scores["es_prob,none"].value == case["value"]
+    assert log.samples[0].messages[1].content.startswith("(no answer: ")
+    assert log.samples[2].messages[1].content.startswith("log P('")
+    generated = logs["qaedit_wild_reliability"].samples[0]
+    assert generated.messages[1].content == " Port Elna" and generated.input.startswith("Edit: ")
+    assert "[unedited model]" in generated.messages[-1].content
+
+
+def record_of(exported: Any, benchmark: str) -> dict[str, Any]:
+    (path,) = [path for path in exported.files if path.parts[-4] == benchmark]
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def test_every_eval_ever_records(folder: Path, tmp_path: Path) -> None:
+    exported = export_results("every-eval-ever", folder, tmp_path / "out", OPTIONS)
+    schema = json.loads((TESTS / "data/every_eval_ever-0.3.0.json").read_text(encoding="utf-8"))
+    for path in exported.files:
+        jsonschema.Draft7Validator(schema).validate(json.loads(path.read_text(encoding="utf-8")))
+    record = record_of(exported, "bake")
+    assert record["model_info"]["id"].startswith("org/r_rome__single__"), "not filed as the base model"
+    assert record["model_info"]["additional_details"]["base_model"] == "org/tiny"
+    result = next(one for one in record["evaluation_results"] if one["metric_config"]["metric_name"] == "es_prob")
+    row = next(row for row in load_results(folder).to_dict("records") if row["metric"] == "es_prob")
+    assert result["score_details"]["score"] == row["value"]
+    assert result["score_details"]["uncertainty"]["num_samples"] == 2
+    assert result["metric_config"]["additional_details"]["failed"] == "2.0"
+    assert (result["metric_config"]["min_score"], result["metric_config"]["max_score"]) == (0, 1)
+    unedited = record_of(exported, "qaedit")
+    assert unedited["model_info"]["id"] == "org/tiny" == unedited["model_info"]["name"]
+
+
+def test_unscored_results_are_left_out_and_counted(tmp_path: Path) -> None:
+    errors = tuple((str(number), "no edit") for number in range(4))
+    path = write_run(tmp_path, results=scripted_results(errors=errors))
+    exported = export_results("every-eval-ever", path, tmp_path / "out", OPTIONS)
+    assert exported.files == [] and exported.left_out == {"unscored": len(load_results(path))}
+
+
+def test_every_eval_ever_own_validator(folder: Path, tmp_path: Path) -> None:
+    validator = shutil.which("every_eval_ever")
+    if validator is None:
+        pytest.skip("every_eval_ever (Python 3.12) is not installed")
+    files = export_results("every-eval-ever", folder, tmp_path / "out", OPTIONS).files
+    done = subprocess.run([validator, "validate", *map(str, files)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "0 warning-only, 0 failed" in done.stdout, done.stdout
+
+
+def to_hub(content: dict[str, Any]) -> None:
+    source = content["configs"]["bake_es"]["metadata"]["data_source"]
+    source |= {"data": "hub", "hub_id": "jym7/BAKE", "commit": "c" * 40}
+
+
+def test_hugging_face_reads_its_entries(tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    path = write_run(tmp_path / "a")
+    change(path, to_hub)
+    options = ExportOptions(source_url="https://example.org/results")
+    (file,) = export_results("hf", path, tmp_path / "out", options).files
+    assert file.parent.name == ".eval_results" and file.name == "bake.yaml"
+    entries = hub.parse_eval_result_entries(yaml.safe_load(file.read_text(encoding="utf-8")))
+    rows = load_results(path).to_dict("records")
+    assert [entry.value for entry in entries] == [row["value"] for row in rows]
+    first = entries[0]
+    assert (first.dataset_id, first.task_id) == ("jym7/BAKE", f"bake_es/{rows[0]['metric']}")
+    assert (first.dataset_revision, first.source_url) == ("c" * 40, "https://example.org/results")
+    assert first.notes.startswith("editor r_rome; mode single; settings ") and "n 4" in first.notes
+
+
+def test_embedded_samples_are_no_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(EditingError, match=r"no result is on a dataset of the hub.*data=hub"):
+        export_results("hf", folder, tmp_path / "out", OPTIONS)
+
+
+def test_bad_targets_and_folders(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(EditingError, match=r"unknown target 'inspct'\. Did you mean 'inspect'\?"):
+        export_results("inspct", folder, tmp_path / "out", OPTIONS)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(EditingError, match="not empty"):
+        export_results("csv", folder, tmp_path, OPTIONS)

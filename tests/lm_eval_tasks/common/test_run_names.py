@@ -1,0 +1,77 @@
+"""Names of runs: editor, mode, settings, data and model, for folders, files and hub pushes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.loggers import EvaluationTracker
+from lm_runs import FAST
+from paths import RECORDS
+from result_files import EDITING
+from saved_results import evaluate_here
+
+from lm_eval_tasks.common.run_names import portable, run_facts
+
+
+def results(model_args: Any = "pretrained=org/tiny", data: str = "mini", **editing: Any) -> dict[str, Any]:
+    metadata = {"data_source": {"data": data}}
+    config = {"model": "edited_hf", "model_args": model_args, "edited_hf": EDITING | editing}
+    return {"config": config, "configs": {"bake_es": {"metadata": metadata}}}
+
+
+def name(**options: Any) -> str:
+    return run_facts(results(**options)).name
+
+
+def test_names_tell_runs_apart() -> None:
+    settings = run_facts(results()).settings
+    assert name() == f"r_rome__single__{settings}__mini__org-tiny"
+    assert name(mode="none", editor=None, editor_config=None) == "unedited__mini__org-tiny"
+    sized = name(mode="sequential", num_edits=100, edit_batch_size=10, seed=3, icl="ike")
+    assert sized == f"r_rome__sequential-100by10-icl=ike-seed=3__{settings}__mini__org-tiny"
+    assert name(demo=True).endswith("__gemma-3-270m-demo")
+    assert name(editor_config={"layers": [6]}) != name()
+
+
+@pytest.mark.parametrize("hostile", ["../../etc/passwd", "a/b\\c:d*?<>|", "\x1b[2J", "x" * 500, "-" * 9, "ü/ñ"])
+def test_names_are_file_names(hostile: str) -> None:
+    text = name(editor=hostile, data=hostile, model_args={"pretrained": hostile})
+    assert text.isascii() and not set(text) & set('/\\:*?"<>|\x1b ') and len(text) < 250
+    assert ".." not in text.split("__")
+
+
+def test_identity_does_not_depend_on_folders_of_the_machine() -> None:
+    one = results(model_args="pretrained=/home/a/tiny", data="/home/a/x.json", edits="/home/a/edits.json")
+    other = results(model_args="pretrained=/mnt/b/tiny", data="/mnt/b/x.json", edits="/mnt/b/edits.json")
+    assert run_facts(one).run == run_facts(other).run and run_facts(one).name == run_facts(other).name
+    assert portable({"a": ["/x/y z.json", "</s>", "/", "a/b"]}) == {"a": ["y z.json", "</s>", "/", "a/b"]}
+
+
+def test_lm_eval_writes_files_under_the_name(tmp_path: Path, tiny_path: Any) -> None:
+    model = tiny_path("gpt2")
+    settings = ";".join(f"{key}:{value}" for key, value in FAST.items() if key == "num_steps")
+    evaluate_here(
+        tmp_path,
+        f"pretrained={model},editor=ft_m,editor_args={settings},store=off",
+        ["bake_es"],
+        RECORDS / "bake_qa.jsonl",
+        limit=1,
+    )
+    (folder,) = tmp_path.iterdir()
+    (path,) = folder.glob("results_*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    facts = run_facts(content)
+    assert folder.name == content["model_name"] == facts.name, "also in memory, before objects become texts"
+    assert folder.name.startswith("ft_m__single__") and list(folder.glob("samples_bake_es_*.jsonl"))
+
+
+def test_a_failure_to_name_does_not_cost_the_results(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import lm_eval_editing_autoload
+
+    tracker = EvaluationTracker()
+    lm_eval_editing_autoload._name_run(tracker, {"config": {"edited_hf": {}}})
+    assert "could not name the folder" in capsys.readouterr().err
+    assert tracker.general_config_tracker.model_name is None
