@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("statsmodels", reason="the statistics are in the extra leaderboard")
 pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 import pandas as pd
 from board_frames import document, frames
+from playwright import sync_api as playwright
 
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.published import published_rows

@@ -95,15 +95,14 @@ def test_the_page_stays_below_its_limit(made_up, monkeypatch):
     )
 
 
-def test_long_texts_are_cut_with_a_note(made_up):
-    _, documents = made_up
+def test_long_texts_are_cut_with_a_note():
     row = {"run": "r", "task": "t", "metric": "m", "editor": "e"}
     cases = collect_cases([document(row, 0, "x" * (MAX_TEXT + 7))])
     text = cases.answers["r"]["t"][0]["answers"][0]["@"]["text"]
     assert text == "x" * MAX_TEXT + " [... 7 more characters]"
 
 
-def test_lone_surrogates_and_numbers_that_json_lacks(made_up):
+def test_lone_surrogates_and_numbers_that_json_lacks():
     row = {"run": "r", "task": "t", "metric": "m", "editor": "e"}
     text = to_json(collect_cases([document(row, 0, "\ud83d", value=float("nan"))]).answers["r"])
     text.encode("utf-8")

@@ -134,7 +134,7 @@ def test_no_interval_where_resamples_cannot_differ(values):
 
 
 def test_ranks_on_the_example_of_r():
-    """Friedman chi-squared = 11.143, df = 2, p = 0.003805; only the first and the third method differ (?friedman.test)."""
+    """R, ?friedman.test: chi-squared = 11.143, df = 2, p = 0.003805; the first and the third method differ."""
     ranking = rank_editors(["round out", "narrow", "wide"], (-np.array(ROUNDING_TIMES)).T.tolist())
     assert ranking is not None and ranking.p == pytest.approx(0.003805, abs=5e-7)
     assert ranking.names == ("wide", "narrow", "round out")
