@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,9 @@ BATCH_NUMBERS = 2_000_000
 MIN_EDITORS = 3
 MIN_COLUMNS = 3
 
-Values = NDArray[np.float64]
+Values: TypeAlias = NDArray[np.float64]
 # (..., cases, components) -> (...)
-Score = Callable[[Values], Values]
+Score: TypeAlias = Callable[[Values], Values]
 
 
 class Interval(NamedTuple):
@@ -148,7 +148,7 @@ def compare_pairs(
 def _mcnemar(first: Values, second: Values) -> float:
     from statsmodels.stats.contingency_tables import mcnemar
 
-    table = [[np.sum((first == a) & (second == b)) for b in (1.0, 0.0)] for a in (1.0, 0.0)]
+    table = [[int(np.sum((first == a) & (second == b))) for b in (1.0, 0.0)] for a in (1.0, 0.0)]
     return float(mcnemar(table, exact=True).pvalue)
 
 
