@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MAP = ROOT / "docs" / "published_tables.yaml"
 TARGET = ROOT / "lm_edit" / "leaderboard" / "published.json"
 
-PAPERS = {"bird": "BIRD", "bake": "BAKE", "wild": "WILD", "evk": "EVK", "thinkedit": "ThinkEdit"}
+PAPERS = {"bird": "BIRD", "bake": "BAKE (TMLR)", "wild": "WILD", "evk": "EVK", "thinkedit": "ThinkEdit"}
 # One pattern of our tasks and one of our metrics for every printed column. Those of a table are tried in this order.
 BAKE = {"bird_t3": "bake_", "bird_t4": "bake_j_", "bake_t5_concept": "bake_concept_"}
 BAKE_COLUMNS = {

@@ -20,8 +20,8 @@ from edit_hooks.utils.errors import EditingError
 
 LEVEL = 0.95
 ALPHA = 0.05
-# Of the bootstrap and of the permutation test: p-values down to 0.0005.
-RESAMPLES = 1999
+# Of the bootstrap and of the permutation test: two-sided p-values of the latter go down to 2 / 5000.
+RESAMPLES = 4999
 INSTALL_COMMAND = 'pip install "lm-eval-editing[leaderboard]"'
 PACKAGES = ("scipy", "statsmodels", "scikit_posthocs")
 # Doubles held at once by a resampling: 16 MB.

@@ -222,7 +222,7 @@
     const x = (rank) => left + ((rank - 1) / (count - 1)) * (right - left);
     const lines = ranking.groups.length * 8;
     const height = top + 20 + lines + half * 20;
-    const image = svg("svg", { viewBox: `0 0 600 ${height}`, role: "img", "aria-label": "mean ranks" });
+    const image = svg("svg", { viewBox: `0 0 640 ${height}`, role: "img", "aria-label": "mean ranks" });
     const line = (x1, y1, x2, y2, style) => image.append(svg("line", { x1, y1, x2, y2, class: style || "" }));
     const width = Math.min(x(1 + ranking.difference) - x(1), 600 - left);
     line(left, 14, left + width, 14);
@@ -244,7 +244,7 @@
       const end = atLeft ? left - 8 : right + 8;
       line(x(ranking.ranks[index]), top, x(ranking.ranks[index]), y);
       line(x(ranking.ranks[index]), y, end, y);
-      const label = `${name.length > 16 ? `${name.slice(0, 15)}…` : name} ${ranking.ranks[index].toFixed(2)}`;
+      const label = `${name.length > 16 ? `${name.slice(0, 14)}…` : name} ${ranking.ranks[index].toFixed(2)}`;
       const text = svg("text", { x: end + (atLeft ? -4 : 4), y: y + 4, "text-anchor": atLeft ? "end" : "start" }, label);
       text.append(svg("title", {}, name));
       image.append(text);
