@@ -18,6 +18,7 @@ from lm_edit.cli import (
     conversion,
     edits,
     judging,
+    leaderboard,
     results,
     stats,
     sweep,
@@ -39,6 +40,7 @@ VERBS: dict[str, Verb] = {
     **cache.VERBS,
     **judging.VERBS,
     **results.VERBS,
+    **leaderboard.VERBS,
     **sweep.VERBS,
 }
 

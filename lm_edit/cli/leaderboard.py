@@ -1,0 +1,49 @@
+"""``lm-edit leaderboard``: runs side by side, as a page and as tables."""
+
+from __future__ import annotations
+
+import argparse
+
+from edit_hooks.utils.numbers import POSITIVE
+from lm_edit.cli.command import Verb, say, whole, write_output
+
+PUBLISHED = ("matching", "all", "none")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", nargs="+", help="result files of lm_eval, or folders of them (--output_path)")
+    parser.add_argument("-o", "--out", required=True, help="folder for index.html, leaderboard.md, .csv and .tex")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="keep results with this value, e.g. data=mini or judge=...; repeated fields are alternatives",
+    )
+    parser.add_argument(
+        "--published",
+        choices=PUBLISHED,
+        default="matching",
+        help="rows printed in papers: for columns on the published data (default), for all columns, or none",
+    )
+    parser.add_argument("--resamples", type=whole(POSITIVE), help="of bootstrap and permutation tests (default 4999)")
+    parser.add_argument("--title", default="Knowledge editing leaderboard", help="heading of the page")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from edit_hooks.utils.outputs import check_writable_folder
+    from lm_edit.leaderboard.site import make_site
+
+    folder = check_writable_folder(args.out)
+    site = make_site(args.results, only=args.only, published=args.published, resamples=args.resamples, title=args.title)
+    for name, text in site.files.items():
+        write_output(folder / name, text)
+    for note in site.notes:
+        say(note)
+    say(f"{site.num_rows} rows, {site.num_columns} columns; open {folder / 'index.html'} in a browser")
+    return 0
+
+
+VERBS: dict[str, Verb] = {
+    "leaderboard": Verb("compare runs: one page with intervals, tests and answers, and tables", _add_arguments, _run),
+}

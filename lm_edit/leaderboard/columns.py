@@ -1,0 +1,226 @@
+"""Columns: one metric of one task, computed in one way on one set of cases. Files that disagree are refused."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.yaml_io import read_yaml
+
+KEY = ("task", "metric", "stage", "filter")
+# Fields that must be equal for all runs of a column, with their names in messages.
+IDENTITY = {
+    "task_version": "task version",
+    "data": "data source",
+    "data_revision": "data revision",
+    "data_hash": "hash of the data",
+    "population": "population",
+    "judge": "judge",
+    "protocol": "protocol",
+    "cases": "set of cases",
+}
+MAX_TASKS_WITHOUT_ENTRY = 3
+DEFAULTS = Path(__file__).with_name("columns.yaml")
+Field = str | float | bool | None
+
+
+class ColumnKey(NamedTuple):
+    """Names of a column, as in the result files."""
+
+    task: str
+    metric: str
+    stage: str
+    filter: str
+
+    @property
+    def name(self) -> str:
+        """Task and metric; the stage after ``@``; the filter after a comma, unless it is lm-eval's ``none``."""
+        stage = f"@{self.stage}" if self.stage else ""
+        return f"{self.task} {self.metric}{stage}" + (f",{self.filter}" if self.filter not in ("", "none") else "")
+
+
+class Column(NamedTuple):
+    """One column of the leaderboard.
+
+    Attributes:
+        key: its names.
+        benchmark: folder of the benchmark; the task for those of lm-eval.
+        higher_is_better: ``None`` for numbers without a direction, which are neither ranked nor tested.
+        is_rate: whether values are shares between 0 and 1.
+        chance: value of guessing, if declared.
+        identity: equal for all of its numbers; see :data:`IDENTITY`.
+        is_default: shown first.
+    """
+
+    key: ColumnKey
+    benchmark: str
+    higher_is_better: bool | None
+    is_rate: bool
+    chance: float | None
+    identity: Mapping[str, str]
+    is_default: bool
+
+
+def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFrame:
+    """The rows that satisfy all conditions ``field=value`` (``--only``); conditions on one field are alternatives.
+
+    Raises:
+        EditingError: for conditions without ``=``, unknown fields, and when no row is left.
+    """
+    wanted: dict[str, set[str]] = {}
+    for condition in conditions:
+        name, equals, value = condition.partition("=")
+        if not equals or name not in results.columns:
+            raise EditingError(f"--only {condition!r}: FIELD=VALUE with one of {', '.join(results.columns)} is needed.")
+        wanted.setdefault(name, set()).add(value)
+    for name, values in wanted.items():
+        texts = results[name].map(text_of)
+        if not texts.isin(values).any():
+            found = ", ".join(sorted(set(texts)))
+            raise EditingError(f"--only {name}={'|'.join(sorted(values))} leaves no result; {name} is one of: {found}.")
+        results = results[texts.isin(values)]
+    return results
+
+
+def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) -> list[Column]:
+    """The columns of the results, those of a benchmark together.
+
+    Args:
+        results: as :func:`lm_edit.results.load_results` returns them.
+        case_sets: (run, task) -> description of its set of cases, see :func:`describe_case_sets`.
+
+    Raises:
+        EditingError: if the runs of a column differ in one of :data:`IDENTITY`.
+    """
+    shown = _default_keys(results)
+    columns, refusals = [], []
+    for names, rows in results.groupby(list(KEY), sort=False):
+        key = ColumnKey(*map(str, names))
+        identities = _identities(rows, case_sets)
+        differing = [field for field in IDENTITY if len({identity[field] for _, identity in identities}) > 1]
+        refusals += [_refusal(key, field, identities) for field in differing]
+        first = rows.iloc[0]
+        better = first["higher_is_better"]
+        columns.append(
+            Column(
+                key,
+                text_of(first["benchmark"]) or key.task,
+                None if is_missing(better) else bool(better),
+                bool(first["is_rate"]),
+                None if is_missing(first["chance"]) else float(first["chance"]),
+                identities[0][1],
+                key in shown,
+            )
+        )
+    if refusals:
+        raise EditingError(_message(refusals))
+    order = {name: number for number, name in enumerate(dict.fromkeys(column.benchmark for column in columns))}
+    return sorted(columns, key=lambda column: order[column.benchmark])
+
+
+def describe_case_sets(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """(run, task) -> which documents were asked: their number and a hash of their ids; not for runs without samples."""
+    described = {}
+    for (run, task), rows in cases.groupby(["run", "task"], sort=False):
+        documents = sorted({(str(doc), str(case)) for doc, case in zip(rows["doc_id"], rows["case_id"], strict=True)})
+        digest = hashlib.sha256(repr(documents).encode()).hexdigest()[:8]
+        described[str(run), str(task)] = f"{len(documents)} cases ({digest})"
+    return described
+
+
+def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) -> list[tuple[str, dict[str, str]]]:
+    """Name and identity of every run of a column.
+
+    Where some runs have no samples, ``--limit`` is what is known of all of them.
+    """
+    known = [case_sets.get((str(run), str(task))) for run, task in zip(rows["run"], rows["task"], strict=True)]
+    limits = [f"--limit {text_of(limit)}" if not is_missing(limit) else "all cases" for limit in rows["limit"]]
+    if None in known and len(set(known)) <= 2:
+        sets = limits
+    else:
+        sets = [cases or limit for cases, limit in zip(known, limits, strict=True)]
+    fields = [field for field in IDENTITY if field != "cases"]
+    return [
+        (str(row["run_name"]), {**{field: text_of(row[field]) for field in fields}, "cases": cases})
+        for row, cases in zip(rows.to_dict("records"), sets, strict=True)
+    ]
+
+
+class _Refusal(NamedTuple):
+    field: str
+    values: tuple[tuple[str, tuple[str, ...]], ...]
+    column: str
+
+
+def _refusal(key: ColumnKey, field: str, identities: Iterable[tuple[str, Mapping[str, str]]]) -> _Refusal:
+    by_value: dict[str, list[str]] = {}
+    for run_name, identity in identities:
+        by_value.setdefault(identity[field], []).append(run_name)
+    return _Refusal(field, tuple((value, tuple(names)) for value, names in sorted(by_value.items())), key.name)
+
+
+def _message(refusals: Iterable[_Refusal]) -> str:
+    """One sentence per kind of difference, however many columns it is in."""
+    columns: dict[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], list[str]] = {}
+    for refusal in refusals:
+        columns.setdefault((refusal.field, refusal.values), []).append(refusal.column)
+    lines = []
+    for (field, values), names in columns.items():
+        sides = "; ".join(f"{_short(value)} in {_some(runs)}" for value, runs in values)
+        lines.append(f"{_some(names)}: the {IDENTITY[field]} differs: {sides}. {_advice(field, values)}")
+    return "a column cannot mix results that were not computed in the same way.\n" + "\n".join(lines)
+
+
+def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+    if field == "cases":
+        return "Evaluate the same cases in all runs (same --limit, subset and data), or name one kind of run alone."
+    example = next((value for value, _ in values if value), "")
+    return f"Keep one, e.g. --only {field}={example}, or make a leaderboard of each."
+
+
+def _short(value: str) -> str:
+    return f"{value[:80]}..." if len(value) > 80 else value or "none"
+
+
+def _some(names: Sequence[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _default_keys(results: pd.DataFrame) -> set[ColumnKey]:
+    preferred = read_yaml(DEFAULTS)
+    keys = [ColumnKey(*map(str, names)) for names in results[list(KEY)].drop_duplicates().itertuples(index=False)]
+    final: dict[str, dict[str, ColumnKey]] = {}
+    for key in keys:
+        if not key.stage:
+            final.setdefault(key.task, {}).setdefault(key.metric, key)
+    benchmarks: dict[str, list[str]] = {}
+    for task, benchmark in zip(results["task"], results["benchmark"], strict=True):
+        tasks = benchmarks.setdefault(text_of(benchmark) or str(task), [])
+        if str(task) in final and str(task) not in tasks:
+            tasks.append(str(task))
+    shown = set()
+    for tasks in benchmarks.values():
+        listed = [task for task in tasks if task in preferred]
+        for task in listed or tasks[:MAX_TASKS_WITHOUT_ENTRY]:
+            names = [name for name in preferred.get(task, ()) if name in final[task]]
+            shown.add(final[task][names[0]] if names else next(iter(final[task].values())))
+    return shown
+
+
+def is_missing(value: object) -> bool:
+    """Whether a cell of a frame holds nothing: ``None`` or NaN."""
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
+
+def text_of(value: object) -> str:
+    """A cell as text: nothing is empty, whole numbers have no decimal point."""
+    if is_missing(value):
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,85 @@
+"""Numbers printed in papers, for the columns of ours that measure the same or nearly the same.
+
+They come with the package (``published.json``, written by ``scripts/published_values.py``), each with its paper, table
+and column, and with how far its definition agrees with ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edit_hooks.utils.json_io import read_json
+from lm_edit.leaderboard.columns import Column
+
+FILE = Path(__file__).with_name("published.json")
+# Which columns get published rows: those on the published data, all, or none.
+CHOICES = ("matching", "all", "none")
+
+
+class PublishedValue(NamedTuple):
+    """One printed number.
+
+    Attributes:
+        value: in the unit of our column.
+        column: its heading in the paper.
+        agreement: ``same`` definition, or ``near`` up to ``differs``.
+        differs: what differs.
+    """
+
+    value: float
+    column: str
+    agreement: str
+    differs: str
+
+
+class PublishedRow(NamedTuple):
+    """A row of a printed table.
+
+    Attributes:
+        source: paper and table.
+        regime: single edits, a stream, or unedited.
+        values: (task, metric) -> number.
+    """
+
+    source: str
+    model: str
+    editor: str
+    regime: str
+    values: dict[tuple[str, str], PublishedValue]
+
+
+def published_rows(columns: Sequence[Column], choice: str = "matching") -> list[PublishedRow]:
+    """The printed rows that have a number in one of the columns, with these numbers only.
+
+    Args:
+        choice: ``matching`` for columns on the published data (``data=hub``), ``all``, or ``none``. Numbers of the
+            embedded samples are about other cases than printed ones.
+    """
+    wanted = {
+        (column.key.task, column.key.metric)
+        for column in columns
+        if not column.key.stage and (choice == "all" or column.identity["data"].startswith("hub"))
+    }
+    if choice == "none" or not wanted:
+        return []
+    data = read_json(FILE, "table of published numbers")
+    rows = []
+    for row in data["rows"]:
+        values = {
+            (task, metric): PublishedValue(value, heading, agreement, data["differs"][note])
+            for task, metric, value, heading, agreement, note in row["values"]
+            if (task, metric) in wanted
+        }
+        if values:
+            rows.append(
+                PublishedRow(_source(row["table"], data["papers"]), row["model"], row["editor"], row["regime"], values)
+            )
+    return sorted(rows, key=lambda row: (row.source, row.regime, row.model, row.editor))
+
+
+def _source(table: str, papers: dict[str, str]) -> str:
+    """``bird_t3`` as ``BIRD table 3``."""
+    paper, _, rest = table.partition("_t")
+    return f"{papers[paper]} table {rest.partition('_')[0]}"

@@ -1,0 +1,167 @@
+"""The leaderboard as one HTML page, which works from a file and loads nothing.
+
+Everything that comes from results is in a block of JSON, from which the script makes text nodes: no answer of a model
+is ever parsed as HTML. The page's content security policy allows this one script and this one style sheet, by hash.
+
+The script is our own, without a library: the tables need sorting, hiding of columns and sections with a common header,
+which is less than a table library would have to be configured for; plotly alone would be most of the size limit.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import math
+import re
+from collections.abc import Sequence
+
+from edit_hooks.utils.files import packaged_file, read_text
+from lm_edit.leaderboard.cases import Cases, Json, to_json
+from lm_edit.leaderboard.columns import Column, ColumnKey
+from lm_edit.leaderboard.published import PublishedRow
+from lm_edit.leaderboard.render_text import describe_column
+from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.leaderboard.table import Board, Cell, Row
+
+MAX_BYTES = 5_000_000
+# Room for the sentence about cases that are left out.
+NOTE_BYTES = 1000
+
+
+def render_html(board: Board, published: Sequence[PublishedRow], cases: Cases, title: str) -> tuple[str, str]:
+    """The page, and a sentence about cases that it leaves out; empty if it has all.
+
+    The size limit is kept by leaving out cases; numbers are never left out.
+    """
+    frame = _fill(title, _board(board, published, title), {"questions": {}, "answers": {}})
+    values, step = cases.payload(MAX_BYTES - len(frame.encode()) - NOTE_BYTES)
+    note = "" if step == 1 else _thinned(step)
+    return _fill(title, {**_board(board, published, title), "thinned": note}, values), note
+
+
+def _thinned(step: int) -> str:
+    limit = f"{MAX_BYTES // 1_000_000} MB"
+    if step == 0:
+        return f"The page shows no single cases: with them it would exceed {limit}. The sample files have them all."
+    return f"The page shows the first of every {step} cases of each task, to stay below {limit}; numbers are over all."
+
+
+def _fill(title: str, board: dict[str, Json], cases: dict[str, Json]) -> str:
+    page, style, script = (_template(name) for name in ("page.html", "page.css", "page.js"))
+    parts = {
+        "title": html.escape(title),
+        "style_hash": _digest(style),
+        "script_hash": _digest(script),
+        "style": style,
+        "script": script,
+        "board": to_json(board),
+        "cases": to_json(cases),
+    }
+    return re.sub(r"@@(\w+)@@", lambda marker: parts[marker[1]], page)
+
+
+def _template(name: str) -> str:
+    path = packaged_file("lm_edit", "leaderboard", "templates", name)
+    if path is None:
+        raise ValueError(f"lm_edit/leaderboard/templates/{name} is not installed")
+    return read_text(path, "template")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _board(board: Board, published: Sequence[PublishedRow], title: str) -> dict[str, Json]:
+    numbers = {column.key: number for number, column in enumerate(board.columns)}
+    by_names: dict[tuple[str, str], list[int]] = {}
+    for column in board.columns:
+        if not column.key.stage:
+            by_names.setdefault((column.key.task, column.key.metric), []).append(numbers[column.key])
+    return {
+        "title": title,
+        "methods": list(board.methods),
+        "columns": [_column(column) for column in board.columns],
+        "sections": [
+            {
+                "title": section.title,
+                "rows": [_row(row, numbers) for row in section.rows],
+                "ranking": _ranking(section.ranking),
+                "note": section.ranking_note,
+            }
+            for section in board.sections
+        ],
+        "published": [
+            {
+                "source": row.source,
+                "model": row.model,
+                "editor": row.editor,
+                "regime": row.regime,
+                "cells": {
+                    str(number): [value.value, value.agreement, value.column, value.differs]
+                    for names, value in row.values.items()
+                    for number in by_names[names]
+                },
+            }
+            for row in published
+        ],
+    }
+
+
+def _column(column: Column) -> Json:
+    return {
+        "name": column.key.name,
+        "task": column.key.task,
+        "metric": column.key.name.removeprefix(f"{column.key.task} "),
+        "score": f"{column.key.metric}{f'@{column.key.stage}' if column.key.stage else ''},{column.key.filter}",
+        "benchmark": column.benchmark,
+        "higher": column.higher_is_better,
+        "shown": column.is_default,
+        "about": describe_column(column),
+    }
+
+
+def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
+    return {
+        "label": row.label,
+        "reference": row.is_reference,
+        "model": row.key.model,
+        "regime": row.key.regime,
+        "origin": row.settings_origin,
+        "settings": row.key.settings,
+        "runs": list(row.runs),
+        "names": list(row.run_names),
+        "cells": {str(numbers[key]): _cell(cell) for key, cell in row.cells.items()},
+    }
+
+
+def _cell(cell: Cell) -> Json:
+    return {
+        "value": None if math.isnan(cell.value) else cell.value,
+        "interval": list(cell.interval) if cell.interval else None,
+        "n": cell.num_scored,
+        "of": cell.num_cases,
+        "left": {**cell.left_out},
+        "note": cell.note,
+        "rank": cell.rank,
+        "marks": cell.marks,
+        "unedited": _test(cell.versus_unedited),
+        "best": _test(cell.versus_best),
+    }
+
+
+def _test(comparison: Comparison | None) -> Json:
+    return None if comparison is None else list(comparison)
+
+
+def _ranking(ranking: Ranking | None) -> Json:
+    if ranking is None:
+        return None
+    return {
+        "names": list(ranking.names),
+        "ranks": list(ranking.mean_ranks),
+        "columns": ranking.num_columns,
+        "p": ranking.p,
+        "difference": ranking.critical_difference,
+        "groups": [list(group) for group in ranking.groups],
+    }

@@ -1,0 +1,241 @@
+"""The leaderboard as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from lm_edit.leaderboard.columns import Column
+from lm_edit.leaderboard.published import PublishedRow
+from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_edit.leaderboard.table import Board, Cell, Row, Section
+
+NO_NUMBER = "-"
+CSV_HEADER = (
+    "section",
+    "model",
+    "editor",
+    "mode",
+    "origin",
+    "task",
+    "metric",
+    "stage",
+    "filter",
+    "value",
+    "low",
+    "high",
+    "scored",
+    "cases",
+    "left_out",
+    "rank",
+    "p_unedited",
+    "p_best",
+    "test",
+    "runs",
+)
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "†": r"$^{\dagger}$",
+    "‡": r"$^{\ddagger}$",
+    "±": r"$\pm$",
+}
+_FORMULA = re.compile(r"^[=+\-@\t\r]")
+
+
+def format_value(value: float) -> str:
+    """Three decimals; one from 100 on, as for perplexities and entropies."""
+    if math.isnan(value):
+        return NO_NUMBER
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def render_markdown(board: Board, columns: Sequence[Column], published: Sequence[PublishedRow]) -> str:
+    """One table per section, the mean ranks below, and how everything is computed."""
+    parts = ["# Leaderboard", ""]
+    for section in board.sections:
+        parts += [f"## {_markdown(section.title)}", ""]
+        header = ["editor", *(_markdown(column.key.name) for column in columns)]
+        parts += _markdown_table(header, _markdown_rows(section, columns))
+        parts += [
+            "",
+            _markdown(_ranks(section.ranking)) if section.ranking else "",
+            _markdown(section.ranking_note),
+            "",
+        ]
+    if published:
+        parts += [
+            "## Published in papers",
+            "",
+            "Not computed here; `agreement` tells how close the definitions are.",
+            "",
+        ]
+        header = ["model", "editor", "edits", "source", *(_markdown(column.key.name) for column in columns)]
+        parts += [
+            *_markdown_table(
+                header, [[_markdown(cell) for cell in _published_cells(row, columns)] for row in published]
+            ),
+            "",
+        ]
+    parts += ["## How to read this", "", *(f"- {sentence}" for sentence in board.methods)]
+    parts += [f"- `{column.key.name}`: {_markdown(describe_column(column))}" for column in columns]
+    return "\n".join(parts) + "\n"
+
+
+def _markdown_rows(section: Section, columns: Sequence[Column]) -> Iterable[list[str]]:
+    for row in section.rows:
+        cells = [_markdown_cell(row.cells.get(column.key)) for column in columns]
+        yield [_markdown(row.label), *cells]
+
+
+def _markdown_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    value = format_value(cell.value)
+    text = f"**{value}**" if cell.rank == 1 else value
+    interval = f" [{format_value(cell.interval.low)}, {format_value(cell.interval.high)}]" if cell.interval else ""
+    return f"{text}{cell.marks}{interval} ({cell.num_scored}/{cell.num_cases})"
+
+
+def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Escaped cells as a table."""
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _markdown(text: str) -> str:
+    """Escape what would start a cell, HTML, a link or code; names with underscores stay readable."""
+    return re.sub(r"([\\|<>\[\]`])", r"\\\1", _flat(text))
+
+
+def _published_cells(row: PublishedRow, columns: Sequence[Column]) -> list[str]:
+    cells = []
+    for column in columns:
+        value = row.values.get((column.key.task, column.key.metric)) if not column.key.stage else None
+        cells.append("" if value is None else f"{format_value(value.value)} ({value.agreement})")
+    return [row.model, row.editor, row.regime, row.source, *cells]
+
+
+def _ranks(ranking: Ranking) -> str:
+    names = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(ranking.names, ranking.mean_ranks, strict=True))
+    return (
+        f"Mean ranks: {names}. Friedman p = {ranking.p:.3g} over {ranking.num_columns} columns; critical difference "
+        f"{ranking.critical_difference:.2f} (Nemenyi, 0.05)."
+    )
+
+
+def describe_column(column: Column) -> str:
+    """What the column measures, on which data, by which judge, and its direction."""
+    identity = column.identity
+    better = {True: "higher is better", False: "lower is better", None: "no direction"}[column.higher_is_better]
+    data = " ".join(filter(None, (identity["data"], identity["data_revision"], identity["data_hash"][:12])))
+    facts = {
+        "protocol": identity["protocol"],
+        "population": identity["population"],
+        "judge": identity["judge"],
+        "data": data,
+        "task version": identity["task_version"],
+        "cases": identity["cases"],
+        "chance": "" if column.chance is None else format_value(column.chance),
+    }
+    return "; ".join([better, *(f"{name}: {text}" for name, text in facts.items() if text)])
+
+
+def render_csv(board: Board, published: Sequence[PublishedRow]) -> str:
+    """All columns, one line per number; texts that a spreadsheet would compute begin with an apostrophe."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(CSV_HEADER)
+    for section in board.sections:
+        for row in section.rows:
+            for key, cell in row.cells.items():
+                writer.writerow(map(_spreadsheet, [section.title, *_csv_cells(row, cell, key)]))
+    for printed in published:
+        for (task, metric), value in printed.values.items():
+            line = [printed.source, printed.model, printed.editor, printed.regime, f"published ({value.agreement})"]
+            line += [task, metric, "", "", repr(value.value)]
+            writer.writerow(map(_spreadsheet, line + [""] * (len(CSV_HEADER) - len(line))))
+    return file.getvalue()
+
+
+def _csv_cells(row: Row, cell: Cell, key: Sequence[str]) -> list[str]:
+    low, high = (repr(cell.interval.low), repr(cell.interval.high)) if cell.interval else ("", "")
+    left_out = "; ".join(f"{reason}: {number}" for reason, number in cell.left_out.items())
+    test = cell.versus_unedited or cell.versus_best
+    return [
+        row.key.model,
+        row.label,
+        row.key.mode,
+        row.settings_origin,
+        *key,
+        "" if math.isnan(cell.value) else repr(cell.value),
+        low,
+        high,
+        str(cell.num_scored),
+        str(cell.num_cases),
+        left_out,
+        "" if cell.rank is None else str(cell.rank),
+        _p_value(cell.versus_unedited),
+        _p_value(cell.versus_best),
+        test.test if test else "",
+        " ".join(row.runs),
+    ]
+
+
+def _p_value(comparison: Comparison | None) -> str:
+    return "" if comparison is None else repr(comparison.p)
+
+
+def _spreadsheet(text: str) -> str:
+    is_number = re.fullmatch(r"-?[\d.]+(e-?\d+)?", text) is not None
+    return f"'{text}" if _FORMULA.match(text) and not is_number else text
+
+
+def render_latex(board: Board, columns: Sequence[Column], published: Sequence[PublishedRow]) -> str:
+    """A ``booktabs`` table per section, with the marks of the tests; half the interval after a plus-minus sign."""
+    parts = [r"% Needs \usepackage{booktabs}."]
+    for section in board.sections:
+        rows = [
+            [_latex(row.label), *(_latex_cell(row.cells.get(column.key)) for column in columns)] for row in section.rows
+        ]
+        parts += _latex_table(section.title, ["Editor", *(column.key.name for column in columns)], rows)
+    if published:
+        header = ["Model", "Editor", "Edits", "Source", *(column.key.name for column in columns)]
+        rows = [[_latex(cell) for cell in _published_cells(row, columns)] for row in published]
+        parts += _latex_table("Published in papers", header, rows)
+    parts += [f"% {_flat(sentence)}" for sentence in board.methods]
+    return "\n".join(parts) + "\n"
+
+
+def _latex_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [r"\begin{table}", rf"\caption{{{_latex(caption)}}}", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"]
+    lines += [r"\toprule", " & ".join(map(_latex, header)) + r" \\", r"\midrule"]
+    lines += [" & ".join(row) + r" \\" for row in rows]
+    return [*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+
+
+def _latex_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    half = f" ± {format_value((cell.interval.high - cell.interval.low) / 2)}" if cell.interval else ""
+    value = rf"\textbf{{{format_value(cell.value)}}}" if cell.rank == 1 else _latex(format_value(cell.value))
+    return value + _latex(f"{cell.marks}{half}")
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in _flat(text))
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"\s+", " ", text)

@@ -1,0 +1,258 @@
+"""Intervals over cases, paired tests between editors, and mean ranks over columns.
+
+Intervals: bias-corrected and accelerated (BCa) bootstrap over cases, by ``scipy.stats.bootstrap``.
+Tests: exact McNemar for scores that are 0 or 1, otherwise a permutation test of the difference, in which the two runs
+swap their scores of a case (for means: the signs of differences flip).
+Correction: Holm. Ranks: Friedman's test with columns as blocks, then Nemenyi's post-hoc test (Demsar, JMLR 2006).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edit_hooks.utils.errors import EditingError
+
+LEVEL = 0.95
+ALPHA = 0.05
+# Of the bootstrap and of the permutation test: two-sided p-values of the latter go down to 2 / 5000.
+RESAMPLES = 4999
+INSTALL_COMMAND = 'pip install "lm-eval-editing[leaderboard]"'
+PACKAGES = ("scipy", "statsmodels", "scikit_posthocs")
+# Doubles held at once by a resampling: 16 MB.
+BATCH_NUMBERS = 2_000_000
+MIN_EDITORS = 3
+MIN_COLUMNS = 3
+
+Values: TypeAlias = NDArray[np.float64]
+# (..., cases, components) -> (...)
+Score: TypeAlias = Callable[[Values], Values]
+
+
+class Interval(NamedTuple):
+    """A confidence interval, in the unit of the score."""
+
+    low: float
+    high: float
+
+
+class Comparison(NamedTuple):
+    """A paired test of two runs on the cases that both scored.
+
+    Attributes:
+        test: ``mcnemar`` or ``permutation``.
+        num_cases: cases with a score in both runs.
+        difference: mean of the first minus mean of the second.
+        p: two-sided p-value; after :func:`corrected`, adjusted.
+    """
+
+    test: str
+    num_cases: int
+    difference: float
+    p: float
+
+
+class Ranking(NamedTuple):
+    """Mean ranks of editors over columns.
+
+    Attributes:
+        names: editors, best mean rank first.
+        mean_ranks: in the order of ``names``; 1 is best, ties share their mean.
+        num_columns: blocks of the test.
+        p: of Friedman's test.
+        critical_difference: of Nemenyi's test at 0.05.
+        groups: first and last position of each maximal run of editors that Nemenyi's test does not separate.
+    """
+
+    names: tuple[str, ...]
+    mean_ranks: tuple[float, ...]
+    num_columns: int
+    p: float
+    critical_difference: float
+    groups: tuple[tuple[int, int], ...]
+
+
+def check_libraries() -> None:
+    """Raise EditingError, with the extra to install, if a library of the statistics is missing."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EditingError(f"the leaderboard needs {', '.join(missing)}: {INSTALL_COMMAND}")
+
+
+def bootstrap_interval(
+    values: Values, *, resamples: int = RESAMPLES, seed: int = 0, score: Score | None = None
+) -> Interval | None:
+    """The 95% interval of a score over cases.
+
+    Args:
+        values: (cases,), or (cases, components) with ``score``.
+        score: (..., cases, components) -> (...); default: the mean.
+
+    Returns:
+        ``None`` for fewer than two cases, for cases that all score the same, and if resamples have no score.
+    """
+    from scipy.stats import DegenerateDataWarning, bootstrap
+
+    if len(values) < 2 or np.array_equal(values, np.broadcast_to(values[0], values.shape), equal_nan=True):
+        return None
+    cases = np.arange(len(values))
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+        warnings.simplefilter("ignore", DegenerateDataWarning)  # the resamples all score the same: no interval
+        result = bootstrap(
+            (values,) if score is None else (cases,),
+            np.mean if score is None else lambda chosen, axis: score(values[chosen]),
+            n_resamples=resamples,
+            batch=max(1, BATCH_NUMBERS // values.size),
+            vectorized=True,
+            confidence_level=LEVEL,
+            method="BCa",
+            rng=np.random.default_rng(seed),
+        )
+    low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
+    return Interval(low, high) if np.isfinite([low, high]).all() else None
+
+
+def compare_pairs(
+    values: Values, others: Values, *, permutations: int = RESAMPLES, seed: int = 0, score: Score | None = None
+) -> Comparison | None:
+    """Compare two runs case by case; ``None`` if they share no scored case.
+
+    Args:
+        values: (cases,) scores of the first run, NaN where unscored; or (cases, components) with ``score``.
+        others: those of the second run, in the same order of cases.
+        permutations: of the permutation test, which is exact if there are fewer ways to swap the runs' cases.
+        seed: of the permutations.
+        score: (..., cases, components) -> (...); default: the mean.
+    """
+    if values.shape != others.shape:
+        raise ValueError(f"cases of shape {values.shape} and {others.shape} cannot be paired")
+    axes = tuple(range(1, values.ndim))
+    both = np.isfinite(values).any(axis=axes) & np.isfinite(others).any(axis=axes)
+    if not both.any():
+        return None
+    first, second = values[both], others[both]
+    if score is not None:
+        difference = float(score(first) - score(second))
+        return Comparison("permutation", len(first), difference, _swaps(first, second, score, permutations, seed))
+    difference = float(np.mean(first) - np.mean(second))
+    if np.isin(first, (0.0, 1.0)).all() and np.isin(second, (0.0, 1.0)).all():
+        return Comparison("mcnemar", len(first), difference, _mcnemar(first, second))
+    return Comparison("permutation", len(first), difference, _permutation(first - second, permutations, seed))
+
+
+def _mcnemar(first: Values, second: Values) -> float:
+    from statsmodels.stats.contingency_tables import mcnemar
+
+    table = [[int(np.sum((first == a) & (second == b))) for b in (1.0, 0.0)] for a in (1.0, 0.0)]
+    return float(mcnemar(table, exact=True).pvalue)
+
+
+def _permutation(differences: Values, permutations: int, seed: int) -> float:
+    """Exact if all sign flips fit into ``permutations``. Cases without a difference change nothing and are left out."""
+    from scipy.stats import permutation_test
+
+    changed = differences[differences != 0]
+    if len(changed) < 2:
+        return 1.0  # of a single difference, both signs are as extreme
+    result = permutation_test(
+        (changed,),
+        lambda sample, axis: np.sum(sample, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=permutations,
+        batch=max(1, BATCH_NUMBERS // len(changed)),
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.pvalue)
+
+
+def _swaps(first: Values, second: Values, score: Score, permutations: int, seed: int) -> float:
+    """The permutation test for scores that are no mean over cases: runs swap their results, case by case."""
+    from scipy.stats import permutation_test
+
+    pool = np.concatenate([first, second])
+    changed = ~((first == second) | (np.isnan(first) & np.isnan(second))).all(axis=1)
+    if changed.sum() < 2:
+        return 1.0
+    cases = np.arange(len(first))
+    kept = cases[~changed]
+
+    def difference(ours: NDArray[np.int64], theirs: NDArray[np.int64], axis: int) -> Values:
+        shape = (*ours.shape[:-1], len(kept))
+        same = np.broadcast_to(kept, shape)
+        return score(pool[np.concatenate([ours, same], -1)]) - score(pool[np.concatenate([theirs, same], -1)])
+
+    result = permutation_test(
+        (cases[changed], cases[changed] + len(first)),
+        difference,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=permutations,
+        batch=max(1, BATCH_NUMBERS // pool.size),
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.pvalue)
+
+
+def corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
+    """The comparisons of one family with p-values adjusted by Holm; ``None`` is kept and does not count."""
+    tests = [test for test in comparisons if test is not None]
+    # Not by statsmodels' multipletests, which collects garbage in every call: minutes for a table.
+    order = np.argsort([test.p for test in tests], kind="stable")
+    factors = np.arange(len(tests), 0, -1)
+    adjusted = np.empty(len(tests))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.array([test.p for test in tests])[order]))
+    remaining = iter(adjusted)
+    return [None if test is None else test._replace(p=float(next(remaining))) for test in comparisons]
+
+
+def rank_editors(names: Sequence[str], scores: Sequence[Sequence[float]]) -> Ranking | None:
+    """Mean ranks, Friedman's test and Nemenyi's groups.
+
+    Args:
+        names: k editors.
+        scores: (k, columns), higher is better, complete.
+
+    Returns:
+        ``None`` for fewer than three editors or three columns, and if all columns tie all editors.
+    """
+    import scikit_posthocs
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    if len(names) < MIN_EDITORS or len(scores[0]) < MIN_COLUMNS:
+        return None
+    blocks = np.asarray(scores, dtype=np.float64).T  # (columns, editors)
+    ranks = rankdata(-blocks, axis=1)
+    if np.all(ranks == ranks[0, 0]):
+        return None
+    mean_ranks = ranks.mean(axis=0)
+    order = sorted(range(len(names)), key=lambda editor: (mean_ranks[editor], names[editor]))
+    # Ranks are computed here once, ties averaged, so that both tests see the same ones.
+    p_values = scikit_posthocs.posthoc_nemenyi_friedman(-ranks).to_numpy()
+    num_columns, num_editors = blocks.shape
+    quantile = studentized_range.ppf(1 - ALPHA, num_editors, np.inf) / np.sqrt(2)
+    return Ranking(
+        names=tuple(names[editor] for editor in order),
+        mean_ranks=tuple(float(mean_ranks[editor]) for editor in order),
+        num_columns=num_columns,
+        p=float(friedmanchisquare(*(-ranks).T).pvalue),
+        critical_difference=float(quantile * np.sqrt(num_editors * (num_editors + 1) / (6 * num_columns))),
+        groups=_groups(p_values[np.ix_(order, order)]),
+    )
+
+
+def _groups(p_values: Values) -> tuple[tuple[int, int], ...]:
+    """Maximal runs of consecutive editors in which no pair differs significantly."""
+    groups: list[tuple[int, int]] = []
+    for start in range(len(p_values)):
+        end = start
+        while end + 1 < len(p_values) and np.all(p_values[start : end + 1, end + 1] >= ALPHA):
+            end += 1
+        if end > start and (not groups or end > groups[-1][1]):
+            groups.append((start, end))
+    return tuple(groups)

@@ -1,0 +1,95 @@
+"""From result files to the files of a leaderboard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from lm_edit.leaderboard.cases import collect_cases
+from lm_edit.leaderboard.columns import filter_rows
+from lm_edit.leaderboard.published import published_rows
+from lm_edit.leaderboard.render_html import render_html
+from lm_edit.leaderboard.render_text import render_csv, render_latex, render_markdown
+from lm_edit.leaderboard.significance import RESAMPLES
+from lm_edit.leaderboard.table import build_board
+from lm_edit.results import load_cases, load_documents, load_results
+from lm_edit.results.runs import read_result_file
+
+
+class Site(NamedTuple):
+    """What :func:`make_site` returns.
+
+    Attributes:
+        files: name -> text. The same inputs give the same texts.
+        notes: what a reader should know, such as results that newer ones replace.
+        num_rows: models and editors. num_columns: of all columns.
+    """
+
+    files: dict[str, str]
+    notes: list[str]
+    num_rows: int
+    num_columns: int
+
+
+def make_site(
+    paths: Sequence[str],
+    *,
+    only: Sequence[str] = (),
+    published: str = "matching",
+    resamples: int | None = None,
+    title: str = "Knowledge editing leaderboard",
+) -> Site:
+    """Read results and compute the page, the Markdown, the CSV and the LaTeX file.
+
+    Args:
+        paths: result files, or folders of them.
+        only: conditions ``field=value``, see :func:`lm_edit.leaderboard.columns.filter_rows`.
+        published: see :func:`lm_edit.leaderboard.published.published_rows`.
+        resamples: of bootstrap and permutation tests.
+        title: heading of the page.
+
+    Raises:
+        EditingError: for unreadable files, and for columns whose runs were not computed in the same way.
+    """
+    loaded = load_results(paths)
+    results = filter_rows(loaded, only)
+    sampled = _files_with_samples(results)
+    with_samples = results[results["file"].isin(sampled)]
+    tasks = set(zip(with_samples["run"], with_samples["task"], strict=True))
+    cases = load_cases(sampled)
+    cases = cases[[place in tasks for place in zip(cases["run"], cases["task"], strict=True)]]
+    board = build_board(results, cases, resamples=resamples or RESAMPLES)
+    printed = published_rows(board.columns, published)
+    shown = published_rows(board.default_columns, published)
+    documents = collect_cases(doc for doc in load_documents(sampled) if (doc.run, doc.task) in tasks)
+    page, note = render_html(board, printed, documents, title)
+    files = {
+        "index.html": page,
+        "leaderboard.md": render_markdown(board, board.default_columns, shown),
+        "leaderboard.csv": render_csv(board, printed),
+        "leaderboard.tex": render_latex(board, board.default_columns, shown),
+    }
+    num_rows = len({row.runs for section in board.sections for row in section.rows})
+    return Site(files, [*_notes(loaded, results, sampled), *([note] if note else [])], num_rows, len(board.columns))
+
+
+def _files_with_samples(results: pd.DataFrame) -> list[str]:
+    """The result files that have samples of some task beside them."""
+    tasks = results.groupby("file")["task"].unique()
+    return [
+        str(name)
+        for name in sorted(tasks.index)
+        if any(read_result_file(Path(name)).sample_file(task) is not None for task in tasks[name])
+    ]
+
+
+def _notes(loaded: pd.DataFrame, results: pd.DataFrame, sampled: Sequence[str]) -> list[str]:
+    replaced = [
+        f"{item['file']}: {item['task']} is replaced by the newer {item['by']}"
+        for item in loaded.attrs.get("superseded", ())
+    ]
+    without = sorted(set(results["file"]) - set(sampled))
+    return [*replaced, *(f"{name}: no samples, so no intervals, tests and single cases" for name in without)]

@@ -1,0 +1,91 @@
+"""``lm-edit leaderboard`` on files as lm_eval writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("statsmodels", reason="the statistics are in the extra leaderboard")
+pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
+
+from result_files import write_run
+
+from lm_edit.cli.main import main
+
+FILES = ["index.html", "leaderboard.csv", "leaderboard.md", "leaderboard.tex"]
+
+
+def build(*arguments: object) -> int:
+    return main(["leaderboard", *map(str, arguments), "--resamples", "99"])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "one")
+    write_run(folder / "two", editor="memit", editor_config={"layers": [4, 5]})
+    return folder
+
+
+def test_files_of_two_editors(runs, tmp_path, capsys):
+    assert build(runs, "-o", tmp_path / "site") == 0
+    assert sorted(path.name for path in (tmp_path / "site").iterdir()) == FILES
+    assert re.search(r"2 rows, \d+ columns; open .*index.html in a browser", capsys.readouterr().out)
+    text = (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
+    # The invented records have four cases, and the scripted model answers alike under both editors: a tie.
+    assert re.search(r"\| memit \| \*\*0\.\d+\*\* .*\(4/4\) \|", text)
+    assert re.search(r"\| r_rome \| \*\*0\.\d+\*\* .*\(4/4\) \|", text)
+    assert "Where" not in text and "edit" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+
+
+def test_equal_inputs_give_equal_bytes_in_any_order(runs, tmp_path):
+    assert build(runs / "one", runs / "two", "-o", tmp_path / "a") == 0
+    assert build(runs / "two", runs / "one", "-o", tmp_path / "b") == 0
+    for name in FILES:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_runs_without_samples_have_numbers_and_a_note(runs, tmp_path, capsys):
+    write_run(tmp_path / "bare", editor="ft_m", samples=False)
+    assert build(runs, tmp_path / "bare", "-o", tmp_path / "site") == 0
+    assert "no samples, so no intervals, tests and single cases" in capsys.readouterr().out
+    assert "| ft_m |" in (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
+
+
+def test_contradictory_runs_are_refused_and_can_be_chosen(runs, tmp_path, capsys):
+    results = write_run(tmp_path / "other", editor="memit", editor_config={"layers": [4, 5]})
+    content = json.loads(results.read_text(encoding="utf-8"))
+    content["versions"]["bake_es"] = content["configs"]["bake_es"]["metadata"]["version"] = 9.0
+    results.write_text(json.dumps(content), encoding="utf-8")
+    assert build(runs / "one", results, "-o", tmp_path / "site") == 2
+    error = capsys.readouterr().err
+    assert "the task version differs" in error and "--only task_version=" in error
+    assert not (tmp_path / "site").exists()
+    assert build(runs / "one", results, "-o", tmp_path / "site", "--only", "editor=memit") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no file or folder"),
+        (["{runs}", "--only", "editor=rome"], "leaves no result; editor is one of: memit, r_rome"),
+    ],
+)
+def test_user_errors_name_what_is_accepted(runs, tmp_path, capsys, arguments, message):
+    assert build(*(argument.format(runs=runs) for argument in arguments), "-o", tmp_path / "site") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_missing_libraries_name_the_extra(runs, tmp_path, capsys, monkeypatch):
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+    hidden = {"scikit_posthocs"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in hidden else find_spec(name, *rest)
+    )
+    assert build(runs, "-o", tmp_path / "site") == 2
+    assert 'scikit_posthocs: pip install "lm-eval-editing[leaderboard]"' in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""Numbers printed in papers: they are the printed ones, and belong to columns that exist."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+
+import pytest
+import yaml
+from board_frames import frames
+from paths import REAL_DATA, ROOT
+
+from edit_hooks.utils.json_io import read_json
+from lm_edit.leaderboard.columns import DEFAULTS, Column, ColumnKey, describe_case_sets, find_columns
+from lm_edit.leaderboard.published import FILE, published_rows
+
+FOLDER = REAL_DATA.parent / "spec" / "published"
+TASKS = {path.stem for path in (ROOT / "lm_eval_tasks").glob("*/*.yaml")}
+
+
+def columns(data: str, *names: str) -> list[Column]:
+    results, cases = frames({"rome": {name: [1.0, 0.0] for name in names}}, data=data)
+    return find_columns(results, describe_case_sets(cases))
+
+
+def test_rows_are_shown_for_columns_on_the_published_data():
+    names = ("bake_es/es_prob", "bake_es/em_prob")
+    assert published_rows(columns("mini", *names)) == []
+    assert published_rows(columns("hub", *names), "none") == []
+    assert published_rows(columns("mini", *names), "all") == published_rows(columns("hub", *names))
+    (rome,) = [
+        row
+        for row in published_rows(columns("hub", *names))
+        if (row.source, row.model, row.editor) == ("BIRD table 3", "GPT-2 XL (1.5B)", "ROME")
+    ]
+    # Printed: ES 98.74, EM 78.21.
+    assert {metric: value.value for (_, metric), value in rome.values.items()} == {"es_prob": 0.9874, "em_prob": 0.7821}
+    assert rome.regime == "single edits"
+
+
+def test_stages_of_streams_have_no_printed_rows():
+    (column,) = columns("hub", "bake_es/es_prob")
+    assert published_rows([column._replace(key=ColumnKey("bake_es", "es_prob", "immediate", "none"))]) == []
+
+
+def test_every_value_belongs_to_a_task():
+    for row in read_json(FILE)["rows"]:
+        assert {value[0] for value in row["values"]} <= TASKS, row["table"]
+
+
+def test_columns_shown_first_are_those_of_tasks():
+    stock = {"mmlu", "ifeval", "gsm8k"}
+    assert set(yaml.safe_load(DEFAULTS.read_text(encoding="utf-8"))) <= TASKS | stock
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="the published tables are not here")
+def test_the_file_is_what_the_script_writes():
+    """From the printed tables and docs/published_tables.yaml; python scripts/published_values.py FOLDER."""
+    path = ROOT / "scripts" / "published_values.py"
+    specification = importlib.util.spec_from_file_location("published_values", path)
+    script = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = script
+    try:
+        specification.loader.exec_module(script)
+        assert script.collect(FOLDER) == read_json(FILE)
+    finally:
+        del sys.modules[specification.name]
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="the published tables are not here")
+def test_values_are_the_printed_ones():
+    """Every value is in the row of its model and editor, 100 times ours but in WILD."""
+    checked = 0
+    for row in read_json(FILE)["rows"]:
+        with (FOLDER / f"{row['table']}.csv").open(encoding="utf-8", newline="") as file:
+            printed = list(csv.DictReader(file))
+        scale = 1 if row["table"].startswith("wild") else 100
+        for _, _, value, column, _, _ in row["values"]:
+            cells = {
+                float(line[column])
+                for line in printed
+                if row["editor"] in (line.get("editor"), line.get("method"), column)
+                and line[column] not in ("", "-")
+                and line.get("model", row["model"]) == row["model"]
+            }
+            assert any(abs(value * scale - cell) < 1e-4 for cell in cells), (row["table"], row["editor"], column)
+            checked += 1
+    assert checked > 1500

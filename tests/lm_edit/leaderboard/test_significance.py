@@ -1,0 +1,164 @@
+"""Intervals, tests and ranks against numbers worked by hand, scipy called directly, and the examples of R's manual."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("statsmodels", reason="the statistics are in the extra leaderboard")
+pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
+
+from scipy import stats
+from statsmodels.stats import multitest
+
+from lm_edit.leaderboard.significance import (
+    Comparison,
+    bootstrap_interval,
+    compare_pairs,
+    corrected,
+    rank_editors,
+)
+
+# R, ?friedman.test: Hollander and Wolfe (1973), p. 140ff; times to round first base, smaller is better.
+ROUNDING_TIMES = [
+    (5.40, 5.50, 5.55),
+    (5.85, 5.70, 5.75),
+    (5.20, 5.60, 5.50),
+    (5.55, 5.50, 5.40),
+    (5.90, 5.85, 5.70),
+    (5.45, 5.55, 5.60),
+    (5.40, 5.40, 5.35),
+    (5.45, 5.50, 5.35),
+    (5.25, 5.15, 5.00),
+    (5.85, 5.80, 5.70),
+    (5.25, 5.20, 5.10),
+    (5.65, 5.55, 5.45),
+    (5.60, 5.35, 5.45),
+    (5.05, 5.00, 4.95),
+    (5.50, 5.50, 5.40),
+    (5.45, 5.55, 5.50),
+    (5.55, 5.55, 5.35),
+    (5.45, 5.50, 5.55),
+    (5.50, 5.45, 5.25),
+    (5.65, 5.60, 5.40),
+    (5.70, 5.65, 5.55),
+    (6.30, 6.30, 6.25),
+]
+
+
+def array(*values: float | None) -> np.ndarray:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def test_mcnemar_by_hand():
+    """Of 5 discordant cases 4 favor the first run: p = 2 (C(5,4) + C(5,5)) / 2^5 = 12/32."""
+    first, second = array(1, 1, 1, 1, 0, 1, 0), array(0, 0, 0, 0, 1, 1, 0)
+    assert compare_pairs(first, second) == Comparison("mcnemar", 7, pytest.approx(3 / 7), pytest.approx(12 / 32))
+
+
+def test_mcnemar_on_the_example_of_r():
+    """R, ?mcnemar.test: approval ratings with 150 and 86 discordant voters; exact p = 2 P(X <= 86), X ~ B(236, 1/2)."""
+    first = array(*[1] * 794, *[1] * 150, *[0] * 86, *[0] * 570)
+    second = array(*[1] * 794, *[0] * 150, *[1] * 86, *[0] * 570)
+    comparison = compare_pairs(first, second)
+    assert comparison is not None and comparison.difference == pytest.approx((150 - 86) / 1600)
+    assert comparison.p == pytest.approx(2 * stats.binom.cdf(86, 236, 0.5)) == pytest.approx(3.716e-05, rel=1e-3)
+
+
+def test_permutation_test_by_hand():
+    """Differences 3, -1, 1: of the 8 sums +-3 +-1 +-1, six (5, 3, 3, -3, -3, -5) are as far from 0 as 3."""
+    comparison = compare_pairs(array(3.5, 1, 2, 0.5), array(0.5, 2, 1, 0.5))
+    assert comparison == Comparison("permutation", 4, pytest.approx(3 / 4), pytest.approx(6 / 8))
+
+
+def test_permutation_test_on_the_example_of_r():
+    """R, ?wilcox.test: depression scores of nine patients; all 512 sign flips, counted here."""
+    first = array(1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30)
+    second = array(0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29)
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 9)).reshape(9, -1).T
+    sums = np.abs(signs @ (first - second))
+    comparison = compare_pairs(first, second)
+    assert comparison is not None
+    assert comparison.p == pytest.approx(np.mean(sums >= (first - second).sum() - 1e-12))
+
+
+def test_unscored_cases_are_left_out_of_both_runs():
+    comparison = compare_pairs(array(1, None, 1, 1), array(0, 0, None, 1))
+    assert comparison == Comparison("mcnemar", 2, 0.5, 1.0)
+    assert compare_pairs(array(1, None), array(None, 0)) is None
+
+
+def test_many_cases_are_tested_with_a_fixed_seed():
+    generator = np.random.default_rng(5)
+    first, second = generator.normal(0.2, 1, 60), generator.normal(0, 1, 60)
+    comparison = compare_pairs(first, second)
+    assert comparison == compare_pairs(first, second)
+    assert comparison is not None and comparison.p == pytest.approx(stats.ttest_rel(first, second).pvalue, abs=0.03)
+
+
+def test_holm_by_hand():
+    """Sorted p-values times 4, 3, 2, 1, made monotone: 0.01 -> 0.04, 0.02 -> 0.06, 0.03 -> 0.06, 0.2 -> 0.2."""
+    comparisons = [Comparison("mcnemar", 9, 0.1, p) for p in (0.03, 0.01, 0.2, 0.02)]
+    adjusted = corrected([comparisons[0], None, *comparisons[1:]])
+    assert [None if test is None else round(test.p, 10) for test in adjusted] == [0.06, None, 0.04, 0.2, 0.06]
+
+
+def test_holm_is_that_of_statsmodels():
+    p_values = np.random.default_rng(4).random(20) ** 3
+    adjusted = corrected([Comparison("mcnemar", 9, 0.1, p) for p in p_values])
+    expected = multitest.multipletests(p_values, method="holm")[1]
+    assert [test.p for test in adjusted if test] == pytest.approx(expected)
+    assert corrected([]) == [] and corrected([None]) == [None]
+
+
+def test_bootstrap_interval_is_scipys():
+    values = np.random.default_rng(1).random(40)
+    expected = stats.bootstrap(
+        (values,), np.mean, n_resamples=500, method="BCa", rng=np.random.default_rng(0), confidence_level=0.95
+    ).confidence_interval
+    interval = bootstrap_interval(values, resamples=500)
+    assert interval is not None and tuple(interval) == pytest.approx((expected.low, expected.high))
+
+
+def test_bootstrap_interval_of_a_rate_is_about_that_of_theory():
+    """30 of 100: 0.3 +- 1.96 sqrt(0.3 * 0.7 / 100) = 0.210 .. 0.390."""
+    interval = bootstrap_interval(array(*[1] * 30, *[0] * 70))
+    assert interval is not None and tuple(interval) == pytest.approx((0.210, 0.390), abs=0.015)
+
+
+@pytest.mark.parametrize("values", [[], [1], [1, 1, 1]])
+def test_no_interval_where_resamples_cannot_differ(values):
+    assert bootstrap_interval(array(*values)) is None
+
+
+def test_ranks_on_the_example_of_r():
+    """R, ?friedman.test: chi-squared = 11.143, df = 2, p = 0.003805; the first and the third method differ."""
+    ranking = rank_editors(["round out", "narrow", "wide"], (-np.array(ROUNDING_TIMES)).T.tolist())
+    assert ranking is not None and ranking.p == pytest.approx(0.003805, abs=5e-7)
+    assert ranking.names == ("wide", "narrow", "round out")
+    assert ranking.mean_ranks == pytest.approx((32 / 22, 47 / 22, 53 / 22))
+    assert ranking.groups == ((0, 1), (1, 2))
+
+
+def test_critical_difference_of_the_textbook():
+    """Demsar (2006), section 3.2.2: four classifiers on 14 data sets, CD = 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25."""
+    scores = np.random.default_rng(2).random((4, 14)).tolist()
+    ranking = rank_editors("abcd", scores)
+    assert ranking is not None and ranking.critical_difference == pytest.approx(1.25, abs=0.005)
+
+
+def test_ties_share_their_mean_rank():
+    """Column 1: b first, a and c share (2 + 3) / 2; columns 2 and 3: a, b, c."""
+    ranking = rank_editors(["a", "b", "c"], [[1, 3, 3], [2, 2, 2], [1, 1, 1]])
+    assert ranking is not None
+    assert dict(zip(ranking.names, ranking.mean_ranks, strict=True)) == pytest.approx(
+        {"a": (2.5 + 1 + 1) / 3, "b": (1 + 2 + 2) / 3, "c": (2.5 + 3 + 3) / 3}
+    )
+
+
+def test_no_ranking_of_two_editors_or_equal_ones():
+    assert rank_editors(["a", "b"], [[1, 2, 3], [2, 3, 4]]) is None
+    assert rank_editors(["a", "b", "c"], [[1, 2], [2, 3], [3, 4]]) is None
+    assert rank_editors(["a", "b", "c"], [[1, 2, 3]] * 3) is None

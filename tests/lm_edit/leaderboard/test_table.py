@@ -1,0 +1,178 @@
+"""Rows, sections, ranks, marks and coverage, on made-up results with numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("statsmodels", reason="the statistics are in the extra leaderboard")
+pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
+
+from board_frames import case_rows, frames, run_row
+
+from edit_hooks.utils.errors import EditingError
+from lm_edit.leaderboard.columns import ColumnKey
+from lm_edit.leaderboard.table import NO_SAMPLES, NOT_FROM_CASES, Board, Row, build_board
+
+ES = ColumnKey("bake_es", "es_prob", "", "none")
+
+
+def board(*parts: tuple[pd.DataFrame, pd.DataFrame]) -> Board:
+    results, cases = (pd.concat(tables, ignore_index=True) for tables in zip(*parts, strict=True))
+    return build_board(results, cases, resamples=199)
+
+
+def rows_of(board: Board, section: int = 0) -> dict[str, Row]:
+    return {row.label: row for row in board.sections[section].rows}
+
+
+def es(**scores: list[float | None]) -> dict[str, dict[str, list[float | None]]]:
+    return {editor: {"bake_es/es_prob": values} for editor, values in scores.items()}
+
+
+def test_marks_ranks_and_corrected_tests():
+    """Exact McNemar, Holm over the three editors.
+
+    Against the unedited model, which scores 0 of 8: rome and memit 8 discordant cases, p = 2 / 2^8, times 3 and 2;
+    ft 2 discordant, p = 2 / 2^2. Against the best, rome, memit is as good and ranked first, too; ft has 6 discordant.
+    """
+    rows = rows_of(board(frames(es(unedited=[0] * 8, rome=[1] * 8, memit=[1] * 8, ft=[1, 1, 0, 0, 0, 0, 0, 0]))))
+    cells = {name: row.cells[ES] for name, row in rows.items()}
+    assert {name: cell.rank for name, cell in cells.items()} == {"unedited": None, "rome": 1, "memit": 1, "ft": 3}
+    adjusted = {name: cell.versus_unedited.p for name, cell in cells.items() if cell.versus_unedited}
+    assert adjusted == pytest.approx({"rome": 3 * 2 / 256, "memit": 3 * 2 / 256, "ft": 0.5})
+    assert cells["ft"].versus_best is not None and cells["ft"].versus_best.p == pytest.approx(2 / 64)
+    assert {name: cell.marks for name, cell in cells.items()} == {"unedited": "", "rome": "†", "memit": "†", "ft": "‡"}
+
+
+def test_lower_is_better_where_the_column_says_so():
+    rows = rows_of(board(frames(es(a=[0.1, 0.2], b=[0.5, 0.4]), higher_is_better=False)))
+    assert (rows["a"].cells[ES].rank, rows["b"].cells[ES].rank) == (1, 2)
+
+
+def test_columns_without_a_direction_have_no_ranks_and_no_tests():
+    rows = rows_of(board(frames(es(unedited=[0] * 8, a=[1] * 8), higher_is_better=None)))
+    assert (rows["a"].cells[ES].rank, rows["a"].cells[ES].marks) == (None, "")
+
+
+def test_coverage_counts_cases_and_reasons():
+    cell = rows_of(board(frames(es(rome=[1, None, 0, None]))))["rome"].cells[ES]
+    assert (cell.value, cell.num_scored, cell.num_cases, cell.left_out) == (0.5, 2, 4, {"empty answer": 2})
+
+
+def test_cases_outside_the_population_are_not_unscored():
+    results, cases = frames(es(rome=[1, 0, None]))
+    results["excluded"], results["unscored"] = 1, 0
+    cases.loc[2, "excluded"] = 1
+    cell = rows_of(board((results, cases)))["rome"].cells[ES]
+    assert (cell.num_scored, cell.num_cases, cell.left_out) == (2, 3, {"outside the population": 1})
+
+
+def test_nothing_scored_is_no_number():
+    cell = rows_of(board(frames(es(rome=[None, None], memit=[1, 0]))))["rome"].cells[ES]
+    assert math.isnan(cell.value) and (cell.num_scored, cell.rank, cell.note) == (0, None, "no case was scored")
+
+
+def test_without_samples_there_is_a_number_but_no_interval():
+    results, cases = frames(es(rome=[1, 0, 1]))
+    cell = rows_of(board((results, cases[:0])))["rome"].cells[ES]
+    assert (cell.num_scored, cell.interval, cell.note) == (3, None, NO_SAMPLES)
+
+
+def test_scores_that_do_not_follow_from_cases_have_no_interval_and_no_test():
+    results, cases = frames(es(unedited=[0] * 8, rome=[1, 0] * 4))
+    results.loc[results["editor"] == "rome", "value"] = 0.7
+    cell = rows_of(board((results, cases)))["rome"].cells[ES]
+    assert (cell.interval, cell.note, cell.versus_unedited) == (None, NOT_FROM_CASES, None)
+
+
+def test_edit_scores_have_intervals_and_tests_of_their_own():
+    """ES = 1, LS = 0.5: S = 2 / (1 / 1 + 1 / 0.5) = 2/3; the unedited model has LS = 1 and ES = 0.25: S = 0.4.
+
+    Four of eight cases of the edited model have LS = 0; three quarters of the unedited one's have ES = 0.
+    """
+    edited = [[[1.0], [float(i % 2)]] for i in range(8)]
+    unedited = [[[float(i % 4 == 0)], [1.0]] for i in range(8)]
+    results, cases = [], []
+    for editor, components, value in (("unedited", unedited, 0.4), ("rome", edited, 2 / 3)):
+        row = run_row(editor, "bake_s", "s_prob", [0.0] * 8)
+        # Means enter as percentages with two decimals, which are exact here.
+        results.append({**row, "value": value, "is_rate": False})
+        rows = case_rows(row, [None] * 8)
+        cases += [{**case, "components": part, "reason": ""} for case, part in zip(rows, components, strict=True)]
+    cell = rows_of(board((pd.DataFrame(results), pd.DataFrame(cases))))["rome"].cells[
+        ColumnKey("bake_s", "s_prob", "", "none")
+    ]
+    assert cell.interval is not None and cell.interval.low < 2 / 3 < cell.interval.high
+    assert cell.versus_unedited is not None
+    assert cell.versus_unedited.difference == pytest.approx(2 / 3 - 0.4) and cell.versus_unedited.test == "permutation"
+    assert (cell.num_scored, cell.num_cases, cell.left_out) == (8, 8, {})
+
+
+def test_sections_keep_single_edits_streams_and_context_editors_apart():
+    parts = [
+        frames(es(unedited=[0, 0], rome=[1, 1])),
+        frames(es(rome=[0, 1]), mode="sequential", num_edits=2, edit_batch_size=1),
+        frames(es(rome=[0, 1]), mode="sequential", num_edits=1000, edit_batch_size=100),
+        frames(es(rome=[0, 1]), mode="batch", num_edits=2),
+        frames(es(ike=[1, 1]), context_editor=True),
+        frames(es(unedited=[1, 1]), icl="fact"),
+    ]
+    titles = {section.title: [row.label for row in section.rows] for section in board(*parts).sections}
+    assert titles == {
+        "demo: single edits": ["unedited", "rome"],
+        "demo: 2 edits at once": ["unedited", "rome"],
+        "demo: stream of 1000 edits, 100 per step": ["unedited", "rome"],
+        "demo: stream of 2 edits": ["unedited", "rome"],
+        "demo: editors that act through the prompt, single edits": ["unedited", "ike", "unedited"],
+    }
+
+
+def test_models_are_compared_with_their_own_unedited_model():
+    one = frames(es(unedited=[0] * 6, rome=[1] * 6))
+    other = frames(es(unedited=[1] * 6, rome=[1] * 6), model="other", model_hash="77")
+    result = board(one, other)
+    differences = {
+        section.title: row.cells[ES].versus_unedited.difference
+        for section in result.sections
+        for row in section.rows
+        if row.cells[ES].versus_unedited is not None
+    }
+    assert differences == {"demo: single edits": 1.0, "other: single edits": 0.0}
+
+
+def test_commands_for_several_benchmarks_are_one_row():
+    first, second = frames({"rome": {"bake_es/es_prob": [1, 0]}}), frames({"rome": {"zsre_x/acc": [1, 1]}}, data="hub")
+    (row,) = board(first, second).sections[0].rows
+    assert sorted(key.task for key in row.cells) == ["bake_es", "zsre_x"] and len(row.runs) == 2
+
+
+def test_equal_editors_with_other_settings_are_told_apart():
+    parts = [
+        frames(es(rome=[1, 0]), settings=settings, seed=seed) for settings, seed in (("aa", 0), ("bb", 0), ("aa", 1))
+    ]
+    labels = [row.label for row in board(*parts).sections[0].rows]
+    assert labels == ["rome (settings aa, seed 0)", "rome (settings aa, seed 1)", "rome (settings bb, seed 0)"]
+
+
+def test_ranking_over_the_columns_shown_first():
+    """Three columns in which a beats b beats c: mean ranks 1, 2, 3; d lacks a column and is left out."""
+    names = ["bake_x/m", "bake_y/m", "bake_z/m"]
+    scores = {
+        editor: {name: [quality, quality / 2] for name in names}
+        for editor, quality in zip("cba", (0.2, 0.4, 0.8), strict=True)
+    }
+    scores["d"] = {names[0]: [1.0, 1.0]}
+    section = board(frames(scores)).sections[0]
+    assert section.ranking is not None
+    assert (section.ranking.names, section.ranking.mean_ranks) == (("a", "b", "c"), (1, 2, 3))
+    assert [row.label for row in section.rows] == ["a", "b", "c", "d"]
+    assert section.ranking_note == "Over bake_x m, bake_y m, bake_z m. Without d, which lack some of these."
+
+
+def test_no_results_are_an_error():
+    results, cases = frames(es(rome=[1]))
+    with pytest.raises(EditingError, match="no results"):
+        build_board(results[:0], cases)
