@@ -1,0 +1,302 @@
+"""Charts drawn with matplotlib, without a display and without global state."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Series
+from lm_edit.figures.look import DASHES, GRAY, MARKERS, ROLES, color_of, edge_look, legend_names, number, shown
+from edit_hooks.utils.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANEL_WIDTH = 3.4  # inches: a column of a paper
+ROW_HEIGHT = 0.16  # of a bar
+CHARACTERS_PER_INCH = 19  # of the caption
+BARS_WITH_NUMBERS = 60  # more bars than these have no number beside them
+SETTINGS = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "savefig.dpi": 200,
+    "svg.fonttype": "path",  # looks the same without the font
+    "svg.hashsalt": "lm-eval-editing",  # element ids are hashes of the content
+    "pdf.fonttype": 42,
+    "text.parse_math": False,  # a dollar sign is one
+}
+# Dates make equal figures differ.
+METADATA = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+
+
+def draw_static(chart: Chart) -> Figure:
+    """Draw a chart; all settings are those of this module, not of the user's matplotlib."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", **SETTINGS}):
+        columns = min(chart.columns, len(chart.panels))
+        rows = math.ceil(len(chart.panels) / columns)
+        width = PANEL_WIDTH * columns
+        lines = caption_lines(chart.caption, width)
+        num_names = len(legend_names(chart))
+        legend_rows = math.ceil(num_names / max(1, round(1.6 * columns)))
+        heights = [
+            max(map(panel_height, chart.panels[row * columns : (row + 1) * columns])) for row in range(rows)
+        ]
+        height = sum(heights) + 0.35 + 0.13 * len(lines) + 0.16 * legend_rows
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(rows, columns, height_ratios=heights)
+        for index, panel in enumerate(chart.panels):
+            axes = figure.add_subplot(grid[divmod(index, columns)])
+            _draw_panel(axes, panel)
+            axes.set_title(shown(panel.title), loc="left", wrap=True)
+        figure.suptitle(
+            "\n".join(textwrap.wrap(shown(chart.title), int(width * 13))), fontsize=9, fontweight="bold", x=0.01, ha="left"
+        )
+        figure.supxlabel("\n".join(lines), fontsize=6.5, color="#444444", x=0.01, ha="left", linespacing=1.35)
+        _add_legend(figure, chart, max(1, round(1.6 * columns)))
+    return figure
+
+
+def write_static(chart: Chart, path: Path) -> Path:
+    """Write a chart as .svg, .png or .pdf; equal charts give equal bytes."""
+    import matplotlib
+
+    figure = draw_static(chart)
+    file_format = path.suffix[1:]
+    with (
+        replacing(path) as temporary,  # its name does not show the format
+        matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", **SETTINGS}),
+    ):
+        figure.savefig(temporary, format=file_format, metadata=METADATA[file_format])
+    return path
+
+
+def caption_lines(caption: Sequence[str], width: float) -> list[str]:
+    """The caption in lines for a figure of this width in inches."""
+    return [line for text in caption for line in textwrap.wrap(shown(text, 600), int(width * CHARACTERS_PER_INCH))]
+
+
+def panel_height(panel: Panel) -> float:
+    """Height of a panel in inches, with its axis labels."""
+    if isinstance(panel, Bars):
+        bars = 1 if panel.stacked else len(panel.series)
+        return 0.75 + len(panel.categories) * (bars + 0.6) * ROW_HEIGHT
+    if isinstance(panel, HeatMap):
+        return 0.9 + 0.25 * len(panel.rows)
+    if isinstance(panel, Network):
+        return 5.0
+    return 2.4
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    if isinstance(panel, Bars):
+        _draw_bars(axes, panel)
+    elif isinstance(panel, Lines):
+        _draw_lines(axes, panel)
+    elif isinstance(panel, Points):
+        _draw_points(axes, panel)
+    elif isinstance(panel, HeatMap):
+        _draw_heat_map(axes, panel)
+    else:
+        _draw_network(axes, panel)
+
+
+def _draw_bars(axes: Axes, panel: Bars) -> None:
+    places = 1 if panel.stacked else len(panel.series)
+    thickness = 0.8 / places
+    filled = [0.0] * len(panel.categories)
+    with_numbers = not panel.stacked and len(panel.categories) * places <= BARS_WITH_NUMBERS
+    for place, series in enumerate(panel.series):
+        offset = 0.0 if panel.stacked else (place - (places - 1) / 2) * thickness
+        rows = [row + offset for row in range(len(panel.categories))]
+        starts = filled if panel.stacked else series.starts or [0.0] * len(rows)
+        widths = [value - (0.0 if panel.stacked else start) for value, start in zip(series.values, starts, strict=True)]
+        axes.barh(
+            rows, widths, height=thickness * 0.92, left=list(starts), color=color_of(series.color),
+            label=shown(series.name), xerr=_errors(series, series.values, series.low, series.high),
+            error_kw={"elinewidth": 0.7, "ecolor": "#222222", "capsize": 1.5},
+        )  # fmt: skip
+        for row, (value, start) in enumerate(zip(series.values, starts, strict=True)):
+            if math.isnan(value):
+                axes.text(0.0, rows[row], " unscored", va="center", fontsize=6, color=GRAY, style="italic")
+            elif panel.stacked and value >= 0.07:
+                axes.text(start + value / 2, rows[row], number(value), ha="center", va="center", fontsize=6, color="white")
+            elif with_numbers:
+                _write_number(axes, series, row, rows[row])
+        if panel.stacked:
+            filled = [start + (0.0 if math.isnan(value) else value) for start, value in zip(starts, series.values, strict=True)]
+    axes.set_yticks(range(len(panel.categories)), [shown(name) for name in panel.categories])
+    axes.invert_yaxis()
+    axes.set_xlabel(shown(panel.value_label))
+    axes.grid(axis="x", color="#dddddd", linewidth=0.5)
+    if panel.limits:
+        axes.set_xlim(*panel.limits) if panel.stacked else axes.set_xlim(panel.limits[0], panel.limits[1] * 1.12)
+    else:
+        axes.margins(x=0.14)
+    for reference in panel.references:
+        axes.axvline(
+            reference.value, color=GRAY if reference.color is None else color_of(reference.color), linestyle="--",
+            linewidth=1.0, label=shown(reference.name),
+        )  # fmt: skip
+
+
+def _write_number(axes: Axes, series: Series, row: int, place: float) -> None:
+    value = series.values[row]
+    start = series.starts[row] if series.starts else 0.0
+    leftward = value < start
+    ends = [value] + ([series.low[row] if leftward else series.high[row]] if series.high else [])
+    end = next(end for end in reversed(ends) if not math.isnan(end))
+    axes.annotate(
+        number(value), (end, place), xytext=(-2 if leftward else 2, 0), textcoords="offset points", va="center",
+        ha="right" if leftward else "left", fontsize=5.5, color="#333333", annotation_clip=False,
+    )  # fmt: skip
+
+
+def _errors(
+    series: Series, values: Sequence[float], low: Sequence[float], high: Sequence[float]
+) -> list[list[float]] | None:
+    """Lengths of the whiskers to both sides; NaN draws none."""
+    if not low:
+        return None
+    return [
+        [value - end for value, end in zip(values, low, strict=True)],
+        [end - value for value, end in zip(values, high, strict=True)],
+    ]
+
+
+def _draw_lines(axes: Axes, panel: Lines) -> None:
+    for series in panel.series:
+        axes.errorbar(
+            series.positions, series.values, yerr=_errors(series, series.values, series.low, series.high),
+            color=color_of(series.color), marker=MARKERS[series.style % len(MARKERS)][0],
+            linestyle=DASHES[series.style % len(DASHES)][0], label=shown(series.name), capsize=2, elinewidth=0.7,
+            markeredgecolor="white", markeredgewidth=0.4,
+        )  # fmt: skip
+    for reference in panel.references:
+        axes.axhline(
+            reference.value, color=GRAY if reference.color is None else color_of(reference.color), linestyle="--",
+            linewidth=1.0, label=shown(reference.name),
+        )  # fmt: skip
+    axes.set_xlabel(shown(panel.position_label))
+    axes.set_ylabel(shown(panel.value_label))
+    axes.grid(color="#dddddd", linewidth=0.5)
+    positions = sorted({position for series in panel.series for position in series.positions})
+    if panel.log_positions:
+        axes.set_xscale("log")
+    if panel.whole_positions and len(positions) <= 8:
+        axes.set_xticks(positions, [number(position) for position in positions])
+        axes.minorticks_off()
+    if panel.limits:
+        margin = 0.04 * (panel.limits[1] - panel.limits[0])
+        axes.set_ylim(panel.limits[0] - margin, panel.limits[1] + margin)
+
+
+def _draw_points(axes: Axes, panel: Points) -> None:
+    for series in panel.series:
+        has_errors = bool(series.low or series.position_low)
+        marker = MARKERS[series.style % len(MARKERS)][0]
+        if has_errors:
+            axes.errorbar(
+                series.positions, series.values, yerr=_errors(series, series.values, series.low, series.high),
+                xerr=_errors(series, series.positions, series.position_low, series.position_high), linestyle="none",
+                color=color_of(series.color), elinewidth=0.6, capsize=1.5, zorder=2,
+            )  # fmt: skip
+        size = 26 if panel.named else 9
+        axes.scatter(
+            series.positions, series.values, s=size, marker=marker, color=color_of(series.color), linewidths=0.3,
+            edgecolors="white", label=shown(series.name), zorder=3, alpha=1.0 if panel.named else 0.75,
+        )  # fmt: skip
+        if panel.named:
+            for x, y, text in zip(series.positions, series.values, series.texts, strict=True):
+                axes.annotate(shown(text), (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6)
+    axes.set_xlabel(shown(panel.position_label))
+    axes.set_ylabel(shown(panel.value_label))
+    if panel.axes:
+        axes.grid(color="#dddddd", linewidth=0.5)
+        axes.margins(0.15)
+    else:
+        axes.set_xticks([])
+        axes.set_yticks([])
+
+
+def _draw_heat_map(axes: Axes, panel: HeatMap) -> None:
+    width = len(panel.columns)
+    matrix = [[*row, *[math.nan] * (width - len(row))] for row in panel.values]
+    low, high = panel.limits
+    image = axes.imshow(matrix, aspect="auto", interpolation="nearest", cmap="Purples", vmin=low, vmax=high)
+    if panel.annotated:
+        for row, values in enumerate(panel.values):
+            for column, value in enumerate(values):
+                dark = not math.isnan(value) and (value - low) / ((high - low) or 1) > 0.55
+                text = "-" if math.isnan(value) else number(value)
+                axes.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "#222222")
+    step = max(1, math.ceil(width / 12))
+    axes.set_xticks(range(0, width, step), [shown(name) for name in panel.columns[::step]])
+    axes.set_yticks(range(len(panel.rows)), [shown(name) for name in panel.rows])
+    axes.set_xlabel(shown(panel.column_label))
+    axes.set_ylabel(shown(panel.row_label))
+    axes.figure.colorbar(image, ax=axes)
+
+
+def _draw_network(axes: Axes, panel: Network) -> None:
+    places = {node.name: (node.x, node.y) for node in panel.nodes}
+    drawn: set[str] = set()
+    for edge in panel.edges:
+        look = edge_look(panel, edge.kind)
+        axes.annotate(
+            "", xy=places[edge.target], xytext=places[edge.source],
+            arrowprops={
+                "arrowstyle": "-|>", "color": look.color, "linestyle": look.dash[0], "linewidth": look.width,
+                "shrinkA": 9, "shrinkB": 9, "connectionstyle": "arc3,rad=0.08",
+            },
+        )  # fmt: skip
+        if edge.label:
+            (x0, y0), (x1, y1) = places[edge.source], places[edge.target]
+            axes.text(
+                x0 * 0.55 + x1 * 0.45, y0 * 0.55 + y1 * 0.45, shown(edge.label, 28), fontsize=5, color=look.color, ha="center", va="center",
+                bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+            )  # fmt: skip
+        if edge.kind not in drawn:
+            drawn.add(edge.kind)
+            axes.plot([], [], color=look.color, linestyle=look.dash[0], linewidth=look.width, label=shown(panel.kinds[edge.kind]))
+    for node in panel.nodes:
+        face = ROLES[node.role]
+        axes.text(
+            node.x, node.y, "\n".join(textwrap.wrap(shown(node.name), 18)), fontsize=6, ha="center", va="center",
+            bbox={"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": "#555555", "linewidth": 0.6},
+        )  # fmt: skip
+    axes.set_xlim(-0.08, 1.08)
+    axes.set_ylim(-0.08, 1.08)
+    axes.set_axis_off()
+
+
+def _add_legend(figure: Figure, chart: Chart, columns: int) -> None:
+    wanted = legend_names(chart)
+    if not wanted:
+        return
+    entries = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    names = [name for name in wanted if name in entries]
+    figure.legend(
+        [entries[name] for name in names], names, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.2
+    )
