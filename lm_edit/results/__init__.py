@@ -1,1 +1,15 @@
-"""Saved samples of lm-eval: reading them and judging them again."""
+"""Results of lm-eval as data: tables, cases, checks and exports; and judging saved answers again."""
+
+from lm_edit.results.documents import CaseDocument, Question, SavedResponse, load_documents
+from lm_edit.results.schema import SCHEMA_VERSION
+from lm_edit.results.tables import load_cases, load_results
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CaseDocument",
+    "Question",
+    "SavedResponse",
+    "load_cases",
+    "load_documents",
+    "load_results",
+]

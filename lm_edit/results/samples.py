@@ -132,7 +132,7 @@ def _from_case(row: Mapping[str, Any], task: str) -> Iterator[SavedAnswer]:
         if request.target is not None:
             continue
         stops = row["arguments"][f"gen_args_{number}"]["arg_1"].get("until") or []
-        for stage, response in _answers_by_stage(read_saved_response(row["resps"][number][0])):
+        for stage, response in answers_by_stage(read_saved_response(row["resps"][number][0])):
             if probe.only_unedited and stage != FINAL_STAGE:
                 continue  # the unedited model's answer is the same at every stage
             answer = read_answer(response, [stops] if isinstance(stops, str) else stops)
@@ -143,7 +143,7 @@ def _from_case(row: Mapping[str, Any], task: str) -> Iterator[SavedAnswer]:
             yield SavedAnswer(task, row["doc_id"], stage, probe.only_unedited, item, _failure(answer))
 
 
-def _answers_by_stage(
+def answers_by_stage(
     response: EditedAnswer | str,
 ) -> Iterator[tuple[str, EditedAnswer | ModelAnswer | FailedAnswer | str]]:
     if isinstance(response, str) or response.position is None:

@@ -1,0 +1,78 @@
+"""Columns of a task in result and sample files: metrics, and the companions that count their cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SUMMARIES = ("unscored", "unscored_reason", "edit", "judge", "bypass")  # columns of a task that are no metric
+COMPANIONS = ("stderr", "n", "excluded", "failed", "or_0")
+NOT_AVAILABLE = "N/A"
+
+
+@dataclass
+class Column:
+    """One metric at one stage in one filter pipeline.
+
+    Attributes:
+        metric: name without the stage.
+        stage: "" for the final answer; ``immediate``, a number of edits, ``unedited`` or ``difference``.
+        filter: name of the filter pipeline; in samples, which hold one pipeline each, "".
+        value: as saved.
+        companions: ending -> value, as in ``{"n": 20, "failed": 1}``.
+    """
+
+    metric: str
+    stage: str
+    filter: str
+    value: Any
+    companions: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the column in the file, without the filter."""
+        return f"{self.metric}@{self.stage}" if self.stage else self.metric
+
+    def number(self, companion: str) -> float | None:
+        """A companion as a number; ``None`` if it is absent or not available."""
+        value = self.companions.get(companion)
+        return float(value) if is_number(value) else None
+
+
+def is_number(value: object) -> bool:
+    """Whether a saved value is a number; lm-eval writes "N/A" for missing ones."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def read_columns(saved: Mapping[str, Any], declared: Mapping[str, object]) -> Iterator[Column]:
+    """The metrics among the columns of a task, each with its companions.
+
+    Args:
+        saved: ``<column>,<filter>`` -> value, or ``<column>`` -> value in samples.
+        declared: metrics that the task declares; their names are never companions of others.
+    """
+    columns: dict[tuple[str, str], Column] = {}
+    later = []
+    for key, value in saved.items():
+        name, _, pipeline = key.partition(",")
+        base, ending = _companion(name, saved, pipeline, declared)
+        if base:
+            later.append((base, ending, pipeline, value))
+        elif name not in SUMMARIES:
+            metric, _, stage = name.partition("@")
+            columns[name, pipeline] = Column(metric, stage, pipeline, value)
+    for base, ending, pipeline, value in later:
+        if column := columns.get((base, pipeline)):
+            column.companions[ending] = value
+    yield from columns.values()
+
+
+def _companion(name: str, saved: Mapping[str, Any], pipeline: str, declared: Mapping[str, object]) -> tuple[str, str]:
+    """The column that a column accompanies, and how; two empty texts for a column of its own."""
+    if name.partition("@")[0] not in declared or "@" in name:
+        for ending in COMPANIONS:
+            base = name.removesuffix(f"_{ending}")
+            if base != name and (f"{base},{pipeline}" if pipeline else base) in saved:
+                return base, ending
+    return "", ""

@@ -1,0 +1,205 @@
+"""Cases of a run with their questions and answers, for a look at single cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
+from edit_hooks.utils.errors import EditingError
+from lm_edit.results.columns import SUMMARIES, read_columns
+from lm_edit.results.runs import Paths, ResultFile
+from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response
+from lm_edit.results.tables import current_tasks
+from lm_edit.results.task_facts import TaskFacts
+from lm_eval_tasks.common.answers import Answer, read_answer
+from lm_eval_tasks.common.probes import case_requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedResponse:
+    """One answer of a model, as far as it was saved.
+
+    Attributes:
+        text: generated text up to its natural stop; ``None`` for a scored continuation.
+        raw: generated text with what follows the stop.
+        thought: text of the thought before the answer.
+        logprob: log-probability of the continuation in nats. num_tokens: its number of tokens.
+        is_greedy: the continuation is the most likely one.
+        failure: why there is no answer.
+    """
+
+    text: str | None = None
+    raw: str | None = None
+    thought: str | None = None
+    logprob: float | None = None
+    num_tokens: int | None = None
+    is_greedy: bool | None = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One request of a case: a continuation that was scored, or a text that was generated.
+
+    Attributes:
+        kind: kind of the probe; "" for lm-eval's own tasks.
+        prompt: the text shown to the model. wanted: the gold answer.
+        target: the continuation that was scored; ``None`` for a generation.
+        draw: number of the generation, where there are several.
+        answers: stage -> answer of the edited model; "" is the final stage.
+        unedited: the unedited model's answer, if it was asked.
+    """
+
+    kind: str
+    prompt: str
+    wanted: str
+    target: str | None
+    draw: int = 0
+    answers: Mapping[str, SavedResponse] = field(default_factory=dict)
+    unedited: SavedResponse | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseDocument:
+    """One case of a task in a run.
+
+    Attributes:
+        edits: the case's edits (prompt, subject, target_new, target_true, ...), as in the documents.
+        metrics: ``<metric>[@<stage>],<filter>`` -> value; ``None`` is unscored.
+        reasons: the same keys -> why a value is missing.
+        report: facts about the edit (final_loss, seconds, error, ...); empty without an edit.
+    """
+
+    run: str
+    task: str
+    doc_id: int
+    case_id: str
+    category: str
+    edits: Sequence[Mapping[str, Any]]
+    questions: Sequence[Question]
+    metrics: Mapping[str, Any]
+    reasons: Mapping[str, str]
+    report: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document as plain JSON values."""
+        return asdict(self)
+
+
+def load_documents(paths: Paths) -> Iterator[CaseDocument]:
+    """Yield the cases of all runs, task by task; of the files that ``load_results`` uses.
+
+    Raises:
+        EditingError: as ``load_cases``.
+    """
+    for file, task in current_tasks(paths):
+        yield from task_documents(file, task)
+
+
+def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
+    """Yield the cases of one task of a run."""
+    declared = TaskFacts(file, task).metrics
+    by_doc: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
+    for where, sample in file.samples(task):
+        by_doc.setdefault(sample["doc_id"], []).append((where, sample))
+    for doc_id, samples in by_doc.items():
+        where, first = samples[0]
+        try:
+            doc = first["doc"] if isinstance(first["doc"], Mapping) else {}
+            metrics, reasons = _metrics([sample for _, sample in samples], declared)
+            yield CaseDocument(
+                run=file.facts.run,
+                task=task,
+                doc_id=doc_id,
+                case_id=str(doc.get("case_id", doc_id)),
+                category=str(doc.get("category") or ""),
+                edits=doc.get("edit_requests") or [],
+                questions=list(_questions(first, doc)),
+                metrics=metrics,
+                reasons=reasons,
+                report=next((sample["edit"] for _, sample in samples if sample.get("edit")), {}),
+            )
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, EditingError):
+                raise
+            raise EditingError(f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error}).") from None
+
+
+def _metrics(
+    samples: Sequence[Mapping[str, Any]], declared: Mapping[str, object]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    metrics, reasons = {}, {}
+    for sample in samples:
+        named = {name: sample[name] for name in sample["metrics"] if name not in SUMMARIES}
+        for column in read_columns(named, declared):
+            key = f"{column.name},{sample['filter']}"
+            metrics[key] = column.value
+            if reason := (sample.get("unscored_reason") or {}).get(column.name):
+                reasons[key] = reason
+    return metrics, reasons
+
+
+def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any]) -> Iterator[Question]:
+    """The requests of a case of an editing task, or those of an ordinary document."""
+    arguments = list(sample["arguments"].values())
+    if "probes" not in doc:
+        for number, argument in enumerate(arguments):
+            target = argument.get("arg_1")
+            target = target if isinstance(target, str) else None
+            response = _response(_stock_answer(sample["resps"][number][0], target is not None, ()))
+            yield Question(
+                kind="",
+                prompt=argument["arg_0"],
+                wanted=str(sample["target"]),
+                target=target,
+                answers={FINAL_STAGE: response},
+            )
+        return
+    for number, request in enumerate(case_requests(doc)):
+        probe, argument = request.probe, arguments[number]
+        stops = () if request.target is not None else argument["arg_1"].get("until") or ()
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        saved = sample["resps"][number][0]
+        response = read_saved_response(saved) if isinstance(saved, str) else saved
+        answers: dict[str, Answer] = {}
+        if isinstance(response, EditedAnswer):
+            answers = {stage: read_answer(answer, stops) for stage, answer in answers_by_stage(response)}
+        else:
+            answers = {FINAL_STAGE: _stock_answer(response, request.target is not None, stops)}
+        unedited = getattr(answers[FINAL_STAGE], "unedited", None)
+        yield Question(
+            kind=probe.kind,
+            prompt=argument["arg_0"],
+            wanted=probe.gold,
+            target=request.target,
+            draw=request.draw,
+            answers={} if probe.only_unedited else {stage: _response(answer) for stage, answer in answers.items()},
+            unedited=None if unedited is None else _response(unedited),
+        )
+
+
+def _stock_answer(saved: object, is_scored: bool, stops: Sequence[str]) -> Answer:
+    """The answer of a stock model class: a text, or log-probability and greediness, which lm-eval saves as texts."""
+    if not is_scored:
+        return read_answer(str(saved), stops)
+    if isinstance(saved, Sequence) and not isinstance(saved, str) and len(saved) == 2:
+        return ScoredContinuation(logprob=float(saved[0]), is_greedy=str(saved[1]) == "True")
+    return FailedAnswer(f"unreadable answer of type {type(saved).__name__}")
+
+
+def _response(answer: Answer) -> SavedResponse:
+    if isinstance(answer, GeneratedText):
+        return SavedResponse(text=answer.text, raw=answer.raw, thought=answer.thought)
+    if isinstance(answer, ScoredContinuation):
+        logprob = answer.logprob if math.isfinite(answer.logprob) else None
+        return SavedResponse(
+            logprob=logprob,
+            num_tokens=answer.num_tokens,
+            is_greedy=answer.is_greedy,
+            failure=None if logprob is not None else f"log-probability is {answer.logprob}",
+        )
+    reason = answer.reason if isinstance(answer, FailedAnswer) else f"the answer is a {type(answer).__name__}"
+    return SavedResponse(failure=reason)

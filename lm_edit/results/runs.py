@@ -1,0 +1,135 @@
+"""Result files of lm-eval: finding, reading and checking them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.json_io import read_json, read_rows
+from lm_eval_tasks.common.run_names import RunFacts, run_facts
+
+Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+_DATE = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)$")
+_NEEDED = ("results", "configs", "versions", "config", "n-samples")
+
+
+@dataclass(frozen=True, eq=False)
+class ResultFile:
+    """A result file of one run of lm-eval, and the sample files beside it."""
+
+    path: Path
+    content: Mapping[str, Any]
+
+    @cached_property
+    def facts(self) -> RunFacts:
+        """What identifies the run."""
+        return run_facts(self.content)
+
+    @cached_property
+    def date(self) -> str:
+        """Start of the run, ISO 8601 in UTC."""
+        start = self.content.get("date")
+        if not isinstance(start, (int, float)):
+            return ""
+        return datetime.fromtimestamp(start, tz=timezone.utc).isoformat(timespec="seconds")
+
+    @property
+    def tasks(self) -> Mapping[str, Mapping[str, Any]]:
+        """Task or group -> its columns, as saved."""
+        return self.content["results"]
+
+    def task_config(self, task: str) -> Mapping[str, Any]:
+        """Config of a task; empty for a group."""
+        return self.content["configs"].get(task) or {}
+
+    def num_cases(self, task: str) -> int | None:
+        """Number of documents of a task that were asked; ``None`` for a group."""
+        return (self.content["n-samples"].get(task) or {}).get("effective")
+
+    def sample_file(self, task: str) -> Path | None:
+        """The file of a task's samples; ``None`` if the run saved none."""
+        match = _DATE.search(self.path.stem)
+        path = self.path.with_name(f"samples_{task}_{match[1]}.jsonl") if match else None
+        return path if path is not None and path.is_file() else None
+
+    def samples(self, task: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """The samples of a task, each after its location; a document has one for each filter of the task.
+
+        Raises:
+            EditingError: if the run saved none, if the file cannot be read, or if it belongs to another run.
+        """
+        path = self.sample_file(task)
+        if path is None:
+            raise EditingError(
+                f"{self.path} has no samples of {task} beside it; run lm_eval with --log_samples, and keep its files "
+                "together."
+            )
+        rows = read_rows(path, "file of samples", finite=False)
+        for where, row in rows:
+            if not isinstance(row, Mapping) or not isinstance(row.get("doc_id"), int):
+                raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
+        saved = (self.content.get("task_hashes") or {}).get(task)
+        if saved is not None and saved != _hash_of_samples([row for _, row in rows]):
+            raise EditingError(
+                f"{path} is not the file that {self.path.name} was saved with: samples are missing, changed, or of "
+                "another run. Copy it again, or run the task again."
+            )
+        return rows
+
+
+def _hash_of_samples(rows: Sequence[Mapping[str, Any]]) -> str:
+    """lm-eval's ``task_hashes``: SHA-256 of the hashes of all documents, prompts and targets."""
+    parts = (str(row.get(name, "")) for row in rows for name in ("doc_hash", "prompt_hash", "target_hash"))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def read_result_files(paths: Paths) -> list[ResultFile]:
+    """Read all result files in files and folders, oldest first.
+
+    Raises:
+        EditingError: for missing and unreadable files, folders without results, and files that are something else.
+    """
+    files = [read_result_file(path) for path in dict.fromkeys(find_result_files(paths))]
+    return sorted(files, key=lambda file: (file.date, file.path.name))
+
+
+def read_result_file(path: Path) -> ResultFile:
+    """Read one result file.
+
+    Raises:
+        EditingError: for an unreadable file, and for one that is no result file of lm-eval.
+    """
+    content = read_json(path, "result file", finite=False)
+    missing = [key for key in _NEEDED if not isinstance(content, Mapping) or not isinstance(content.get(key), Mapping)]
+    if missing:
+        raise EditingError(f"{path}: not a result file as lm_eval --output_path saves it; {missing[0]!r} is missing.")
+    return ResultFile(path, content)
+
+
+def find_result_files(paths: Paths) -> Iterator[Path]:
+    """Yield the files themselves, and the result files below folders.
+
+    Raises:
+        EditingError: for paths that do not exist, and folders without result files.
+    """
+    for name in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+        path = user_path(name, "result file or folder")
+        if path.is_dir():
+            inside = sorted(path.rglob("results_*.json"))
+            if not inside:
+                raise EditingError(f"no results_*.json in {path}; run lm_eval with --output_path.")
+            yield from inside
+        elif path.is_file():
+            yield path
+        else:
+            raise EditingError(f"there is no file or folder {path}.")

@@ -1,0 +1,91 @@
+"""The schema of results as data: the columns of the tables, with their types and meanings (docs/results.md).
+
+The version changes with the columns: its first number when a column goes away or changes its meaning, the second when
+one is added.
+"""
+
+from __future__ import annotations
+
+SCHEMA_VERSION = "1.0"
+
+TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
+
+_RUN = {
+    "run": (TEXT, "hash of what identifies the run (model, editor, settings, data, options), 12 hexadecimal digits"),
+    "run_name": (TEXT, "editor, mode, settings, data and model; also lm-eval's name of the run's folder"),
+}
+_PLACE = {
+    "task": (TEXT, "name of the task or group"),
+    "metric": (TEXT, "name of the metric without its stage"),
+    "stage": (
+        TEXT,
+        '"" for the final answer; in streams "immediate" or a number of edits; "unedited" and "difference" with '
+        "compare_unedited",
+    ),
+    "filter": (TEXT, "filter pipeline of the answer"),
+}
+_COUNTS = {
+    "n": (REAL, "number of scored cases"),
+    "excluded": (REAL, "number of cases that the benchmark's published filter excludes"),
+    "failed": (REAL, "number of cases without a usable answer"),
+}
+
+RESULT_COLUMNS: dict[str, tuple[str, str]] = {
+    **_RUN,
+    "file": (TEXT, "path of the result file"),
+    "date": (TEXT, "start of the run, ISO 8601 in UTC"),
+    "model": (TEXT, "hub id of the model, or the name of its folder"),
+    "model_hash": (TEXT, 'hash of the weights; "" if the run recorded none'),
+    "editor": (TEXT, '"unedited" for mode=none; the model class for stock models of lm-eval'),
+    "mode": (TEXT, 'single, batch, sequential, none, ...; "" for stock models'),
+    "settings": (TEXT, 'hash of the resolved editor settings, 8 hexadecimal digits; "" without an editor'),
+    "settings_origin": (TEXT, '"shipped" for the model, "given" by the user, "untuned" (guesses), or "" if unknown'),
+    "guesses": (VALUE, "list of the settings that nobody chose for this model"),
+    "context_editor": (FLAG, "the editor acts through the prompt"),
+    "num_edits": (REAL, "number of edited cases of a batch or stream"),
+    "edit_batch_size": (REAL, "cases per step of a stream"),
+    "group_size": (REAL, "cases per group of a batch"),
+    "icl": (TEXT, "in-context baseline added to the questions; no: none"),
+    "seed": (REAL, "seed of the edits"),
+    "limit": (REAL, "lm-eval's --limit"),
+    "editor_config": (MAPPING, "the resolved editor settings"),
+    "task": _PLACE["task"],
+    "benchmark": (TEXT, "folder of the task's YAML file; the name of a group"),
+    "task_version": (TEXT, "version of the task"),
+    "data": (TEXT, 'mini, hub, hub:<set> or the name of a file; "" for lm-eval\'s own tasks'),
+    "data_revision": (TEXT, "commit of the records, else the revision asked for"),
+    "data_hash": (TEXT, "SHA-256 of the records' files; with the subset, where one was chosen"),
+    "population": (TEXT, '"all" cases, or those of a published filter, as in "wrong_em"'),
+    "judge": (TEXT, 'judge, prompt and its hash, where a judge decides on the value; else ""'),
+    "protocol": (TEXT, "how the task asks and scores: generation settings, settings of the task, chat template"),
+    "metric": _PLACE["metric"],
+    "stage": _PLACE["stage"],
+    "filter": _PLACE["filter"],
+    "role": (TEXT, '"efficacy" for the success of the edits, "unchanged" for locality; else ""'),
+    "higher_is_better": (VALUE, "true, false, or missing where the task declares neither"),
+    "is_rate": (FLAG, "the value is a mean share of successes over cases"),
+    "chance": (REAL, "value of a guess"),
+    "value": (REAL, "the score; missing if no case was scored"),
+    "stderr": (REAL, "standard error of the value"),
+    **_COUNTS,
+    "or_0": (REAL, "the value if failed cases count as 0"),
+    "coverage": (REAL, "scored cases / (scored + failed cases)"),
+    "unscored": (REAL, "number of cases of the task in which some metric is unscored"),
+    "unscored_reason": (MAPPING, "reason -> number of cases of the task"),
+    "edit": (MAPPING, "summary of the task's edits: edits, failed, seconds_per_edit, ..."),
+}
+
+CASE_COLUMNS: dict[str, tuple[str, str]] = {
+    "run": _RUN["run"],
+    "task": _PLACE["task"],
+    "doc_id": (WHOLE, "index of the document in its task"),
+    "case_id": (TEXT, "id of the record"),
+    "category": (TEXT, 'category of the record; "" without one'),
+    "metric": _PLACE["metric"],
+    "stage": _PLACE["stage"],
+    "filter": _PLACE["filter"],
+    "value": (REAL, "the case's score; missing if unscored, excluded, or not a single number"),
+    **_COUNTS,
+    "reason": (TEXT, 'why the value, or some component of it, is missing; else ""'),
+    "components": (VALUE, "the saved value of metrics that are no mean over cases, as the factors of an edit score"),
+}

@@ -1,0 +1,156 @@
+"""Results of runs as tables: one row per metric, or one per case.
+
+Both read result and sample files of lm-eval only and score nothing again. Columns: :mod:`lm_edit.results.schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.logs import get_logger
+from lm_edit.results.columns import Column, is_number, read_columns
+from lm_edit.results.runs import Paths, ResultFile, read_result_files
+from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
+from lm_edit.results.task_facts import TaskFacts
+
+log = get_logger(__name__)
+
+# Columns that tell two results of one task in one run apart; where they agree, the newest file counts.
+SAME_RESULT = ("run", "task", "task_version", "data_hash", "protocol")
+SAME_JUDGE = ("filter", "judge", "population")
+
+
+def load_results(paths: Paths) -> pd.DataFrame:
+    """One row per run, task, metric, stage and filter.
+
+    Where several files have the same result, the newest one counts. The attribute ``superseded`` of the table
+    (``frame.attrs``) lists the others, and ``schema_version`` the version of the columns.
+
+    Args:
+        paths: result files of lm-eval, or folders that contain some.
+
+    Raises:
+        EditingError: for missing, unreadable and other files.
+    """
+    files = read_result_files(paths)
+    rows = [row for file in files for row in _result_rows(file)]
+    kept, superseded = _newest(rows)
+    for old in superseded:
+        log.warning("%s: %s of run %s is superseded by a newer file", old["file"], old["task"], old["run"])
+    frame = _frame(kept, RESULT_COLUMNS)
+    frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded}
+    return frame
+
+
+def load_cases(paths: Paths) -> pd.DataFrame:
+    """One row per run, task, document, metric, stage and filter, of the files that :func:`load_results` uses.
+
+    Raises:
+        EditingError: as :func:`load_results`, and for samples that are missing or of another run.
+    """
+    frame = _frame([row for file, task in current_tasks(paths) for row in _case_rows(file, task)], CASE_COLUMNS)
+    frame.attrs["schema_version"] = SCHEMA_VERSION
+    return frame
+
+
+def current_tasks(paths: Paths) -> Iterator[tuple[ResultFile, str]]:
+    """Every task of every run, each with the newest file that has it; groups, which have no samples, are left out."""
+    files = read_result_files(paths)
+    rows = [row for file in files for row in _result_rows(file)]
+    kept, _ = _newest(rows)
+    wanted = {(row["file"], row["task"]) for row in kept}
+    for file in files:
+        for task in file.tasks:
+            if (str(file.path), task) in wanted and file.num_cases(task) is not None:
+                yield file, task
+
+
+def _newest(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """The rows of the newest file for each result, and the tasks of older files that are left out."""
+    newest: dict[tuple[Any, ...], str] = {}
+    rows = list(rows)
+    keys = [tuple(row[name] for name in (*SAME_RESULT, *SAME_JUDGE)) for row in rows]
+    for key, row in zip(keys, rows, strict=True):  # files are sorted, oldest first
+        newest[key] = row["file"]
+    kept = [row for key, row in zip(keys, rows, strict=True) if newest[key] == row["file"]]
+    left_out = {
+        (row["file"], row["task"], row["run"]): newest[key]
+        for key, row in zip(keys, rows, strict=True)
+        if newest[key] != row["file"]
+    }
+    names = ("file", "task", "run")
+    return kept, [{**dict(zip(names, key, strict=True)), "by": by} for key, by in left_out.items()]
+
+
+def _result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
+    facts = file.facts
+    of_run = {name: value for name, value in vars(facts).items() if name in RESULT_COLUMNS and name != "data"}
+    of_run |= {"run_name": facts.name, "file": str(file.path), "date": file.date, "guesses": list(facts.guesses)}
+    for task, saved in file.tasks.items():
+        about = TaskFacts(file, task)
+        columns = {key: value for key, value in saved.items() if "," in key}  # others: alias, sample_len
+        for column in read_columns(columns, about.metrics):
+            if not is_number(column.value) and column.value not in (None, "N/A"):
+                continue  # a JSON text: a matrix or a breakdown
+            yield {
+                **of_run,
+                **about.columns,
+                **about.summary(column.filter),
+                **about.of_metric(column),
+                **_numbers(column, about.num_cases),
+            }
+
+
+def _numbers(column: Column, num_cases: float | None) -> dict[str, float | None]:
+    """Value, counts and derived numbers of a column; a task of lm-eval counts no cases, so all of them are scored."""
+    n, failed = column.number("n"), column.number("failed")
+    n = num_cases if n is None else n
+    return {
+        "value": column.value if is_number(column.value) else None,
+        "n": n,
+        **{name: column.number(name) for name in ("stderr", "excluded", "failed", "or_0")},
+        "coverage": n / (n + (failed or 0)) if n is not None and n + (failed or 0) > 0 else None,
+    }
+
+
+def _case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
+    about = TaskFacts(file, task)
+    for where, sample in file.samples(task):
+        doc = sample.get("doc") if isinstance(sample.get("doc"), Mapping) else {}
+        of_case = {
+            "run": file.facts.run,
+            "task": task,
+            "doc_id": sample["doc_id"],
+            "case_id": str(doc.get("case_id", sample["doc_id"])),
+            "category": str(doc.get("category") or ""),
+            "filter": sample.get("filter", ""),
+        }
+        names = sample.get("metrics")
+        if not isinstance(names, list) or not all(name in sample for name in names):
+            raise EditingError(f"{where}: not a sample as lm-eval saves it; a column of 'metrics' is missing.")
+        reasons = sample.get("unscored_reason") or {}
+        for column in read_columns({name: sample[name] for name in names}, about.metrics):
+            single = is_number(column.value) or isinstance(column.value, bool)
+            yield {
+                **of_case,
+                "metric": column.metric,
+                "stage": column.stage,
+                "value": float(column.value) if single else None,
+                **{name: column.number(name) for name in ("n", "excluded", "failed")},
+                "reason": reasons.get(column.name, ""),
+                "components": None if single else column.value,
+            }
+
+
+def _frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+    """A table with the columns of the schema; missing numbers are NaN."""
+    frame = pd.DataFrame.from_records(rows, columns=list(columns))
+    for name, (kind, _) in columns.items():
+        if kind == REAL:
+            frame[name] = pd.to_numeric(frame[name]).astype("float64")
+    return frame
+

@@ -1,0 +1,133 @@
+"""Facts about a task of a run that make its numbers comparable: data, version, population, judge, protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import parse_json
+from lm_edit.results.columns import Column
+from lm_edit.results.runs import ResultFile
+from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
+from lm_eval_tasks.common.run_names import data_label
+
+# Metrics of lm-eval's own tasks that are shares of successes.
+RATES = ("acc", "acc_norm", "exact_match", "em")
+_HASH_DIGITS = 12
+
+
+class TaskFacts:
+    """Facts about one task or group in a result file."""
+
+    def __init__(self, file: ResultFile, task: str) -> None:
+        self.file, self.task = file, task
+        self.config = file.task_config(task)
+        self.metadata: Mapping[str, Any] = self.config.get("metadata") or {}
+        self.source: Mapping[str, Any] = self.metadata.get("data_source") or {}
+        self.num_cases = file.num_cases(task)
+
+    @cached_property
+    def metrics(self) -> dict[str, Mapping[str, Any]]:
+        """Metric -> what the task declares about it."""
+        listed = [*(self.config.get("metric_list") or ()), *(self.config.get("all_metrics") or ())]
+        return {metric["metric"]: metric for metric in listed if isinstance(metric.get("metric"), str)}
+
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """The columns of the result table that all metrics of the task share."""
+        yaml = self.metadata.get("config_source")
+        digest = str(self.source.get("sha256", ""))
+        subset = self.source.get("subset", "all")
+        if subset != "all":
+            digest += f" subset={subset} seed={self.source.get('subset_seed')}"
+        revision = self.source.get("commit") or self.source.get("revision") or self.metadata.get("data_revision")
+        is_hub = data_label(self.config).partition(":")[0] == "hub"
+        return {
+            "task": self.task,
+            "benchmark": PurePath(yaml).parent.name if isinstance(yaml, str) else self.task,
+            "task_version": str(self.file.content["versions"].get(self.task, "")),
+            "data": data_label(self.config),
+            "data_revision": str(revision or "") if is_hub or not self.source else "",
+            "data_hash": digest,
+        }
+
+    def summary(self, pipeline: str) -> dict[str, Any]:
+        """What was left out in one filter pipeline, and the summary of the edits."""
+        saved = self.file.tasks[self.task]
+        unscored = saved.get(f"unscored,{pipeline}")
+        return {
+            "unscored": unscored if isinstance(unscored, (int, float)) else None,
+            "unscored_reason": self._mapping(f"unscored_reason,{pipeline}"),
+            "edit": self._mapping(f"edit,{pipeline}"),
+        }
+
+    def of_metric(self, column: Column) -> dict[str, Any]:
+        """The columns of the result table that belong to one metric."""
+        declared = self.metrics.get(column.metric, {})
+        directions = self.file.content.get("higher_is_better", {}).get(self.task) or {}
+        higher = directions.get(column.metric, declared.get("higher_is_better"))
+        population = declared.get("population") or ALL
+        judged = self._is_judged(column.filter) or population == WRONG_JUDGE
+        return {
+            "metric": column.metric,
+            "stage": column.stage,
+            "filter": column.filter,
+            "role": declared.get("role") or "",
+            "higher_is_better": higher,
+            "is_rate": self._is_rate(column.metric, declared, higher),
+            "chance": declared.get("chance"),
+            "population": population,
+            "judge": self._judge if judged else "",
+            "protocol": self.protocol + ("; judged" if self._is_judged(column.filter) else ""),
+        }
+
+    @cached_property
+    def protocol(self) -> str:
+        """How the task asks and scores; equal texts are the same protocol of one task and version."""
+        config, content = self.config, self.file.content
+        generation = config.get("generation_kwargs")
+        parts = [f"{name}={value!r}" for name, value in sorted((generation or {}).items())]
+        settings = config.get("settings") or {}
+        parts = [
+            f"generation({', '.join(parts)})" if generation else self._default_request,
+            *(f"{name}={value}" for name, value in sorted(settings.items()) if value is not None),
+            f"few-shot={shots}" if (shots := content.get("n-shot", {}).get(self.task)) else "",
+            f"chat template {sha[:_HASH_DIGITS]}" if (sha := content.get("chat_template_sha")) else "",
+            f"system {sha[:_HASH_DIGITS]}" if (sha := content.get("system_instruction_sha")) else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
+    @property
+    def _default_request(self) -> str:
+        """Kind of a task's requests without generation settings; editing tasks log all of theirs as generations."""
+        return "likelihood" if "custom_dataset" in self.config else str(self.config.get("output_type") or "")
+
+    def _is_judged(self, pipeline: str) -> bool:
+        for listed in self.config.get("filter_list") or ():
+            if listed.get("name") == pipeline:
+                return any(step.get("function") == "model_judge" for step in listed.get("filter") or ())
+        return False
+
+    @property
+    def _judge(self) -> str:
+        described = self.metadata.get("judge")
+        if isinstance(described, Mapping):
+            return "; ".join(f"{name}={value}" for name, value in described.items())
+        return str(described or "")
+
+    def _is_rate(self, metric: str, declared: Mapping[str, Any], higher: object) -> bool:
+        if self.config.get("custom_dataset") is None:
+            return metric in RATES
+        return declared.get("aggregation") == "mean_scored" and bool(higher) and bool(declared.get("rate", True))
+
+    def _mapping(self, key: str) -> dict[str, Any]:
+        value = self.file.tasks[self.task].get(key)
+        if not isinstance(value, str):
+            return {}
+        content = parse_json(value, f"{self.file.path}, {self.task}, {key}", finite=False)
+        if not isinstance(content, dict):
+            raise EditingError(f"{self.file.path}: {key!r} of {self.task} is no JSON object.")
+        return content

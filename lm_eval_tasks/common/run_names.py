@@ -1,0 +1,200 @@
+"""Identity and readable name of a run, from its results.
+
+lm-eval names the folder of a run, and its place on the hub, after the argument ``pretrained`` alone, and after random
+characters where there is none. Runs of different editors on one model would share that name. :func:`name_run` replaces
+it for runs of ``edited_hf`` by editor, mode, settings, data and model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Protocol
+
+from edit_hooks.assets.demo_model import DEMO_NAME
+from edit_hooks.utils.hashing import key_of
+
+UNEDITED = "unedited"
+UNTUNED = "untuned"
+RUN_DIGITS, SETTINGS_DIGITS = 12, 8
+MAX_PART = 60  # characters of one part of a name; file systems allow 255 in all
+
+# Options of `edited_hf` on which the edits or the answers depend. Others change speed (engine, store), or which stages
+# of the same stream are reported.
+OPTIONS = (
+    "editor",
+    "mode",
+    "load_edit",
+    "bad_records",
+    "subset",
+    "subset_seed",
+    "icl",
+    "icl_args",
+    "seed",
+    "answer",
+    "edits",
+    "edits_data",
+    "num_edits",
+    "edit_batch_size",
+    "group_size",
+    "guard",
+    "guard_norm_ratio",
+    "guard_loss_increase",
+    "editor_config",
+    "data_revision",
+)
+# Arguments of a stock model class that change no answer.
+NOT_IDENTITY = ("device", "batch_size", "max_batch_size", "parallelize")
+
+
+class Tracker(Protocol):
+    """The part of lm-eval's ``EvaluationTracker`` that has the name."""
+
+    general_config_tracker: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """Facts that hold for all tasks of a run.
+
+    Attributes:
+        run: hash of everything that identifies the run, 12 hexadecimal digits.
+        name: editor, mode, settings, data and model in one text that is a valid file name.
+        model: readable name. model_hash: hash of the weights; "" if unknown.
+        editor: its name; ``unedited`` for ``mode=none``, and the model class for stock models.
+        settings: hash of the resolved editor settings, 8 hexadecimal digits; "" without an editor.
+        settings_origin: ``shipped``, ``given``, ``untuned`` (see ``guesses``), or "" if unknown.
+        context_editor: the editor acts through the prompt.
+        data: what the tasks read, as in ``mini``, ``hub`` or a file name; several are joined by ``+``.
+    """
+
+    run: str
+    name: str
+    model: str
+    model_hash: str
+    editor: str
+    mode: str
+    settings: str
+    settings_origin: str
+    guesses: tuple[str, ...]
+    context_editor: bool
+    data: str
+    num_edits: int | None
+    edit_batch_size: int | None
+    group_size: int | None
+    icl: str
+    seed: int | None
+    limit: float | None
+    editor_config: Mapping[str, Any]
+
+
+def run_facts(results: Mapping[str, Any]) -> RunFacts:
+    """The facts of a run.
+
+    Args:
+        results: of ``simple_evaluate``, or the content of a result file.
+    """
+    config = results["config"]
+    editing = config.get("edited_hf")
+    arguments = model_arguments(config.get("model_args"))
+    data = "+".join(sorted({data_label(task) for task in results.get("configs", {}).values()} - {""}))
+    if editing is None:
+        editor, mode, editing = str(config.get("model")), "", {}
+        identity: dict[str, Any] = {name: value for name, value in arguments.items() if name not in NOT_IDENTITY}
+    else:
+        editor, mode = editing.get("editor") or UNEDITED, editing["mode"]
+        identity = {name: editing.get(name) for name in OPTIONS}
+        identity["data"] = PurePath(str(editing.get("data") or ("mini" if editing.get("demo") else "hub"))).name
+    model = model_name(config)
+    model_hash = (editing.get("model_identity") or {}).get("weights") or editing.get("model_fingerprint") or ""
+    dtype = config.get("model_dtype")
+    identity |= {
+        "class": config.get("model"),
+        "model": model_hash or model,
+        "dtype": dtype,
+        "limit": config.get("limit"),
+    }
+    editor_config = editing.get("editor_config") or {}
+    facts = {
+        "editor": editor,
+        "mode": mode,
+        "settings": key_of(editor_config)[:SETTINGS_DIGITS] if editor_config else "",
+        "data": data,
+        "model": model,
+    }
+    origin = editing.get("settings_origin") or {}
+    return RunFacts(
+        run=key_of(identity)[:RUN_DIGITS],
+        name=_name(facts, editing),
+        model_hash=model_hash,
+        settings_origin=_origin(origin),
+        guesses=tuple(origin.get("guesses") or ())
+        + (("layers by depth",) if origin.get("layers") == "by depth" else ()),
+        context_editor="context" in (editing.get("editor_writes") or ()),
+        num_edits=editing.get("num_edits"),
+        edit_batch_size=editing.get("edit_batch_size"),
+        group_size=editing.get("group_size"),
+        icl=str(editing.get("icl") or "no"),
+        seed=editing.get("seed"),
+        limit=config.get("limit"),
+        editor_config=editor_config,
+        **facts,
+    )
+
+
+def name_run(tracker: Tracker, results: Mapping[str, Any]) -> None:
+    """Give lm-eval's tracker the name of the run, for the folder, the result file and hub pushes."""
+    name = run_facts(results).name
+    tracker.general_config_tracker.model_name = name
+    tracker.general_config_tracker.model_name_sanitized = name
+
+
+def model_arguments(arguments: object) -> dict[str, Any]:
+    """The ``model_args`` of a result file, which lm-eval saves as a text or a mapping."""
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    pairs = (pair.partition("=") for pair in str(arguments or "").split(",") if pair.strip())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def model_name(config: Mapping[str, Any]) -> str:
+    """Hub id of the model, or the name of its folder."""
+    if (config.get("edited_hf") or {}).get("demo"):
+        return DEMO_NAME
+    arguments = model_arguments(config.get("model_args"))
+    name = str(arguments.get("peft") or arguments.get("pretrained") or arguments.get("model") or config.get("model"))
+    path = PurePath(name)
+    return path.name if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2 else name
+
+
+def data_label(task_config: Mapping[str, Any]) -> str:
+    """Origin of a task's records: ``mini``, ``hub``, ``hub:<set>`` or the name of a file; "" for lm-eval's own tasks."""
+    source = (task_config.get("metadata") or {}).get("data_source") or {}
+    data = str(source.get("data", ""))
+    return data if data.partition(":")[0] in ("mini", "hub", "") else PurePath(data).name
+
+
+def _origin(origin: Mapping[str, Any]) -> str:
+    if not origin:
+        return ""
+    if origin.get("guesses") or origin.get("layers") == "by depth":
+        return UNTUNED
+    return "given" if origin.get("given") else "shipped"
+
+
+def _name(facts: Mapping[str, str], editing: Mapping[str, Any]) -> str:
+    size = editing.get("num_edits")
+    step = editing.get("edit_batch_size")
+    mode = facts["mode"] + (f"-{size}" if size else "") + (f"by{step}" if step and step != 1 else "")
+    mode += f"-icl={editing['icl']}" if editing.get("icl", "no") != "no" else ""
+    mode += f"-seed={editing['seed']}" if editing.get("seed") else ""
+    model = "gemma-3-270m-demo" if facts["model"] == DEMO_NAME else facts["model"]
+    parts = [facts["editor"], "" if facts["mode"] == "none" else mode, facts["settings"], facts["data"], model]
+    return "__".join(slug for part in parts if (slug := _slug(part)))
+
+
+def _slug(text: str) -> str:
+    """The text with file-name characters only; lm-eval's hub pushes would make folders of slashes."""
+    return re.sub(r"[^A-Za-z0-9._+=-]+", "-", text)[:MAX_PART].strip("-.")
