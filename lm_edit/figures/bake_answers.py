@@ -52,11 +52,17 @@ def draw(rows: DataFrame) -> Chart:
         ]
         panels.append(
             Bars(
-                title=model, categories=list(labels.values()), series=series, value_label="share of answers",
-                stacked=True, limits=SHARE,
-            )  # fmt: skip
+                title=model,
+                categories=list(labels.values()),
+                series=series,
+                value_label="share of answers",
+                stacked=True,
+                limits=SHARE,
+            )
         )
-    notes = ["An answer that names both the desired and the original subject is counted apart; the paper has no such kind."]
+    notes = [
+        "An answer that names both the desired and the original subject is counted apart; the paper has no such kind."
+    ]
     sentences = caption(chosen, notes=notes)
     sentences[0] = sentences[0].replace("Whiskers: 95% intervals, 1.96 standard errors over cases.", "")
     return Chart(name=NEEDS.figure, title="Free answers to reverse questions", panels=panels, caption=sentences)

@@ -92,7 +92,7 @@ def _one(rows: DataFrame, editor: str, context: bool) -> Cell:
 def _same_run(rows: DataFrame, editor: str) -> DataFrame:
     if len(rows) > 1:
         raise NEEDS.missing(
-            f"{len(rows)} runs of {editor} have the same context; choose with --only settings={rows.iloc[0]['settings']}"
+            f"{len(rows)} runs of {editor} have the same context; choose by --only settings={rows.iloc[0]['settings']}"
         )
     return rows
 

@@ -16,7 +16,7 @@ from lm_edit.figures.select import (
     series_of,
     unedited_reference,
 )
-from lm_edit.figures.spec import FigureSpec, Inputs, Needs, Options
+from lm_edit.figures.spec import FigureSpec, Needs
 
 if TYPE_CHECKING:
     from pandas import DataFrame

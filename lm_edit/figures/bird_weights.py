@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.hashing import key_of
-from lm_edit.figures.charts import Chart, Lines
+from lm_edit.figures.charts import Chart, Lines, Series
 from lm_edit.figures.select import (
     caption,
     edited,
@@ -16,7 +16,7 @@ from lm_edit.figures.select import (
     series_of,
     unedited_reference,
 )
-from lm_edit.figures.spec import FigureSpec, Needs, Options
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,31 +29,22 @@ NEEDS = Needs(
     "bird_weights",
     "runs of an editor with the settings alpha and beta that differ in one of them, with the column "
     f"{' or '.join(METRICS)} (or another one by --metric)",
-    "lm_eval --model edited_hf --tasks bake_j --model_args 'editor=bird,editor_args=alpha:0.001' --output_path results, "
-    "and the same with other values of alpha, and of beta",
+    "lm_eval --model edited_hf --tasks bake_j --model_args 'editor=bird,editor_args=alpha:0.001' --output_path results"
+    ", and the same with other values of alpha, and of beta",
 )
 
 
-def draw(rows: DataFrame, options: Options = Options()) -> Chart:
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     """A panel per weight; a line connects the runs that differ in nothing else."""
-    of_weights = rows[rows["editor_config"].map(lambda config: isinstance(config, Mapping) and set(WEIGHTS) <= set(config))]
+    of_weights = rows[
+        rows["editor_config"].map(lambda config: isinstance(config, Mapping) and set(WEIGHTS) <= set(config))
+    ]
     metric, notes = first_metric(of_weights, NEEDS, options, METRICS)
     chosen = require_rows(rows, NEEDS, [metric])
     runs = edited(chosen[chosen.index.isin(of_weights.index)])
     panels = []
     for weight in WEIGHTS:
-        series = []
-        for others, group in runs.groupby(runs.apply(lambda row: _without(row, weight), axis=1)):
-            ordered = group.assign(weight=group["editor_config"].map(lambda config: float(config[weight])))
-            ordered = ordered.sort_values("weight")
-            if ordered["weight"].nunique() < 2:
-                continue
-            cells = run_cells(ordered, list(ordered["run"]), metric)
-            series.append(
-                series_of(
-                    _line_name(ordered, weight), cells, positions=list(ordered["weight"]), color=len(series), style=len(series)
-                )
-            )
+        series = _lines(runs, weight, metric)
         if series:
             values = [position for line in series for position in line.positions]
             panels.append(
@@ -69,14 +60,35 @@ def draw(rows: DataFrame, options: Options = Options()) -> Chart:
     if not panels:
         raise NEEDS.missing("no two runs differ in alpha alone or in beta alone")
     return Chart(
-        name=NEEDS.figure, title="Weights of the bidirectional terms", panels=panels, caption=caption(chosen, notes=notes)
+        name=NEEDS.figure,
+        title="Weights of the bidirectional terms",
+        panels=panels,
+        caption=caption(chosen, notes=notes),
     )
+
+
+def _lines(runs: DataFrame, weight: str, metric: str) -> list[Series]:
+    """A line for each group of runs that differ in this weight only."""
+    values = runs["editor_config"].map(lambda config: float(config[weight]))
+    others = runs.apply(lambda row: _without(row, weight), axis=1)
+    series: list[Series] = []
+    for _, group in runs.assign(weight=values).groupby(others, sort=False):
+        ordered = group.sort_values("weight")
+        if ordered["weight"].nunique() < 2:
+            continue
+        cells = run_cells(ordered, list(ordered["run"]), metric)
+        look = {"color": len(series), "style": len(series)}
+        series.append(series_of(_line_name(ordered, weight), cells, positions=list(ordered["weight"]), **look))
+    return series
 
 
 def _without(row: DataFrame, weight: str) -> str:
     """What identifies the runs of a line: all settings but the weight."""
     config = {name: value for name, value in row["editor_config"].items() if name != weight}
-    rest = [str(row[column]) for column in ("model", "editor", "mode", "num_edits", "edit_batch_size", "seed", "task", "icl")]
+    rest = [
+        str(row[column])
+        for column in ("model", "editor", "mode", "num_edits", "edit_batch_size", "seed", "task", "icl")
+    ]
     return key_of({"config": config, "rest": rest})
 
 

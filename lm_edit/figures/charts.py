@@ -26,8 +26,7 @@ class Series:
         low, high: ends of the interval of each value; empty without intervals.
         position_low, position_high: the same for the positions, for points.
         counts: number of cases behind each value; empty where there are none.
-        starts: where each bar starts; empty for 0.
-        texts: a text for each value, beside points and on stacked bars.
+        texts: a text for each value, beside points.
         color, style: numbers in the palette, and of marker and dash; the same number is the same look in all panels.
     """
 
@@ -39,7 +38,6 @@ class Series:
     position_low: Sequence[float] = ()
     position_high: Sequence[float] = ()
     counts: Sequence[int | None] = ()
-    starts: Sequence[float] = ()
     texts: Sequence[str] = ()
     color: int = 0
     style: int = 0
@@ -69,6 +67,30 @@ class Bars:
     references: Sequence[Reference] = ()
     stacked: bool = False
     limits: Limits | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waterfall:
+    """A value changed step by step: the first value from 0, a bar for each change, the last value from 0.
+
+    Attributes:
+        steps: what the values are after, the first one being the start.
+        values: the value after each step.
+        last: name of the last bar.
+    """
+
+    title: str
+    steps: Sequence[str]
+    values: Series
+    last: str
+    value_label: str
+    limits: Limits
+
+    def bars(self) -> list[tuple[str, float, float]]:
+        """Name, start and end of each bar; NaN for a missing value and for the changes to and from it."""
+        values = list(self.values.values)
+        changes = zip(self.steps[1:], values, values[1:], strict=False)
+        return [(self.steps[0], 0.0, values[0]), *changes, (self.last, 0.0, values[-1])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +177,7 @@ class Network:
     kinds: dict[str, str]
 
 
-Panel: TypeAlias = Bars | Lines | Points | HeatMap | Network
+Panel: TypeAlias = Bars | Waterfall | Lines | Points | HeatMap | Network
 
 
 @dataclass(frozen=True, kw_only=True)

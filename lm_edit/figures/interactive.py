@@ -10,8 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.files import write_atomically
-from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Series
-from lm_edit.figures.look import DASHES, GRAY, MARKERS, ROLES, color_of, edge_look, legend_names, number, shown
+from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Series, Waterfall
+from lm_edit.figures.look import (
+    DASHES,
+    FALL,
+    GRAY,
+    MARKERS,
+    RISE,
+    ROLES,
+    TOTAL,
+    color_of,
+    edge_look,
+    legend_names,
+    number,
+    shown,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -98,6 +111,8 @@ def _panel_height(panel: Panel) -> int:
     if isinstance(panel, Bars):
         bars = 1 if panel.stacked else len(panel.series)
         return 90 + int(len(panel.categories) * (bars + 0.6) * ROW)
+    if isinstance(panel, Waterfall):
+        return 90 + 34 * len(panel.bars())
     if isinstance(panel, HeatMap):
         return 130 + 34 * len(panel.rows)
     return 620 if isinstance(panel, Network) else 340
@@ -111,6 +126,8 @@ def _text(text: str, limit: int = 60) -> str:
 def _draw_panel(figure: go.Figure, panel: Panel, cell: dict[str, int], index: int, named: set[str]) -> None:
     if isinstance(panel, Bars):
         _draw_bars(figure, panel, cell, named)
+    elif isinstance(panel, Waterfall):
+        _draw_waterfall(figure, panel, cell)
     elif isinstance(panel, Lines):
         _draw_lines(figure, panel, cell, named)
     elif isinstance(panel, Points):
@@ -165,10 +182,8 @@ def _draw_bars(figure: go.Figure, panel: Bars, cell: dict[str, int], named: set[
 
     categories = [_text(name) for name in panel.categories]
     for series in panel.series:
-        starts = list(series.starts) or [0.0] * len(series.values)
-        widths = [value - start for value, start in zip(series.values, starts, strict=True)]
         bar = go.Bar(
-            y=categories, x=_values(widths), base=None if panel.stacked else starts, orientation="h",
+            y=categories, x=_values(series.values), orientation="h",
             marker_color=color_of(series.color), error_x=_errors(series.values, series.low, series.high),
             hovertext=_hover(series), hoverinfo="text", text=[number(value) for value in series.values],
             textposition="inside" if panel.stacked else "none", **_legend(series.name, named),
@@ -180,6 +195,25 @@ def _draw_bars(figure: go.Figure, panel: Bars, cell: dict[str, int], named: set[
         color = GRAY if reference.color is None else color_of(reference.color)
         figure.add_vline(x=reference.value, line={"dash": "dash", "color": color, "width": 1.5}, **cell)
         figure.add_trace(_line_sample(reference.name, color, named), **cell)
+
+
+def _draw_waterfall(figure: go.Figure, panel: Waterfall, cell: dict[str, int]) -> None:
+    import plotly.graph_objects as go
+
+    bars = panel.bars()
+    totals = (0, len(bars) - 1)
+    changes = [end - start for _, start, end in bars]
+    colors = [TOTAL if row in totals else RISE if change >= 0 else FALL for row, change in enumerate(changes)]
+    texts = [number(end) if row in totals else f"{end - start:+.2f}" for row, (_, start, end) in enumerate(bars)]
+    hover = _hover(panel.values)
+    trace = go.Bar(
+        y=[_text(name) for name, _, _ in bars], x=_values(changes), base=_values([start for _, start, _ in bars]),
+        orientation="h", marker_color=colors, text=texts, textposition="outside", hovertext=[*hover, hover[-1]],
+        hoverinfo="text", showlegend=False,
+    )  # fmt: skip
+    figure.add_trace(trace, **cell)
+    figure.update_yaxes(autorange="reversed", type="category", **cell)
+    figure.update_xaxes(title_text=_text(panel.value_label), range=panel.limits, **cell)
 
 
 def _line_sample(name: str, color: str, named: set[str]) -> go.Scatter:
@@ -239,7 +273,7 @@ def _draw_heat_map(figure: go.Figure, panel: HeatMap, cell: dict[str, int], inde
     width = len(panel.columns)
     matrix = [[*_values(row), *[None] * (width - len(row))] for row in panel.values]
     trace = go.Heatmap(
-        z=matrix, x=[_text(name) for name in panel.columns], y=[_text(name) for name in panel.rows], colorscale="Purples",
+        z=matrix, x=list(map(_text, panel.columns)), y=list(map(_text, panel.rows)), colorscale="Purples",
         zmin=panel.limits[0], zmax=panel.limits[1], showscale=index == 0, hoverongaps=False,
         text=[["" if value is None else number(value) for value in row] for row in matrix] if panel.annotated else None,
         texttemplate="%{text}" if panel.annotated else None,
@@ -263,7 +297,9 @@ def _draw_network(figure: go.Figure, panel: Network, cell: dict[str, int], named
         line = {"color": look.color, "dash": look.dash[1], "width": look.width}
         xs = [x for (x0, _), (x1, _) in ends for x in (x0, x1, None)]
         ys = [y for (_, y0), (_, y1) in ends for y in (y0, y1, None)]
-        figure.add_trace(go.Scatter(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip", **_legend(title, named)), **cell)
+        figure.add_trace(
+            go.Scatter(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip", **_legend(title, named)), **cell
+        )
         figure.add_trace(
             go.Scatter(
                 x=[(x0 + 2 * x1) / 3 for (x0, _), (x1, _) in ends], y=[(y0 + 2 * y1) / 3 for (_, y0), (_, y1) in ends],
@@ -281,7 +317,9 @@ def _draw_network(figure: go.Figure, panel: Network, cell: dict[str, int], named
     nodes = go.Scatter(
         x=[node.x for node in panel.nodes], y=[node.y for node in panel.nodes], mode="markers+text", showlegend=False,
         text=["<br>".join(textwrap.wrap(_text(node.name), 22)) for node in panel.nodes], hoverinfo="text",
-        marker={"size": 16, "color": [ROLES[node.role] for node in panel.nodes], "line": {"color": "#555555", "width": 1}},
+        marker={
+            "size": 16, "color": [ROLES[node.role] for node in panel.nodes], "line": {"color": "#555555", "width": 1},
+        },
         textposition="top center",
     )  # fmt: skip
     figure.add_trace(nodes, **cell)

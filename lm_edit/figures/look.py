@@ -11,8 +11,17 @@ from lm_edit.figures.charts import Bars, Chart, Lines, Network, Points
 # Okabe and Ito's colors, which people with color vision deficiencies tell apart; yellow is left out on white paper.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E4B1F", "#222222")
 GRAY = "#777777"
+TOTAL, RISE, FALL = PALETTE[0], PALETTE[2], PALETTE[3]  # bars of a waterfall
 # of matplotlib and of plotly
-MARKERS = (("o", "circle"), ("s", "square"), ("D", "diamond"), ("^", "triangle-up"), ("v", "triangle-down"), ("P", "cross"), ("X", "x"))
+MARKERS = (
+    ("o", "circle"),
+    ("s", "square"),
+    ("D", "diamond"),
+    ("^", "triangle-up"),
+    ("v", "triangle-down"),
+    ("P", "cross"),
+    ("X", "x"),
+)
 DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 ROLES = {"start": "#CFE6F5", "end": "#FBE3B5", "other": "#F4F4F4"}
 MAX_LABEL = 60  # characters

@@ -215,7 +215,9 @@ def model_panels(rows: DataFrame) -> Mapping[str, DataFrame]:
 def caption(rows: DataFrame, *, unedited: bool = True, notes: Sequence[str] = ()) -> list[str]:
     """Sentences about the drawn rows: cases, data, protocol, intervals, reference line."""
     own = edited(rows) if not edited(rows).empty else rows
-    sentences = [f"{_counts(own)} Data: {_join(own['data'])}; model: {_join(own['model'])}; mode: {_join(own['mode'])}."]
+    sentences = [
+        f"{_counts(own)} Data: {_join(own['data'])}; model: {_join(own['model'])}; mode: {_join(own['mode'])}."
+    ]
     protocols = [_shown(text) for text in own["protocol"].unique() if _shown(text) not in ("", "nan", "None")]
     columns = ", ".join(dict.fromkeys(own["metric"]))
     sentences.append(f"Columns: {columns}{f' (protocol: {_join(protocols)})' if protocols else ''}.")

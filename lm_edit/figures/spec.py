@@ -55,6 +55,9 @@ class Options(NamedTuple):
     data: str = "mini"
 
 
+DEFAULTS = Options()
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The files of a figure, read on demand.
@@ -71,6 +74,20 @@ class Inputs:
         from lm_edit.results import load_results
 
         return keep_only(load_results(self.paths), self.only)
+
+    def retention(self) -> DataFrame:
+        """The scores of earlier edits after every later step of a stream."""
+        from lm_edit.results import load_retention
+
+        return load_retention(self.paths)
+
+    def run_names(self) -> dict[str, str]:
+        """Run -> editor and model."""
+        runs = self.rows().drop_duplicates("run")
+        return {
+            run: f"{editor}, {model}"
+            for run, editor, model in zip(runs["run"], runs["editor"], runs["model"], strict=True)
+        }
 
     def documents(self) -> list[CaseDocument]:
         """The cases of the runs and tasks that ``only`` accepts."""

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Series
-from lm_edit.figures.look import DASHES, GRAY, MARKERS, ROLES, color_of, edge_look, legend_names, number, shown
 from edit_hooks.utils.files import replacing
+from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
+from lm_edit.figures.look import (
+    DASHES,
+    FALL,
+    GRAY,
+    MARKERS,
+    RISE,
+    ROLES,
+    TOTAL,
+    color_of,
+    edge_look,
+    legend_names,
+    number,
+    shown,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +33,9 @@ PANEL_WIDTH = 3.4  # inches: a column of a paper
 ROW_HEIGHT = 0.16  # of a bar
 CHARACTERS_PER_INCH = 19  # of the caption
 BARS_WITH_NUMBERS = 60  # more bars than these have no number beside them
+NARROWEST_WITH_NUMBER = 0.07  # part of a stacked bar
+ROOM_FOR_NUMBERS = 1.12
+WHISKERS = {"elinewidth": 0.7, "ecolor": "#222222", "capsize": 1.5}
 SETTINGS = {
     "font.family": ["DejaVu Sans"],
     "font.size": 7.5,
@@ -56,9 +72,7 @@ def draw_static(chart: Chart) -> Figure:
         lines = caption_lines(chart.caption, width)
         num_names = len(legend_names(chart))
         legend_rows = math.ceil(num_names / max(1, round(1.6 * columns)))
-        heights = [
-            max(map(panel_height, chart.panels[row * columns : (row + 1) * columns])) for row in range(rows)
-        ]
+        heights = [max(map(panel_height, chart.panels[row * columns : (row + 1) * columns])) for row in range(rows)]
         height = sum(heights) + 0.35 + 0.13 * len(lines) + 0.16 * legend_rows
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
@@ -68,7 +82,11 @@ def draw_static(chart: Chart) -> Figure:
             _draw_panel(axes, panel)
             axes.set_title(shown(panel.title), loc="left", wrap=True)
         figure.suptitle(
-            "\n".join(textwrap.wrap(shown(chart.title), int(width * 13))), fontsize=9, fontweight="bold", x=0.01, ha="left"
+            "\n".join(textwrap.wrap(shown(chart.title), int(width * 13))),
+            fontsize=9,
+            fontweight="bold",
+            x=0.01,
+            ha="left",
         )
         figure.supxlabel("\n".join(lines), fontsize=6.5, color="#444444", x=0.01, ha="left", linespacing=1.35)
         _add_legend(figure, chart, max(1, round(1.6 * columns)))
@@ -99,6 +117,8 @@ def panel_height(panel: Panel) -> float:
     if isinstance(panel, Bars):
         bars = 1 if panel.stacked else len(panel.series)
         return 0.75 + len(panel.categories) * (bars + 0.6) * ROW_HEIGHT
+    if isinstance(panel, Waterfall):
+        return 0.75 + 0.26 * len(panel.bars())
     if isinstance(panel, HeatMap):
         return 0.9 + 0.25 * len(panel.rows)
     if isinstance(panel, Network):
@@ -109,6 +129,8 @@ def panel_height(panel: Panel) -> float:
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     if isinstance(panel, Bars):
         _draw_bars(axes, panel)
+    elif isinstance(panel, Waterfall):
+        _draw_waterfall(axes, panel)
     elif isinstance(panel, Lines):
         _draw_lines(axes, panel)
     elif isinstance(panel, Points):
@@ -122,57 +144,82 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 def _draw_bars(axes: Axes, panel: Bars) -> None:
     places = 1 if panel.stacked else len(panel.series)
     thickness = 0.8 / places
-    filled = [0.0] * len(panel.categories)
-    with_numbers = not panel.stacked and len(panel.categories) * places <= BARS_WITH_NUMBERS
+    starts = [0.0] * len(panel.categories)
+    with_numbers = len(panel.categories) * places <= BARS_WITH_NUMBERS
     for place, series in enumerate(panel.series):
         offset = 0.0 if panel.stacked else (place - (places - 1) / 2) * thickness
         rows = [row + offset for row in range(len(panel.categories))]
-        starts = filled if panel.stacked else series.starts or [0.0] * len(rows)
-        widths = [value - (0.0 if panel.stacked else start) for value, start in zip(series.values, starts, strict=True)]
         axes.barh(
-            rows, widths, height=thickness * 0.92, left=list(starts), color=color_of(series.color),
-            label=shown(series.name), xerr=_errors(series, series.values, series.low, series.high),
-            error_kw={"elinewidth": 0.7, "ecolor": "#222222", "capsize": 1.5},
+            rows, series.values, height=thickness * 0.92, left=starts, color=color_of(series.color),
+            label=shown(series.name), xerr=_errors(series.values, series.low, series.high), error_kw=WHISKERS,
         )  # fmt: skip
-        for row, (value, start) in enumerate(zip(series.values, starts, strict=True)):
+        for row, value in enumerate(series.values):
             if math.isnan(value):
-                axes.text(0.0, rows[row], " unscored", va="center", fontsize=6, color=GRAY, style="italic")
-            elif panel.stacked and value >= 0.07:
-                axes.text(start + value / 2, rows[row], number(value), ha="center", va="center", fontsize=6, color="white")
-            elif with_numbers:
-                _write_number(axes, series, row, rows[row])
+                _write_unscored(axes, rows[row])
+            elif panel.stacked and value >= NARROWEST_WITH_NUMBER:
+                middle = starts[row] + value / 2
+                axes.text(middle, rows[row], number(value), ha="center", va="center", fontsize=6, color="white")
+            elif with_numbers and not panel.stacked:
+                end = series.high[row] if series.high and value >= 0 else series.low[row] if series.low else value
+                _write_number(axes, number(value), value if math.isnan(end) else end, rows[row], leftward=value < 0)
         if panel.stacked:
-            filled = [start + (0.0 if math.isnan(value) else value) for start, value in zip(starts, series.values, strict=True)]
-    axes.set_yticks(range(len(panel.categories)), [shown(name) for name in panel.categories])
-    axes.invert_yaxis()
-    axes.set_xlabel(shown(panel.value_label))
-    axes.grid(axis="x", color="#dddddd", linewidth=0.5)
+            starts = [
+                start + (0.0 if math.isnan(value) else value)
+                for start, value in zip(starts, series.values, strict=True)
+            ]
+    _label_bars(axes, panel.categories, panel.value_label)
     if panel.limits:
-        axes.set_xlim(*panel.limits) if panel.stacked else axes.set_xlim(panel.limits[0], panel.limits[1] * 1.12)
+        axes.set_xlim(panel.limits[0], panel.limits[1] if panel.stacked else panel.limits[1] * ROOM_FOR_NUMBERS)
     else:
-        axes.margins(x=0.14)
-    for reference in panel.references:
-        axes.axvline(
-            reference.value, color=GRAY if reference.color is None else color_of(reference.color), linestyle="--",
-            linewidth=1.0, label=shown(reference.name),
-        )  # fmt: skip
+        axes.margins(x=ROOM_FOR_NUMBERS - 1)
+    _draw_references(axes.axvline, panel.references)
 
 
-def _write_number(axes: Axes, series: Series, row: int, place: float) -> None:
-    value = series.values[row]
-    start = series.starts[row] if series.starts else 0.0
-    leftward = value < start
-    ends = [value] + ([series.low[row] if leftward else series.high[row]] if series.high else [])
-    end = next(end for end in reversed(ends) if not math.isnan(end))
+def _draw_waterfall(axes: Axes, panel: Waterfall) -> None:
+    bars, series = panel.bars(), panel.values
+    for row, (_, start, end) in enumerate(bars):
+        if math.isnan(end - start):
+            _write_unscored(axes, row)
+            continue
+        is_total = row in (0, len(bars) - 1)
+        color = TOTAL if is_total else RISE if end >= start else FALL
+        index = min(row, len(series.values) - 1)
+        interval = [[end - series.low[index]], [series.high[index] - end]] if series.low else None
+        axes.barh([row], [end - start], height=0.7, left=[start], color=color, xerr=interval, error_kw=WHISKERS)
+        right = max(start, end, series.high[index] if series.high else end)
+        _write_number(axes, number(end) if is_total else f"{end - start:+.2f}", right, row, leftward=False)
+        if row < len(bars) - 1:
+            axes.plot([end, end], [row - 0.35, row + 1.35], color=GRAY, linewidth=0.5, zorder=0)
+    _label_bars(axes, [name for name, _, _ in bars], panel.value_label)
+    axes.set_xlim(panel.limits[0], panel.limits[1] * ROOM_FOR_NUMBERS)
+
+
+def _label_bars(axes: Axes, names: Sequence[str], value_label: str) -> None:
+    axes.set_yticks(range(len(names)), [shown(name) for name in names])
+    axes.invert_yaxis()
+    axes.set_xlabel(shown(value_label))
+    axes.grid(axis="x", color="#dddddd", linewidth=0.5)
+
+
+def _write_number(axes: Axes, text: str, end: float, place: float, *, leftward: bool) -> None:
+    """Write a number beyond the end of a bar and its whisker."""
     axes.annotate(
-        number(value), (end, place), xytext=(-2 if leftward else 2, 0), textcoords="offset points", va="center",
+        text, (end, place), xytext=(-2 if leftward else 2, 0), textcoords="offset points", va="center",
         ha="right" if leftward else "left", fontsize=5.5, color="#333333", annotation_clip=False,
     )  # fmt: skip
 
 
-def _errors(
-    series: Series, values: Sequence[float], low: Sequence[float], high: Sequence[float]
-) -> list[list[float]] | None:
+def _write_unscored(axes: Axes, place: float) -> None:
+    axes.text(0.0, place, " unscored", va="center", fontsize=5.5, color=GRAY, style="italic")
+
+
+def _draw_references(draw_line: Callable[..., object], references: Sequence[Reference]) -> None:
+    for reference in references:
+        color = GRAY if reference.color is None else color_of(reference.color)
+        draw_line(reference.value, color=color, linestyle="--", linewidth=1.0, label=shown(reference.name))
+
+
+def _errors(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]] | None:
     """Lengths of the whiskers to both sides; NaN draws none."""
     if not low:
         return None
@@ -185,16 +232,12 @@ def _errors(
 def _draw_lines(axes: Axes, panel: Lines) -> None:
     for series in panel.series:
         axes.errorbar(
-            series.positions, series.values, yerr=_errors(series, series.values, series.low, series.high),
+            series.positions, series.values, yerr=_errors(series.values, series.low, series.high),
             color=color_of(series.color), marker=MARKERS[series.style % len(MARKERS)][0],
             linestyle=DASHES[series.style % len(DASHES)][0], label=shown(series.name), capsize=2, elinewidth=0.7,
             markeredgecolor="white", markeredgewidth=0.4,
         )  # fmt: skip
-    for reference in panel.references:
-        axes.axhline(
-            reference.value, color=GRAY if reference.color is None else color_of(reference.color), linestyle="--",
-            linewidth=1.0, label=shown(reference.name),
-        )  # fmt: skip
+    _draw_references(axes.axhline, panel.references)
     axes.set_xlabel(shown(panel.position_label))
     axes.set_ylabel(shown(panel.value_label))
     axes.grid(color="#dddddd", linewidth=0.5)
@@ -215,8 +258,8 @@ def _draw_points(axes: Axes, panel: Points) -> None:
         marker = MARKERS[series.style % len(MARKERS)][0]
         if has_errors:
             axes.errorbar(
-                series.positions, series.values, yerr=_errors(series, series.values, series.low, series.high),
-                xerr=_errors(series, series.positions, series.position_low, series.position_high), linestyle="none",
+                series.positions, series.values, yerr=_errors(series.values, series.low, series.high),
+                xerr=_errors(series.positions, series.position_low, series.position_high), linestyle="none",
                 color=color_of(series.color), elinewidth=0.6, capsize=1.5, zorder=2,
             )  # fmt: skip
         size = 26 if panel.named else 9
@@ -271,12 +314,14 @@ def _draw_network(axes: Axes, panel: Network) -> None:
         if edge.label:
             (x0, y0), (x1, y1) = places[edge.source], places[edge.target]
             axes.text(
-                x0 * 0.55 + x1 * 0.45, y0 * 0.55 + y1 * 0.45, shown(edge.label, 28), fontsize=5, color=look.color, ha="center", va="center",
+                x0 * 0.55 + x1 * 0.45, y0 * 0.55 + y1 * 0.45, shown(edge.label, 28), fontsize=5,
+                color=look.color, ha="center", va="center",
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
         if edge.kind not in drawn:
             drawn.add(edge.kind)
-            axes.plot([], [], color=look.color, linestyle=look.dash[0], linewidth=look.width, label=shown(panel.kinds[edge.kind]))
+            name = shown(panel.kinds[edge.kind])
+            axes.plot([], [], color=look.color, linestyle=look.dash[0], linewidth=look.width, label=name)
     for node in panel.nodes:
         face = ROLES[node.role]
         axes.text(
@@ -298,5 +343,10 @@ def _add_legend(figure: Figure, chart: Chart, columns: int) -> None:
             entries.setdefault(label, handle)
     names = [name for name in wanted if name in entries]
     figure.legend(
-        [entries[name] for name in names], names, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.2
+        [entries[name] for name in names],
+        names,
+        loc="outside upper left",
+        ncols=columns,
+        columnspacing=1.2,
+        handlelength=2.2,
     )

@@ -34,7 +34,9 @@ def write_table(table: Table, path: Path) -> Path:
 
 def as_markdown(table: Table) -> str:
     """The table with its title and notes; numbers are right-aligned."""
-    is_number = [all(isinstance(row[column], (int, float)) for row in table.rows) for column in range(len(table.header))]
+    is_number = [
+        all(isinstance(row[column], (int, float)) for row in table.rows) for column in range(len(table.header))
+    ]
     lines = [
         f"**{table.title}**",
         "",
@@ -53,10 +55,14 @@ def as_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.header)
     for row in table.rows:
-        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell for cell in row])
+        writer.writerow(
+            [f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell for cell in row]
+        )
     return text.getvalue()
 
 
 def _line(cells: Sequence[str | int | float]) -> str:
-    texts = (printable(" ".join(str(cell).split()), MAX_CELL).replace("|", "\\|").replace("<", "&lt;") for cell in cells)
+    texts = (
+        printable(" ".join(str(cell).split()), MAX_CELL).replace("|", "\\|").replace("<", "&lt;") for cell in cells
+    )
     return "| " + " | ".join(texts) + " |"
