@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Bars, Chart
@@ -86,7 +85,7 @@ def draw(rows: DataFrame) -> Chart:
 
 def _one(rows: DataFrame, editor: str, context: bool) -> Cell:
     chosen = rows[(rows["editor"] == editor) & (rows["context"] == context)]
-    return MISSING._replace(value=math.nan) if chosen.empty else cell(_same_run(chosen, editor))
+    return MISSING if chosen.empty else cell(_same_run(chosen, editor))
 
 
 def _same_run(rows: DataFrame, editor: str) -> DataFrame:

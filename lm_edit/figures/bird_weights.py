@@ -78,7 +78,7 @@ def _lines(runs: DataFrame, weight: str, metric: str) -> list[Series]:
             continue
         cells = run_cells(ordered, list(ordered["run"]), metric)
         look = {"color": len(series), "style": len(series)}
-        series.append(series_of(_line_name(ordered, weight), cells, positions=list(ordered["weight"]), **look))
+        series.append(series_of(_line_name(ordered, runs, weight), cells, positions=list(ordered["weight"]), **look))
     return series
 
 
@@ -92,10 +92,12 @@ def _without(row: DataFrame, weight: str) -> str:
     return key_of({"config": config, "rest": rest})
 
 
-def _line_name(rows: DataFrame, weight: str) -> str:
+def _line_name(rows: DataFrame, runs: DataFrame, weight: str) -> str:
+    """The other weight, and what is not the same in all runs."""
     first = rows.iloc[0]
     (other,) = (name for name in WEIGHTS if name != weight)
-    return f"{first['editor']} on {first['model']}, {first['task']}, {other} = {first['editor_config'][other]:g}"
+    names = [str(first[column]) for column in ("editor", "model", "task") if runs[column].nunique() > 1]
+    return ", ".join([*names, f"{other} = {first['editor_config'][other]:g}"])
 
 
 SPEC = FigureSpec(

@@ -36,8 +36,8 @@ def draw(trace: Mapping[str, Any], title: str = "") -> Chart:
             for kind, groups in trace["effects"].items()
         ]
         caption = [
-            f"Average indirect effect over n = {trace['num_facts']} facts ({len(trace['skipped'])} skipped): rise of "
-            f"the answer's probability, {trace['corrupted']:.3f} with noise on the subject, {trace['clean']:.3f} without."
+            f"Mean indirect effect over n = {trace['num_facts']} facts ({len(trace['skipped'])} skipped): rise of "
+            f"the answer's probability, {trace['corrupted']:.3f} with a noisy subject, {trace['clean']:.3f} without."
         ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise NEEDS.missing(f"the file is no causal trace ({type(error).__name__}: {error})") from None

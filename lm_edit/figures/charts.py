@@ -27,6 +27,7 @@ class Series:
         position_low, position_high: the same for the positions, for points.
         counts: number of cases behind each value; empty where there are none.
         texts: a text for each value, beside points.
+        gaps: why a value is NaN, written in its place; "unscored" if empty.
         color, style: numbers in the palette, and of marker and dash; the same number is the same look in all panels.
     """
 
@@ -39,6 +40,7 @@ class Series:
     position_high: Sequence[float] = ()
     counts: Sequence[int | None] = ()
     texts: Sequence[str] = ()
+    gaps: Sequence[str] = ()
     color: int = 0
     style: int = 0
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 # kind of a vector -> (its name in the legend, color and marker)
 KINDS = {
-    "edit": ("edit prompts", 3),
     "neighborhood": ("neighborhood prompts", 0),
     "evk_subject": ("virtual, subject", 2),
     "evk_relation": ("virtual, relation", 1),
     "evk_all": ("virtual, all tokens", 4),
+    "edit": ("edit prompts", 3),  # drawn last, above the others
 }
 NEIGHBORS, MIN_DIST, SEED = 15, 0.1, 0  # UMAP's defaults, and a fixed seed
 

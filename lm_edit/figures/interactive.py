@@ -19,6 +19,7 @@ from lm_edit.figures.look import (
     RISE,
     ROLES,
     TOTAL,
+    UNSCORED,
     color_of,
     edge_look,
     legend_names,
@@ -166,7 +167,7 @@ def _hover(series: Series) -> list[str]:
     """Value, interval, number of cases and text of each value."""
     lines = []
     for index, value in enumerate(series.values):
-        parts = [f"{value:.4g}" if not math.isnan(value) else "unscored"]
+        parts = [f"{value:.4g}" if not math.isnan(value) else series.gaps[index] if series.gaps else UNSCORED]
         if series.low and not math.isnan(series.low[index]):
             parts.append(f"95% interval {series.low[index]:.4g} to {series.high[index]:.4g}")
         if series.counts and series.counts[index] is not None:

@@ -24,6 +24,7 @@ MARKERS = (
 )
 DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 ROLES = {"start": "#CFE6F5", "end": "#FBE3B5", "other": "#F4F4F4"}
+UNSCORED = "unscored"
 MAX_LABEL = 60  # characters
 
 
@@ -52,6 +53,12 @@ def edge_look(panel: Network, kind: str) -> EdgeLook:
     return EDGE_LOOKS[list(panel.kinds).index(kind) % len(EDGE_LOOKS)]
 
 
+def text_on(background: str) -> str:
+    """Black or white, whichever has more contrast with a color ``#rrggbb``."""
+    red, green, blue = (int(background[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    return "white" if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 < 0.25 else "black"
+
+
 def shown(text: str, limit: int = MAX_LABEL) -> str:
     """A text of users or models on one line, without control characters, shortened in the middle."""
     return printable(" ".join(str(text).split()), limit)
@@ -60,7 +67,7 @@ def shown(text: str, limit: int = MAX_LABEL) -> str:
 def number(value: float) -> str:
     """A value with the digits that a reader of a figure needs."""
     if math.isnan(value):
-        return "unscored"
+        return UNSCORED
     if value == int(value) and abs(value) >= 1:
         return f"{value:.0f}"
     return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.2f}"

@@ -27,15 +27,16 @@ NO_CONTEXT = ("no", "", "False", "None", "nan")
 
 
 class Cell(NamedTuple):
-    """A value with its 95% interval (NaN without one) and its number of cases."""
+    """A value with its 95% interval (NaN without one) and its number of cases; ``gap`` is shown where it is NaN."""
 
     value: float
     low: float = math.nan
     high: float = math.nan
     n: int | None = None
+    gap: str = "unscored"
 
 
-MISSING = Cell(math.nan)
+MISSING = Cell(math.nan, gap="not run")
 
 
 def require_rows(
@@ -191,6 +192,7 @@ def series_of(name: str, cells: Sequence[Cell], **look: object) -> Series:
         low=[entry.low for entry in cells] if with_intervals else (),
         high=[entry.high for entry in cells] if with_intervals else (),
         counts=[entry.n for entry in cells],
+        gaps=[entry.gap for entry in cells],
         **look,  # type: ignore[arg-type]
     )
 

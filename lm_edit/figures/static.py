@@ -18,23 +18,31 @@ from lm_edit.figures.look import (
     RISE,
     ROLES,
     TOTAL,
+    UNSCORED,
     color_of,
     edge_look,
     legend_names,
     number,
     shown,
+    text_on,
 )
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PANEL_WIDTH = 3.4  # inches: a column of a paper
 ROW_HEIGHT = 0.16  # of a bar
-CHARACTERS_PER_INCH = 19  # of the caption
+CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 12  # of the caption, of the title
+PANEL_TITLE_CHARACTERS, CATEGORY_CHARACTERS = 48, 26  # in a line
+MAX_TITLE = 200
+LEGEND_CHARACTERS_PER_INCH, LEGEND_HANDLE = 17, 8  # a handle is as wide as this many characters
+FEW_POINTS = 100  # smaller markers for more
 BARS_WITH_NUMBERS = 60  # more bars than these have no number beside them
 NARROWEST_WITH_NUMBER = 0.07  # part of a stacked bar
 ROOM_FOR_NUMBERS = 1.12
+BEND = 0.08  # of the edges of a graph
 WHISKERS = {"elinewidth": 0.7, "ecolor": "#222222", "capsize": 1.5}
 SETTINGS = {
     "font.family": ["DejaVu Sans"],
@@ -68,28 +76,27 @@ def draw_static(chart: Chart) -> Figure:
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", **SETTINGS}):
         columns = min(chart.columns, len(chart.panels))
         rows = math.ceil(len(chart.panels) / columns)
-        width = PANEL_WIDTH * columns
+        width = PANEL_WIDTH * (
+            max(2, columns) if any(isinstance(panel, Network) for panel in chart.panels) else columns
+        )
         lines = caption_lines(chart.caption, width)
-        num_names = len(legend_names(chart))
-        legend_rows = math.ceil(num_names / max(1, round(1.6 * columns)))
+        names = legend_names(chart)
+        longest = max((len(name) for name in names), default=0)
+        legend_columns = max(1, int(width * LEGEND_CHARACTERS_PER_INCH / (longest + LEGEND_HANDLE)))
+        title = textwrap.wrap(shown(chart.title, MAX_TITLE), int(width * TITLE_CHARACTERS_PER_INCH))
         heights = [max(map(panel_height, chart.panels[row * columns : (row + 1) * columns])) for row in range(rows)]
-        height = sum(heights) + 0.35 + 0.13 * len(lines) + 0.16 * legend_rows
-        figure = Figure(figsize=(width, height), layout="constrained")
+        around = 0.2 + 0.17 * len(title) + 0.17 * math.ceil(len(names) / legend_columns) + 0.13 * len(lines)
+        figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(rows, columns, height_ratios=heights)
         for index, panel in enumerate(chart.panels):
             axes = figure.add_subplot(grid[divmod(index, columns)])
             _draw_panel(axes, panel)
-            axes.set_title(shown(panel.title), loc="left", wrap=True)
-        figure.suptitle(
-            "\n".join(textwrap.wrap(shown(chart.title), int(width * 13))),
-            fontsize=9,
-            fontweight="bold",
-            x=0.01,
-            ha="left",
-        )
+            axes.set_title(
+                wrapped(panel.title, int(PANEL_TITLE_CHARACTERS * width / columns / PANEL_WIDTH)), loc="left"
+            )
         figure.supxlabel("\n".join(lines), fontsize=6.5, color="#444444", x=0.01, ha="left", linespacing=1.35)
-        _add_legend(figure, chart, max(1, round(1.6 * columns)))
+        _add_heading(figure, "\n".join(title), names, legend_columns)
     return figure
 
 
@@ -155,10 +162,10 @@ def _draw_bars(axes: Axes, panel: Bars) -> None:
         )  # fmt: skip
         for row, value in enumerate(series.values):
             if math.isnan(value):
-                _write_unscored(axes, rows[row])
+                _write_gap(axes, rows[row], series.gaps[row] if series.gaps else UNSCORED)
             elif panel.stacked and value >= NARROWEST_WITH_NUMBER:
-                middle = starts[row] + value / 2
-                axes.text(middle, rows[row], number(value), ha="center", va="center", fontsize=6, color="white")
+                middle, ink = starts[row] + value / 2, text_on(color_of(series.color))
+                axes.text(middle, rows[row], number(value), ha="center", va="center", fontsize=6, color=ink)
             elif with_numbers and not panel.stacked:
                 end = series.high[row] if series.high and value >= 0 else series.low[row] if series.low else value
                 _write_number(axes, number(value), value if math.isnan(end) else end, rows[row], leftward=value < 0)
@@ -179,7 +186,7 @@ def _draw_waterfall(axes: Axes, panel: Waterfall) -> None:
     bars, series = panel.bars(), panel.values
     for row, (_, start, end) in enumerate(bars):
         if math.isnan(end - start):
-            _write_unscored(axes, row)
+            _write_gap(axes, row, UNSCORED)
             continue
         is_total = row in (0, len(bars) - 1)
         color = TOTAL if is_total else RISE if end >= start else FALL
@@ -195,8 +202,8 @@ def _draw_waterfall(axes: Axes, panel: Waterfall) -> None:
 
 
 def _label_bars(axes: Axes, names: Sequence[str], value_label: str) -> None:
-    axes.set_yticks(range(len(names)), [shown(name) for name in names])
-    axes.invert_yaxis()
+    axes.set_yticks(range(len(names)), [wrapped(name, CATEGORY_CHARACTERS) for name in names])
+    axes.set_ylim(len(names) - 0.45, -0.55)
     axes.set_xlabel(shown(value_label))
     axes.grid(axis="x", color="#dddddd", linewidth=0.5)
 
@@ -206,11 +213,12 @@ def _write_number(axes: Axes, text: str, end: float, place: float, *, leftward: 
     axes.annotate(
         text, (end, place), xytext=(-2 if leftward else 2, 0), textcoords="offset points", va="center",
         ha="right" if leftward else "left", fontsize=5.5, color="#333333", annotation_clip=False,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8},
     )  # fmt: skip
 
 
-def _write_unscored(axes: Axes, place: float) -> None:
-    axes.text(0.0, place, " unscored", va="center", fontsize=5.5, color=GRAY, style="italic")
+def _write_gap(axes: Axes, place: float, reason: str) -> None:
+    axes.text(0.0, place, f" {reason}", va="center", fontsize=5.5, color=GRAY, style="italic")
 
 
 def _draw_references(draw_line: Callable[..., object], references: Sequence[Reference]) -> None:
@@ -244,6 +252,8 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     positions = sorted({position for series in panel.series for position in series.positions})
     if panel.log_positions:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
     if panel.whole_positions and len(positions) <= 8:
         axes.set_xticks(positions, [number(position) for position in positions])
         axes.minorticks_off()
@@ -262,7 +272,7 @@ def _draw_points(axes: Axes, panel: Points) -> None:
                 xerr=_errors(series.positions, series.position_low, series.position_high), linestyle="none",
                 color=color_of(series.color), elinewidth=0.6, capsize=1.5, zorder=2,
             )  # fmt: skip
-        size = 26 if panel.named else 9
+        size = 26 if panel.named else 9 if len(series.values) > FEW_POINTS else 20
         axes.scatter(
             series.positions, series.values, s=size, marker=marker, color=color_of(series.color), linewidths=0.3,
             edgecolors="white", label=shown(series.name), zorder=3, alpha=1.0 if panel.named else 0.75,
@@ -308,13 +318,12 @@ def _draw_network(axes: Axes, panel: Network) -> None:
             "", xy=places[edge.target], xytext=places[edge.source],
             arrowprops={
                 "arrowstyle": "-|>", "color": look.color, "linestyle": look.dash[0], "linewidth": look.width,
-                "shrinkA": 9, "shrinkB": 9, "connectionstyle": "arc3,rad=0.08",
+                "shrinkA": 9, "shrinkB": 9, "connectionstyle": f"arc3,rad={BEND}",
             },
         )  # fmt: skip
         if edge.label:
-            (x0, y0), (x1, y1) = places[edge.source], places[edge.target]
             axes.text(
-                x0 * 0.55 + x1 * 0.45, y0 * 0.55 + y1 * 0.45, shown(edge.label, 28), fontsize=5,
+                *_beside(places[edge.source], places[edge.target]), shown(edge.label, 28), fontsize=5,
                 color=look.color, ha="center", va="center",
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
@@ -325,7 +334,7 @@ def _draw_network(axes: Axes, panel: Network) -> None:
     for node in panel.nodes:
         face = ROLES[node.role]
         axes.text(
-            node.x, node.y, "\n".join(textwrap.wrap(shown(node.name), 18)), fontsize=6, ha="center", va="center",
+            node.x, node.y, wrapped(node.name, 16), fontsize=6, ha="center", va="center",
             bbox={"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": "#555555", "linewidth": 0.6},
         )  # fmt: skip
     axes.set_xlim(-0.08, 1.08)
@@ -333,20 +342,29 @@ def _draw_network(axes: Axes, panel: Network) -> None:
     axes.set_axis_off()
 
 
-def _add_legend(figure: Figure, chart: Chart, columns: int) -> None:
-    wanted = legend_names(chart)
-    if not wanted:
-        return
-    entries = {}
+def _beside(start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
+    """The middle of a bent edge."""
+    (x0, y0), (x1, y1) = start, end
+    return (x0 + x1) / 2 + BEND / 2 * (y1 - y0), (y0 + y1) / 2 - BEND / 2 * (x1 - x0)
+
+
+def _add_heading(figure: Figure, title: str, names: Sequence[str], columns: int) -> None:
+    """The title with the legend below it, above all panels."""
+    entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    names = [name for name in wanted if name in entries]
+    drawn = [name for name in names if name in entries]
+    if not drawn:
+        figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left")
+        return
+    # As the title of the legend: a title of the figure would be drawn over a legend outside of the panels.
     figure.legend(
-        [entries[name] for name in names],
-        names,
-        loc="outside upper left",
-        ncols=columns,
-        columnspacing=1.2,
-        handlelength=2.2,
-    )
+        [entries[name] for name in drawn], drawn, loc="outside upper left", ncols=columns, columnspacing=1.2,
+        handlelength=2.2, title=title, title_fontproperties={"weight": "bold", "size": 9}, alignment="left",
+    )  # fmt: skip
+
+
+def wrapped(text: str, width: int) -> str:
+    """A text in lines of at most this many characters."""
+    return "\n".join(textwrap.wrap(shown(text, MAX_TITLE), width))

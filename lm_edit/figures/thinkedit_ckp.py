@@ -42,7 +42,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
         for index, (model, cells) in enumerate(values.items())
     ]
     panel = Bars(
-        title=", ".join(values), categories=names, series=series, value_label="CKP",
+        title=next(iter(values)) if len(values) == 1 else "", categories=names, series=series, value_label="CKP",
         references=unedited_reference(chosen, metric),
     )  # fmt: skip
     note = "Higher is better: facts around the edited one keep their answers. The unedited model has 1 by definition."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from lm_edit.figures.charts import Chart, Edge, Network, Node
@@ -142,20 +143,20 @@ def _place(start: str, end: str, new: str, chains: Sequence[Sequence[str]]) -> l
             if name not in (start, end, new):
                 depths[name] = max(depths.get(name, 0), depth)
     last = max(depths.values(), default=0) + 1
-    layers: dict[int, list[str]] = defaultdict(list)
-    for name, depth in sorted(depths.items()):
-        layers[depth].append(name)
-    nodes = [
-        Node(name=start, x=0.0, y=0.5, role="start"),
-        Node(name=end, x=1.0, y=0.5, role="end"),
-        Node(name=new, x=0.0, y=0.0),
-    ]
-    for depth, names in layers.items():
-        for index, name in enumerate(names):
-            # Neighboring nodes of a layer are shifted, so that their names do not collide.
-            shift = 0.03 if index % 2 else -0.03
-            nodes.append(Node(name=name, x=depth / last + shift, y=1 - (index + 0.5) / len(names)))
-    return nodes
+    before: dict[str, set[str]] = defaultdict(set)
+    for chain in chains:
+        for previous, name in zip([start, *chain], chain, strict=False):
+            before[name].add(previous)
+    heights = {start: 0.5, end: 0.5}
+    for depth in range(1, last):
+        layer = sorted(name for name in depths if depths[name] == depth)
+        layer.sort(key=lambda name: fmean(heights[near] for near in sorted(before[name]) if near in heights))
+        for index, name in enumerate(layer):
+            # Alternating, so that names of neighboring layers are not on one line.
+            heights[name] = min(1.0, (index + 0.5) / len(layer) + (0.07 if depth % 2 else -0.07))
+    nodes = [Node(name=start, x=0.0, y=0.5, role="start"), Node(name=end, x=1.0, y=0.5, role="end")]
+    nodes.append(Node(name=new, x=0.0, y=0.05))
+    return nodes + [Node(name=name, x=depth / last, y=heights[name]) for name, depth in sorted(depths.items())]
 
 
 SPEC = FigureSpec(

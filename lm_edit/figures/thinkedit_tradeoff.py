@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NEEDS = Needs("thinkedit_tradeoff", f"the columns ifr and ckp of a KnowGIC task ({BY_METRIC})", COMMAND)
 
+LAST = -1  # color and marker of the unedited model
+
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     """A panel per model, a point per editor; the unedited model is a gray point where its run is among the files."""
@@ -29,6 +31,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     ifr, ckp = f"ifr_{protocol}", f"ckp_{protocol}"
     chosen = require_rows(rows, NEEDS, [ifr, ckp])
     require_edited(chosen, NEEDS)
+    names = sorted({label for _, group in model_panels(chosen).items() for label in run_labels(group).values()})
     panels = []
     for model, group in model_panels(chosen).items():
         labels = run_labels(group)
@@ -37,8 +40,8 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
         own = group[group["editor"] == UNEDITED]
         labels |= dict.fromkeys(own["run"], UNEDITED)
         points = [
-            _point(label, group[group["run"] == run], ifr, ckp, index)
-            for index, (run, label) in enumerate(labels.items())
+            _point(label, group[group["run"] == run], ifr, ckp, names.index(label) if label in names else LAST)
+            for run, label in labels.items()
         ]
         panels.append(
             Points(
@@ -54,12 +57,12 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=[note, *notes]))
 
 
-def _point(label: str, rows: DataFrame, ifr: str, ckp: str, index: int) -> Series:
+def _point(label: str, rows: DataFrame, ifr: str, ckp: str, look: int) -> Series:
     vertical, horizontal = (cell(rows[rows["metric"] == metric]) for metric in (ifr, ckp))
     return Series(
         name=label, values=[vertical.value], positions=[horizontal.value], low=[vertical.low], high=[vertical.high],
         position_low=[horizontal.low], position_high=[horizontal.high], counts=[vertical.n], texts=[label],
-        color=index, style=index,
+        color=look, style=look,
     )  # fmt: skip
 
 

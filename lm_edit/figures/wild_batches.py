@@ -41,11 +41,13 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     # The first num_edits cases are other cases for every num_edits.
     require_comparable(chosen, NEEDS, varying=("limit",))
     panels = []
+    all_sizes = sorted(edited(chosen)["edit_batch_size"].fillna(1).unique())
     for (editor, model, task), group in edited(chosen).groupby(["editor", "model", "task"]):
-        sizes = sorted(group["edit_batch_size"].fillna(1).unique())
         series = []
-        for index, size in enumerate(sizes):
+        for index, size in enumerate(all_sizes):
             line = group[group["edit_batch_size"].fillna(1) == size].sort_values("num_edits")
+            if line.empty:
+                continue
             _require_one_each(line, str(editor), size)
             cells = run_cells(line, list(line["run"]), metric)
             name = f"{int(size)} per step"
@@ -75,8 +77,9 @@ def _require_one_each(line: DataFrame, editor: str, size: float) -> None:
     repeated = line[line["num_edits"].duplicated(keep=False)]
     if not repeated.empty:
         raise NEEDS.missing(
-            f"{len(repeated)} streams of {editor} have {int(repeated.iloc[0]['num_edits'])} edits, {int(size)} per step; choose "
-            f"with --only settings={repeated.iloc[0]['settings']} or --only seed={int(repeated.iloc[0]['seed'])}"
+            f"{len(repeated)} streams of {editor} have {int(repeated.iloc[0]['num_edits'])} edits, "
+            f"{int(size)} per step; choose with --only settings={repeated.iloc[0]['settings']} or --only "
+            f"seed={int(repeated.iloc[0]['seed'])}"
         )
 
 

@@ -20,16 +20,13 @@ from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# what the step changes -> (task, column); {metric} is judge or em
+# step -> (task, column); {metric} is judge or em
 STEPS = {
-    "synthetic: question alone, teacher forcing, match ratio": (
-        "qaedit_grid_question_only_tf",
-        "reliability_tf_gold_match",
-    ),
+    "synthetic": ("qaedit_grid_question_only_tf", "reliability_tf_gold_match"),
     "input: QA instruction": ("qaedit_grid_qa_inst_tf", "reliability_tf_gold_match"),
     "generation: greedy": ("qaedit_grid_qa_inst_ar_gold", "reliability_ar_gold_match"),
     "metric: {metric}": ("qaedit_grid_qa_inst_ar_gold", "reliability_ar_gold_{metric}"),
-    "truncation: natural stop": ("qaedit_grid_qa_inst_ar_natural", "reliability_ar_natural_{metric}"),
+    "stop: natural": ("qaedit_grid_qa_inst_ar_natural", "reliability_ar_natural_{metric}"),
 }
 METRICS = {"judge": "judge", "em": "exact match"}
 
@@ -61,7 +58,10 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             own = edited(group)[edited(group)["run"] == run]
             panels.append(_panel(f"{label}, {model}", own, metric, places))
     title = "From synthetic to WILD evaluation, module by module"
-    note = "First and last bar: the reliability of the whole protocol; between them, the change by each module."
+    note = (
+        "Synthetic: question alone, teacher forcing, gold length, match ratio. WILD: QA instruction, greedy decoding, "
+        f"natural stop, {METRICS[metric]}. Between them, the change by each module; whiskers: of the value after it."
+    )
     return Chart(
         name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, unedited=False, notes=[note, *notes])
     )
@@ -86,7 +86,7 @@ def _panel(title: str, rows: DataFrame, metric: str, places: list[tuple[str, str
         title=title,
         steps=[name.format(metric=METRICS[metric]) for name in STEPS],
         values=series_of("reliability", cells),
-        last=f"WILD: {METRICS[metric]}",
+        last="WILD",
         value_label="reliability",
         limits=SHARE,
     )
