@@ -42,9 +42,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     metric, notes = first_metric(of_weights, NEEDS, options, METRICS)
     chosen = require_rows(rows, NEEDS, [metric])
     runs = edited(chosen[chosen.index.isin(of_weights.index)])
-    panels = []
+    panels: list[Lines] = []
     for weight in WEIGHTS:
-        series = _lines(runs, weight, metric)
+        series = _lines(runs, weight, metric, first_color=sum(len(panel.series) for panel in panels))
         if series:
             values = [position for line in series for position in line.positions]
             panels.append(
@@ -67,7 +67,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     )
 
 
-def _lines(runs: DataFrame, weight: str, metric: str) -> list[Series]:
+def _lines(runs: DataFrame, weight: str, metric: str, first_color: int) -> list[Series]:
     """A line for each group of runs that differ in this weight only."""
     values = runs["editor_config"].map(lambda config: float(config[weight]))
     others = runs.apply(lambda row: _without(row, weight), axis=1)
@@ -77,7 +77,7 @@ def _lines(runs: DataFrame, weight: str, metric: str) -> list[Series]:
         if ordered["weight"].nunique() < 2:
             continue
         cells = run_cells(ordered, list(ordered["run"]), metric)
-        look = {"color": len(series), "style": len(series)}
+        look = {"color": first_color + len(series), "style": first_color + len(series)}
         series.append(series_of(_line_name(ordered, runs, weight), cells, positions=list(ordered["weight"]), **look))
     return series
 

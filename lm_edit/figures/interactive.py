@@ -64,17 +64,19 @@ def draw_interactive(chart: Chart) -> go.Figure:
     figure = make_subplots(
         rows=rows,
         cols=columns,
-        subplot_titles=[_text(panel.title) for panel in chart.panels],
+        subplot_titles=[_lines_of(panel.title) for panel in chart.panels],
         row_heights=heights,
-        vertical_spacing=min(0.9 / max(1, rows - 1), 75 / height) if rows > 1 else 0.0,
+        vertical_spacing=min(0.9 / max(1, rows - 1), 105 / height) if rows > 1 else 0.0,
         horizontal_spacing=0.16 if columns > 1 else 0.0,
     )
+    for title in figure.layout.annotations:
+        title.update(font_size=13, align="left")
     named: set[str] = set()
     for index, panel in enumerate(chart.panels):
         row, column = divmod(index, columns)
-        _draw_panel(figure, panel, {"row": row + 1, "col": column + 1}, index, named)
+        _draw_panel(figure, panel, {"row": row + 1, "col": column + 1}, named)
     figure.update_layout(
-        width=WIDTH * max(columns, 1.3),
+        width=WIDTH * (2 if any(isinstance(panel, Network) for panel in chart.panels) else max(columns, 1.3)),
         height=height,
         template="plotly_white",
         barmode="stack" if any(isinstance(panel, Bars) and panel.stacked for panel in chart.panels) else "group",
@@ -124,7 +126,11 @@ def _text(text: str, limit: int = 60) -> str:
     return html.escape(shown(text, limit), quote=False)
 
 
-def _draw_panel(figure: go.Figure, panel: Panel, cell: dict[str, int], index: int, named: set[str]) -> None:
+def _lines_of(title: str) -> str:
+    return "<br>".join(map(html.escape, textwrap.wrap(shown(title, 200), 52)))
+
+
+def _draw_panel(figure: go.Figure, panel: Panel, cell: dict[str, int], named: set[str]) -> None:
     if isinstance(panel, Bars):
         _draw_bars(figure, panel, cell, named)
     elif isinstance(panel, Waterfall):
@@ -134,7 +140,7 @@ def _draw_panel(figure: go.Figure, panel: Panel, cell: dict[str, int], index: in
     elif isinstance(panel, Points):
         _draw_points(figure, panel, cell, named)
     elif isinstance(panel, HeatMap):
-        _draw_heat_map(figure, panel, cell, index)
+        _draw_heat_map(figure, panel, cell)
     else:
         _draw_network(figure, panel, cell, named)
 
@@ -206,15 +212,16 @@ def _draw_waterfall(figure: go.Figure, panel: Waterfall, cell: dict[str, int]) -
     changes = [end - start for _, start, end in bars]
     colors = [TOTAL if row in totals else RISE if change >= 0 else FALL for row, change in enumerate(changes)]
     texts = [number(end) if row in totals else f"{end - start:+.2f}" for row, (_, start, end) in enumerate(bars)]
+    texts = [UNSCORED if math.isnan(change) else text for text, change in zip(texts, changes, strict=True)]
     hover = _hover(panel.values)
     trace = go.Bar(
-        y=[_text(name) for name, _, _ in bars], x=_values(changes), base=_values([start for _, start, _ in bars]),
+        y=[_text(name) for name, _, _ in bars], x=_values(changes), base=[0.0 if math.isnan(change) else start for (_, start, _), change in zip(bars, changes, strict=True)],
         orientation="h", marker_color=colors, text=texts, textposition="outside", hovertext=[*hover, hover[-1]],
         hoverinfo="text", showlegend=False,
     )  # fmt: skip
     figure.add_trace(trace, **cell)
     figure.update_yaxes(autorange="reversed", type="category", **cell)
-    figure.update_xaxes(title_text=_text(panel.value_label), range=panel.limits, **cell)
+    figure.update_xaxes(title_text=_text(panel.value_label), range=(panel.limits[0], 1.12 * panel.limits[1]), **cell)
 
 
 def _line_sample(name: str, color: str, named: set[str]) -> go.Scatter:
@@ -268,14 +275,17 @@ def _draw_points(figure: go.Figure, panel: Points, cell: dict[str, int], named: 
     figure.update_yaxes(title_text=_text(panel.value_label), showticklabels=panel.axes, **cell)
 
 
-def _draw_heat_map(figure: go.Figure, panel: HeatMap, cell: dict[str, int], index: int) -> None:
+def _draw_heat_map(figure: go.Figure, panel: HeatMap, cell: dict[str, int]) -> None:
     import plotly.graph_objects as go
 
     width = len(panel.columns)
+    axes = figure.get_subplot(**cell)
+    right, (bottom, top) = axes.xaxis.domain[1], axes.yaxis.domain
     matrix = [[*_values(row), *[None] * (width - len(row))] for row in panel.values]
     trace = go.Heatmap(
         z=matrix, x=list(map(_text, panel.columns)), y=list(map(_text, panel.rows)), colorscale="Purples",
-        zmin=panel.limits[0], zmax=panel.limits[1], showscale=index == 0, hoverongaps=False,
+        zmin=panel.limits[0], zmax=panel.limits[1], hoverongaps=False,
+        colorbar={"x": right + 0.005, "y": (bottom + top) / 2, "len": top - bottom, "thickness": 10},
         text=[["" if value is None else number(value) for value in row] for row in matrix] if panel.annotated else None,
         texttemplate="%{text}" if panel.annotated else None,
     )  # fmt: skip

@@ -81,6 +81,7 @@ def legend_names(chart: Chart) -> list[str]:
             names += [panel.kinds[edge.kind] for edge in panel.edges]
         elif isinstance(panel, (Bars, Lines)) or (isinstance(panel, Points) and not panel.named):
             names += [series.name for series in panel.series if len(panel.series) > 1 or not isinstance(panel, Bars)]
+    for panel in chart.panels:
         if isinstance(panel, (Bars, Lines)):
             names += [reference.name for reference in panel.references]
     return list(dict.fromkeys(map(shown, names)))

@@ -38,7 +38,6 @@ CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 12  # of the caption, of th
 PANEL_TITLE_CHARACTERS, CATEGORY_CHARACTERS = 48, 26  # in a line
 MAX_TITLE = 200
 LEGEND_CHARACTERS_PER_INCH, LEGEND_HANDLE = 17, 8  # a handle is as wide as this many characters
-FEW_POINTS = 100  # smaller markers for more
 BARS_WITH_NUMBERS = 60  # more bars than these have no number beside them
 NARROWEST_WITH_NUMBER = 0.07  # part of a stacked bar
 ROOM_FOR_NUMBERS = 1.12
@@ -272,7 +271,7 @@ def _draw_points(axes: Axes, panel: Points) -> None:
                 xerr=_errors(series.positions, series.position_low, series.position_high), linestyle="none",
                 color=color_of(series.color), elinewidth=0.6, capsize=1.5, zorder=2,
             )  # fmt: skip
-        size = 26 if panel.named else 9 if len(series.values) > FEW_POINTS else 20
+        size = 26 if panel.named else 9
         axes.scatter(
             series.positions, series.values, s=size, marker=marker, color=color_of(series.color), linewidths=0.3,
             edgecolors="white", label=shown(series.name), zorder=3, alpha=1.0 if panel.named else 0.75,
@@ -311,34 +310,36 @@ def _draw_heat_map(axes: Axes, panel: HeatMap) -> None:
 
 def _draw_network(axes: Axes, panel: Network) -> None:
     places = {node.name: (node.x, node.y) for node in panel.nodes}
-    drawn: set[str] = set()
+    boxes = {}
+    for node in panel.nodes:
+        text = axes.text(
+            node.x, node.y, wrapped(node.name, 16), fontsize=6, ha="center", va="center", zorder=4,
+            bbox={
+                "boxstyle": "round,pad=0.25", "facecolor": ROLES[node.role], "edgecolor": "#555555", "linewidth": 0.6,
+            },
+        )  # fmt: skip
+        boxes[node.name] = text.get_bbox_patch()
     for edge in panel.edges:
         look = edge_look(panel, edge.kind)
         axes.annotate(
-            "", xy=places[edge.target], xytext=places[edge.source],
+            "", xy=places[edge.target], xytext=places[edge.source], zorder=3,
             arrowprops={
                 "arrowstyle": "-|>", "color": look.color, "linestyle": look.dash[0], "linewidth": look.width,
-                "shrinkA": 9, "shrinkB": 9, "connectionstyle": f"arc3,rad={BEND}",
+                "patchA": boxes[edge.source], "patchB": boxes[edge.target], "shrinkA": 1, "shrinkB": 1,
+                "connectionstyle": f"arc3,rad={BEND}",
             },
         )  # fmt: skip
         if edge.label:
+            x, y = _beside(places[edge.source], places[edge.target])
             axes.text(
-                *_beside(places[edge.source], places[edge.target]), shown(edge.label, 28), fontsize=5,
-                color=look.color, ha="center", va="center",
+                x, y, shown(edge.label, 28), fontsize=5, color=look.color, ha="center", va="center", zorder=3.5,
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
-        if edge.kind not in drawn:
-            drawn.add(edge.kind)
-            name = shown(panel.kinds[edge.kind])
-            axes.plot([], [], color=look.color, linestyle=look.dash[0], linewidth=look.width, label=name)
-    for node in panel.nodes:
-        face = ROLES[node.role]
-        axes.text(
-            node.x, node.y, wrapped(node.name, 16), fontsize=6, ha="center", va="center",
-            bbox={"boxstyle": "round,pad=0.25", "facecolor": face, "edgecolor": "#555555", "linewidth": 0.6},
-        )  # fmt: skip
+    for kind in dict.fromkeys(edge.kind for edge in panel.edges):
+        look, name = edge_look(panel, kind), shown(panel.kinds[kind])
+        axes.plot([], [], color=look.color, linestyle=look.dash[0], linewidth=look.width, label=name)
     axes.set_xlim(-0.08, 1.08)
-    axes.set_ylim(-0.08, 1.08)
+    axes.set_ylim(-0.03, 1.03)
     axes.set_axis_off()
 
 
