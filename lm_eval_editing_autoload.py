@@ -9,9 +9,11 @@ one finder to ``sys.meta_path``, and nothing else happens until ``lm_eval`` itse
 - after ``lm_eval.tasks.manager`` has run, every ``TaskManager`` that includes the default tasks also scans the folder
   ``lm_eval_tasks`` and the folders of the benchmarks that other packages register (:data:`BENCHMARKS`): after the
   built-in tasks and before the user's ``include_path``, which therefore overrides ours;
-- after ``lm_eval.evaluator`` has run, ``simple_evaluate`` adds the anomalies of a run of ``edited_hf`` to its results,
-  and ``evaluate`` the columns of the unedited model to lm-eval's own tasks (``compare_unedited=true``);
-- after ``lm_eval.utils`` has run, ``make_table`` prints the anomalies below the last table;
+- after ``lm_eval.evaluator`` has run, ``simple_evaluate`` adds the anomalies of a run of ``edited_hf`` to its results
+  and names the folder of the run, and ``evaluate`` adds the columns of the unedited model to lm-eval's own tasks
+  (``compare_unedited=true``);
+- after ``lm_eval.utils`` has run, ``make_table`` prints the scores of editing tasks without their counts and summaries,
+  and below the last table what was left out, and anomalies;
 - after ``lm_eval._cli.harness`` has run, which only the command ``lm_eval`` imports, that command prints our user
   errors as one message without a traceback and ends with exit code 2. ``lm_eval.simple_evaluate`` raises them as
   before, and all other exceptions are unchanged. ``LM_EDIT_DEBUG=1`` brings the traceback back.
@@ -84,8 +86,9 @@ def _print_user_errors(cli: "ModuleType") -> None:
 
 
 def _add_anomalies(evaluator: "ModuleType") -> None:
-    """Let ``simple_evaluate`` look for anomalies in the results of our model."""
+    """Let ``simple_evaluate`` look for anomalies in the results of our model, and name the run."""
     import functools
+    import inspect
 
     original = evaluator.simple_evaluate
     if getattr(original, "_lm_eval_editing", False):
@@ -98,10 +101,23 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
             from lm_eval_tasks.common.anomalies import add_anomalies
 
             add_anomalies(results)
+            _name_run(inspect.signature(original).bind(*args, **kwargs).arguments.get("evaluation_tracker"), results)
         return results
 
     vars(simple_evaluate)["_lm_eval_editing"] = True
     vars(evaluator)["simple_evaluate"] = simple_evaluate
+
+
+def _name_run(tracker: "Any", results: "Any") -> None:
+    """Name the folder of a run; hours of answers are not lost for a name."""
+    if tracker is None:
+        return
+    try:
+        from lm_eval_tasks.common.run_names import name_run
+
+        name_run(tracker, results)
+    except Exception as error:
+        _report("could not name the folder of the run", error)
 
 
 def _compare_with_unedited(evaluator: "ModuleType") -> None:
@@ -129,8 +145,11 @@ def _extend_evaluator(evaluator: "ModuleType") -> None:
     _compare_with_unedited(evaluator)
 
 
-def _print_anomalies(utils: "ModuleType") -> None:
-    """Let ``make_table`` name the anomalies of a run below its last table."""
+def _shorten_table(utils: "ModuleType") -> None:
+    """Let ``make_table`` print the scores of editing tasks, and below its last table what was left out and anomalies.
+
+    A result that we cannot read is printed as lm-eval prints it.
+    """
     import functools
 
     original = utils.make_table
@@ -139,12 +158,18 @@ def _print_anomalies(utils: "ModuleType") -> None:
 
     @functools.wraps(original)
     def make_table(result_dict: "Any", column: str = "results", *args: "Any", **kwargs: "Any") -> "Any":
-        printed = original(result_dict, column, *args, **kwargs)
-        if not result_dict.get("anomalies") or (column == "results" and "groups" in result_dict):
-            return printed
-        from lm_eval_tasks.common.anomalies import table_note
+        try:
+            from lm_eval_tasks.common.anomalies import table_note
+            from lm_eval_tasks.common.result_table import left_out_note, shown_results
 
-        return f"{printed}{table_note(result_dict)}"
+            shown = shown_results(result_dict, column)
+            is_last = column != "results" or "groups" not in result_dict
+            note = left_out_note(result_dict) + table_note(result_dict) if is_last else ""
+        except Exception as error:
+            _report("could not shorten the table of results", error)
+            shown, note = result_dict, ""
+        printed = original(shown, column, *args, **kwargs)
+        return f"{printed}{note}" if note else printed
 
     vars(make_table)["_lm_eval_editing"] = True
     vars(utils)["make_table"] = make_table
@@ -232,7 +257,7 @@ _ACTIONS: "dict[str, Callable[[ModuleType], None]]" = {
     "lm_eval.models": _register_model,
     "lm_eval.tasks.manager": _add_task_folders,
     "lm_eval.evaluator": _extend_evaluator,
-    "lm_eval.utils": _print_anomalies,
+    "lm_eval.utils": _shorten_table,
     "lm_eval._cli.harness": _print_user_errors,
 }
 

@@ -25,15 +25,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import blocks_of, cache_root, packaged_file, sha256_of
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
 
 logger = get_logger(__name__)
-
-
-DEMO_NAME = "gemma-3-270m (Q4_K_M, demo)"
 
 
 DEMO_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edit_hooks.assets.demo_model import DEMO_NAME
+from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.lm.options import EditingOptions
 
 

@@ -60,7 +60,8 @@ def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_demo(args: argparse.Namespace) -> int:
-    from edit_hooks.assets.demo_model import DEMO_NAME, demo_model_path
+    from edit_hooks.assets.demo_model import demo_model_path
+    from edit_hooks.assets.demo_name import DEMO_NAME
 
     folder = demo_model_path(args.dtype)
     size = sum(path.stat().st_size for path in folder.iterdir())

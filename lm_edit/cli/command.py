@@ -123,7 +123,7 @@ def load_model(args: argparse.Namespace) -> EditedHFLM:
 
 def model_name(lm: EditedHFLM) -> str:
     """Hub id or folder of the model; for the demo model its name."""
-    from edit_hooks.assets.demo_model import DEMO_NAME
+    from edit_hooks.assets.demo_name import DEMO_NAME
 
     return DEMO_NAME if lm.is_demo else str(lm.pretrained)
 

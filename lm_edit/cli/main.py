@@ -11,7 +11,20 @@ from collections.abc import Sequence
 
 from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, traceback_wanted
 from edit_hooks.utils.printable import printable
-from lm_edit.cli import cache, catalog, contract, conversion, edits, figures, judging, stats, trace, training, tune
+from lm_edit.cli import (
+    cache,
+    catalog,
+    contract,
+    conversion,
+    edits,
+    figures,
+    judging,
+    results,
+    stats,
+    trace,
+    training,
+    tune,
+)
 from lm_edit.cli.command import Verb
 
 VERBS: dict[str, Verb] = {
@@ -25,6 +38,7 @@ VERBS: dict[str, Verb] = {
     **conversion.VERBS,
     **cache.VERBS,
     **judging.VERBS,
+    **results.VERBS,
     **figures.VERBS,
 }
 

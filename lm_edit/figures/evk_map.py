@@ -48,7 +48,9 @@ def draw(vectors: Mapping[str, ndarray], kinds: Sequence[str], notes: Sequence[s
     models = [name for name in TENSORS if name in vectors]
     unknown = sorted(set(kinds) - set(KINDS))
     if not models or unknown or any(len(kinds) != len(vectors[name]) for name in models):
-        raise NEEDS.missing(f"the vectors are not those of {len(kinds)} rows, or of unknown kinds ({', '.join(unknown)})")
+        raise NEEDS.missing(
+            f"the vectors are not those of {len(kinds)} rows, or of unknown kinds ({', '.join(unknown)})"
+        )
     if len(kinds) < MIN_ROWS:
         raise NEEDS.missing(f"there are {len(kinds)} prompts; a map needs {MIN_ROWS}")
     places = reduce_dimensions(numpy.concatenate([vectors[name] for name in models]))
@@ -63,8 +65,9 @@ def draw(vectors: Mapping[str, ndarray], kinds: Sequence[str], notes: Sequence[s
         for index, name in enumerate(models)
     ]
     caption = [
-        f"UMAP of n = {len(kinds)} hidden states{' per model, on one map' if len(models) > 1 else ''}: cosine distance, "
-        f"{NEIGHBORS} neighbors, min_dist {MIN_DIST}, seed {SEED}. Distances on the map are not distances of the model.",
+        f"UMAP of n = {len(kinds)} hidden states{' per model, on one map' if len(models) > 1 else ''}: cosine "
+        f"distance, {NEIGHBORS} neighbors, min_dist {MIN_DIST}, seed {SEED}. Distances on the map are not distances of "
+        "the model.",
         *notes,
     ]
     title = "Embeddings of edits and virtual instances"

@@ -213,9 +213,10 @@ def _draw_waterfall(figure: go.Figure, panel: Waterfall, cell: dict[str, int]) -
     colors = [TOTAL if row in totals else RISE if change >= 0 else FALL for row, change in enumerate(changes)]
     texts = [number(end) if row in totals else f"{end - start:+.2f}" for row, (_, start, end) in enumerate(bars)]
     texts = [UNSCORED if math.isnan(change) else text for text, change in zip(texts, changes, strict=True)]
+    starts = [0.0 if math.isnan(end - start) else start for _, start, end in bars]
     hover = _hover(panel.values)
     trace = go.Bar(
-        y=[_text(name) for name, _, _ in bars], x=_values(changes), base=[0.0 if math.isnan(change) else start for (_, start, _), change in zip(bars, changes, strict=True)],
+        y=[_text(name) for name, _, _ in bars], x=_values(changes), base=starts,
         orientation="h", marker_color=colors, text=texts, textposition="outside", hovertext=[*hover, hover[-1]],
         hoverinfo="text", showlegend=False,
     )  # fmt: skip

@@ -9,13 +9,15 @@ from typing import Any
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.utils.errors import EditingError
-from lm_edit.results.columns import SUMMARIES, read_columns
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response
 from lm_edit.results.tables import current_tasks
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.answers import Answer, read_answer
+from lm_eval_tasks.common.columns import SUMMARIES, read_columns
 from lm_eval_tasks.common.probes import case_requests
+
+READ_FIELDS = ("case_id", "category", "edit_requests", "probes")  # of a document, with attributes of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ class CaseDocument:
         metrics: ``<metric>[@<stage>],<filter>`` -> value; ``None`` is unscored.
         reasons: the same keys -> why a value is missing.
         report: facts about the edit (final_loss, seconds, error, ...); empty without an edit.
+        extras: the other fields of the document, such as the chains of a KnowGIC case.
     """
 
     run: str
@@ -83,6 +86,7 @@ class CaseDocument:
     metrics: Mapping[str, Any]
     reasons: Mapping[str, str]
     report: Mapping[str, Any]
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -121,11 +125,14 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
                 metrics=metrics,
                 reasons=reasons,
                 report=next((sample["edit"] for _, sample in samples if sample.get("edit")), {}),
+                extras={name: value for name, value in doc.items() if name not in READ_FIELDS},
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, EditingError):
                 raise
-            raise EditingError(f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error}).") from None
+            raise EditingError(
+                f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error})."
+            ) from None
 
 
 def _metrics(

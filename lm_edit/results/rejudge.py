@@ -70,9 +70,7 @@ def table_rows(
     judged = {name: [_value(verdict) for verdict in column] for name, column in verdicts.items()}
     for task, stage in dict.fromkeys((answer.task, answer.stage) for answer in answers if not answer.is_helper):
         helpers = {a.case: index for index, a in enumerate(answers) if a.task == task and a.is_helper}
-        own = [
-            index for index, a in enumerate(answers) if (a.task, a.stage) == (task, stage) and not a.is_helper
-        ]
+        own = [index for index, a in enumerate(answers) if (a.task, a.stage) == (task, stage) and not a.is_helper]
         name = task + (f"@{stage}" if stage else "")
         yield [name, "all", str(len(own)), *_cells(own, judged, exact, scores, None)]
         if helpers:
@@ -106,9 +104,7 @@ def _cells(
     return cells + [_format(mean_scored(select(values, exact))) for values in (exact, *scores.values())]
 
 
-def verdict_rows(
-    answers: Sequence[SavedAnswer], verdicts: Mapping[str, Sequence[Verdict]]
-) -> Iterator[dict[str, Any]]:
+def verdict_rows(answers: Sequence[SavedAnswer], verdicts: Mapping[str, Sequence[Verdict]]) -> Iterator[dict[str, Any]]:
     """One JSON-able row per answer with the verdicts of all judges."""
     for index, answer in enumerate(answers):
         by_judge = {

@@ -44,6 +44,12 @@ class ResultFile:
         return datetime.fromtimestamp(start, tz=timezone.utc).isoformat(timespec="seconds")
 
     @property
+    def date_id(self) -> str:
+        """The date in the file's name, which its sample files share."""
+        match = _DATE.search(self.path.stem)
+        return match[1] if match else ""
+
+    @property
     def tasks(self) -> Mapping[str, Mapping[str, Any]]:
         """Task or group -> its columns, as saved."""
         return self.content["results"]
@@ -58,9 +64,8 @@ class ResultFile:
 
     def sample_file(self, task: str) -> Path | None:
         """The file of a task's samples; ``None`` if the run saved none."""
-        match = _DATE.search(self.path.stem)
-        path = self.path.with_name(f"samples_{task}_{match[1]}.jsonl") if match else None
-        return path if path is not None and path.is_file() else None
+        path = self.path.with_name(f"samples_{task}_{self.date_id}.jsonl")
+        return path if path.is_file() else None
 
     def samples(self, task: str) -> list[tuple[str, Mapping[str, Any]]]:
         """The samples of a task, each after its location; a document has one for each filter of the task.

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from edit_hooks.answers import FORMAT, EditedAnswer, FailedAnswer, GeneratedText, ModelAnswer
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.json_io import parse_json, read_rows
 from judges.base import Item
 from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
-from edit_hooks.utils.files import user_path
-from edit_hooks.utils.json_io import parse_json, read_rows
 from lm_eval_tasks.common.probes import case_requests
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
 
@@ -146,6 +146,7 @@ def _from_case(row: Mapping[str, Any], task: str) -> Iterator[SavedAnswer]:
 def answers_by_stage(
     response: EditedAnswer | str,
 ) -> Iterator[tuple[str, EditedAnswer | ModelAnswer | FailedAnswer | str]]:
+    """Yield the stages of a response that have a column of their own, each with its answer; the final one first."""
     if isinstance(response, str) or response.position is None:
         yield FINAL_STAGE, response
         return
@@ -181,4 +182,8 @@ def read_saved_response(saved: str) -> EditedAnswer | str:
             "these samples were saved by release 0.1.0 of lm-eval-editing, in a format that is no longer read. Run the "
             "evaluation again (finished edits come from the store), or judge them with that release."
         )
-    return EditedAnswer.from_json(parse_json(saved, "a saved answer", finite=False)) if saved.startswith(_PREFIX) else saved
+    return (
+        EditedAnswer.from_json(parse_json(saved, "a saved answer", finite=False))
+        if saved.startswith(_PREFIX)
+        else saved
+    )

@@ -89,3 +89,20 @@ CASE_COLUMNS: dict[str, tuple[str, str]] = {
     "reason": (TEXT, 'why the value, or some component of it, is missing; else ""'),
     "components": (VALUE, "the saved value of metrics that are no mean over cases, as the factors of an edit score"),
 }
+
+_OF_METRIC = {"run": _RUN["run"], "task": _PLACE["task"], "metric": _PLACE["metric"], "filter": _PLACE["filter"]}
+
+RETENTION_COLUMNS: dict[str, tuple[str, str]] = {
+    **_OF_METRIC,
+    "step": (WHOLE, "step of the stream after which the cases were scored, from 0"),
+    "edited_at": (WHOLE, "step that edited the cases"),
+    "value": (REAL, "the score of these cases; missing if none was scored"),
+}
+
+BREAKDOWN_COLUMNS: dict[str, tuple[str, str]] = {
+    **_OF_METRIC,
+    "field": (TEXT, "field of the records, as in score_by"),
+    "group": (TEXT, "value of the field"),
+    "value": (REAL, "the score of the cases with this value; missing if none was scored"),
+    "n": (REAL, "number of scored cases"),
+}

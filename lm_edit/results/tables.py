@@ -12,10 +12,10 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from lm_edit.results.columns import Column, is_number, read_columns
 from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.task_facts import TaskFacts
+from lm_eval_tasks.common.columns import Column, is_number, read_columns
 
 log = get_logger(__name__)
 
@@ -37,36 +37,45 @@ def load_results(paths: Paths) -> pd.DataFrame:
         EditingError: for missing, unreadable and other files.
     """
     files = read_result_files(paths)
-    rows = [row for file in files for row in _result_rows(file)]
+    rows = [row for file in files for row in result_rows(file)]
     kept, superseded = _newest(rows)
     for old in superseded:
         log.warning("%s: %s of run %s is superseded by a newer file", old["file"], old["task"], old["run"])
-    frame = _frame(kept, RESULT_COLUMNS)
+    frame = make_frame(kept, RESULT_COLUMNS)
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded}
     return frame
 
 
-def load_cases(paths: Paths) -> pd.DataFrame:
+def load_cases(paths: Paths, *, require_samples: bool = True) -> pd.DataFrame:
     """One row per run, task, document, metric, stage and filter, of the files that :func:`load_results` uses.
+
+    Args:
+        require_samples: refuse runs without sample files. Otherwise they are left out, and the attribute
+            ``without_samples`` of the table lists file and task.
 
     Raises:
         EditingError: as :func:`load_results`, and for samples that are missing or of another run.
     """
-    frame = _frame([row for file, task in current_tasks(paths) for row in _case_rows(file, task)], CASE_COLUMNS)
-    frame.attrs["schema_version"] = SCHEMA_VERSION
+    places = current_tasks(paths)
+    missing = [] if require_samples else [place for place in places if place[0].sample_file(place[1]) is None]
+    rows = [row for file, task in places if (file, task) not in missing for row in case_rows(file, task)]
+    frame = make_frame(rows, CASE_COLUMNS)
+    without = [{"file": str(file.path), "task": task} for file, task in missing]
+    frame.attrs |= {"schema_version": SCHEMA_VERSION, "without_samples": without}
     return frame
 
 
-def current_tasks(paths: Paths) -> Iterator[tuple[ResultFile, str]]:
-    """Every task of every run, each with the newest file that has it; groups, which have no samples, are left out."""
+def current_results(paths: Paths) -> list[tuple[ResultFile, str]]:
+    """Every task and group of every run, each with the newest file that has it."""
     files = read_result_files(paths)
-    rows = [row for file in files for row in _result_rows(file)]
-    kept, _ = _newest(rows)
+    kept, _ = _newest([row for file in files for row in result_rows(file)])
     wanted = {(row["file"], row["task"]) for row in kept}
-    for file in files:
-        for task in file.tasks:
-            if (str(file.path), task) in wanted and file.num_cases(task) is not None:
-                yield file, task
+    return [(file, task) for file in files for task in file.tasks if (str(file.path), task) in wanted]
+
+
+def current_tasks(paths: Paths) -> list[tuple[ResultFile, str]]:
+    """The tasks among :func:`current_results`; groups have no samples."""
+    return [(file, task) for file, task in current_results(paths) if file.num_cases(task) is not None]
 
 
 def _newest(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
@@ -86,7 +95,8 @@ def _newest(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[
     return kept, [{**dict(zip(names, key, strict=True)), "by": by} for key, by in left_out.items()]
 
 
-def _result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
+def result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
+    """The rows of one file in :func:`load_results`; missing numbers are ``None``."""
     facts = file.facts
     of_run = {name: value for name, value in vars(facts).items() if name in RESULT_COLUMNS and name != "data"}
     of_run |= {"run_name": facts.name, "file": str(file.path), "date": file.date, "guesses": list(facts.guesses)}
@@ -117,7 +127,8 @@ def _numbers(column: Column, num_cases: float | None) -> dict[str, float | None]
     }
 
 
-def _case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
+def case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
+    """The rows of one task in :func:`load_cases`; missing numbers are ``None``."""
     about = TaskFacts(file, task)
     for where, sample in file.samples(task):
         doc = sample.get("doc") if isinstance(sample.get("doc"), Mapping) else {}
@@ -146,11 +157,10 @@ def _case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
             }
 
 
-def _frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+def make_frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
     """A table with the columns of the schema; missing numbers are NaN."""
     frame = pd.DataFrame.from_records(rows, columns=list(columns))
     for name, (kind, _) in columns.items():
         if kind == REAL:
             frame[name] = pd.to_numeric(frame[name]).astype("float64")
     return frame
-

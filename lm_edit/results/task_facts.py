@@ -9,13 +9,15 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
-from lm_edit.results.columns import Column
 from lm_edit.results.runs import ResultFile
+from lm_eval_tasks.common.columns import Column
 from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
-from lm_eval_tasks.common.run_names import data_label
+from lm_eval_tasks.common.run_names import data_label, is_editing_task
 
 # Metrics of lm-eval's own tasks that are shares of successes.
 RATES = ("acc", "acc_norm", "exact_match", "em")
+# Settings that add columns and change none.
+NOT_PROTOCOL = ("population", "score_by", "categories", "generate")
 _HASH_DIGITS = 12
 
 
@@ -32,7 +34,7 @@ class TaskFacts:
     @cached_property
     def metrics(self) -> dict[str, Mapping[str, Any]]:
         """Metric -> what the task declares about it."""
-        listed = [*(self.config.get("metric_list") or ()), *(self.config.get("all_metrics") or ())]
+        listed = [*(self.config.get("metric_list") or ()), *(self.config.get("other_metrics") or ())]
         return {metric["metric"]: metric for metric in listed if isinstance(metric.get("metric"), str)}
 
     @cached_property
@@ -90,7 +92,7 @@ class TaskFacts:
         config, content = self.config, self.file.content
         generation = config.get("generation_kwargs")
         parts = [f"{name}={value!r}" for name, value in sorted((generation or {}).items())]
-        settings = config.get("settings") or {}
+        settings = {name: value for name, value in (config.get("settings") or {}).items() if name not in NOT_PROTOCOL}
         parts = [
             f"generation({', '.join(parts)})" if generation else self._default_request,
             *(f"{name}={value}" for name, value in sorted(settings.items()) if value is not None),
@@ -103,7 +105,7 @@ class TaskFacts:
     @property
     def _default_request(self) -> str:
         """Kind of a task's requests without generation settings; editing tasks log all of theirs as generations."""
-        return "likelihood" if "custom_dataset" in self.config else str(self.config.get("output_type") or "")
+        return "likelihood" if is_editing_task(self.config) else str(self.config.get("output_type") or "")
 
     def _is_judged(self, pipeline: str) -> bool:
         for listed in self.config.get("filter_list") or ():
@@ -119,7 +121,7 @@ class TaskFacts:
         return str(described or "")
 
     def _is_rate(self, metric: str, declared: Mapping[str, Any], higher: object) -> bool:
-        if self.config.get("custom_dataset") is None:
+        if not is_editing_task(self.config):
             return metric in RATES
         return declared.get("aggregation") == "mean_scored" and bool(higher) and bool(declared.get("rate", True))
 

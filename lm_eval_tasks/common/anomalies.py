@@ -87,7 +87,7 @@ def _columns(results: Mapping[str, Any]) -> Iterator[_Column]:
     for task, values in results["results"].items():
         config = results["configs"].get(task, {})
         pipelines = dict.fromkeys(key.partition(",")[2] for key in values if "," in key)
-        for metric in config.get("metric_list") or ():
+        for metric in [*(config.get("metric_list") or ()), *(config.get("other_metrics") or ())]:
             for pipeline in pipelines:
                 yield _Column(task, str(config.get("custom_dataset")), metric, pipeline, values)
 

@@ -23,7 +23,15 @@ from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Source, choose_data, load_records, named_set, with_set
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.layouts import Layout
-from lm_eval_tasks.common.settings import COMMON_SETTINGS, SET_SUFFIX, Setting, Settings, check_settings, set_setting
+from lm_eval_tasks.common.settings import (
+    COMMON_SETTINGS,
+    SCORE_UNEDITED_CASES,
+    SET_SUFFIX,
+    Setting,
+    Settings,
+    check_settings,
+    set_setting,
+)
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -86,6 +94,11 @@ class Benchmark(Generic[CaseT]):
                 yield from benchmark.declared_settings
 
         check_settings(settings, [*COMMON_SETTINGS, *self.declared_settings], of_all_benchmarks)
+
+    def resolved_settings(self, settings: Settings) -> dict[str, Any]:
+        """Its own settings with their defaults, for the results."""
+        declared = [*self.declared_settings, SCORE_UNEDITED_CASES]
+        return {setting.name: value for setting in declared if (value := setting.read(settings)) is not None}
 
     def _own_settings(self, settings: Settings) -> Settings:
         """The settings without a ``data`` file or set that belongs to another benchmark.

@@ -7,13 +7,14 @@ it for runs of ``edited_hf`` by editor, mode, settings, data and model.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol
 
-from edit_hooks.assets.demo_model import DEMO_NAME
+from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.hashing import key_of
 
 UNEDITED = "unedited"
@@ -47,6 +48,9 @@ OPTIONS = (
 )
 # Arguments of a stock model class that change no answer.
 NOT_IDENTITY = ("device", "batch_size", "max_batch_size", "parallelize")
+
+
+_ABSOLUTE = re.compile(r"(?:~|/|[A-Za-z]:[\\/])[^\n]*[/\\][^\n/\\]+$")
 
 
 class Tracker(Protocol):
@@ -106,7 +110,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
     else:
         editor, mode = editing.get("editor") or UNEDITED, editing["mode"]
         identity = {name: editing.get(name) for name in OPTIONS}
-        identity["data"] = PurePath(str(editing.get("data") or ("mini" if editing.get("demo") else "hub"))).name
+        identity["data"] = editing.get("data") or ("mini" if editing.get("demo") else "hub")
     model = model_name(config)
     model_hash = (editing.get("model_identity") or {}).get("weights") or editing.get("model_fingerprint") or ""
     dtype = config.get("model_dtype")
@@ -120,13 +124,13 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
     facts = {
         "editor": editor,
         "mode": mode,
-        "settings": key_of(editor_config)[:SETTINGS_DIGITS] if editor_config else "",
+        "settings": _hash_of(editor_config)[:SETTINGS_DIGITS] if editor_config else "",
         "data": data,
         "model": model,
     }
     origin = editing.get("settings_origin") or {}
     return RunFacts(
-        run=key_of(identity)[:RUN_DIGITS],
+        run=_hash_of(identity)[:RUN_DIGITS],
         name=_name(facts, editing),
         model_hash=model_hash,
         settings_origin=_origin(origin),
@@ -169,11 +173,30 @@ def model_name(config: Mapping[str, Any]) -> str:
     return path.name if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2 else name
 
 
+def is_editing_task(task_config: Mapping[str, Any]) -> bool:
+    """Whether a task's config, as results have it, is that of an editing task."""
+    return "data_source" in (task_config.get("metadata") or {})
+
+
 def data_label(task_config: Mapping[str, Any]) -> str:
-    """Origin of a task's records: ``mini``, ``hub``, ``hub:<set>`` or the name of a file; "" for lm-eval's own tasks."""
+    """Origin of a task's records: mini, hub, hub:<set> or the name of a file; "" for lm-eval's own tasks."""
     source = (task_config.get("metadata") or {}).get("data_source") or {}
     data = str(source.get("data", ""))
     return data if data.partition(":")[0] in ("mini", "hub", "") else PurePath(data).name
+
+
+def portable(value: Any) -> Any:
+    """The value without folders of this machine: absolute paths inside it are cut to their last name."""
+    if isinstance(value, Mapping):
+        return {key: portable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [portable(entry) for entry in value]
+    return PurePath(value).name if isinstance(value, str) and _ABSOLUTE.match(value) else value
+
+
+def _hash_of(content: Mapping[str, Any]) -> str:
+    """Hash of a mapping, the same on all machines, and for results in memory and in a file (with objects as texts)."""
+    return key_of(portable(json.loads(json.dumps(content, default=str))))
 
 
 def _origin(origin: Mapping[str, Any]) -> str:
@@ -192,9 +215,9 @@ def _name(facts: Mapping[str, str], editing: Mapping[str, Any]) -> str:
     mode += f"-seed={editing['seed']}" if editing.get("seed") else ""
     model = "gemma-3-270m-demo" if facts["model"] == DEMO_NAME else facts["model"]
     parts = [facts["editor"], "" if facts["mode"] == "none" else mode, facts["settings"], facts["data"], model]
-    return "__".join(slug for part in parts if (slug := _slug(part)))
+    return "__".join(text for part in parts if (text := slug(part)))
 
 
-def _slug(text: str) -> str:
+def slug(text: str) -> str:
     """The text with file-name characters only; lm-eval's hub pushes would make folders of slashes."""
     return re.sub(r"[^A-Za-z0-9._+=-]+", "-", text)[:MAX_PART].strip("-.")

@@ -168,8 +168,9 @@ class EditingTask(HarnessTask):
     def dump_config(self) -> dict[str, Any]:
         """The config for the results and for lm-eval's loggers, with functions by name.
 
-        It is the same in every run and on every machine. ``metric_list`` is what all samples have; the metrics of each
-        filter pipeline are in ``metrics_by_filter``.
+        It is the same in every run and on every machine. ``metric_list`` has the metrics of all samples, and
+        ``other_metrics`` the rest; those of each filter pipeline are in ``metrics_by_filter``, and the values of the
+        benchmark's settings, with defaults, in ``settings``.
         """
         config = super().dump_config()
         if not self.is_predict_only:
@@ -178,14 +179,13 @@ class EditingTask(HarnessTask):
                 for pipeline in self.pipelines
             }
             # The loggers look up every metric of the list in every sample, whichever filter the sample is of.
-            config["metric_list"] = [
-                metric
-                for metric in config["metric_list"]
-                if all(metric["metric"] in names for names in by_filter.values())
-            ]
+            everywhere = set.intersection(*map(set, by_filter.values()))
+            for key, wanted in (("metric_list", True), ("other_metrics", False)):
+                config[key] = [one for one in self.config.metric_list if (one["metric"] in everywhere) is wanted]
             config["metrics_by_filter"] = by_filter
         # For likelihoods the loggers expect pairs; our answers are objects that print as JSON, as texts are logged.
         config["output_type"] = "generate_until"
+        config["settings"] = self.benchmark.resolved_settings(self.config.metadata)
         config.pop("fewshot_config", None)  # repeats fields of the config; printing it would show memory addresses
         config["custom_dataset"] = self.benchmark.name
         for key in ("process_docs", "process_results"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any
 
@@ -75,14 +74,3 @@ def test_only_shares_of_successes_have_the_column(task: str) -> None:
         is_share = metric["aggregation"] == "mean_scored" and directions[name] and not is_value
         assert (f"{name}_or_0" in columns) == is_share, name
         assert f"{name}_failed" in columns
-
-
-def test_summaries_show_failed_cases(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from scripts.summarize import main
-
-    results = run("bake_es", lm=Diverged(), settings={"generate": False})
-    path = tmp_path / "results_x.json"
-    path.write_text(json.dumps({"results": results["results"], "config": {"model": "m"}}), encoding="utf-8")
-    main([str(path)])
-    table = capsys.readouterr().out
-    assert "(2, 2 failed)" in table and "| es_prob_or_0 |" in table and "_failed |" not in table

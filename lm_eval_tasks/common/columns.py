@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def read_columns(saved: Mapping[str, Any], declared: Mapping[str, object]) -> Iterator[Column]:
+def read_columns(saved: Mapping[str, Any], declared: Collection[str] = ()) -> Iterator[Column]:
     """The metrics among the columns of a task, each with its companions.
 
     Args:
@@ -68,7 +68,7 @@ def read_columns(saved: Mapping[str, Any], declared: Mapping[str, object]) -> It
     yield from columns.values()
 
 
-def _companion(name: str, saved: Mapping[str, Any], pipeline: str, declared: Mapping[str, object]) -> tuple[str, str]:
+def _companion(name: str, saved: Mapping[str, Any], pipeline: str, declared: Collection[str]) -> tuple[str, str]:
     """The column that a column accompanies, and how; two empty texts for a column of its own."""
     if name.partition("@")[0] not in declared or "@" in name:
         for ending in COMPANIONS:

@@ -1,0 +1,96 @@
+"""``lm-edit results``: comparison, checks, merging, exports and submission of result files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from lm_edit.cli.command import Verb, say
+
+PATHS_HELP = "result files of lm_eval --output_path, or folders that contain some"
+TARGET_NAMES = ("csv", "every-eval-ever", "hf", "inspect")  # lm_edit.results.exports.targets
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="<action>", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=help, description=help)
+        action.add_argument("paths", nargs="+", help=PATHS_HELP)
+        action.set_defaults(run_action=run)
+        return action
+
+    show = add("show", _show, "print one table of several runs: a row per metric, a column per run")
+    show.add_argument("--metrics", nargs="+", default=[], help="only these metrics, in this order")
+    add("check", _check, "check result files and samples; a results repository also for its layout")
+    merge = add("merge", _merge, "write one result file per run, with the newest result of each task")
+    merge.add_argument("--out", required=True, help="new folder")
+    export = add("export", _export, "write results in the format of another project")
+    export.add_argument("--to", required=True, choices=TARGET_NAMES, help="the format")
+    export.add_argument("--out", required=True, help="new folder")
+    export.add_argument("--organization", default="unknown", help="every-eval-ever: who ran the evaluations")
+    export.add_argument("--developer", help="every-eval-ever: who made the models whose names do not say so")
+    export.add_argument("--source-url", help="hf: where the results are published")
+    submit = add("submit", _submit, "prepare the files of a pull request to a results repository; sends nothing")
+    submit.add_argument("--repository", required=True, help="clone of the repository, or a new folder")
+    submit.add_argument("--without-samples", action="store_true", help="leave out the sample files")
+
+
+def _run(args: argparse.Namespace) -> int:
+    result: int = args.run_action(args)
+    return result
+
+
+def _show(args: argparse.Namespace) -> int:
+    from lm_edit.results.markdown import markdown_table
+    from lm_edit.results.show import comparison
+
+    for line in markdown_table(comparison(args.paths, args.metrics)):
+        say(line)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from lm_edit.results.check import check_results
+
+    num_files, problems = check_results(args.paths)
+    for problem in problems:
+        say(f"{problem.path}: {' '.join(problem.text.split())}")
+    say(f"{num_files} result files, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from lm_edit.results.merge import merge_results
+
+    for path in merge_results(args.paths, args.out):
+        say(path)
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from lm_edit.results.exports.options import ExportOptions
+    from lm_edit.results.exports.targets import export_results
+
+    options = ExportOptions(organization=args.organization, developer=args.developer, source_url=args.source_url)
+    exported = export_results(args.to, args.paths, args.out, options)
+    for path in exported.files:
+        say(path)
+    for reason, count in exported.left_out.items():
+        say(f"left out: {count} ({reason})")
+    return 0
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from lm_edit.results.repository import submit
+
+    *files, message = submit(args.paths, args.repository, samples=not args.without_samples)
+    for path in files:
+        say(path)
+    say(f"Commit these files on a branch; the text of the pull request is in {message}.")
+    return 0
+
+
+VERBS: dict[str, Verb] = {
+    "results": Verb("compare, check, merge, export and submit result files of lm_eval", _add_arguments, _run),
+}

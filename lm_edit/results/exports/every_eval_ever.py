@@ -1,0 +1,152 @@
+"""Export to the schema of Every Eval Ever (https://github.com/evaleval/every_eval_ever), aggregate records.
+
+One record per run and benchmark, at ``data/<benchmark>/<developer>/<model>/<uuid>.json`` as in its repository. An
+edited model is filed under the name of its run: under the base model's name, its scores would count as those of the
+base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edit_hooks.utils.files import write_atomically
+from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.runs import Paths, ResultFile
+from lm_edit.results.tables import current_results, load_results
+from lm_edit.results.task_facts import TaskFacts
+from lm_eval_tasks.common.run_names import UNEDITED, slug
+
+SCHEMA_VERSION = "0.3.0"
+# Attributes of a result that the schema has no field for; its `additional_details` are texts.
+DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance", "n", "excluded", "failed", "or_0")
+
+
+def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> Exported:
+    """Write one record per run and benchmark; unscored results, which the schema has no value for, are left out."""
+    places = {(str(file.path), task): file for file, task in current_results(paths)}
+    exported = Exported()
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in load_results(paths).to_dict("records"):
+        if math.isnan(row["value"]):
+            exported.leave_out("unscored")
+            continue
+        groups.setdefault((row["run"], row["benchmark"]), []).append(row)
+    for rows in groups.values():
+        file = places[rows[-1]["file"], rows[-1]["task"]]
+        record = _record(rows, file, options)
+        developer, name = record["model_info"]["id"].split("/")
+        path = out / "data" / slug(rows[0]["benchmark"]) / developer / name / f"{_uuid(rows)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        exported.files.append(path)
+    return exported
+
+
+def _record(rows: list[dict[str, Any]], file: ResultFile, options: ExportOptions) -> dict[str, Any]:
+    retrieved = str(time.time())
+    first, info = rows[0], _model_info(rows[0], file, options)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "evaluation_id": f"{first['benchmark']}/{info['id'].replace('/', '_')}/{retrieved}",
+        "evaluation_timestamp": str(file.content.get("date", "")),
+        "retrieved_timestamp": retrieved,
+        "source_metadata": {
+            "source_name": "lm-eval-editing",
+            "source_type": "evaluation_run",
+            "source_organization_name": options.organization,
+            "evaluator_relationship": "other",
+        },
+        "eval_library": {
+            "name": "lm_eval",
+            "version": str(file.content.get("lm_eval_version") or "unknown"),
+            "additional_details": _texts((file.content["config"].get("edited_hf") or {}).get("versions") or {}),
+        },
+        "model_info": info,
+        "evaluation_results": [_result(row, TaskFacts(file, row["task"])) for row in rows],
+    }
+
+
+def _model_info(row: Mapping[str, Any], file: ResultFile, options: ExportOptions) -> dict[str, Any]:
+    developer, _, name = row["model"].rpartition("/")
+    developer = developer or options.developer or ""
+    edited = row["editor"] != UNEDITED and file.content["config"].get("edited_hf") is not None
+    names = ("editor", "mode", "settings", "settings_origin", "num_edits", "edit_batch_size", "icl", "seed", "run")
+    details = {"base_model": row["model"], **{name: row[name] for name in names}, "editor_config": row["editor_config"]}
+    return {
+        "name": row["run_name"] if edited else row["model"],
+        "id": f"{slug(developer) or 'unknown'}/{row['run_name'] if edited else slug(name)}",
+        **({"developer": developer} if developer else {}),
+        "inference_engine": {
+            "name": "transformers",
+            "version": str(file.content.get("transformers_version") or "unknown"),
+        },
+        "additional_details": {
+            "deployment_type": "self_deployed",
+            "model_availability": "unknown",
+            **_texts(details),
+        },
+    }
+
+
+def _result(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
+    name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
+    low, high = (0, 1) if row["is_rate"] else ("-Infinity", "Infinity")
+    uncertainty = {}
+    if not math.isnan(row["stderr"]):
+        uncertainty = {"uncertainty": {"standard_error": {"value": row["stderr"], "method": "analytic"}}}
+        if not math.isnan(row["n"]):
+            uncertainty["uncertainty"]["num_samples"] = int(row["n"])
+    return {
+        "evaluation_result_id": "/".join((row["run"], row["task"], name, row["filter"])),
+        "evaluation_name": row["task"],
+        "source_data": _source(row, about),
+        "metric_config": {
+            "evaluation_description": f"{row['metric']} of task {row['task']}, version {row['task_version']}",
+            "metric_id": row["metric"],
+            "metric_name": name,
+            **({"metric_unit": "proportion"} if row["is_rate"] else {}),
+            "lower_is_better": row["higher_is_better"] is False,
+            "score_type": "continuous",
+            "min_score": low,
+            "max_score": high,
+            "additional_details": _texts({key: row[key] for key in DETAILS}),
+        },
+        "score_details": {"score": row["value"], **uncertainty},
+        "generation_config": {"additional_details": _texts(about.config.get("generation_kwargs") or {})},
+    }
+
+
+def _source(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
+    details = _texts({"data": row["data"], "revision": row["data_revision"], "sha256": row["data_hash"]})
+    hub_id = about.source.get("hub_id") if about.source else about.config.get("dataset_path")
+    common = {"dataset_name": row["benchmark"], "additional_details": details}
+    if not isinstance(hub_id, str):
+        return {**common, "source_type": "other"}
+    number = {} if math.isnan(row["n"]) else {"samples_number": int(row["n"])}
+    return {**common, "source_type": "hf_dataset", "hf_repo": hub_id, **number}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """The values as texts, without those that are missing."""
+    known = {
+        name: value
+        for name, value in values.items()
+        if value not in (None, "", {}, []) and not (isinstance(value, float) and math.isnan(value))
+    }
+    return {
+        str(name): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in known.items()
+    }
+
+
+def _uuid(rows: list[dict[str, Any]]) -> uuid.UUID:
+    """A UUID of version 4 from the run, its benchmark and its date: exporting again gives the same name."""
+    content = "|".join(rows[0][name] for name in ("run", "benchmark", "date"))
+    return uuid.UUID(bytes=hashlib.sha256(content.encode()).digest()[:16], version=4)

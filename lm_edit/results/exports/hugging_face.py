@@ -1,0 +1,91 @@
+"""Export to Hugging Face's ``.eval_results`` YAML (https://huggingface.co/docs/hub/eval-results).
+
+The files belong into the repository of the evaluated model. For an edited model that is the repository of the edited
+weights (``lm-edit apply``), not that of its base, whose page would show the scores as its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import write_atomically
+from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.runs import Paths
+from lm_edit.results.tables import current_results, load_results
+from lm_edit.results.task_facts import TaskFacts
+
+FOLDER = ".eval_results"
+
+
+def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Exported:
+    """Write ``<name of the run>/.eval_results/<benchmark>.yaml``, with one entry per metric.
+
+    ``task_id`` is ``<task>/<metric>``; ``notes`` has editor, mode, settings and counts. Only results on published data
+    are exported: the embedded samples and files of users have no dataset on the hub.
+
+    Raises:
+        EditingError: if nothing can be exported, and for a huggingface_hub without this format.
+    """
+    try:
+        from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+    except ImportError:
+        raise EditingError(
+            "this huggingface_hub has no evaluation results; update it: pip install -U huggingface_hub."
+        ) from None
+    datasets = {(file.facts.run, task): _dataset(TaskFacts(file, task)) for file, task in current_results(paths)}
+    exported = Exported()
+    entries: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for row in load_results(paths).to_dict("records"):
+        dataset = datasets[row["run"], row["task"]]
+        if dataset is None or math.isnan(row["value"]):
+            exported.leave_out("unscored" if dataset else "not on a dataset of the hub")
+            continue
+        entries[row["run_name"], row["benchmark"]].append(
+            EvalResultEntry(
+                dataset_id=dataset,
+                task_id=f"{row['task']}/{row['metric']}" + (f"@{row['stage']}" if row["stage"] else ""),
+                value=row["value"],
+                dataset_revision=row["data_revision"] or None,
+                date=row["date"] or None,
+                source_url=options.source_url,
+                source_name="lm-eval-editing" if options.source_url else None,
+                notes=_notes(row),
+            )
+        )
+    if not entries:
+        raise EditingError(
+            "no result is on a dataset of the hub: embedded samples and files have none there. Evaluate with data=hub."
+        )
+    for (run, benchmark), listed in entries.items():
+        path = out / run / FOLDER / f"{benchmark}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = yaml.safe_dump(eval_result_entries_to_yaml(listed), sort_keys=False, allow_unicode=True)
+        write_atomically(path, text)
+        exported.files.append(path)
+    return exported
+
+
+def _dataset(about: TaskFacts) -> str | None:
+    """Hub id of the dataset that a task read; ``None`` if it read something else."""
+    if about.source:
+        return about.source.get("hub_id")
+    path = about.config.get("dataset_path")
+    return path if isinstance(path, str) and path.count("/") == 1 and not path.startswith((".", "/")) else None
+
+
+def _notes(row: dict[str, Any]) -> str:
+    parts = [
+        f"editor {row['editor']}",
+        row["mode"] and f"mode {row['mode']}",
+        row["settings"] and f"settings {row['settings']}",
+    ]
+    parts += [f"{row['num_edits']:g} edits"] if not math.isnan(row["num_edits"]) else []
+    parts += [f"{name} {row[name]:g}" for name in ("n", "stderr", "excluded", "failed") if not math.isnan(row[name])]
+    parts += [f"population {row['population']}"] if row["population"] != "all" else []
+    return "; ".join(part for part in (*parts, row["judge"], row["protocol"]) if part)

@@ -1,0 +1,50 @@
+"""The table of export targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.outputs import check_output_folder
+from lm_edit.results.exports.csv_table import export_csv
+from lm_edit.results.exports.every_eval_ever import export_every_eval_ever
+from lm_edit.results.exports.hugging_face import export_hugging_face
+from lm_edit.results.exports.inspect_log import export_inspect
+from lm_edit.results.exports.options import Exported, ExportOptions
+from lm_edit.results.runs import Paths
+
+
+class Target(NamedTuple):
+    """A format.
+
+    Attributes:
+        summary: one line.
+        write: (result files and folders, new folder, options) -> what was written.
+    """
+
+    summary: str
+    write: Callable[[Paths, Path, ExportOptions], Exported]
+
+
+TARGETS: Mapping[str, Target] = {
+    "csv": Target("results.csv and, with samples, cases.csv: the tables of docs/results.md", export_csv),
+    "every-eval-ever": Target("JSON by the schema of evaleval/every_eval_ever", export_every_eval_ever),
+    "hf": Target(".eval_results YAML of Hugging Face model repositories", export_hugging_face),
+    "inspect": Target(".eval logs, for inspect's viewer", export_inspect),
+}
+
+
+def export_results(target: str, paths: Paths, out: str | Path, options: ExportOptions) -> Exported:
+    """Export results to a new folder.
+
+    Args:
+        target: a key of :data:`TARGETS`.
+
+    Raises:
+        EditingError: for an unknown target, unreadable results, a folder that is not empty, and a missing package.
+    """
+    if target not in TARGETS:
+        raise EditingError(f"unknown target {target!r}.{near_misses(target, TARGETS)} Accepted: {', '.join(TARGETS)}.")
+    return TARGETS[target].write(paths, check_output_folder(out), options)

@@ -1,0 +1,70 @@
+"""What result files hold as JSON texts: re-evaluation matrices of streams, and scores by a field of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.json_io import parse_json
+from lm_edit.results.runs import Paths, ResultFile
+from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION
+from lm_edit.results.tables import current_results, make_frame
+from lm_edit.results.task_facts import TaskFacts
+from lm_eval_tasks.common.columns import Column, read_columns
+from lm_eval_tasks.common.stages import RETENTION
+
+
+def load_retention(paths: Paths) -> pd.DataFrame:
+    """One row per run, task, metric, filter, step and earlier step: R[step][edited_at] (figure 5 of WILD).
+
+    Raises:
+        EditingError: as ``load_results``.
+    """
+    rows = []
+    for file, task, column, content in _texts(paths):
+        if column.stage == RETENTION and content:
+            shown = content.get("steps_shown") or range(content["num_steps"])
+            place = {"run": file.facts.run, "task": task, "metric": column.metric, "filter": column.filter}
+            for step, values in zip(shown, content["matrix"], strict=True):
+                cells = zip(shown, values, strict=False)  # the lower triangle
+                rows += [{**place, "step": step, "edited_at": at, "value": value} for at, value in cells]
+    return _frame(rows, RETENTION_COLUMNS)
+
+
+def load_breakdown(paths: Paths) -> pd.DataFrame:
+    """One row per run, task, metric, filter, field and group, of runs with ``score_by``.
+
+    Raises:
+        EditingError: as ``load_results``.
+    """
+    rows = []
+    for file, task, column, content in _texts(paths):
+        metrics = TaskFacts(file, task).metrics
+        for metric in metrics:
+            if column.metric.startswith(f"{metric}_by_") and not column.stage:
+                field = column.metric.removeprefix(f"{metric}_by_")
+                place = {"run": file.facts.run, "task": task, "metric": metric, "filter": column.filter, "field": field}
+                rows += [{**place, "group": group, **cell} for group, cell in content.items()]
+    return _frame(rows, BREAKDOWN_COLUMNS)
+
+
+def _texts(paths: Paths) -> Iterator[tuple[ResultFile, str, Column, dict[str, Any]]]:
+    """The columns whose value is a JSON object."""
+    for file, task in current_results(paths):
+        saved = {key: value for key, value in file.tasks[task].items() if "," in key}
+        for column in read_columns(saved, TaskFacts(file, task).metrics):
+            if isinstance(column.value, str) and column.value.startswith("{"):
+                where = f"{file.path}, {task}, {column.name}"
+                content = parse_json(column.value, where, finite=False)
+                if not isinstance(content, dict):
+                    raise EditingError(f"{where}: a JSON object is needed.")
+                yield file, task, column, content
+
+
+def _frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+    frame = make_frame(rows, columns)
+    frame.attrs["schema_version"] = SCHEMA_VERSION
+    return frame

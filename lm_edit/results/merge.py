@@ -1,0 +1,77 @@
+"""One result file per run, from several that were written task by task or again."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.outputs import check_output_folder
+from lm_edit.results.runs import Paths, ResultFile
+from lm_edit.results.tables import current_results
+
+# Parts of a result file with one entry per task or group.
+BY_TASK = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
+MERGED_FROM = "merged_from"
+
+
+def merge_results(paths: Paths, out: str | Path) -> list[Path]:
+    """Write one result file per run, with the newest result of each task, and its samples.
+
+    Returns:
+        The files written.
+
+    Raises:
+        EditingError: for unreadable results; for a run with two results of one task that differ in data, judge,
+            protocol or version; and for a folder that is not empty.
+    """
+    out = check_output_folder(out)
+    by_run: dict[str, list[tuple[ResultFile, str]]] = defaultdict(list)
+    for file, task in current_results(paths):
+        by_run[file.facts.run].append((file, task))
+    for places in by_run.values():
+        _refuse_two_results(places)
+    return [path for places in by_run.values() for path in _write_run(places, out)]
+
+
+def _refuse_two_results(places: list[tuple[ResultFile, str]]) -> None:
+    owner: dict[str, ResultFile] = {}
+    for file, task in places:
+        if owner.setdefault(task, file) is not file:
+            raise EditingError(
+                f"{owner[task].path} and {file.path} have different results of {task} in one run: other data, judge, "
+                "protocol or version. One file cannot hold both; leave one out."
+            )
+
+
+def _write_run(places: list[tuple[ResultFile, str]], out: Path) -> list[Path]:
+    newest = max((file for file, _ in places), key=lambda file: (file.date, file.path.name))
+    content: dict[str, Any] = {**newest.content, "task_hashes": {}, MERGED_FROM: []}
+    content |= {part: {} for part in BY_TASK if part in newest.content or part != "groups"}
+    for file, task in places:
+        for part in (*BY_TASK, "task_hashes"):
+            if task in (saved := file.content.get(part) or {}):
+                content.setdefault(part, {})[task] = saved[task]
+        if file.path.name not in content[MERGED_FROM]:
+            content[MERGED_FROM].append(file.path.name)
+    folder = out / newest.facts.name
+    if folder.exists():  # another run of the same name
+        folder = out / f"{newest.facts.name}__{newest.facts.run}"
+    folder.mkdir(parents=True)
+    written = [_write(folder / f"results_{newest.date_id}.json", content)]
+    for file, task in places:
+        if file.sample_file(task) is not None:
+            target = folder / f"samples_{task}_{newest.date_id}.jsonl"
+            rows = (json.dumps(row, ensure_ascii=False) for _, row in file.samples(task))
+            write_atomically(target, "\n".join(rows) + "\n")
+            written.append(target)
+    return written
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> Path:
+    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    return path

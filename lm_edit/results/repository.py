@@ -1,0 +1,158 @@
+"""A results repository: result files by pull request, one folder per run, checked by ``lm-edit results check``.
+
+Layout, below the root with the file :data:`MARKER`::
+
+    lm-edit-results.json                                {"layout": 1}
+    results/<model>/<name of the run>__<hash>/results_<date>.json
+    results/<model>/<name of the run>__<hash>/samples_<task>_<date>.jsonl
+
+Files are lm-eval's own, without the facts about the machine that they were made on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.outputs import check_writable_folder
+from lm_edit.results.markdown import markdown_table
+from lm_edit.results.runs import Paths, ResultFile, read_result_file, read_result_files
+from lm_edit.results.show import comparison
+from lm_eval_tasks.common.run_names import model_arguments, portable, slug
+
+MARKER = "lm-edit-results.json"
+LAYOUT = 1
+FOLDER = "results"
+MESSAGE = "PULL_REQUEST.md"
+MAX_FILE_BYTES = 100_000_000  # GitHub refuses larger ones
+# Facts about the machine, which change no number.
+PRIVATE = ("pretty_env_info", "git_hash", "upper_git_hash")
+
+
+def submit(paths: Paths, root: str | Path, *, samples: bool = True) -> list[Path]:
+    """Prepare the files of a pull request in a clone of a results repository.
+
+    Paths and facts of this machine are removed; numbers, answers and the identity of the run stay. A folder without the
+    marker becomes a repository if it is new or empty. Nothing is sent anywhere.
+
+    Args:
+        samples: also copy the sample files.
+
+    Returns:
+        The files written; the last is the text of the pull request, which is beside the repository's files and should
+        not be committed.
+
+    Raises:
+        EditingError: for unreadable results, a folder that is something else, and results that are there already.
+    """
+    root = check_writable_folder(root)
+    files = read_result_files(paths)
+    if (root / MARKER).is_file():
+        read_marker(root)
+    elif root.is_dir() and any(root.iterdir()):
+        raise EditingError(
+            f"{root} is no results repository: it has no {MARKER}. Name a clone of one, or a new folder."
+        )
+    planned = {file.path: _place(root, file) / file.path.name for file in files}
+    if taken := [path for path in planned.values() if path.exists()]:
+        raise EditingError(f"{taken[0]} is there already; results are added, never replaced.")
+    table = list(comparison([file.path for file in files]))
+    written = []
+    for file in files:
+        place = planned[file.path].parent
+        place.mkdir(parents=True, exist_ok=True)
+        written.append(_write(planned[file.path], _public(file.content)))
+        for task in file.tasks if samples else ():
+            if file.sample_file(task) is not None:
+                rows = [json.dumps(row, ensure_ascii=False) for _, row in file.samples(task)]
+                target = place / f"samples_{task}_{file.date_id}.jsonl"
+                write_atomically(target, "\n".join(rows) + "\n")
+                written.append(target)
+    if not (root / MARKER).is_file():
+        written.append(_write(root / MARKER, {"layout": LAYOUT}))
+    write_atomically(root / MESSAGE, _message(files, table))
+    return [*written, root / MESSAGE]
+
+
+def read_marker(root: Path) -> None:
+    """Check the marker of a repository.
+
+    Raises:
+        EditingError: for another layout.
+    """
+    content = read_json(root / MARKER, "marker of a results repository")
+    layout = content.get("layout") if isinstance(content, Mapping) else None
+    if layout != LAYOUT:
+        raise EditingError(f"{root / MARKER}: layout {layout!r} is unknown; this release reads layout {LAYOUT}.")
+
+
+def misplaced(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a repository that are not at their place, and why."""
+    for path in sorted((root / FOLDER).rglob("*")):
+        if path.is_symlink():
+            yield path, "links are not accepted."
+        elif path.is_dir():
+            continue
+        elif path.stat().st_size > MAX_FILE_BYTES:
+            yield path, f"the file has more than {MAX_FILE_BYTES / 1e6:g} MB."
+        elif path.name.startswith("results_") and path.suffix == ".json":
+            yield from ((path, text) for text in _wrong_place(root, path))
+        elif not (path.name.startswith("samples_") and path.suffix == ".jsonl"):
+            yield path, "neither results nor samples of lm-eval."
+        elif not any(path.parent.glob("results_*.json")):
+            yield path, "samples without their result file."
+    for path in sorted(root.rglob("results_*.json")):
+        if not path.is_relative_to(root / FOLDER) and not path.is_symlink():
+            yield path, f"results belong below {FOLDER}/."
+
+
+def _wrong_place(root: Path, path: Path) -> Iterator[str]:
+    try:
+        file = read_result_file(path)
+    except EditingError:
+        return  # reported with the file
+    if path.parent != _place(root, file):
+        yield f"the folder of this run is {_place(root, file).relative_to(root).as_posix()}."
+    if any(name in file.content for name in PRIVATE):
+        yield "facts about a machine; prepare the file with lm-edit results submit."
+
+
+def _place(root: Path, file: ResultFile) -> Path:
+    facts = file.facts
+    return root / FOLDER / slug(facts.model) / f"{facts.name}__{facts.run}"
+
+
+def _public(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a result file without folders and facts of the machine."""
+    public = {key: value for key, value in content.items() if key not in PRIVATE}
+    configs = {}
+    for task, config in content["configs"].items():
+        metadata = dict(config.get("metadata") or {})
+        if isinstance(yaml := metadata.get("config_source"), str):
+            metadata["config_source"] = "/".join(PurePath(yaml).parts[-2:])
+        configs[task] = {**portable(config), "metadata": portable(metadata)}
+    config = portable(content["config"])
+    if isinstance(arguments := content["config"].get("model_args"), str):
+        pairs = portable(model_arguments(arguments)).items()
+        config["model_args"] = ",".join(f"{name}={value}" for name, value in pairs)
+    return public | {"config": config, "configs": configs}
+
+
+def _message(files: list[ResultFile], table: list[list[str]]) -> str:
+    """Title and body of the pull request."""
+    names = dict.fromkeys(file.facts.name for file in files)
+    lines = [f"# Results of {', '.join(names)}", "", *markdown_table(table), ""]
+    lines.append(
+        "Prepared with `lm-edit results submit`, which scores nothing again. `lm-edit results check .` checks it."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> Path:
+    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    return path

@@ -1,0 +1,117 @@
+"""One Markdown table from several runs: a row per metric, a column per run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from edit_hooks.utils.errors import EditingError, near_misses
+from lm_edit.results.runs import Paths
+from lm_edit.results.tables import load_results
+
+PLACE = ["task", "metric", "stage", "filter"]
+# Columns that tell runs with the same heading apart, in the order in which they are tried.
+DISTINCTIONS = ("model", "settings", "limit", "seed", "edit_batch_size", "group_size", "run")
+
+
+def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Iterator[list[str]]:
+    """Rows of the table, the header first.
+
+    A column heading is editor, mode, number of edits and data, with the settings where runs would share it. A cell is
+    value ± standard error (number of scored cases, failed ones, and the value if those count as 0).
+
+    Args:
+        metrics: only these, in this order, each with or without its stage (``es_prob@immediate``).
+
+    Raises:
+        EditingError: as ``load_results``; for an unknown metric; and for runs with two results of one metric.
+    """
+    frame = load_results(paths)
+    frame["shown"] = [f"{row.metric}@{row.stage}" if row.stage else row.metric for row in frame.itertuples()]
+    frame = _chosen(frame, metrics)
+    if frame.empty:
+        raise EditingError("these runs have no results: their tasks report no metric.")
+    _refuse_two_results(frame)
+    runs = {run: rows.iloc[0] for run, rows in frame.groupby("run", sort=False)}
+    named = _headings(runs)
+    several = {task for task, rows in frame.groupby("task") if rows["filter"].nunique() > 1}
+    yield ["task", "metric", *named.values()]
+    cells = {(row["run"], *(row[name] for name in PLACE)): _cell(row) for _, row in frame.iterrows()}
+    order = (
+        frame.drop_duplicates(PLACE) if metrics else frame.drop_duplicates(PLACE).sort_values("order", kind="stable")
+    )
+    for _, row in order.iterrows():
+        name = row["shown"] + (f" ({row['filter']})" if row["task"] in several else "")
+        place = tuple(row[name] for name in PLACE)
+        yield [row["task"], name, *(cells.get((run, *place), "") for run in runs)]
+
+
+def _chosen(frame: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """The rows to show, in order; tasks keep the order of their first run."""
+    tasks = {task: number for number, task in enumerate(dict.fromkeys(frame["task"]))}
+    frame["order"] = frame["task"].map(tasks)
+    if not metrics:
+        return frame
+    known = {*frame["metric"], *frame["shown"]}
+    for name in metrics:
+        if name not in known:
+            raise EditingError(f"no run has a metric named {name!r}.{near_misses(name, known)}")
+    wanted = [frame[(frame["metric"] == name) | (frame["shown"] == name)] for name in metrics]
+    return pd.concat(wanted).drop_duplicates(["run", *PLACE])
+
+
+def _refuse_two_results(frame: pd.DataFrame) -> None:
+    """Refuse runs whose results of one metric differ in data, judge, protocol or version."""
+    twice = frame[frame.duplicated(["run", *PLACE], keep=False)]
+    if twice.empty:
+        return
+    first = twice.iloc[0]
+    same = twice[(twice[["run", *PLACE]] == first[["run", *PLACE]]).all(axis=1)]
+    different = [
+        name for name in ("task_version", "data_hash", "protocol", "judge", "population") if same[name].nunique() > 1
+    ]
+    files = ", ".join(dict.fromkeys(same["file"]))
+    raise EditingError(
+        f"run {first['run_name']} has two results of {first['task']}, {first['metric']}, with different "
+        f"{' and '.join(different)}: {files}. Show these files separately."
+    )
+
+
+def _headings(runs: dict[str, Any]) -> dict[str, str]:
+    """Run -> heading; runs that would share one are told apart by :data:`DISTINCTIONS`."""
+
+    def heading(row: Any, *more: str) -> str:
+        size = f", {row['num_edits']:g} edits" if not math.isnan(row["num_edits"]) else ""
+        mode = f", {row['mode']}" if row["mode"] not in ("", "none") else ""
+        context = f", icl={row['icl']}" if row["icl"] != "no" else ""
+        data = f" ({row['data']})" if row["data"] else ""
+        return row["editor"] + mode + size + context + "".join(f", {_distinction(row, name)}" for name in more) + data
+
+    more: list[str] = []
+    named = {run: heading(row) for run, row in runs.items()}
+    for name in DISTINCTIONS:
+        longer = {run: heading(row, *more, name) for run, row in runs.items()}
+        if len(set(longer.values())) > len(set(named.values())):
+            more, named = [*more, name], longer
+    return named
+
+
+def _distinction(row: Any, name: str) -> str:
+    if name in ("settings", "model", "run"):
+        return row[name] or f"no {name}"
+    return f"{name} {'none' if math.isnan(row[name]) else format(row[name], 'g')}"
+
+
+def _cell(row: Any) -> str:
+    value = "unscored" if math.isnan(row["value"]) else f"{row['value']:.3f}"
+    error = "" if math.isnan(row["stderr"]) else f" ± {row['stderr']:.3f}"
+    counts = [] if math.isnan(row["n"]) else [f"{row['n']:g}"]
+    if row["excluded"] > 0:
+        counts.append(f"{row['excluded']:g} excluded")
+    if row["failed"] > 0:
+        counts.append(f"{row['failed']:g} failed")
+        counts += [] if math.isnan(row["or_0"]) else [f"{row['or_0']:.3f} with them as 0"]
+    return value + error + (f" ({', '.join(counts)})" if counts else "")

@@ -1,0 +1,198 @@
+"""Tables of results and cases: what identifies a run, companions as attributes, newest results, NaN for unscored."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+from result_files import change, scripted_results, write_run
+
+from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
+from lm_edit.results.schema import BREAKDOWN_COLUMNS, CASE_COLUMNS, RESULT_COLUMNS, RETENTION_COLUMNS
+
+
+def rows_of(frame: Any, **where: Any) -> Any:
+    for name, value in where.items():
+        frame = frame[frame[name] == value]
+    return frame
+
+
+def row_of(frame: Any, **where: Any) -> Any:
+    (_, row), *rest = rows_of(frame, **where).iterrows()
+    assert not rest
+    return row
+
+
+def test_columns_are_those_of_the_schema_and_of_the_document(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    assert list(load_results(path)) == list(RESULT_COLUMNS)
+    assert list(load_cases(path)) == list(CASE_COLUMNS)
+    assert list(load_retention(path)) == list(RETENTION_COLUMNS) and list(load_breakdown(path)) == list(BREAKDOWN_COLUMNS)
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert f"Version of the schema: {SCHEMA_VERSION} " in text
+    for columns in (RESULT_COLUMNS, CASE_COLUMNS, RETENTION_COLUMNS, BREAKDOWN_COLUMNS):
+        table = "\n".join(f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in columns.items())
+        assert table in text, table
+
+
+def test_companions_are_attributes_and_failures_stay_out_of_the_mean(tmp_path: Path) -> None:
+    # Four cases, two of whose edits fail: the mean is over the other two.
+    results = scripted_results("bake_es", errors=(("0", "no edit"), ("2", "no edit")))
+    frame = load_results(write_run(tmp_path, results=results))
+    assert not any(name.endswith(("_n", "_failed", "_excluded", "_stderr", "_or_0")) for name in frame["metric"])
+    row = row_of(frame, metric="es_prob", filter="none")
+    cases = rows_of(load_cases(tmp_path), metric="es_prob", filter="none")
+    scored = [value for value in cases["value"] if not math.isnan(value)]
+    assert (row["n"], row["failed"], row["unscored"], row["coverage"]) == (2, 2, 2, 2 / (2 + 2))
+    assert row["value"] == sum(scored) / 2 and row["or_0"] == sum(scored) / 4
+    assert row["unscored_reason"] == {"edit failed: no edit": 2}
+    failed = rows_of(cases, case_id="0").iloc[0]
+    assert math.isnan(failed["value"]) and (failed["n"], failed["failed"], failed["reason"]) == (0, 1, "edit failed: no edit")
+
+
+def test_a_metric_without_a_scored_case_is_missing_and_not_zero(tmp_path: Path) -> None:
+    errors = tuple((str(number), "no edit") for number in range(4))
+    row = row_of(load_results(write_run(tmp_path, results=scripted_results("bake_es", errors=errors))), metric="es_prob")
+    assert math.isnan(row["value"]) and row["n"] == 0 and row["failed"] == 4 and row["coverage"] == 0
+    assert row["or_0"] == 0
+
+
+def test_facts_of_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path, mode="sequential", num_edits=100, edit_batch_size=10)
+    row = load_results(tmp_path).iloc[0]
+    assert (row["model"], row["model_hash"], row["editor"], row["mode"]) == ("org/tiny", "ab" * 32, "r_rome", "sequential")
+    assert (row["num_edits"], row["edit_batch_size"], row["settings_origin"]) == (100, 10, "shipped")
+    assert (row["benchmark"], row["data"], row["population"], row["judge"]) == ("bake", "bake_qa.jsonl", "all", "")
+    assert row["run_name"] == f"r_rome__sequential-100by10__{row['settings']}__bake_qa.jsonl__org-tiny"
+    assert row["date"] == "2026-09-21T14:13:20+00:00"  # 1 790 000 000 s after 1970
+    assert row_of(load_results(tmp_path), metric="es_prob")["role"] == "efficacy"
+
+
+@pytest.mark.parametrize(
+    "editing",
+    [
+        {"editor": "rome"},
+        {"mode": "sequential"},
+        {"seed": 1},
+        {"num_edits": 10},
+        {"edit_batch_size": 2},
+        {"icl": "ike"},
+        {"data": "hub"},
+        {"editor_config": {"layers": [6], "num_steps": 20}},
+        {"model_identity": {"weights": "cd" * 32}},
+    ],
+)
+def test_whatever_changes_answers_makes_another_run(tmp_path: Path, editing: dict[str, Any]) -> None:
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", **editing)
+    assert load_results(tmp_path)["run"].nunique() == 2
+
+
+@pytest.mark.parametrize(
+    "editing", [{"engine": "exact"}, {"store": "off"}, {"max_batch_tokens": 1}, {"checkpoints": [1]}, {"retention": True}]
+)
+def test_speed_and_reported_stages_do_not(tmp_path: Path, editing: dict[str, Any]) -> None:
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", **editing)
+    assert load_results(tmp_path)["run"].nunique() == 1
+
+
+def test_the_newest_result_counts_and_the_others_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old = write_run(tmp_path / "z", start=1.79e9)
+    new = write_run(tmp_path / "a", start=1.79e9 + 60, results=scripted_results(errors=(("0", "no edit"),)))
+    frame = load_results(tmp_path)
+    assert set(frame["file"]) == {str(new)}
+    assert [(each["file"], each["by"]) for each in frame.attrs["superseded"]] == [(str(old), str(new))]
+    assert "superseded" in caplog.text
+    assert set(load_cases(tmp_path)["run"]) == set(frame["run"]) and len(list(load_documents(tmp_path))) == 4
+
+
+@pytest.mark.parametrize("key", ["version", "sha256", "chat template"])
+def test_results_that_are_not_comparable_stay_apart(tmp_path: Path, key: str) -> None:
+    write_run(tmp_path / "a")
+    path = write_run(tmp_path / "b", start=1.8e9)
+
+    def other(content: dict[str, Any]) -> None:
+        if key == "version":
+            content["versions"]["bake_es"] = 99
+        elif key == "sha256":
+            content["configs"]["bake_es"]["metadata"]["data_source"]["sha256"] = "00"
+        else:
+            content["chat_template_sha"] = "12345"
+
+    change(path, other)
+    frame = load_results(tmp_path)
+    assert frame["run"].nunique() == 1 and frame["file"].nunique() == 2 and not frame.attrs["superseded"]
+
+
+def test_judged_columns_name_their_judge_and_keep_their_facts(tmp_path: Path) -> None:
+    results = scripted_results("qaedit_wild_reliability")
+    config = results["configs"]["qaedit_wild_reliability"]
+    judged = {"metric": "reliability_wild_judge", "aggregation": "mean_scored", "higher_is_better": True, "role": "x"}
+    config["other_metrics"] = [judged]
+    config["filter_list"].append({"name": "judge", "filter": [{"function": "model_judge"}]})
+    config["metadata"]["judge"] = {"model": "m", "prompt": "p", "prompt_hash": "abc"}
+    results["results"]["qaedit_wild_reliability"] |= {"reliability_wild_judge,judge": 0.5, "reliability_wild_judge_n,judge": 2}
+    frame = load_results(write_run(tmp_path, results=results))
+    row = row_of(frame, filter="judge")
+    assert (row["judge"], row["role"], row["is_rate"]) == ("model=m; prompt=p; prompt_hash=abc", "x", True)
+    assert row["protocol"].endswith("; judged") and set(rows_of(frame, filter="none")["judge"]) == {""}
+    assert set(frame["population"]) == {"all", "wrong_em"}
+
+
+def test_protocols_differ_by_what_a_task_asks(tmp_path: Path) -> None:
+    first = row_of(load_results(write_run(tmp_path / "a", "qaedit_wild_reliability")), metric="reliability_wild_em")
+    assert first["protocol"].startswith("generation(do_sample=False, max_gen_toks=50, until=")
+    assert "wild_context=qa_inst" in first["protocol"]
+    assert load_results(write_run(tmp_path / "b", "bake_s"))["protocol"].iloc[0].startswith("likelihood; judge_")
+
+
+def test_stages_unedited_columns_matrices_and_breakdowns(tmp_path: Path) -> None:
+    results = scripted_results()
+    row = results["results"]["bake_es"]
+    matrix = {"num_steps": 2, "diagonal_mean": 1.0, "last_row_mean": 0.5, "first_column": [1.0, 0.0]}
+    row |= {
+        "es_prob@10,none": 0.25,
+        "es_prob@10_n,none": 4,
+        "es_prob@10_failed,none": 1,
+        "es_prob@retention,none": json.dumps(matrix | {"matrix": [[1.0], [0.0, 1.0]]}),
+        "es_prob_by_origin,none": '{"zsre": {"value": 0.5, "n": 2}, "=x": {"value": null, "n": 0}}',
+    }
+    path = write_run(tmp_path, results=results)
+    stage = row_of(load_results(path), metric="es_prob", stage="10")
+    assert (stage["value"], stage["n"], stage["failed"], stage["coverage"]) == (0.25, 4, 1, 4 / 5)
+    assert not {"retention"} & set(load_results(path)["stage"])
+    cells = load_retention(path)[["step", "edited_at", "value"]].values.tolist()
+    assert cells == [[0, 0, 1.0], [1, 0, 0.0], [1, 1, 1.0]]
+    groups = load_breakdown(path)
+    assert groups[["field", "group", "n"]].values.tolist() == [["origin", "zsre", 2.0], ["origin", "=x", 0.0]]
+    assert groups["value"].iloc[0] == 0.5 and math.isnan(groups["value"].iloc[1])
+
+
+def test_stock_models_and_their_tasks(tmp_path: Path) -> None:
+    results = scripted_results()
+    results["results"]["arc"] = {"alias": "arc", "acc,none": 0.5, "acc_stderr,none": 0.1, "acc_n,none": 3}
+    results["configs"]["arc"] = {"task": "arc", "output_type": "multiple_choice", "metric_list": [{"metric": "acc"}]}
+    results["n-samples"]["arc"] = {"original": 10, "effective": 8}
+    row = row_of(load_results(write_run(tmp_path, stock=True, samples=False, results=results)), task="arc")
+    assert (row["editor"], row["mode"], row["settings"], row["model"]) == ("hf", "", "", "org/tiny")
+    assert (row["is_rate"], row["protocol"], row["data"], row["n"]) == (True, "multiple_choice", "", 3)
+
+
+def test_documents_have_answers_before_and_after(tmp_path: Path) -> None:
+    write_run(tmp_path / "ls", "bake_ls")
+    first = next(load_documents(tmp_path / "ls"))
+    question = first.questions[0]
+    assert question.kind == "neighborhood" and question.target and question.unedited is not None
+    assert question.answers[""].logprob is not None and question.unedited.logprob is not None
+    assert first.edits[0]["target_new"] and f"{'ls_prob'},none" in first.metrics
+    write_run(tmp_path / "gen", "qaedit_wild_reliability", date="2026-11-21T10-00-00.000002")
+    generated = next(load_documents(tmp_path / "gen")).questions
+    assert generated[0].answers[""].text == " Port Elna" and generated[0].answers[""].raw == " Port Elna. Then"
+    helper = generated[-1]
+    assert helper.kind == "pre_edit" and helper.answers == {} and helper.unedited is not None
+    assert json.loads(json.dumps(first.to_json()))["run"] == first.run
