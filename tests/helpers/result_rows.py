@@ -22,13 +22,31 @@ COMMON: dict[str, Any] = {
 
 def row(editor: str, task: str, metric: str, value: float, **changes: Any) -> dict[str, Any]:
     """A row of one run; its ``run`` follows from what identifies a run, unless given."""
-    values = {**dict.fromkeys(RESULT_COLUMNS), **COMMON, "editor": editor, "task": task, "metric": metric, "value": value}
+    values = {
+        **dict.fromkeys(RESULT_COLUMNS),
+        **COMMON,
+        "editor": editor,
+        "task": task,
+        "metric": metric,
+        "value": value,
+    }
     values["editor_config"] = {}
     if editor == "unedited":
         values |= {"mode": "none", "settings": ""}
     values |= changes
     if "run" not in changes:
-        names = ("editor", "model", "mode", "settings", "num_edits", "edit_batch_size", "icl", "seed", "editor_config", "data")
+        names = (
+            "editor",
+            "model",
+            "mode",
+            "settings",
+            "num_edits",
+            "edit_batch_size",
+            "icl",
+            "seed",
+            "editor_config",
+            "data",
+        )
         values["run"] = hashlib.sha256(repr([values[name] for name in names]).encode()).hexdigest()[:12]
     return values
 

@@ -31,7 +31,9 @@ def test_columns_are_those_of_the_schema_and_of_the_document(tmp_path: Path) -> 
     path = write_run(tmp_path)
     assert list(load_results(path)) == list(RESULT_COLUMNS)
     assert list(load_cases(path)) == list(CASE_COLUMNS)
-    assert list(load_retention(path)) == list(RETENTION_COLUMNS) and list(load_breakdown(path)) == list(BREAKDOWN_COLUMNS)
+    assert list(load_retention(path)) == list(RETENTION_COLUMNS) and list(load_breakdown(path)) == list(
+        BREAKDOWN_COLUMNS
+    )
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert f"Version of the schema: {SCHEMA_VERSION} " in text
     for columns in (RESULT_COLUMNS, CASE_COLUMNS, RETENTION_COLUMNS, BREAKDOWN_COLUMNS):
@@ -51,12 +53,18 @@ def test_companions_are_attributes_and_failures_stay_out_of_the_mean(tmp_path: P
     assert row["value"] == sum(scored) / 2 and row["or_0"] == sum(scored) / 4
     assert row["unscored_reason"] == {"edit failed: no edit": 2}
     failed = rows_of(cases, case_id="0").iloc[0]
-    assert math.isnan(failed["value"]) and (failed["n"], failed["failed"], failed["reason"]) == (0, 1, "edit failed: no edit")
+    assert math.isnan(failed["value"]) and (failed["n"], failed["failed"], failed["reason"]) == (
+        0,
+        1,
+        "edit failed: no edit",
+    )
 
 
 def test_a_metric_without_a_scored_case_is_missing_and_not_zero(tmp_path: Path) -> None:
     errors = tuple((str(number), "no edit") for number in range(4))
-    row = row_of(load_results(write_run(tmp_path, results=scripted_results("bake_es", errors=errors))), metric="es_prob")
+    row = row_of(
+        load_results(write_run(tmp_path, results=scripted_results("bake_es", errors=errors))), metric="es_prob"
+    )
     assert math.isnan(row["value"]) and row["n"] == 0 and row["failed"] == 4 and row["coverage"] == 0
     assert row["or_0"] == 0
 
@@ -64,7 +72,12 @@ def test_a_metric_without_a_scored_case_is_missing_and_not_zero(tmp_path: Path) 
 def test_facts_of_the_run(tmp_path: Path) -> None:
     write_run(tmp_path, mode="sequential", num_edits=100, edit_batch_size=10)
     row = load_results(tmp_path).iloc[0]
-    assert (row["model"], row["model_hash"], row["editor"], row["mode"]) == ("org/tiny", "ab" * 32, "r_rome", "sequential")
+    assert (row["model"], row["model_hash"], row["editor"], row["mode"]) == (
+        "org/tiny",
+        "ab" * 32,
+        "r_rome",
+        "sequential",
+    )
     assert (row["num_edits"], row["edit_batch_size"], row["settings_origin"]) == (100, 10, "shipped")
     assert (row["benchmark"], row["data"], row["population"], row["judge"]) == ("bake", "bake_qa.jsonl", "all", "")
     assert row["run_name"] == f"r_rome__sequential-100by10__{row['settings']}__bake_qa.jsonl__org-tiny"
@@ -93,7 +106,8 @@ def test_whatever_changes_answers_makes_another_run(tmp_path: Path, editing: dic
 
 
 @pytest.mark.parametrize(
-    "editing", [{"engine": "exact"}, {"store": "off"}, {"max_batch_tokens": 1}, {"checkpoints": [1]}, {"retention": True}]
+    "editing",
+    [{"engine": "exact"}, {"store": "off"}, {"max_batch_tokens": 1}, {"checkpoints": [1]}, {"retention": True}],
 )
 def test_speed_and_reported_stages_do_not(tmp_path: Path, editing: dict[str, Any]) -> None:
     write_run(tmp_path / "a")
@@ -136,7 +150,10 @@ def test_judged_columns_name_their_judge_and_keep_their_facts(tmp_path: Path) ->
     config["other_metrics"] = [judged]
     config["filter_list"].append({"name": "judge", "filter": [{"function": "model_judge"}]})
     config["metadata"]["judge"] = {"model": "m", "prompt": "p", "prompt_hash": "abc"}
-    results["results"]["qaedit_wild_reliability"] |= {"reliability_wild_judge,judge": 0.5, "reliability_wild_judge_n,judge": 2}
+    results["results"]["qaedit_wild_reliability"] |= {
+        "reliability_wild_judge,judge": 0.5,
+        "reliability_wild_judge_n,judge": 2,
+    }
     frame = load_results(write_run(tmp_path, results=results))
     row = row_of(frame, filter="judge")
     assert (row["judge"], row["role"], row["is_rate"]) == ("model=m; prompt=p; prompt_hash=abc", "x", True)
