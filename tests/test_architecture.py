@@ -87,8 +87,9 @@ def test_a_contract_can_fail(contract: str, module: str, line: str, tmp_path: Pa
     path.write_text((path.read_text(encoding="utf-8") if path.exists() else "") + f"\n\n{line}\n", encoding="utf-8")
     done = lint(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
-    (broken,) = [name for name, outcome in outcomes(done.stdout).items() if outcome == "BROKEN"]
-    assert broken.startswith(contract)
+    # A door that opens for one room may also lead others to a model.
+    broken = [name for name, outcome in outcomes(done.stdout).items() if outcome == "BROKEN"]
+    assert any(name.startswith(contract) for name in broken)
 
 
 def test_benchmarks_share_protocols_and_common_parts_only() -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from lm_edit.figures.spec import DATA, FigureSpec, Needs, Options
 from lm_edit.figures.tables import Table
-from lm_eval_tasks.common.benchmark import find_benchmark
+from lm_eval_tasks.bake.benchmark import BAKE_J, BAKE_QJ, BakeCase
 
-if TYPE_CHECKING:
-    from lm_eval_tasks.common.dataset import Loaded
-
-SETS = ("bake", "bake_j")
+SETS = (BAKE_QJ, BAKE_J)
 
 NEEDS = Needs(
     "bake_statistics", "the records of BAKE (--data)", "lm-edit figure bake_statistics --data hub -o bake.md", DATA
@@ -21,13 +17,10 @@ NEEDS = Needs(
 
 def draw(options: Options) -> Table:
     """Numbers of edits, relations and prompts, a column per data set."""
-    columns = [find_benchmark(name).load({"data": options.data}) for name in SETS]
-    names = [
-        f"{find_benchmark(name).source.title} ({loaded.source['data']})"
-        for name, loaded in zip(SETS, columns, strict=True)
-    ]
-    counted = [_counts(loaded) for loaded in columns]
-    rows = [[name, *(counts[name] for counts in counted)] for name in counted[0]]
+    columns = [benchmark.load({"data": options.data}) for benchmark in SETS]
+    names = [f"{one.source.title} ({loaded.source['data']})" for one, loaded in zip(SETS, columns, strict=True)]
+    counted = [_counts(loaded.records) for loaded in columns]
+    rows: list[list[str | int | float]] = [[name, *(counts[name] for counts in counted)] for name in counted[0]]
     without = [str(title) for title, counts in zip(names, counted, strict=True) if counts["relations"] == NONE]
     notes = [f"No relation ids in the records of {', '.join(without)}."] if without else []
     return Table(name=NEEDS.figure, title="Sizes of BAKE", header=["", *names], rows=rows, notes=notes)
@@ -36,8 +29,7 @@ def draw(options: Options) -> Table:
 NONE = "-"
 
 
-def _counts(loaded: Loaded) -> dict[str, int | str]:
-    cases: Sequence = loaded.records
+def _counts(cases: Sequence[BakeCase]) -> dict[str, int | str]:
     relations = {case.request.relation_id for case in cases} - {None}
     return {
         "edits": len(cases),

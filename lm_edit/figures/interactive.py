@@ -38,7 +38,8 @@ PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-body {{ margin: 1rem auto; padding: 0 .75rem; max-width: {width}px; font-family: system-ui, sans-serif; color: #222; background: #fff; }}
+body {{ margin: 1rem auto; padding: 0 .75rem; max-width: {width}px; }}
+body {{ font-family: system-ui, sans-serif; color: #222; background: #fff; }}
 h1 {{ font-size: 1.15rem; margin: 0 0 .3rem; }}
 p {{ font-size: .82rem; line-height: 1.45; color: #444; margin: .2rem 0; overflow-wrap: anywhere; }}
 .chart {{ overflow-x: auto; }}

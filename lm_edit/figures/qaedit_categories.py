@@ -27,7 +27,7 @@ def draw(options: Options) -> Table:
         raise NEEDS.missing(f"no record of data={options.data} has a category")
     origins = sorted({str(case.extras.get("origin") or "unknown") for case in cases})
     by_origin = Counter((str(case.extras.get(CATEGORY)), str(case.extras.get("origin") or "unknown")) for case in cases)
-    rows = [
+    rows: list[list[str | int | float]] = [
         [name, count, f"{count / len(cases):.1%}", *(by_origin[name, origin] for origin in origins)]
         for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.files import replacing
 from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
@@ -43,7 +43,7 @@ NARROWEST_WITH_NUMBER = 0.07  # part of a stacked bar
 ROOM_FOR_NUMBERS = 1.12
 BEND = 0.08  # of the edges of a graph
 WHISKERS = {"elinewidth": 0.7, "ecolor": "#222222", "capsize": 1.5}
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 7.5,
     "axes.titlesize": 8,
@@ -63,16 +63,16 @@ SETTINGS = {
     "text.parse_math": False,  # a dollar sign is one
 }
 # Dates make equal figures differ.
-METADATA = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
 def draw_static(chart: Chart) -> Figure:
     """Draw a chart; all settings are those of this module, not of the user's matplotlib."""
-    import matplotlib
+    from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", **SETTINGS}):
+    with style.context(["default", SETTINGS]):
         columns = min(chart.columns, len(chart.panels))
         rows = math.ceil(len(chart.panels) / columns)
         width = PANEL_WIDTH * (
@@ -101,13 +101,13 @@ def draw_static(chart: Chart) -> Figure:
 
 def write_static(chart: Chart, path: Path) -> Path:
     """Write a chart as .svg, .png or .pdf; equal charts give equal bytes."""
-    import matplotlib
+    from matplotlib import style
 
     figure = draw_static(chart)
     file_format = path.suffix[1:]
     with (
         replacing(path) as temporary,  # its name does not show the format
-        matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", **SETTINGS}),
+        style.context(["default", SETTINGS]),
     ):
         figure.savefig(temporary, format=file_format, metadata=METADATA[file_format])
     return path

@@ -80,7 +80,7 @@ class TestContext:
 
     def test_two_runs_of_one_kind_are_not_chosen_from(self):
         twice = row("rome", "bake_rq", "rqs_prob", 0.3, settings="ffff0000")
-        with pytest.raises(EditingError, match="2 runs of rome have the same context.*--only settings="):
+        with pytest.raises(EditingError, match=r"2 runs of rome have the same context.*--only settings="):
             bake_icl.draw(frame(*self.rows(), twice))
 
 

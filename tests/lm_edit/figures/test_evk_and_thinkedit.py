@@ -70,7 +70,7 @@ class TestAlign:
 
 
 class TestMap:
-    KINDS = [*["edit"] * 8, *["neighborhood"] * 6, *["evk_all"] * 4]
+    KINDS = (*["edit"] * 8, *["neighborhood"] * 6, *["evk_all"] * 4)
 
     def vectors(self):
         return np.random.default_rng(0).normal(size=(len(self.KINDS), 6)).astype("float32")
@@ -86,11 +86,11 @@ class TestMap:
         monkeypatch.setattr(evk_map, "reduce_dimensions", lambda vectors: vectors[:, :2])
         vectors = self.vectors()
         chart = evk_map.draw({"unedited": vectors, "edited": vectors + 1}, self.KINDS)
-        expected = [tuple(map(float, place)) for place in (vectors + 1)[:, :2]]
-        assert sorted(points(chart, 1)) == pytest.approx(sorted(expected))
+        assert np.allclose(sorted(points(chart, 1)), sorted(map(tuple, vectors[:, :2] + 1)))
         names = [series.name for series in chart.panels[0].series]
         assert names == ["neighborhood prompts (n = 6)", "virtual, all tokens (n = 4)", "edit prompts (n = 8)"]
 
+    @pytest.mark.slow  # numba compiles for a minute
     def test_umap_from_a_file(self, tmp_path):
         pytest.importorskip("umap", reason="umap-learn is not installed")
         inputs = self.write(tmp_path)

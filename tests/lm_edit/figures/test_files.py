@@ -113,7 +113,7 @@ def test_statistics_of_bake_are_those_of_its_records():
     assert counts["edits"] == len(records) == counts["reverse questions"]
     assert counts["paraphrases"] == sum(len(record.paraphrases) for record in records)
     assert counts["relations"] == len({record.request.relation_id for record in records})
-    assert dict((row[0], row[2]) for row in table.rows)["reverse questions"] == "-"  # BAKE-J has none
+    assert {row[0]: row[2] for row in table.rows}["reverse questions"] == "-"  # BAKE-J has none
 
 
 def test_categories_of_qaedit_add_up(tmp_path):

@@ -40,7 +40,7 @@ class TestGap:
 
     def test_two_populations_are_not_mixed(self):
         other = row("memit", "qaedit_syn_reliability", "reliability_syn", 0.9, population="wrong_em")
-        with pytest.raises(EditingError, match="differ in population of reliability_syn.*--only population=all"):
+        with pytest.raises(EditingError, match=r"differ in population of reliability_syn.*--only population=all"):
             wild_gap.draw(frame(*self.rows(), other))
 
 
