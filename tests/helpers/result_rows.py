@@ -15,7 +15,8 @@ COMMON: dict[str, Any] = {
     "model": "tiny", "model_hash": "abc", "mode": "single", "settings": "0000aaaa",
     "context_editor": False, "icl": "no", "seed": 0.0, "limit": math.nan, "benchmark": "",
     "task_version": "1.0",
-    "data": "mini", "data_revision": "", "data_hash": "d1", "population": "all", "judge": "", "protocol": "likelihood", "stage": "", "filter": "none",
+    "data": "mini", "data_revision": "", "data_hash": "d1", "population": "all", "judge": "",
+    "protocol": "likelihood", "stage": "", "filter": "none",
     "is_rate": True, "higher_is_better": True, "role": "", "stderr": math.nan, "n": 30.0, "excluded": math.nan,
     "failed": 0.0, "unscored": 0.0, "num_edits": math.nan, "edit_batch_size": math.nan, "group_size": math.nan,
 }  # fmt: skip
