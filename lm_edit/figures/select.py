@@ -74,13 +74,13 @@ def require_comparable(rows: DataFrame, needs: Needs, varying: Sequence[str] = (
             values = sorted(set(group[condition].map(_shown)))
             if len(values) > 1:
                 raise EditingError(
-                    f"figure {needs.figure}: the runs differ in {condition} of {metric} ({task}): {', '.join(values)}. "
+                    f"{needs.figure}: the runs differ in {condition} of {metric} ({task}): {', '.join(values)}. "
                     f"Choose with --only {condition}={values[0]}, or give comparable files."
                 )
     for model, group in rows.groupby("model"):
         if len(hashes := set(group["model_hash"])) > 1:
             raise EditingError(
-                f"figure {needs.figure}: {len(hashes)} models with different weights are named {model}. Choose with "
+                f"{needs.figure}: {len(hashes)} models with different weights are named {model}. Choose with "
                 f"--only model_hash={min(map(str, hashes))}."
             )
 

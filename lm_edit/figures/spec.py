@@ -38,7 +38,7 @@ class Needs(NamedTuple):
 
     def missing(self, what: str) -> EditingError:
         """The error for files without it."""
-        return EditingError(f"figure {self.figure}: {what}. It needs {self.columns}; for example: {self.command}")
+        return EditingError(f"{self.figure}: {what}. It needs {self.columns}; for example: {self.command}")
 
 
 class Options(NamedTuple):
