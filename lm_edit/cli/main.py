@@ -17,6 +17,7 @@ from lm_edit.cli import (
     contract,
     conversion,
     edits,
+    figures,
     judging,
     leaderboard,
     results,
@@ -40,6 +41,7 @@ VERBS: dict[str, Verb] = {
     **cache.VERBS,
     **judging.VERBS,
     **results.VERBS,
+    **figures.VERBS,
     **leaderboard.VERBS,
     **sweep.VERBS,
 }

@@ -50,7 +50,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=whole(), default=4096, help="tokens per forward pass (default 4096)")
     parser.add_argument("--store", help="folder of the store of finished facts, or off")
     parser.add_argument("--out", help="write all effects to this JSON file")
-    parser.add_argument("--plot", help="write a figure, .svg, .png or .pdf (needs matplotlib)")
+    parser.add_argument("--plot", help="write a figure: .svg, .png, .pdf (needs matplotlib), .html (needs plotly)")
     add_overwrite_argument(parser)
 
 
@@ -58,11 +58,12 @@ def _run(args: argparse.Namespace) -> int:
     from edit_hooks.lm.edit_sources import load_edits
     from edit_hooks.locate.causal_trace import TraceSettings, trace_facts
     from edit_hooks.request import require_subjects
-    from lm_edit.figures.causal_trace import check_plot, plot_trace
+    from lm_edit.figures.causal_trace import plot_trace
+    from lm_edit.figures.output import check_output
 
     check_output_files(args, "out", "plot", inputs=[args.edits, args.data, args.pretrained])
     if args.plot:
-        check_plot(args.plot)
+        check_output(args.plot)
     settings = TraceSettings(args.samples, args.noise, args.seed, args.window, args.answer, args.max_tokens)
     requests = load_edits(args.edits, data_settings(args), args.num_edits)
     require_subjects(requests, "trace")

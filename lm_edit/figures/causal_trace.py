@@ -2,48 +2,78 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from edit_hooks.locate.causal_trace import GROUPS, KINDS, Trace
-from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import replacing
+from edit_hooks.utils.json_io import read_json
+from lm_edit.figures.charts import Chart, HeatMap
+from lm_edit.figures.output import write_figure
+from lm_edit.figures.spec import FILE, FigureSpec, Inputs, Needs, Options
 
-SUFFIXES = (".svg", ".png", ".pdf")
-INSTALL_COMMAND = 'pip install "lm-eval-editing[report]"'
+if TYPE_CHECKING:
+    from edit_hooks.locate.causal_trace import Trace
+
 TITLES = {"state": "block output", "mlp": "MLP, window of {window}", "attention": "attention, window of {window}"}
 
+NEEDS = Needs(
+    "causal_trace",
+    "one file written by lm-edit trace --out",
+    "lm-edit trace --edits counterfact --out trace.json",
+    FILE,
+)
 
-def check_plot(path: str | Path) -> None:
-    """Raise EditingError if no plot can be written to this path."""
-    if Path(path).suffix not in SUFFIXES:
-        raise EditingError(f"no plot can be written to {str(path)!r}; use a name that ends in {', '.join(SUFFIXES)}.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EditingError(f"--plot needs matplotlib: {INSTALL_COMMAND}. The table and --out work without it.")
+
+def draw(trace: Mapping[str, Any], title: str = "") -> Chart:
+    """A heat map per kind of restored states; each color scale runs from zero (white) to the panel's largest effect.
+
+    Args:
+        trace: the fields of :class:`~edit_hooks.locate.causal_trace.Trace`.
+    """
+    try:
+        panels = [
+            _panel(groups, TITLES[kind].format(window=trace["settings"]["window"]))
+            for kind, groups in trace["effects"].items()
+        ]
+        caption = [
+            f"Mean indirect effect over n = {trace['num_facts']} facts ({len(trace['skipped'])} skipped): rise of "
+            f"the answer's probability, {trace['corrupted']:.3f} with a noisy subject, {trace['clean']:.3f} without."
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise NEEDS.missing(f"the file is no causal trace ({type(error).__name__}: {error})") from None
+    return Chart(name=NEEDS.figure, title=title or "Causal trace", panels=panels, caption=caption, columns=3)
+
+
+def _panel(groups: Mapping[str, Mapping[str, Any]], title: str) -> HeatMap:
+    values = [[float(value) for value in group["mean"]] for group in groups.values()]
+    return HeatMap(
+        title=title,
+        rows=[name.replace("_", " ") for name in groups],
+        columns=[str(layer) for layer in range(len(values[0]))],
+        values=values,
+        row_label="restored tokens",
+        column_label="layer",
+        limits=(0.0, max(1e-12, *(value for row in values for value in row))),
+        annotated=False,
+    )
 
 
 def plot_trace(trace: Trace, path: str | Path, title: str = "") -> Path:
-    """Write the figure; the color scale of each panel runs from zero (white) to its largest effect."""
-    check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Write the figure of a trace that was just computed."""
+    return write_figure(draw(trace.to_dict(), title), Path(path))
 
-    figure = Figure(figsize=(4.5 * len(KINDS), 2.8), layout="constrained")
-    FigureCanvasAgg(figure)  # no display, no global state
-    figure.suptitle(title or f"average indirect effect over {trace.num_facts} facts")
-    for number, kind in enumerate(KINDS):
-        groups = [group for group in GROUPS if group in trace.effects[kind]]
-        values = [trace.effects[kind][group]["mean"] for group in groups]
-        axes = figure.add_subplot(1, len(KINDS), number + 1)
-        top = max(1e-12, max(map(max, values)))
-        image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap="Purples", vmin=0.0, vmax=top)
-        axes.set_title(TITLES[kind].format(window=trace.settings["window"]))
-        axes.set_xlabel("layer")
-        axes.set_yticks(range(len(groups)), [group.replace("_", " ") for group in groups])
-        figure.colorbar(image, ax=axes)
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(target) as temporary:  # its name does not show the format
-        file_format = target.suffix[1:]
-        figure.savefig(temporary, format=file_format, metadata={"Date": None} if file_format == "svg" else None)
-    return target
+
+def _from_file(inputs: Inputs, options: Options) -> Chart:
+    content = read_json(inputs.file(NEEDS), "causal trace")
+    if not isinstance(content, Mapping):
+        raise NEEDS.missing("the file is no causal trace")
+    return draw(content, f"Causal trace of {content.get('model', 'a model')}")
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="causal trace: layers and tokens that mediate a set of facts",
+    published="ROME figure 2",
+    needs=NEEDS,
+    draw=_from_file,
+)

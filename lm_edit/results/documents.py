@@ -17,6 +17,8 @@ from lm_eval_tasks.common.answers import Answer, read_answer
 from lm_eval_tasks.common.columns import SUMMARIES, read_columns
 from lm_eval_tasks.common.probes import case_requests
 
+READ_FIELDS = ("case_id", "category", "edit_requests", "probes")  # of a document, with attributes of their own
+
 
 @dataclass(frozen=True, kw_only=True)
 class SavedResponse:
@@ -71,6 +73,7 @@ class CaseDocument:
         metrics: ``<metric>[@<stage>],<filter>`` -> value; ``None`` is unscored.
         reasons: the same keys -> why a value is missing.
         report: facts about the edit (final_loss, seconds, error, ...); empty without an edit.
+        extras: the other fields of the document, such as the chains of a KnowGIC case.
     """
 
     run: str
@@ -83,6 +86,7 @@ class CaseDocument:
     metrics: Mapping[str, Any]
     reasons: Mapping[str, str]
     report: Mapping[str, Any]
+    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The document as plain JSON values."""
@@ -121,6 +125,7 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
                 metrics=metrics,
                 reasons=reasons,
                 report=next((sample["edit"] for _, sample in samples if sample.get("edit")), {}),
+                extras={name: value for name, value in doc.items() if name not in READ_FIELDS},
             )
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, EditingError):

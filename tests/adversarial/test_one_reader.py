@@ -38,6 +38,7 @@ ALLOWED = {
     "edit_hooks/utils/sqlite_cache.py": "the first bytes of a database",
     "judges/model/verdict_store.py": "rows of a cache whose checksums are compared",
     "lm_edit/cli/main.py": "redirects standard output",
+    "lm_edit/figures/evk_map.py": "vectors of lm-edit embed, without torch",
     "lm_edit/sweeps/runs.py": "logs and locks of runs",
     "lm_edit/stats.py": "headers of a cache; damage is logged and skipped",
 }

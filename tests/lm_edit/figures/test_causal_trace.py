@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
 from edit_hooks import EditingError
 from edit_hooks.locate.causal_trace import KINDS, Trace
-from lm_edit.figures.causal_trace import check_plot, plot_trace
+from lm_edit.figures.causal_trace import plot_trace
+from lm_edit.figures.output import check_output
 
 has_matplotlib = importlib.util.find_spec("matplotlib") is not None
 
@@ -22,7 +24,7 @@ def trace_with(mlp: list[float]) -> Trace:
 def test_a_missing_matplotlib_is_reported_before_anything_runs(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EditingError, match=r'pip install "lm-eval-editing\[report\]"'):
-        check_plot("trace.svg")
+        check_output(Path("trace.svg"))
 
 
 @pytest.mark.skipif(not has_matplotlib, reason="the report extra is not installed")

@@ -1,0 +1,70 @@
+"""``lm-edit figure`` and ``lm-edit figures``: figures and tables from result files."""
+
+from __future__ import annotations
+
+import argparse
+
+from edit_hooks.utils.errors import EditingError
+from lm_edit.cli.command import DATA_HELP, Verb, add_overwrite_argument, check_output_files, say, table
+
+
+def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="name of the figure, see lm-edit figures")
+    parser.add_argument("results", nargs="*", help="result files of lm_eval, or folders with some")
+    parser.add_argument(
+        "-o", "--out", required=True, help="file: .svg, .png, .pdf, .html (interactive); tables: .md, .csv"
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="COLUMN=VALUE[,VALUE]",
+        help="use the rows with these values only, as in --only editor=memit,rome; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--metric", help="column to draw in place of the default one, see lm-edit figures NAME")
+    parser.add_argument("--case", help="case id, for figures of one case")
+    parser.add_argument("--data", default="mini", help=f"tables of a data set: {DATA_HELP} (default mini)")
+    add_overwrite_argument(parser)
+
+
+def _draw(args: argparse.Namespace) -> int:
+    from lm_edit.figures.registry import draw_figure, find_figure
+    from lm_edit.figures.spec import Options
+
+    spec = find_figure(args.name)
+    check_output_files(args, "out", inputs=[*args.results, args.data])
+    options = Options(args.metric, args.case, args.data)
+    say(f"written to {draw_figure(spec, args.results, args.out, read_only(args.only), options)}")
+    return 0
+
+
+def read_only(texts: list[str]) -> dict[str, list[str]]:
+    """Parse ``COLUMN=VALUE[,VALUE]``; raises EditingError for other texts."""
+    only: dict[str, list[str]] = {}
+    for text in texts:
+        column, equals, values = text.partition("=")
+        if not equals or not column:
+            raise EditingError(
+                f"--only {text}: COLUMN=VALUE or COLUMN=VALUE,VALUE is needed, as in --only editor=memit."
+            )
+        only.setdefault(column, []).extend(values.split(","))
+    return only
+
+
+def _add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="show what this figure needs; default: list all")
+
+
+def _list(args: argparse.Namespace) -> int:
+    from lm_edit.figures.registry import all_figures, find_figure
+
+    if args.name is None:
+        table(("figure", "follows", "shows"), [(spec.name, spec.published, spec.title) for spec in all_figures()])
+        say("\nlm-edit figures NAME prints what a figure needs.")
+        return 0
+    spec = find_figure(args.name)
+    say(f"{spec.name}: {spec.title} ({spec.published})\nneeds: {spec.needs.columns}\nfor example: {spec.needs.command}")
+    return 0
+
+
+VERBS: dict[str, Verb] = {
+    "figure": Verb("draw a figure, or write a table, from result files", _add_figure_arguments, _draw),
+    "figures": Verb("list the figures, or show what one needs", _add_list_arguments, _list),
+}

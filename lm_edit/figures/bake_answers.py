@@ -1,0 +1,82 @@
+"""Kinds of free answers to reverse questions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import SHARE, Bars, Chart, Series
+from lm_edit.figures.select import (
+    UNEDITED,
+    Cell,
+    caption,
+    model_panels,
+    require_edited,
+    require_rows,
+    run_cells,
+    run_labels,
+)
+from lm_edit.figures.spec import FigureSpec, Needs
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+TASK = "bake_rq"
+# column -> (name in the legend, color)
+KINDS = {
+    "rq_gen_desired": ("desired", 2),
+    "rq_gen_original": ("original", 3),
+    "rq_gen_ambiguous": ("names both", 4),
+    "rq_gen_other": ("other", 0),
+}
+
+NEEDS = Needs(
+    "bake_answers",
+    f"the columns {', '.join(KINDS)} of {TASK} (with free generation, the default)",
+    f"lm_eval --model edited_hf --tasks {TASK} --model_args editor=ike --output_path results",
+)
+
+
+def draw(rows: DataFrame) -> Chart:
+    """A stacked bar per editor, and one of the unedited model where its run is among the files."""
+    chosen = require_rows(rows, NEEDS, list(KINDS), tasks=[TASK])
+    require_edited(chosen, NEEDS)
+    panels = []
+    for model, group in model_panels(chosen).items():
+        labels = run_labels(group)
+        if not labels:
+            continue
+        own = group[group["editor"] == UNEDITED].drop_duplicates("run")
+        labels |= dict.fromkeys(own["run"], UNEDITED) if len(own) == 1 else {}
+        series = [
+            _series(name, color, run_cells(group, list(labels), metric)) for metric, (name, color) in KINDS.items()
+        ]
+        panels.append(
+            Bars(
+                title=model,
+                categories=list(labels.values()),
+                series=series,
+                value_label="share of answers",
+                stacked=True,
+                limits=SHARE,
+            )
+        )
+    notes = [
+        "An answer that names both the desired and the original subject is counted apart; the paper has no such kind."
+    ]
+    sentences = caption(chosen, notes=notes)
+    sentences[0] = sentences[0].replace("Whiskers: 95% intervals, 1.96 standard errors over cases.", "")
+    return Chart(name=NEEDS.figure, title="Free answers to reverse questions", panels=panels, caption=sentences)
+
+
+def _series(name: str, color: int, cells: list[Cell]) -> Series:
+    """Without whiskers, which would overlap in a stack."""
+    return Series(name=name, values=[cell.value for cell in cells], counts=[cell.n for cell in cells], color=color)
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="kinds of free answers to reverse questions: desired, original, other",
+    published="BAKE (TMLR) figure 5",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows()),
+)

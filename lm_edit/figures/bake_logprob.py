@@ -1,0 +1,79 @@
+"""Log-probabilities of the desired and the original answer to reverse questions, by editor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import Bars, Chart, Reference
+from lm_edit.figures.select import (
+    caption,
+    edited,
+    model_panels,
+    require_edited,
+    require_rows,
+    run_cells,
+    run_labels,
+    series_of,
+    unedited_reference,
+)
+from lm_edit.figures.spec import FigureSpec, Needs
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+TASK = "bake_rq"
+# column -> its name in the legend
+ANSWERS = {"rq_logprob_new": "desired answer", "rq_logprob_true": "original answer"}
+COLORS = {"rq_logprob_new": 1, "rq_logprob_true": 2}  # orange and green, as published
+
+NEEDS = Needs(
+    "bake_logprob",
+    f"the columns {', '.join(ANSWERS)} of {TASK}, for any editors",
+    f"lm_eval --model edited_hf --tasks {TASK} --model_args editor=r_rome --output_path results",
+)
+
+
+def draw(rows: DataFrame) -> Chart:
+    """Two bars per editor; lines are the unedited model's values, by its own run or measured beside the edited one."""
+    chosen = require_rows(rows, NEEDS, list(ANSWERS), tasks=[TASK])
+    require_edited(chosen, NEEDS)
+    panels = []
+    for model, group in model_panels(chosen).items():
+        labels = run_labels(group)
+        if not labels:
+            continue
+        companions = rows[(rows["model"] == model) & (rows["task"] == TASK)]
+        panels.append(
+            Bars(
+                title=model,
+                categories=list(labels.values()),
+                series=[
+                    series_of(name, run_cells(group, list(labels), metric), color=COLORS[metric])
+                    for metric, name in ANSWERS.items()
+                ],
+                value_label="log-probability per token, nats",
+                references=[line for metric in ANSWERS for line in _before(companions, metric)],
+            )
+        )
+    title = "Reverse questions: log-probability of the desired and the original answer"
+    note = "Closer to 0 is more probable. Dashed: the unedited model."
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, unedited=False, notes=[note]))
+
+
+def _before(rows: DataFrame, metric: str) -> list[Reference]:
+    """The unedited model's value: of its own run, else the column ``_unedited`` of edited runs where they agree."""
+    name = f"{ANSWERS[metric]}, unedited"
+    own = unedited_reference(rows, metric, name, COLORS[metric])
+    if own:
+        return own
+    beside = edited(rows)[edited(rows)["metric"] == f"{metric}_unedited"]["value"].dropna().unique()
+    return [Reference(name=name, value=float(beside[0]), color=COLORS[metric])] if len(beside) == 1 else []
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="log-probability of desired and original answers to reverse questions, by editor",
+    published="BAKE (TMLR) figures 3, 6, 7 and 8; BIRD figures 3, 5, 6 and 7",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows()),
+)

@@ -1,0 +1,109 @@
+"""Effect of the weights of an objective's two extra terms: alpha and beta of BIRD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from edit_hooks.utils.hashing import key_of
+from lm_edit.figures.charts import Chart, Lines, Series
+from lm_edit.figures.select import (
+    caption,
+    edited,
+    first_metric,
+    require_rows,
+    run_cells,
+    series_of,
+    unedited_reference,
+)
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+WEIGHTS = ("alpha", "beta")
+METRICS = ("rjs_prob", "rqs_prob", "s_prob")
+LOG_RANGE = 20  # a larger ratio of positive values is drawn on a logarithmic axis
+
+NEEDS = Needs(
+    "bird_weights",
+    "runs of an editor with the settings alpha and beta that differ in one of them, with the column "
+    f"{' or '.join(METRICS)} (or another one by --metric)",
+    "lm_eval --model edited_hf --tasks bake_j --model_args 'editor=bird,editor_args=alpha:0.001' --output_path results"
+    ", and the same with other values of alpha, and of beta",
+)
+
+
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
+    """A panel per weight; a line connects the runs that differ in nothing else."""
+    of_weights = rows[
+        rows["editor_config"].map(lambda config: isinstance(config, Mapping) and set(WEIGHTS) <= set(config))
+    ]
+    metric, notes = first_metric(of_weights, NEEDS, options, METRICS)
+    chosen = require_rows(rows, NEEDS, [metric])
+    runs = edited(chosen[chosen.index.isin(of_weights.index)])
+    panels: list[Lines] = []
+    for weight in WEIGHTS:
+        series = _lines(runs, weight, metric, first_color=sum(len(panel.series) for panel in panels))
+        if series:
+            values = [position for line in series for position in line.positions]
+            panels.append(
+                Lines(
+                    title=weight,
+                    series=series,
+                    position_label=weight,
+                    value_label=metric,
+                    references=unedited_reference(chosen, metric),
+                    log_positions=min(values) > 0 and max(values) / min(values) > LOG_RANGE,
+                )
+            )
+    if not panels:
+        raise NEEDS.missing("no two runs differ in alpha alone or in beta alone")
+    return Chart(
+        name=NEEDS.figure,
+        title="Weights of the bidirectional terms",
+        panels=panels,
+        caption=caption(chosen, notes=notes),
+    )
+
+
+def _lines(runs: DataFrame, weight: str, metric: str, first_color: int) -> list[Series]:
+    """A line for each group of runs that differ in this weight only."""
+    values = runs["editor_config"].map(lambda config: float(config[weight]))
+    others = runs.apply(lambda row: _without(row, weight), axis=1)
+    series: list[Series] = []
+    for _, group in runs.assign(weight=values).groupby(others, sort=False):
+        ordered = group.sort_values("weight")
+        if ordered["weight"].nunique() < 2:
+            continue
+        cells = run_cells(ordered, list(ordered["run"]), metric)
+        look = {"color": first_color + len(series), "style": first_color + len(series)}
+        series.append(series_of(_line_name(ordered, runs, weight), cells, positions=list(ordered["weight"]), **look))
+    return series
+
+
+def _without(row: DataFrame, weight: str) -> str:
+    """What identifies the runs of a line: all settings but the weight."""
+    config = {name: value for name, value in row["editor_config"].items() if name != weight}
+    rest = [
+        str(row[column])
+        for column in ("model", "editor", "mode", "num_edits", "edit_batch_size", "seed", "task", "icl")
+    ]
+    return key_of({"config": config, "rest": rest})
+
+
+def _line_name(rows: DataFrame, runs: DataFrame, weight: str) -> str:
+    """The other weight, and what is not the same in all runs."""
+    first = rows.iloc[0]
+    (other,) = (name for name in WEIGHTS if name != weight)
+    names = [str(first[column]) for column in ("editor", "model", "task") if runs[column].nunique() > 1]
+    return ", ".join([*names, f"{other} = {first['editor_config'][other]:g}"])
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="scores by the weights alpha and beta",
+    published="BIRD figure 4",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows(), options),
+)

@@ -1,0 +1,93 @@
+"""General ability by number of edits, with and without EVK-Align."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import SHARE, Chart, Lines
+from lm_edit.figures.evk_align import ALIGNED, with_align
+from lm_edit.figures.select import (
+    caption,
+    require_comparable,
+    require_edited,
+    require_rows,
+    run_cells,
+    series_of,
+    unedited_reference,
+)
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+TASKS = {
+    "editglue_sst2": "SST-2",
+    "editglue_mrpc": "MRPC",
+    "editglue_mmlu": "MMLU",
+    "editglue_rte_inverted": "RTE, labels as released",
+    "editglue_cola": "CoLA",
+    "editglue_nli": "NLI",
+    "editglue_rte": "RTE",
+}
+METRIC = "f1"
+
+NEEDS = Needs(
+    "evk_glue",
+    f"streams or batches of edits with tasks of the group editglue (column {METRIC}, or another one by --metric)",
+    "lm_eval --model edited_hf --tasks editglue --model_args "
+    "'editor=memit,mode=sequential,edits=counterfact,num_edits=100,editor_args=evk_align:true' --output_path results, "
+    "and the same with other num_edits, and without editor_args",
+)
+
+
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
+    """A panel per task; a line per editor over the number of edits: solid color by EVK-Align, marker by editor."""
+    metric = options.metric or METRIC
+    chosen = require_rows(rows, NEEDS, [metric], tasks=list(TASKS))
+    require_comparable(chosen, NEEDS)
+    runs = with_align(require_edited(chosen, NEEDS))
+    runs = runs[runs["num_edits"].notna()]
+    if runs.empty:
+        raise NEEDS.missing("no run has num_edits: single edits leave these tasks to the unedited model")
+    if chosen["model"].nunique() > 1:
+        raise NEEDS.missing(f"runs of several models are given; choose with --only model={chosen.iloc[0]['model']}")
+    editors = sorted(set(runs["editor"]))
+    panels = []
+    for task, title in TASKS.items():
+        of_task = runs[runs["task"] == task]
+        series = []
+        for (editor, aligned), group in of_task.groupby(["editor", "aligned"]):
+            line = group.sort_values("num_edits")
+            repeated = line[line["num_edits"].duplicated()]
+            if not repeated.empty:
+                raise NEEDS.missing(
+                    f"several runs of {editor} have {int(repeated.iloc[0]['num_edits'])} edits; choose with --only "
+                    f"mode={repeated.iloc[0]['mode']} or --only settings={repeated.iloc[0]['settings']}"
+                )
+            name = f"{editor}{ALIGNED if aligned else ''}"
+            cells = run_cells(line, list(line["run"]), metric)
+            look = {"color": 0 if aligned else 1, "style": editors.index(str(editor))}
+            series.append(series_of(name, cells, positions=list(line["num_edits"]), **look))
+        if series:
+            panels.append(
+                Lines(
+                    title=title,
+                    series=series,
+                    position_label="number of edits",
+                    value_label=metric,
+                    references=unedited_reference(chosen[chosen["task"] == task], metric),
+                    whole_positions=True,
+                    limits=SHARE if metric.startswith("f1") else None,
+                )
+            )
+    title = "General ability by number of edits"
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen), columns=2)
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="general ability (GLUE, MMLU) by number of edits, with and without EVK-Align",
+    published="EVK figure 3",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows(), options),
+)

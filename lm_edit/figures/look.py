@@ -1,0 +1,87 @@
+"""Colors, markers and texts that static and interactive figures share."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from edit_hooks.utils.printable import printable
+from lm_edit.figures.charts import Bars, Chart, Lines, Network, Points
+
+# Okabe and Ito's colors, which people with color vision deficiencies tell apart; yellow is left out on white paper.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E4B1F", "#222222")
+GRAY = "#777777"
+TOTAL, RISE, FALL = PALETTE[0], PALETTE[2], PALETTE[3]  # bars of a waterfall
+# of matplotlib and of plotly
+MARKERS = (
+    ("o", "circle"),
+    ("s", "square"),
+    ("D", "diamond"),
+    ("^", "triangle-up"),
+    ("v", "triangle-down"),
+    ("P", "cross"),
+    ("X", "x"),
+)
+DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
+ROLES = {"start": "#CFE6F5", "end": "#FBE3B5", "other": "#F4F4F4"}
+UNSCORED = "unscored"
+MAX_LABEL = 60  # characters
+
+
+class EdgeLook(NamedTuple):
+    """Color, dash (of matplotlib, of plotly) and width in points."""
+
+    color: str
+    dash: tuple[str, str]
+    width: float
+
+
+EDGE_LOOKS = (
+    EdgeLook("#D55E00", DASHES[0], 1.6),
+    EdgeLook("#999999", DASHES[1], 0.9),
+    EdgeLook("#0072B2", DASHES[2], 1.2),
+)
+
+
+def color_of(index: int) -> str:
+    """A color of the palette, which repeats."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def edge_look(panel: Network, kind: str) -> EdgeLook:
+    """The look of a kind of edge."""
+    return EDGE_LOOKS[list(panel.kinds).index(kind) % len(EDGE_LOOKS)]
+
+
+def text_on(background: str) -> str:
+    """Black or white, whichever has more contrast with a color ``#rrggbb``."""
+    red, green, blue = (int(background[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    return "white" if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 < 0.25 else "black"
+
+
+def shown(text: str, limit: int = MAX_LABEL) -> str:
+    """A text of users or models on one line, without control characters, shortened in the middle."""
+    return printable(" ".join(str(text).split()), limit)
+
+
+def number(value: float) -> str:
+    """A value with the digits that a reader of a figure needs."""
+    if math.isnan(value):
+        return UNSCORED
+    if value == int(value) and abs(value) >= 1:
+        return f"{value:.0f}"
+    return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.2f}"
+
+
+def legend_names(chart: Chart) -> list[str]:
+    """Names of the legend, each once, as they are shown; none where the axes say it all."""
+    names: list[str] = []
+    for panel in chart.panels:
+        if isinstance(panel, Network):
+            names += [panel.kinds[edge.kind] for edge in panel.edges]
+        elif isinstance(panel, (Bars, Lines)) or (isinstance(panel, Points) and not panel.named):
+            names += [series.name for series in panel.series if len(panel.series) > 1 or not isinstance(panel, Bars)]
+    for panel in chart.panels:
+        if isinstance(panel, (Bars, Lines)):
+            names += [reference.name for reference in panel.references]
+    return list(dict.fromkeys(map(shown, names)))

@@ -1,0 +1,73 @@
+"""All figures and tables by name, and drawing one into a file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edit_hooks.utils.errors import EditingError, near_misses
+from lm_edit.figures import (
+    bake_answers,
+    bake_icl,
+    bake_logprob,
+    bake_statistics,
+    bird_weights,
+    causal_trace,
+    evk_align,
+    evk_glue,
+    evk_map,
+    knowgic_lengths,
+    qaedit_categories,
+    thinkedit_ckp,
+    thinkedit_graph,
+    thinkedit_ifr,
+    thinkedit_tradeoff,
+    wild_batches,
+    wild_gap,
+    wild_grid,
+    wild_retention,
+)
+from lm_edit.figures.output import check_output, write_figure
+from lm_edit.figures.spec import DATA, DEFAULTS, FigureSpec, Inputs, Options
+
+
+@functools.cache
+def _by_name() -> Mapping[str, FigureSpec]:
+    modules = (
+        bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_batches, wild_retention,
+        wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp, thinkedit_tradeoff,
+        thinkedit_graph, knowgic_lengths, causal_trace,
+    )  # fmt: skip
+    return {module.SPEC.name: module.SPEC for module in modules}
+
+
+def all_figures() -> list[FigureSpec]:
+    """All figures and tables, by paper."""
+    return list(_by_name().values())
+
+
+def find_figure(name: str) -> FigureSpec:
+    """A figure by its name; raises EditingError for an unknown one."""
+    known = _by_name()
+    if name not in known:
+        raise EditingError(f"unknown figure {name!r}.{near_misses(name, known)} Accepted: {', '.join(known)}.")
+    return known[name]
+
+
+def draw_figure(
+    spec: FigureSpec,
+    paths: Sequence[str],
+    output: Path,
+    only: Mapping[str, Sequence[str]] | None = None,
+    options: Options = DEFAULTS,
+) -> Path:
+    """Draw a figure from files and write it; equal inputs give equal bytes.
+
+    Raises:
+        EditingError: if the files lack what the figure needs, naming the tasks and settings that write it.
+    """
+    check_output(output, is_table=spec.needs.reads == DATA)
+    if not paths and spec.needs.reads != DATA:
+        raise spec.needs.missing("no files are given")
+    return write_figure(spec.draw(Inputs(paths, only or {}), options), output)

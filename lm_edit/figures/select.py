@@ -1,0 +1,251 @@
+"""The rows of results that a figure draws, checked to be comparable.
+
+Rows are those of :func:`lm_edit.results.load_results`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from edit_hooks.utils.errors import EditingError
+from lm_edit.figures.charts import Reference, Series
+from lm_edit.figures.spec import Needs, Options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+UNEDITED = "unedited"
+FINAL = ""
+NORMAL_95 = 1.959964  # quantile of the normal distribution for 95% intervals
+# What must be the same in all rows of a task's column. A run's own settings are named in the labels instead.
+CONDITIONS = (
+    "data", "data_revision", "data_hash", "task_version", "population", "judge", "protocol", "filter", "limit",
+)  # fmt: skip
+NO_CONTEXT = ("no", "", "False", "None", "nan")
+
+
+class Cell(NamedTuple):
+    """A value with its 95% interval (NaN without one) and its number of cases; ``gap`` is shown where it is NaN."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    n: int | None = None
+    gap: str = "unscored"
+
+
+MISSING = Cell(math.nan, gap="not run")
+
+
+def require_rows(
+    rows: DataFrame, needs: Needs, metrics: Sequence[str], *, tasks: Sequence[str] = (), stage: str = FINAL
+) -> DataFrame:
+    """The rows of these columns and tasks at a stage.
+
+    Raises:
+        EditingError: if some column is in no row; if rows of one column differ in protocol, data, version, population,
+            judge, filter or number of cases.
+    """
+    at_stage = rows[rows["stage"] == stage]
+    if tasks:
+        at_stage = at_stage[at_stage["task"].isin(tasks)]
+    chosen = at_stage[at_stage["metric"].isin(metrics)]
+    found = set(chosen["metric"])
+    absent = [metric for metric in metrics if metric not in found]
+    if absent:
+        where = f" of {', '.join(tasks)}" if tasks else ""
+        raise needs.missing(f"no run has the column {', '.join(absent)}{where}")
+    require_comparable(chosen, needs)
+    return chosen
+
+
+def require_comparable(rows: DataFrame, needs: Needs, varying: Sequence[str] = ()) -> None:
+    """Raise EditingError if rows of one column of a task differ in their conditions.
+
+    Args:
+        varying: conditions that the figure compares.
+    """
+    for condition in CONDITIONS:
+        if condition in varying:
+            continue
+        for (task, metric), group in rows.groupby(["task", "metric"]):
+            values = sorted(set(group[condition].map(_shown)))
+            if len(values) > 1:
+                raise EditingError(
+                    f"{needs.figure}: the runs differ in {condition} of {metric} ({task}): {', '.join(values)}. "
+                    f"Choose with --only {condition}={values[0]}, or give comparable files."
+                )
+    for model, group in rows.groupby("model"):
+        if len(hashes := set(group["model_hash"])) > 1:
+            raise EditingError(
+                f"{needs.figure}: {len(hashes)} models with different weights are named {model}. Choose with "
+                f"--only model_hash={min(map(str, hashes))}."
+            )
+
+
+def first_metric(rows: DataFrame, needs: Needs, options: Options, alternatives: Sequence[str]) -> tuple[str, list[str]]:
+    """The chosen column, or the first alternative that some row has; and what a caption says about the choice."""
+    present = set(rows[rows["stage"] == FINAL]["metric"])
+    if options.metric:
+        if options.metric not in present:
+            raise needs.missing(f"no run has the column {options.metric}")
+        return options.metric, []
+    for metric in alternatives:
+        if metric in present:
+            passed = alternatives[: alternatives.index(metric)]
+            return metric, [f"Drawn: {metric}; the files have no {', '.join(passed)}."] if passed else []
+    raise needs.missing(f"no run has a column {' or '.join(alternatives)}")
+
+
+def edited(rows: DataFrame) -> DataFrame:
+    """The rows of edited models."""
+    return rows[rows["editor"] != UNEDITED]
+
+
+def require_edited(rows: DataFrame, needs: Needs) -> DataFrame:
+    """The rows of edited models; raises EditingError without any."""
+    if edited(rows).empty:
+        raise needs.missing("all runs are of the unedited model")
+    return edited(rows)
+
+
+def run_labels(rows: DataFrame) -> dict[str, str]:
+    """Run -> editor, with the settings in which the runs differ; sorted by label. No two labels are equal."""
+    runs = edited(rows).drop_duplicates("run")
+    varying = [column for column in ("mode", "num_edits", "icl") if runs[column].map(_shown).nunique() > 1]
+    labels: dict[str, str] = {}
+    for editor, group in runs.groupby("editor"):
+        own = [
+            column
+            for column in ("edit_batch_size", "group_size", "settings", "seed")
+            if group[column].map(_shown).nunique() > 1
+        ]
+        for _, row in group.iterrows():
+            parts = [text for column in (*varying, *own) if (text := _part(column, row[column]))]
+            labels[row["run"]] = str(editor) + (f" ({', '.join(parts)})" if parts else "")
+    repeated = [run for run, label in labels.items() if list(labels.values()).count(label) > 1]
+    labels |= {run: f"{labels[run]} [{run[:6]}]" for run in repeated}
+    return dict(sorted(labels.items(), key=lambda item: item[1]))
+
+
+def _part(column: str, value: object) -> str:
+    text = _shown(value)
+    if column == "icl":
+        return "" if text in NO_CONTEXT else "in context"
+    if text in ("", "nan", "None"):
+        return ""
+    return {
+        "num_edits": f"{text} edits",
+        "edit_batch_size": f"batches of {text}",
+        "group_size": f"groups of {text}",
+        "settings": f"settings {text}",
+        "seed": f"seed {text}",
+    }.get(column, text)
+
+
+def _shown(value: object) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def has_context(icl: object) -> bool:
+    """Whether a value of the column ``icl`` is an added context."""
+    return _shown(icl) not in NO_CONTEXT
+
+
+def cell(rows: DataFrame) -> Cell:
+    """The one row as a cell; without a row, a missing value.
+
+    Raises:
+        EditingError: for several rows, which the figure cannot draw as one value.
+    """
+    if len(rows) > 1:
+        first = rows.iloc[0]
+        raise EditingError(
+            f"{len(rows)} rows have the column {first['metric']} of run {first['run']}: tasks "
+            f"{', '.join(sorted(set(rows['task'])))}. Choose with --only task={first['task']}."
+        )
+    if rows.empty:
+        return MISSING
+    row = rows.iloc[0]
+    value, stderr = float(row["value"]), row["stderr"]
+    n = None if _shown(row["n"]) in ("nan", "None", "<NA>") else int(row["n"])
+    if stderr is None or math.isnan(float(stderr)) or math.isnan(value):
+        return Cell(value, n=n)
+    low, high = value - NORMAL_95 * float(stderr), value + NORMAL_95 * float(stderr)
+    return Cell(value, max(0.0, low), min(1.0, high), n) if row["is_rate"] else Cell(value, low, high, n)
+
+
+def run_cells(rows: DataFrame, runs: Sequence[str], metric: str) -> list[Cell]:
+    """A cell for each run."""
+    of_metric = rows[rows["metric"] == metric]
+    return [cell(of_metric[of_metric["run"] == run]) for run in runs]
+
+
+def series_of(name: str, cells: Sequence[Cell], **look: object) -> Series:
+    """Values with intervals (where any has one) and counts."""
+    with_intervals = any(not math.isnan(entry.low) for entry in cells)
+    return Series(
+        name=name,
+        values=[entry.value for entry in cells],
+        low=[entry.low for entry in cells] if with_intervals else (),
+        high=[entry.high for entry in cells] if with_intervals else (),
+        counts=[entry.n for entry in cells],
+        gaps=[entry.gap for entry in cells],
+        **look,  # type: ignore[arg-type]
+    )
+
+
+def unedited_reference(rows: DataFrame, metric: str, name: str = UNEDITED, color: int | None = None) -> list[Reference]:
+    """The value of the unedited model as a reference line; none without a run of it or without a value."""
+    own = rows[(rows["editor"] == UNEDITED) & (rows["metric"] == metric)]
+    values = sorted(set(own["value"].dropna().map(float)))
+    if len(values) > 1:
+        raise EditingError(
+            f"{len(values)} runs of the unedited model have different values of {metric} ({values[0]:.4g} to "
+            f"{values[-1]:.4g}): runs {', '.join(sorted(set(own['run'])))}. Give the files of one of them."
+        )
+    return [Reference(name=name, value=values[0], color=color)] if values else []
+
+
+def model_panels(rows: DataFrame) -> Mapping[str, DataFrame]:
+    """Model -> its rows, sorted by name."""
+    return {str(model): group for model, group in rows.groupby("model")}
+
+
+def caption(rows: DataFrame, *, unedited: bool = True, notes: Sequence[str] = ()) -> list[str]:
+    """Sentences about the drawn rows: cases, data, protocol, intervals, reference line."""
+    own = edited(rows) if not edited(rows).empty else rows
+    sentences = [
+        f"{_counts(own)} Data: {_join(own['data'])}; model: {_join(own['model'])}; mode: {_join(own['mode'])}."
+    ]
+    protocols = [_shown(text) for text in own["protocol"].unique() if _shown(text) not in ("", "nan", "None")]
+    columns = ", ".join(dict.fromkeys(own["metric"]))
+    sentences.append(f"Columns: {columns}{f' (protocol: {_join(protocols)})' if protocols else ''}.")
+    if own["stderr"].notna().any():
+        partly = " where a column has a standard error" if own["stderr"].isna().any() else ""
+        sentences.append(f"Whiskers: 95% intervals, 1.96 standard errors over cases{partly}.")
+    else:
+        sentences.append("No whiskers: these columns have no standard error.")
+    if unedited and (rows["editor"] != UNEDITED).all():
+        sentences.append("No run of the unedited model (mode=none) is among the files.")
+    return [" ".join(sentences), *notes]
+
+
+def _counts(rows: DataFrame) -> str:
+    known = rows["n"].dropna()
+    if known.empty:
+        return "n is not in the files."
+    low, high = int(known.min()), int(known.max())
+    counts = f"n = {low}" if low == high else f"n = {low} to {high}"
+    left_out = [
+        f"{name} {int(rows[name].dropna().max())}"
+        for name in ("excluded", "unscored", "failed")
+        if not rows[name].dropna().empty and rows[name].dropna().max() > 0
+    ]
+    return f"{counts} cases" + (f" (at most: {', '.join(left_out)})." if left_out else ".")
+
+
+def _join(values: Sequence[object]) -> str:
+    return ", ".join(sorted(set(map(_shown, values))))

@@ -1,0 +1,143 @@
+"""Figures: their description, and what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.files import user_path
+from lm_edit.figures.charts import Chart
+from lm_edit.figures.tables import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from lm_edit.results import CaseDocument
+
+RESULTS, SAMPLES, FILE, DATA = "results", "samples", "file", "data"
+
+
+class Needs(NamedTuple):
+    """What a figure reads.
+
+    Attributes:
+        figure: name of the figure.
+        columns: tasks, columns and settings, for people.
+        command: a command that writes such files.
+        reads: ``results`` (result files), ``samples`` (result files with their samples), ``file`` (one file of another
+            verb) or ``data`` (records of a benchmark, named by ``--data``).
+    """
+
+    figure: str
+    columns: str
+    command: str
+    reads: str = RESULTS
+
+    def missing(self, what: str) -> EditingError:
+        """The error for files without it."""
+        return EditingError(f"{self.figure}: {what}. It needs {self.columns}; for example: {self.command}")
+
+
+class Options(NamedTuple):
+    """Choices of the user.
+
+    Attributes:
+        metric: column to draw in place of the default.
+        case: case id, for figures of one case.
+        data: origin of records, for tables of a data set.
+    """
+
+    metric: str | None = None
+    case: str | None = None
+    data: str = "mini"
+
+
+DEFAULTS = Options()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files of a figure, read on demand.
+
+    Attributes:
+        only: column of the results -> accepted values as texts.
+    """
+
+    paths: Sequence[str]
+    only: Mapping[str, Sequence[str]]
+
+    def rows(self) -> DataFrame:
+        """The rows of the result files that ``only`` accepts."""
+        from lm_edit.results import load_results
+
+        return keep_only(load_results(self.paths), self.only)
+
+    def retention(self) -> DataFrame:
+        """The scores of earlier edits after every later step of a stream."""
+        from lm_edit.results import load_retention
+
+        return load_retention(self.paths)
+
+    def run_names(self) -> dict[str, str]:
+        """Run -> editor and model."""
+        runs = self.rows().drop_duplicates("run")
+        return {
+            run: f"{editor}, {model}"
+            for run, editor, model in zip(runs["run"], runs["editor"], runs["model"], strict=True)
+        }
+
+    def documents(self) -> list[CaseDocument]:
+        """The cases of the runs and tasks that ``only`` accepts."""
+        from lm_edit.results import load_documents
+
+        rows = self.rows()
+        wanted = set(zip(rows["run"], rows["task"], strict=True))
+        return [document for document in load_documents(self.paths) if (document.run, document.task) in wanted]
+
+    def file(self, needs: Needs) -> Path:
+        """The one file of figures that read a file of another verb."""
+        if len(self.paths) != 1:
+            raise needs.missing(f"{len(self.paths)} files are given; one is needed")
+        path = user_path(self.paths[0], f"file of {needs.figure}")
+        if not path.is_file():
+            raise needs.missing(f"there is no file {path}")
+        return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureSpec:
+    """A figure or table of this package.
+
+    Attributes:
+        title: what it shows, for lists.
+        published: the figure or table of a paper that it follows.
+        draw: reads the inputs and returns the chart or table; raises EditingError if something is missing.
+    """
+
+    name: str
+    title: str
+    published: str
+    needs: Needs
+    draw: Callable[[Inputs, Options], Chart | Table]
+
+
+def keep_only(rows: DataFrame, only: Mapping[str, Sequence[str]]) -> DataFrame:
+    """The rows with the given values; raises EditingError for unknown columns and where no row is left."""
+    for column, values in only.items():
+        if column not in rows.columns:
+            raise EditingError(f"--only {column}: no such column.{near_misses(column, rows.columns)}")
+        present = rows[column].map(_as_text)
+        kept = rows[present.isin(values)]
+        if kept.empty:
+            found = ", ".join(sorted(set(present))[:12])
+            raise EditingError(f"--only {column}={','.join(values)}: no row has such a value; there are {found}.")
+        rows = kept
+    return rows
+
+
+def _as_text(value: object) -> str:
+    """A value as it is written in ``--only``; whole numbers without a point."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,0 +1,371 @@
+"""Charts drawn with matplotlib, without a display and without global state."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edit_hooks.utils.files import replacing
+from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
+from lm_edit.figures.look import (
+    DASHES,
+    FALL,
+    GRAY,
+    MARKERS,
+    RISE,
+    ROLES,
+    TOTAL,
+    UNSCORED,
+    color_of,
+    edge_look,
+    legend_names,
+    number,
+    shown,
+    text_on,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PANEL_WIDTH = 3.4  # inches: a column of a paper
+ROW_HEIGHT = 0.16  # of a bar
+CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 12  # of the caption, of the title
+PANEL_TITLE_CHARACTERS, CATEGORY_CHARACTERS = 48, 26  # in a line
+MAX_TITLE = 200
+LEGEND_CHARACTERS_PER_INCH, LEGEND_HANDLE = 17, 8  # a handle is as wide as this many characters
+BARS_WITH_NUMBERS = 60  # more bars than these have no number beside them
+NARROWEST_WITH_NUMBER = 0.07  # part of a stacked bar
+ROOM_FOR_NUMBERS = 1.12
+BEND = 0.08  # of the edges of a graph
+WHISKERS = {"elinewidth": 0.7, "ecolor": "#222222", "capsize": 1.5}
+SETTINGS: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 4,
+    "savefig.dpi": 200,
+    "svg.fonttype": "path",  # looks the same without the font
+    "svg.hashsalt": "lm-eval-editing",  # element ids are hashes of the content
+    "pdf.fonttype": 42,
+    "text.parse_math": False,  # a dollar sign is one
+}
+# Dates make equal figures differ.
+METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+
+
+def draw_static(chart: Chart) -> Figure:
+    """Draw a chart; all settings are those of this module, not of the user's matplotlib."""
+    from matplotlib import style
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with style.context(["default", SETTINGS]):
+        columns = min(chart.columns, len(chart.panels))
+        rows = math.ceil(len(chart.panels) / columns)
+        width = PANEL_WIDTH * (
+            max(2, columns) if any(isinstance(panel, Network) for panel in chart.panels) else columns
+        )
+        lines = caption_lines(chart.caption, width)
+        names = legend_names(chart)
+        longest = max((len(name) for name in names), default=0)
+        legend_columns = max(1, int(width * LEGEND_CHARACTERS_PER_INCH / (longest + LEGEND_HANDLE)))
+        title = textwrap.wrap(shown(chart.title, MAX_TITLE), int(width * TITLE_CHARACTERS_PER_INCH))
+        heights = [max(map(panel_height, chart.panels[row * columns : (row + 1) * columns])) for row in range(rows)]
+        around = 0.2 + 0.17 * len(title) + 0.17 * math.ceil(len(names) / legend_columns) + 0.13 * len(lines)
+        figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(rows, columns, height_ratios=heights)
+        for index, panel in enumerate(chart.panels):
+            axes = figure.add_subplot(grid[divmod(index, columns)])
+            _draw_panel(axes, panel)
+            axes.set_title(
+                wrapped(panel.title, int(PANEL_TITLE_CHARACTERS * width / columns / PANEL_WIDTH)), loc="left"
+            )
+        figure.supxlabel("\n".join(lines), fontsize=6.5, color="#444444", x=0.01, ha="left", linespacing=1.35)
+        _add_heading(figure, "\n".join(title), names, legend_columns)
+    return figure
+
+
+def write_static(chart: Chart, path: Path) -> Path:
+    """Write a chart as .svg, .png or .pdf; equal charts give equal bytes."""
+    from matplotlib import style
+
+    figure = draw_static(chart)
+    file_format = path.suffix[1:]
+    with (
+        replacing(path) as temporary,  # its name does not show the format
+        style.context(["default", SETTINGS]),
+    ):
+        figure.savefig(temporary, format=file_format, metadata=METADATA[file_format])
+    return path
+
+
+def caption_lines(caption: Sequence[str], width: float) -> list[str]:
+    """The caption in lines for a figure of this width in inches."""
+    return [line for text in caption for line in textwrap.wrap(shown(text, 600), int(width * CHARACTERS_PER_INCH))]
+
+
+def panel_height(panel: Panel) -> float:
+    """Height of a panel in inches, with its axis labels."""
+    if isinstance(panel, Bars):
+        bars = 1 if panel.stacked else len(panel.series)
+        return 0.75 + len(panel.categories) * (bars + 0.6) * ROW_HEIGHT
+    if isinstance(panel, Waterfall):
+        return 0.75 + 0.26 * len(panel.bars())
+    if isinstance(panel, HeatMap):
+        return 0.9 + 0.25 * len(panel.rows)
+    if isinstance(panel, Network):
+        return 5.0
+    return 2.4
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    if isinstance(panel, Bars):
+        _draw_bars(axes, panel)
+    elif isinstance(panel, Waterfall):
+        _draw_waterfall(axes, panel)
+    elif isinstance(panel, Lines):
+        _draw_lines(axes, panel)
+    elif isinstance(panel, Points):
+        _draw_points(axes, panel)
+    elif isinstance(panel, HeatMap):
+        _draw_heat_map(axes, panel)
+    else:
+        _draw_network(axes, panel)
+
+
+def _draw_bars(axes: Axes, panel: Bars) -> None:
+    places = 1 if panel.stacked else len(panel.series)
+    thickness = 0.8 / places
+    starts = [0.0] * len(panel.categories)
+    with_numbers = len(panel.categories) * places <= BARS_WITH_NUMBERS
+    for place, series in enumerate(panel.series):
+        offset = 0.0 if panel.stacked else (place - (places - 1) / 2) * thickness
+        rows = [row + offset for row in range(len(panel.categories))]
+        axes.barh(
+            rows, series.values, height=thickness * 0.92, left=starts, color=color_of(series.color),
+            label=shown(series.name), xerr=_errors(series.values, series.low, series.high), error_kw=WHISKERS,
+        )  # fmt: skip
+        for row, value in enumerate(series.values):
+            if math.isnan(value):
+                _write_gap(axes, rows[row], series.gaps[row] if series.gaps else UNSCORED)
+            elif panel.stacked and value >= NARROWEST_WITH_NUMBER:
+                middle, ink = starts[row] + value / 2, text_on(color_of(series.color))
+                axes.text(middle, rows[row], number(value), ha="center", va="center", fontsize=6, color=ink)
+            elif with_numbers and not panel.stacked:
+                end = series.high[row] if series.high and value >= 0 else series.low[row] if series.low else value
+                _write_number(axes, number(value), value if math.isnan(end) else end, rows[row], leftward=value < 0)
+        if panel.stacked:
+            starts = [
+                start + (0.0 if math.isnan(value) else value)
+                for start, value in zip(starts, series.values, strict=True)
+            ]
+    _label_bars(axes, panel.categories, panel.value_label)
+    if panel.limits:
+        axes.set_xlim(panel.limits[0], panel.limits[1] if panel.stacked else panel.limits[1] * ROOM_FOR_NUMBERS)
+    else:
+        axes.margins(x=ROOM_FOR_NUMBERS - 1)
+    _draw_references(axes.axvline, panel.references)
+
+
+def _draw_waterfall(axes: Axes, panel: Waterfall) -> None:
+    bars, series = panel.bars(), panel.values
+    for row, (_, start, end) in enumerate(bars):
+        if math.isnan(end - start):
+            _write_gap(axes, row, UNSCORED)
+            continue
+        is_total = row in (0, len(bars) - 1)
+        color = TOTAL if is_total else RISE if end >= start else FALL
+        index = min(row, len(series.values) - 1)
+        interval = [[end - series.low[index]], [series.high[index] - end]] if series.low else None
+        axes.barh([row], [end - start], height=0.7, left=[start], color=color, xerr=interval, error_kw=WHISKERS)
+        right = max(start, end, series.high[index] if series.high else end)
+        _write_number(axes, number(end) if is_total else f"{end - start:+.2f}", right, row, leftward=False)
+        if row < len(bars) - 1:
+            axes.plot([end, end], [row - 0.35, row + 1.35], color=GRAY, linewidth=0.5, zorder=0)
+    _label_bars(axes, [name for name, _, _ in bars], panel.value_label)
+    axes.set_xlim(panel.limits[0], panel.limits[1] * ROOM_FOR_NUMBERS)
+
+
+def _label_bars(axes: Axes, names: Sequence[str], value_label: str) -> None:
+    axes.set_yticks(range(len(names)), [wrapped(name, CATEGORY_CHARACTERS) for name in names])
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.set_xlabel(shown(value_label))
+    axes.grid(axis="x", color="#dddddd", linewidth=0.5)
+
+
+def _write_number(axes: Axes, text: str, end: float, place: float, *, leftward: bool) -> None:
+    """Write a number beyond the end of a bar and its whisker."""
+    axes.annotate(
+        text, (end, place), xytext=(-2 if leftward else 2, 0), textcoords="offset points", va="center",
+        ha="right" if leftward else "left", fontsize=5.5, color="#333333", annotation_clip=False,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8},
+    )  # fmt: skip
+
+
+def _write_gap(axes: Axes, place: float, reason: str) -> None:
+    axes.text(0.0, place, f" {reason}", va="center", fontsize=5.5, color=GRAY, style="italic")
+
+
+def _draw_references(draw_line: Callable[..., object], references: Sequence[Reference]) -> None:
+    for reference in references:
+        color = GRAY if reference.color is None else color_of(reference.color)
+        draw_line(reference.value, color=color, linestyle="--", linewidth=1.0, label=shown(reference.name))
+
+
+def _errors(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]] | None:
+    """Lengths of the whiskers to both sides; NaN draws none."""
+    if not low:
+        return None
+    return [
+        [value - end for value, end in zip(values, low, strict=True)],
+        [end - value for value, end in zip(values, high, strict=True)],
+    ]
+
+
+def _draw_lines(axes: Axes, panel: Lines) -> None:
+    for series in panel.series:
+        axes.errorbar(
+            series.positions, series.values, yerr=_errors(series.values, series.low, series.high),
+            color=color_of(series.color), marker=MARKERS[series.style % len(MARKERS)][0],
+            linestyle=DASHES[series.style % len(DASHES)][0], label=shown(series.name), capsize=2, elinewidth=0.7,
+            markeredgecolor="white", markeredgewidth=0.4,
+        )  # fmt: skip
+    _draw_references(axes.axhline, panel.references)
+    axes.set_xlabel(shown(panel.position_label))
+    axes.set_ylabel(shown(panel.value_label))
+    axes.grid(color="#dddddd", linewidth=0.5)
+    positions = sorted({position for series in panel.series for position in series.positions})
+    if panel.log_positions:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+    if panel.whole_positions and len(positions) <= 8:
+        axes.set_xticks(positions, [number(position) for position in positions])
+        axes.minorticks_off()
+    if panel.limits:
+        margin = 0.04 * (panel.limits[1] - panel.limits[0])
+        axes.set_ylim(panel.limits[0] - margin, panel.limits[1] + margin)
+
+
+def _draw_points(axes: Axes, panel: Points) -> None:
+    for series in panel.series:
+        has_errors = bool(series.low or series.position_low)
+        marker = MARKERS[series.style % len(MARKERS)][0]
+        if has_errors:
+            axes.errorbar(
+                series.positions, series.values, yerr=_errors(series.values, series.low, series.high),
+                xerr=_errors(series.positions, series.position_low, series.position_high), linestyle="none",
+                color=color_of(series.color), elinewidth=0.6, capsize=1.5, zorder=2,
+            )  # fmt: skip
+        size = 26 if panel.named else 9
+        axes.scatter(
+            series.positions, series.values, s=size, marker=marker, color=color_of(series.color), linewidths=0.3,
+            edgecolors="white", label=shown(series.name), zorder=3, alpha=1.0 if panel.named else 0.75,
+        )  # fmt: skip
+        if panel.named:
+            for x, y, text in zip(series.positions, series.values, series.texts, strict=True):
+                axes.annotate(shown(text), (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6)
+    axes.set_xlabel(shown(panel.position_label))
+    axes.set_ylabel(shown(panel.value_label))
+    if panel.axes:
+        axes.grid(color="#dddddd", linewidth=0.5)
+        axes.margins(0.15)
+    else:
+        axes.set_xticks([])
+        axes.set_yticks([])
+
+
+def _draw_heat_map(axes: Axes, panel: HeatMap) -> None:
+    width = len(panel.columns)
+    matrix = [[*row, *[math.nan] * (width - len(row))] for row in panel.values]
+    low, high = panel.limits
+    image = axes.imshow(matrix, aspect="auto", interpolation="nearest", cmap="Purples", vmin=low, vmax=high)
+    if panel.annotated:
+        for row, values in enumerate(panel.values):
+            for column, value in enumerate(values):
+                dark = not math.isnan(value) and (value - low) / ((high - low) or 1) > 0.55
+                text = "-" if math.isnan(value) else number(value)
+                axes.text(column, row, text, ha="center", va="center", fontsize=6, color="white" if dark else "#222222")
+    step = max(1, math.ceil(width / 12))
+    axes.set_xticks(range(0, width, step), [shown(name) for name in panel.columns[::step]])
+    axes.set_yticks(range(len(panel.rows)), [shown(name) for name in panel.rows])
+    axes.set_xlabel(shown(panel.column_label))
+    axes.set_ylabel(shown(panel.row_label))
+    axes.figure.colorbar(image, ax=axes)
+
+
+def _draw_network(axes: Axes, panel: Network) -> None:
+    places = {node.name: (node.x, node.y) for node in panel.nodes}
+    boxes = {}
+    for node in panel.nodes:
+        text = axes.text(
+            node.x, node.y, wrapped(node.name, 16), fontsize=6, ha="center", va="center", zorder=4,
+            bbox={
+                "boxstyle": "round,pad=0.25", "facecolor": ROLES[node.role], "edgecolor": "#555555", "linewidth": 0.6,
+            },
+        )  # fmt: skip
+        boxes[node.name] = text.get_bbox_patch()
+    for edge in panel.edges:
+        look = edge_look(panel, edge.kind)
+        axes.annotate(
+            "", xy=places[edge.target], xytext=places[edge.source], zorder=3,
+            arrowprops={
+                "arrowstyle": "-|>", "color": look.color, "linestyle": look.dash[0], "linewidth": look.width,
+                "patchA": boxes[edge.source], "patchB": boxes[edge.target], "shrinkA": 1, "shrinkB": 1,
+                "connectionstyle": f"arc3,rad={BEND}",
+            },
+        )  # fmt: skip
+        if edge.label:
+            x, y = _beside(places[edge.source], places[edge.target])
+            axes.text(
+                x, y, shown(edge.label, 28), fontsize=5, color=look.color, ha="center", va="center", zorder=3.5,
+                bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+            )  # fmt: skip
+    for kind in dict.fromkeys(edge.kind for edge in panel.edges):
+        look, name = edge_look(panel, kind), shown(panel.kinds[kind])
+        axes.plot([], [], color=look.color, linestyle=look.dash[0], linewidth=look.width, label=name)
+    axes.set_xlim(-0.08, 1.08)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_axis_off()
+
+
+def _beside(start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
+    """The middle of a bent edge."""
+    (x0, y0), (x1, y1) = start, end
+    return (x0 + x1) / 2 + BEND / 2 * (y1 - y0), (y0 + y1) / 2 - BEND / 2 * (x1 - x0)
+
+
+def _add_heading(figure: Figure, title: str, names: Sequence[str], columns: int) -> None:
+    """The title with the legend below it, above all panels."""
+    entries: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    drawn = [name for name in names if name in entries]
+    if not drawn:
+        figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left")
+        return
+    # As the title of the legend: a title of the figure would be drawn over a legend outside of the panels.
+    figure.legend(
+        [entries[name] for name in drawn], drawn, loc="outside upper left", ncols=columns, columnspacing=1.2,
+        handlelength=2.2, title=title, title_fontproperties={"weight": "bold", "size": 9}, alignment="left",
+    )  # fmt: skip
+
+
+def wrapped(text: str, width: int) -> str:
+    """A text in lines of at most this many characters."""
+    return "\n".join(textwrap.wrap(shown(text, MAX_TITLE), width))

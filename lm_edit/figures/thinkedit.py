@@ -1,0 +1,35 @@
+"""What the figures of ThinkEdit share: the columns of KnowGIC under one protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.spec import Needs, Options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Endings of the columns, the published protocol first.
+PROTOCOLS = (
+    "sampled", "prob", "cloze_sampled", "cloze_prob", "relation_prob", "yes_no_sampled", "yes_no_prob",
+)  # fmt: skip
+BY_METRIC = f"--metric chooses the ending: {', '.join(PROTOCOLS)}"
+COMMAND = "lm_eval --model edited_hf --tasks knowgic --model_args editor=r_rome --output_path results"
+
+
+def choose_protocol(rows: DataFrame, needs: Needs, options: Options, columns: tuple[str, ...]) -> tuple[str, list[str]]:
+    """The ending under which some row has each of the columns, and what a caption says about the choice.
+
+    Raises:
+        EditingError: if no ending has them all; for an unknown ``--metric``.
+    """
+    present = set(rows[rows["stage"] == ""]["metric"])
+    accepted = PROTOCOLS if options.metric is None else (options.metric,)
+    if options.metric is not None and options.metric not in PROTOCOLS:
+        raise needs.missing(f"--metric {options.metric} is none of {', '.join(PROTOCOLS)}")
+    for protocol in accepted:
+        if all(f"{column}_{protocol}" in present for column in columns):
+            is_published = protocol == PROTOCOLS[0] or options.metric is not None
+            return protocol, [] if is_published else [f"Protocol: {protocol}; the published one is {PROTOCOLS[0]}."]
+    wanted = " and ".join(f"{column}_<{'|'.join(accepted)}>" for column in columns)
+    raise needs.missing(f"no run has the columns {wanted}")

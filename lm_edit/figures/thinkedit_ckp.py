@@ -1,0 +1,59 @@
+"""Connected knowledge preservation by editor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import Bars, Chart
+from lm_edit.figures.select import (
+    MISSING,
+    caption,
+    model_panels,
+    require_edited,
+    require_rows,
+    run_cells,
+    run_labels,
+    series_of,
+    unedited_reference,
+)
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.thinkedit import BY_METRIC, COMMAND, choose_protocol
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+NEEDS = Needs("thinkedit_ckp", f"the column ckp of a KnowGIC task ({BY_METRIC})", COMMAND)
+
+
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
+    """A group of bars per editor, a bar per model."""
+    protocol, notes = choose_protocol(rows, NEEDS, options, ("ckp",))
+    metric = f"ckp_{protocol}"
+    chosen = require_rows(rows, NEEDS, [metric])
+    require_edited(chosen, NEEDS)
+    values = {}
+    for model, group in model_panels(chosen).items():
+        labels = run_labels(group)
+        if labels:
+            values[model] = dict(zip(labels.values(), run_cells(group, list(labels), metric), strict=True))
+    names = sorted({name for cells in values.values() for name in cells})
+    series = [
+        series_of(model, [cells.get(name, MISSING) for name in names], color=index)
+        for index, (model, cells) in enumerate(values.items())
+    ]
+    panel = Bars(
+        title=next(iter(values)) if len(values) == 1 else "", categories=names, series=series, value_label="CKP",
+        references=unedited_reference(chosen, metric),
+    )  # fmt: skip
+    note = "Higher is better: facts around the edited one keep their answers. The unedited model has 1 by definition."
+    title = "Connected knowledge preservation"
+    return Chart(name=NEEDS.figure, title=title, panels=[panel], caption=caption(chosen, notes=[note, *notes]))
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="connected knowledge preservation (CKP) by editor",
+    published="ThinkEdit figure 6",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows(), options),
+)

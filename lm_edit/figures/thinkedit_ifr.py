@@ -1,0 +1,69 @@
+"""Indirect fact recovery by the length of the chain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import Chart, Lines
+from lm_edit.figures.select import (
+    caption,
+    cell,
+    model_panels,
+    require_edited,
+    require_rows,
+    run_labels,
+    series_of,
+    unedited_reference,
+)
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.thinkedit import BY_METRIC, COMMAND, choose_protocol
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+LENGTHS = (1, 2, 3, 4, 5)
+
+NEEDS = Needs("thinkedit_ifr", f"the columns ifr_1 to ifr_5 of a KnowGIC task ({BY_METRIC})", COMMAND)
+
+
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
+    """A panel per model, a line per editor."""
+    protocol, notes = choose_protocol(rows, NEEDS, options, ("ifr_1", "ifr"))
+    metrics = {f"ifr_{length}_{protocol}": length for length in LENGTHS}
+    present = set(rows["metric"])
+    chosen = require_rows(rows, NEEDS, [metric for metric in metrics if metric in present])
+    require_edited(chosen, NEEDS)
+    names = sorted({label for _, group in model_panels(chosen).items() for label in run_labels(group).values()})
+    panels = []
+    for model, group in model_panels(chosen).items():
+        series = []
+        for run, label in run_labels(group).items():
+            own = group[group["run"] == run]
+            cells = {
+                length: cell(own[own["metric"] == metric]) for metric, length in metrics.items() if metric in present
+            }
+            index = names.index(label)
+            series.append(series_of(label, list(cells.values()), positions=list(cells), color=index, style=index))
+        if series:
+            panels.append(
+                Lines(
+                    title=model,
+                    series=series,
+                    position_label="steps of the chain",
+                    value_label="IFR",
+                    references=unedited_reference(rows[rows["model"] == model], f"ifr_{protocol}"),
+                    whole_positions=True,
+                )
+            )
+    note = "Lower is better: the original fact is no longer deducible. The unedited model has 1 by definition."
+    title = "Indirect fact recovery by length of the chain"
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=[note, *notes]))
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="indirect fact recovery (IFR) by length of the chain",
+    published="ThinkEdit figure 5",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows(), options),
+)

@@ -1,0 +1,92 @@
+"""Reliability of a stream by its number of edits and the number of edits per step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import SHARE, Chart, Lines
+from lm_edit.figures.select import (
+    FINAL,
+    caption,
+    edited,
+    first_metric,
+    require_comparable,
+    run_cells,
+    series_of,
+    unedited_reference,
+)
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+METRICS = ("reliability_wild_judge", "reliability_wild_em", "reliability_wild_contains")
+
+NEEDS = Needs(
+    "wild_batches",
+    "streams (mode=sequential) of one editor that differ in num_edits or edit_batch_size, with the column "
+    f"{' or '.join(METRICS)} (or another one by --metric)",
+    "lm_eval --model edited_hf --tasks qaedit_wild_reliability --model_args "
+    "editor=memit,mode=sequential,edits=qaedit,num_edits=20,edit_batch_size=5 --output_path results, and the same with "
+    "other numbers",
+)
+
+
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
+    """A panel per editor, task and model; a line per batch size."""
+    streams = rows[rows["mode"] == "sequential"]
+    metric, notes = first_metric(streams, NEEDS, options, METRICS)
+    of_metric = rows[(rows["metric"] == metric) & (rows["stage"] == FINAL)]
+    chosen = of_metric[of_metric["run"].isin(set(streams["run"]))]
+    # The first num_edits cases are other cases for every num_edits.
+    require_comparable(chosen, NEEDS, varying=("limit",))
+    panels = []
+    all_sizes = sorted(edited(chosen)["edit_batch_size"].fillna(1).unique())
+    for (editor, model, task), group in edited(chosen).groupby(["editor", "model", "task"]):
+        series = []
+        for index, size in enumerate(all_sizes):
+            line = group[group["edit_batch_size"].fillna(1) == size].sort_values("num_edits")
+            if line.empty:
+                continue
+            _require_one_each(line, str(editor), size)
+            cells = run_cells(line, list(line["run"]), metric)
+            name = f"{int(size)} per step"
+            series.append(series_of(name, cells, positions=list(line["num_edits"]), color=index, style=index))
+        if len(group) < 2:
+            continue
+        counts = [position for line in series for position in line.positions]
+        panels.append(
+            Lines(
+                title=f"{editor}, {model}, {task}",
+                series=series,
+                position_label="number of edits",
+                value_label=metric,
+                references=unedited_reference(of_metric[of_metric["task"] == task], metric),
+                log_positions=min(counts) * 50 < max(counts),
+                whole_positions=True,
+                limits=SHARE,
+            )
+        )
+    if not panels:
+        raise NEEDS.missing("no editor has two streams that differ in num_edits or edit_batch_size")
+    title = "Streams of edits: number of edits and edits per step"
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, unedited=False, notes=notes))
+
+
+def _require_one_each(line: DataFrame, editor: str, size: float) -> None:
+    repeated = line[line["num_edits"].duplicated(keep=False)]
+    if not repeated.empty:
+        raise NEEDS.missing(
+            f"{len(repeated)} streams of {editor} have {int(repeated.iloc[0]['num_edits'])} edits, "
+            f"{int(size)} per step; choose with --only settings={repeated.iloc[0]['settings']} or --only "
+            f"seed={int(repeated.iloc[0]['seed'])}"
+        )
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="streams: reliability by number of edits and batch size",
+    published="WILD figure 4",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows(), options),
+)

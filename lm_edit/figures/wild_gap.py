@@ -1,0 +1,79 @@
+"""Synthetic against WILD evaluation of the same edits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import SHARE, Bars, Chart, Reference
+from lm_edit.figures.select import (
+    caption,
+    first_metric,
+    model_panels,
+    require_edited,
+    require_rows,
+    run_cells,
+    run_labels,
+    series_of,
+    unedited_reference,
+)
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+BENCHMARKS = {"zsre": "ZsRE", "counterfact": "CounterFact", "qaedit": "QAEdit"}
+SYNTHETIC = "reliability_syn"
+WILD = ("reliability_wild_judge", "reliability_wild_em", "reliability_wild_contains")
+
+NEEDS = Needs(
+    "wild_gap",
+    f"the columns {SYNTHETIC} and {' or '.join(WILD)} (or another one by --metric), of the tasks "
+    f"<benchmark>_syn_reliability and <benchmark>_wild_reliability of any of {', '.join(BENCHMARKS)}",
+    "lm_eval --model edited_hf --tasks qaedit_syn,qaedit_wild --model_args editor=r_rome --metadata judge=... "
+    "--output_path results",
+)
+
+
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
+    """A panel per benchmark and model, two bars per editor."""
+    tasks = {name: (f"{name}_syn_reliability", f"{name}_wild_reliability") for name in BENCHMARKS}
+    of_tasks = rows[rows["task"].isin([task for pair in tasks.values() for task in pair])]
+    wild, notes = first_metric(of_tasks, NEEDS, options, WILD)
+    chosen = require_rows(of_tasks, NEEDS, [SYNTHETIC, wild])
+    require_edited(chosen, NEEDS)
+    panels = []
+    for benchmark, title in BENCHMARKS.items():
+        for model, group in model_panels(chosen[chosen["task"].isin(tasks[benchmark])]).items():
+            if set(group["metric"]) != {SYNTHETIC, wild}:
+                continue
+            labels = run_labels(group)
+            series = [
+                series_of("synthetic (teacher forcing)", run_cells(group, list(labels), SYNTHETIC), color=5),
+                series_of(
+                    f"WILD ({wild.removeprefix('reliability_wild_')})", run_cells(group, list(labels), wild), color=3
+                ),
+            ]
+            references: list[Reference] = unedited_reference(group, wild, "unedited, WILD", 3)
+            panels.append(
+                Bars(
+                    title=f"{title}, {model}",
+                    categories=list(labels.values()),
+                    series=series,
+                    value_label="reliability",
+                    references=references,
+                    limits=SHARE,
+                )
+            )
+    if not panels:
+        raise NEEDS.missing(f"no benchmark has both {SYNTHETIC} and {wild}")
+    title = "Synthetic and WILD evaluation of the same edits"
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=notes))
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="reliability under synthetic and under WILD evaluation",
+    published="WILD figure 1",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows(), options),
+)

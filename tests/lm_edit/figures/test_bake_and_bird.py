@@ -1,0 +1,128 @@
+"""Figures of BAKE and BIRD: drawn values worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+from result_rows import frame, row
+
+from edit_hooks import EditingError
+from lm_edit.figures import bake_answers, bake_icl, bake_logprob, bird_weights
+
+pytest.importorskip("matplotlib", reason="the report extra is not installed")
+from drawn import bars, categories, lines, texts, whiskers
+
+
+def logprobs(editor, new, true, **changes):
+    return [
+        row(editor, "bake_rq", name, value, is_rate=False, **changes)
+        for name, value in (("rq_logprob_new", new), ("rq_logprob_true", true))
+    ]
+
+
+class TestLogProbabilities:
+    def test_bars_and_lines(self):
+        chart = bake_logprob.draw(
+            frame(
+                *logprobs("rome", -4.0, -1.0, stderr=0.5),
+                *logprobs("ike", -2.0, -1.5),
+                *logprobs("unedited", -5.0, -1.25),
+            )
+        )
+        assert categories(chart) == ["ike", "rome"]
+        # first the desired answers of ike and rome, then the original ones
+        assert bars(chart) == [(0, -2.0), (0, -4.0), (0, -1.5), (0, -1.0)]
+        # -4 -+ 1.959964 x 0.5, and no whisker at ike, whose standard error is missing
+        assert whiskers(chart)[0] == (pytest.approx(-4.979982), pytest.approx(-3.020018))
+        found = lines(chart)
+        assert (
+            found["desired answer, unedited"][0] == [-5.0, -5.0]
+            and found["original answer, unedited"][0] == [-1.25] * 2
+        )
+        assert "n = 30 cases" in chart.caption[0] and "Data: mini" in chart.caption[0]
+
+    def test_without_a_run_of_the_unedited_model_the_column_beside_the_edits_counts(self):
+        beside = row("rome", "bake_rq", "rq_logprob_new_unedited", -5.5, is_rate=False)
+        chart = bake_logprob.draw(frame(*logprobs("rome", -4.0, -1.0), beside))
+        assert {reference.name: reference.value for reference in chart.panels[0].references} == {
+            "desired answer, unedited": -5.5
+        }
+
+    def test_missing_columns_name_task_and_command(self):
+        with pytest.raises(
+            EditingError, match=r"rq_logprob_true of bake_rq.*lm_eval --model edited_hf --tasks bake_rq"
+        ):
+            bake_logprob.draw(frame(row("rome", "bake_rq", "rq_logprob_new", -4.0)))
+
+    def test_only_the_unedited_model(self):
+        with pytest.raises(EditingError, match="all runs are of the unedited model"):
+            bake_logprob.draw(frame(*logprobs("unedited", -5.0, -1.0)))
+
+
+class TestContext:
+    def rows(self):
+        for icl, value in (("no", 0.25), ("ike", 0.75)):
+            yield row("rome", "bake_rq", "rqs_prob", value, icl=icl)
+            yield row("rome", "bake_es", "es_prob", 1.0, icl=icl)
+        yield row("ike", "bake_rq", "rqs_prob", 0.5)
+        yield row("ike", "bake_es", "es_prob", 0.9)
+
+    def test_two_bars_per_editor(self):
+        chart = bake_icl.draw(frame(*self.rows()))
+        assert [panel.value_label for panel in chart.panels] == ["es_prob", "rqs_prob"]
+        assert categories(chart, 1) == ["ike", "rome"]
+        assert bars(chart, 1) == [(0, 0.5), (0, 0.25), (0, 0.75)]  # ike and rome without, rome with context
+        assert "not run" in texts(chart, 1)  # ike with a context: not a score of 0, and not unscored
+        assert "Run in one way only: ike." in chart.caption
+
+    def test_one_kind_of_runs_is_not_enough(self):
+        with pytest.raises(EditingError, match="no editor has runs with and without icl=true"):
+            bake_icl.draw(frame(row("rome", "bake_rq", "rqs_prob", 0.25)))
+
+    def test_two_runs_of_one_kind_are_not_chosen_from(self):
+        twice = row("rome", "bake_rq", "rqs_prob", 0.3, settings="ffff0000")
+        with pytest.raises(EditingError, match=r"2 runs of rome have the same context.*--only settings="):
+            bake_icl.draw(frame(*self.rows(), twice))
+
+
+class TestAnswers:
+    def test_a_stack_per_editor_and_the_unedited_model(self):
+        shares = {"rome": (0.5, 0.25, 0.0, 0.25), "unedited": (0.0, 0.75, 0.0, 0.25)}
+        rows = [
+            row(editor, "bake_rq", column, share)
+            for editor, own in shares.items()
+            for column, share in zip(bake_answers.KINDS, own, strict=True)
+        ]
+        chart = bake_answers.draw(frame(*rows))
+        assert categories(chart) == ["rome", "unedited"]
+        # desired, original, both, other: each starts where those before end
+        assert bars(chart) == [
+            (0, 0.5), (0, 0), (0.5, 0.25), (0, 0.75), (0.75, 0), (0.75, 0), (0.75, 0.25), (0.75, 0.25),
+        ]  # fmt: skip
+
+    def test_likelihoods_only(self):
+        with pytest.raises(EditingError, match="rq_gen_desired"):
+            bake_answers.draw(frame(row("rome", "bake_rq", "rqs_prob", 0.5)))
+
+
+class TestWeights:
+    def run(self, alpha, beta, value):
+        config = {"alpha": alpha, "beta": beta, "layers": [5]}
+        return row("bird", "bake_j_rj", "rjs_prob", value, editor_config=config, settings=f"{alpha}-{beta}")
+
+    def test_lines_connect_runs_that_differ_in_one_weight(self):
+        rows = [self.run(0.1, 1.5, 0.2), self.run(0.001, 1.5, 0.6), self.run(0.001, 3.0, 0.4)]
+        chart = bird_weights.draw(frame(*rows, row("unedited", "bake_j_rj", "rjs_prob", 0.0)))
+        assert [panel.title for panel in chart.panels] == ["alpha", "beta"]
+        assert lines(chart, 0)["beta = 1.5"] == ([0.001, 0.1], [0.6, 0.2])  # sorted by alpha
+        assert lines(chart, 1)["alpha = 0.001"] == ([1.5, 3.0], [0.6, 0.4])
+        assert chart.panels[0].log_positions and not chart.panels[1].log_positions  # 100-fold; 2-fold
+        assert lines(chart, 0)["unedited"][1] == [0.0, 0.0]
+
+    def test_other_settings_that_differ_separate_the_runs(self):
+        other = self.run(0.1, 1.5, 0.2) | {"editor_config": {"alpha": 0.1, "beta": 1.5, "layers": [6]}}
+        with pytest.raises(EditingError, match="no two runs differ in alpha alone or in beta alone"):
+            bird_weights.draw(frame(self.run(0.001, 1.5, 0.6), other))
+
+    def test_editors_without_the_settings(self):
+        with pytest.raises(EditingError, match="rjs_prob or rqs_prob or s_prob"):
+            bird_weights.draw(frame(row("rome", "bake_j_rj", "rjs_prob", 0.5)))

@@ -1,0 +1,199 @@
+"""Figures of EVK and ThinkEdit: drawn values worked by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from result_rows import frame, row
+from safetensors.numpy import save_file
+
+from edit_hooks import EditingError
+from edit_hooks.utils.files import sha256_of
+from lm_edit.figures import (
+    evk_align,
+    evk_glue,
+    evk_map,
+    thinkedit_ckp,
+    thinkedit_graph,
+    thinkedit_ifr,
+    thinkedit_tradeoff,
+)
+from lm_edit.figures.spec import Inputs, Options
+from lm_edit.results import CaseDocument, Question, SavedResponse
+
+pytest.importorskip("matplotlib", reason="the report extra is not installed")
+from drawn import bars, categories, lines, points, texts
+
+
+def aligned(value):
+    return {"editor_config": {"evk_align": value}, "settings": f"align {value}"}
+
+
+class TestGlue:
+    def run(self, num_edits, value, align, **changes):
+        return row(
+            "memit", "editglue_cola", "f1", value, mode="sequential", num_edits=float(num_edits), is_rate=False,
+            **aligned(align) | changes,
+        )  # fmt: skip
+
+    def test_a_line_with_and_one_without(self):
+        rows = [self.run(100, 0.5, False), self.run(10, 0.6, False), self.run(100, 0.7, True)]
+        chart = evk_glue.draw(frame(*rows, row("unedited", "editglue_cola", "f1", 0.65)))
+        found = lines(chart)
+        assert found["memit"] == ([10, 100], [0.6, 0.5]) and found["memit + EVK-Align"] == ([100], [0.7])
+        assert found["unedited"][1] == [0.65, 0.65]
+        assert [panel.title for panel in chart.panels] == ["CoLA"]
+
+    def test_single_edits_say_nothing(self):
+        with pytest.raises(EditingError, match="no run has num_edits"):
+            evk_glue.draw(frame(row("memit", "editglue_cola", "f1", 0.5)))
+        with pytest.raises(EditingError, match="several runs of memit have 100 edits"):
+            evk_glue.draw(frame(self.run(100, 0.5, False), self.run(100, 0.6, False, seed=1.0)))
+
+
+class TestAlign:
+    def test_pairs_of_bars(self):
+        rows = [
+            row("rome", "counterfact_es", "es_prob", value, **aligned(on)) for on, value in ((False, 0.5), (True, 0.75))
+        ]
+        alone = row("memit", "counterfact_es", "es_prob", 0.9, **aligned(False))
+        chart = evk_align.draw(frame(*rows, alone))
+        assert categories(chart) == ["rome"]  # memit has no pair
+        assert bars(chart) == [(0, 0.5), (0, 0.75)]
+
+    def test_without_a_pair(self):
+        with pytest.raises(EditingError, match="no editor has runs with and without evk_align"):
+            evk_align.draw(frame(row("rome", "counterfact_es", "es_prob", 0.5, **aligned(False))))
+
+
+class TestMap:
+    KINDS = (*["edit"] * 8, *["neighborhood"] * 6, *["evk_all"] * 4)
+
+    def vectors(self):
+        return np.random.default_rng(0).normal(size=(len(self.KINDS), 6)).astype("float32")
+
+    def write(self, folder, **changes):
+        path = folder / "vectors.safetensors"
+        save_file({"unedited": self.vectors()}, path)
+        rows = [{"kind": kind, "case_id": "0", "prompt": "p"} for kind in self.KINDS]
+        (folder / "vectors.json").write_text(json.dumps({"sha256": sha256_of(path), "rows": rows, **changes}))
+        return Inputs([str(path)], {})
+
+    def test_a_point_per_vector(self, monkeypatch):
+        monkeypatch.setattr(evk_map, "reduce_dimensions", lambda vectors: vectors[:, :2])
+        vectors = self.vectors()
+        chart = evk_map.draw({"unedited": vectors, "edited": vectors + 1}, self.KINDS)
+        assert np.allclose(sorted(points(chart, 1)), sorted(map(tuple, vectors[:, :2] + 1)))
+        names = [series.name for series in chart.panels[0].series]
+        assert names == ["neighborhood prompts (n = 6)", "virtual, all tokens (n = 4)", "edit prompts (n = 8)"]
+
+    @pytest.mark.slow  # numba compiles for a minute
+    def test_umap_from_a_file(self, tmp_path):
+        pytest.importorskip("umap", reason="umap-learn is not installed")
+        inputs = self.write(tmp_path)
+        first, second = (evk_map.SPEC.draw(inputs, Options()) for _ in range(2))
+        assert first == second and len(points(first)) == len(self.KINDS)
+
+    def test_files_that_do_not_fit(self, tmp_path):
+        with pytest.raises(EditingError, match="describes another file"):
+            evk_map.SPEC.draw(self.write(tmp_path, sha256="0"), Options())
+        with pytest.raises(EditingError, match=r"unknown kinds \(odd\)"):
+            evk_map.draw({"unedited": self.vectors()}, [*self.KINDS[1:], "odd"])
+        with pytest.raises(EditingError, match=r"lm-edit embed --out vectors.safetensors"):
+            evk_map.SPEC.draw(Inputs([], {}), Options())
+
+
+def knowgic(editor, ifr, ckp, protocol="sampled", **changes):
+    changes = {"is_rate": False, **changes}
+    yield row(editor, "knowgic", f"ifr_{protocol}", sum(ifr) / len(ifr), **changes)
+    yield row(editor, "knowgic", f"ckp_{protocol}", ckp, **changes)
+    for length, value in enumerate(ifr, start=1):
+        yield row(editor, "knowgic", f"ifr_{length}_{protocol}", value, **changes)
+
+
+class TestRecoveryAndPreservation:
+    ROWS = (*knowgic("rome", (0.2, 0.4), 0.75, stderr=0.1), *knowgic("unedited", (1.0, 1.0), 1.0))
+
+    def test_a_line_over_the_lengths(self):
+        found = lines(thinkedit_ifr.draw(frame(*self.ROWS)))
+        assert found["rome"] == ([1, 2], [0.2, 0.4]) and found["unedited"][1] == [1.0, 1.0]
+
+    def test_bars_by_model(self):
+        other = knowgic("memit", (0.5,), 0.5, model="other", model_hash="o")
+        chart = thinkedit_ckp.draw(frame(*self.ROWS, *other))
+        assert categories(chart) == ["memit", "rome"]
+        assert bars(chart) == [(0, 0.5), (0, 0.75)]  # memit on other, rome on tiny; the rest was not run
+        assert texts(chart).count("not run") == 2
+
+    def test_points(self):
+        chart = thinkedit_tradeoff.draw(frame(*self.ROWS))
+        assert points(chart) == [(0.75, pytest.approx(0.3)), (1.0, 1.0)]  # IFR: (0.2 + 0.4) / 2
+        series = chart.panels[0].series[0]
+        assert (series.low[0], series.position_high[0]) == (pytest.approx(0.3 - 0.1959964), pytest.approx(0.9459964))
+
+    def test_protocols_are_chosen_not_mixed(self):
+        rows = [*self.ROWS, *knowgic("rome", (0.9, 0.9), 0.1, "prob")]
+        assert lines(thinkedit_ifr.draw(frame(*rows)))["rome"][1] == [0.2, 0.4]
+        chosen = thinkedit_ifr.draw(frame(*rows), Options(metric="prob"))
+        assert lines(chosen)["rome"][1] == [0.9, 0.9]
+        only = thinkedit_ckp.draw(frame(*knowgic("rome", (0.9,), 0.1, "prob")))
+        assert "Protocol: prob; the published one is sampled." in only.caption
+
+    @pytest.mark.parametrize("draw", [thinkedit_ifr.draw, thinkedit_ckp.draw, thinkedit_tradeoff.draw])
+    def test_other_tasks(self, draw):
+        with pytest.raises(EditingError, match="lm_eval --model edited_hf --tasks knowgic"):
+            draw(frame(row("rome", "bake_es", "es_prob", 0.5)))
+
+
+def answer(probability):
+    return SavedResponse(logprob=2 * math.log(probability), num_tokens=2)  # per token: the probability itself
+
+
+class TestGraph:
+    """S -> T directly, and S -> A -> T; the direct fact falls from 0.8 to 0.1, the others stay."""
+
+    def document(self, **changes):
+        facts = {("S?", "T"): (0.8, 0.1), ("A of S?", "A"): (0.5, 0.5), ("T of A?", "T"): (0.8, 0.6)}
+        questions = [
+            Question(
+                kind="chain", prompt=prompt, wanted=target, target=target,
+                answers={"": answer(after)}, unedited=answer(before),
+            )
+            for (prompt, target), (before, after) in facts.items()
+        ]  # fmt: skip
+        values = {
+            "run": "r", "task": "knowgic_prob", "doc_id": 0, "case_id": "0", "category": "", "questions": questions,
+            "edits": [{"subject": "S", "target_true": "T", "target_new": "N"}], "metrics": {}, "reasons": {},
+            "report": {}, "extras": {"chains": [[[0, "T"]], [[1, "A"], [2, "T"]]]},
+        }  # fmt: skip
+        return CaseDocument(**values | changes)
+
+    def test_chains_with_their_strengths(self):
+        direct, long = thinkedit_graph.read_paths(self.document())
+        assert direct.ratio == pytest.approx(0.1 / 0.8)
+        assert long.ratio == pytest.approx((0.5 * 0.6) / (0.5 * 0.8))
+        assert [(step.subject, step.answer) for step in long.steps] == [("S", "A"), ("A", "T")]
+
+    def test_recovering_chains_are_marked(self):
+        chart = thinkedit_graph.draw([self.document()], {"r": "rome, tiny"})
+        (panel,) = chart.panels
+        assert panel.title == "rome, tiny: 1 of 2 chains recover the fact"
+        kinds = {(edge.source, edge.target): (edge.kind, edge.label) for edge in panel.edges}
+        assert kinds == {
+            ("S", "T"): ("lost", "0.80 → 0.10"), ("S", "A"): ("kept", "0.50 → 0.50"),
+            ("A", "T"): ("kept", "0.80 → 0.60"), ("S", "N"): ("edit", ""),
+        }  # fmt: skip
+        assert {"S", "A", "T", "N", "0.80 → 0.10"} <= set(texts(chart))
+        places = {node.name: node.x for node in panel.nodes}
+        assert places["S"] == 0 < places["A"] < places["T"] == 1
+
+    def test_errors(self):
+        with pytest.raises(EditingError, match="there is no case '7'; there are 0"):
+            thinkedit_graph.draw([self.document()], {}, Options(case="7"))
+        with pytest.raises(EditingError, match="no sample has chains"):
+            thinkedit_graph.draw([self.document(extras={})], {})
+        with pytest.raises(EditingError, match="5 runs and tasks have case 0; choose with --only"):
+            thinkedit_graph.draw([self.document()] * 5, {})

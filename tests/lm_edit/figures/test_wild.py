@@ -1,0 +1,114 @@
+"""Figures of WILD: drawn values worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+from result_rows import frame, row
+
+from edit_hooks import EditingError
+from lm_edit.figures import wild_batches, wild_gap, wild_grid, wild_retention
+from lm_edit.figures.spec import Options
+
+pytest.importorskip("matplotlib", reason="the report extra is not installed")
+from drawn import bars, lines, texts
+
+
+class TestGap:
+    def rows(self, ending="em"):
+        for editor, syn, wild in (("rome", 0.95, 0.4), ("unedited", 0.1, 0.05)):
+            yield row(editor, "qaedit_syn_reliability", "reliability_syn", syn)
+            yield row(editor, "qaedit_wild_reliability", f"reliability_wild_{ending}", wild)
+
+    def test_two_bars_and_the_unedited_model(self):
+        chart = wild_gap.draw(frame(*self.rows()))
+        assert bars(chart) == [(0, 0.95), (0, 0.4)]
+        assert lines(chart)["unedited, WILD"][0] == [0.05, 0.05]
+        assert "the files have no reliability_wild_judge" in chart.caption[-1]  # the choice is not silent
+
+    def test_the_judge_comes_first(self):
+        rows = [*self.rows("judge"), row("rome", "qaedit_wild_reliability", "reliability_wild_em", 0.3)]
+        assert bars(wild_gap.draw(frame(*rows))) == [(0, 0.95), (0, 0.4)]
+        chosen = wild_gap.draw(frame(*rows), Options(metric="reliability_wild_em"))
+        assert bars(chosen) == [(0, 0.95), (0, 0.3)]
+
+    def test_one_protocol_is_not_enough(self):
+        with pytest.raises(EditingError, match="no run has the column reliability_syn"):
+            wild_gap.draw(frame(row("rome", "qaedit_wild_reliability", "reliability_wild_em", 0.3)))
+
+    def test_two_populations_are_not_mixed(self):
+        other = row("memit", "qaedit_syn_reliability", "reliability_syn", 0.9, population="wrong_em")
+        with pytest.raises(EditingError, match=r"differ in population of reliability_syn.*--only population=all"):
+            wild_gap.draw(frame(*self.rows(), other))
+
+
+class TestBatches:
+    def stream(self, num_edits, size, value, **changes):
+        changes = {"mode": "sequential", "num_edits": float(num_edits), "edit_batch_size": float(size), **changes}
+        return row("memit", "qaedit_wild_reliability", "reliability_wild_judge", value, **changes)
+
+    def test_a_line_per_batch_size(self):
+        rows = [self.stream(20, 1, 0.5), self.stream(10, 1, 0.75), self.stream(10, 5, 0.9), self.stream(20, 5, 0.8)]
+        found = lines(wild_batches.draw(frame(*rows)))
+        assert found == {"1 per step": ([10, 20], [0.75, 0.5]), "5 per step": ([10, 20], [0.9, 0.8])}
+
+    def test_one_stream(self):
+        with pytest.raises(EditingError, match="two streams that differ in num_edits or edit_batch_size"):
+            wild_batches.draw(frame(self.stream(20, 1, 0.5)))
+
+    def test_two_streams_of_one_size(self):
+        rows = [self.stream(20, 1, 0.5), self.stream(20, 1, 0.6, seed=1.0)]
+        with pytest.raises(EditingError, match="2 streams of memit have 20 edits, 1 per step"):
+            wild_batches.draw(frame(*rows))
+
+
+class TestRetention:
+    def draw(self, run, metric="reliability_wild_em"):
+        stream = row("memit", "qaedit_wild_reliability", "reliability_wild_em", 0.5, mode="sequential")
+        columns = ("run", "task", "metric", "step", "edited_at", "value")
+        place = (stream["run"] if run is None else run, "qaedit_wild_reliability", metric)
+        matrix = [(*place, 0, 0, 0.9), (*place, 1, 0, 0.4), (*place, 1, 1, math.nan)]
+        return wild_retention.draw(frame(stream), pd.DataFrame(matrix, columns=columns))
+
+    def test_lower_triangle(self):
+        chart = self.draw(None)
+        (panel,) = chart.panels
+        assert list(panel.rows) == ["1", "2"] and panel.values[0] == [0.9] and panel.values[1][0] == 0.4
+        assert texts(chart) == ["0.90", "0.40", "-"]  # the last cell is unscored, not 0
+        assert panel.limits == (0.0, 1.0)
+
+    def test_runs_without_it(self):
+        with pytest.raises(EditingError, match="retention=true"):
+            self.draw("another run")
+        with pytest.raises(EditingError, match="no run has reliability_wild_em@retention"):
+            self.draw(None, "another metric")
+
+
+class TestGrid:
+    def rows(self, values=(1.0, 0.9, 0.6, 0.5, 0.2), metric="em"):
+        for (task, column), value in zip(wild_grid.STEPS.values(), values, strict=True):
+            yield row("wise", task, column.format(metric=metric), value)
+
+    def test_each_bar_is_a_change(self):
+        chart = wild_grid.draw(frame(*self.rows()))
+        # start and change: 1.0 from 0, then -0.1, -0.3, -0.1, -0.3, and 0.2 from 0
+        assert bars(chart) == [(0, 1.0), (1.0, -0.1), (0.9, -0.3), (0.6, -0.1), (0.5, -0.3), (0, 0.2)]
+        assert texts(chart) == ["1", "-0.10", "-0.30", "-0.10", "-0.30", "0.20"]
+
+    def test_unscored_steps_leave_gaps(self):
+        chart = wild_grid.draw(frame(*self.rows((1.0, 0.9, math.nan, 0.5, 0.2))))
+        assert bars(chart) == [(0, 1.0), (1.0, -0.1), (0.5, -0.3), (0, 0.2)]
+        assert texts(chart).count("unscored") == 2
+
+    def test_missing_cells_are_named(self):
+        with pytest.raises(EditingError, match=r"reliability_tf_gold_match \(qaedit_grid_question_only_tf\)"):
+            wild_grid.draw(frame(*list(self.rows())[1:]))
+
+    def test_metric(self):
+        both = [*self.rows(), *list(self.rows((1.0, 0.9, 0.6, 0.7, 0.3), "judge"))[3:]]
+        assert bars(wild_grid.draw(frame(*both)))[-1] == (0, 0.3)
+        assert bars(wild_grid.draw(frame(*both), Options(metric="em")))[-1] == (0, 0.2)
+        with pytest.raises(EditingError, match="is none of judge, em"):
+            wild_grid.draw(frame(*both), Options(metric="match"))
