@@ -108,7 +108,7 @@ def _warn_of_repeated(source: str, cases: Sequence[RequestGroup]) -> None:
 
 
 def _warn_of_conflicts(source: str, cases: Sequence[RequestGroup]) -> None:
-    """Log prompts to which the cases want several answers: joint edits cannot have them, in a stream the last stands."""
+    """Log prompts to which cases want several answers, which one group or stream cannot all have."""
     targets: dict[str, dict[str, None]] = {}
     for case in cases:
         for request in case:
@@ -117,8 +117,8 @@ def _warn_of_conflicts(source: str, cases: Sequence[RequestGroup]) -> None:
     if conflicts:
         text, wanted = next(iter(conflicts.items()))
         log.warning(
-            "edits=%s: the cases want several answers to %d of %d edit prompts, first %s to %r; cases that share a group "
-            "or stream contradict each other there.",
+            "edits=%s: the cases want several answers to %d of %d edit prompts, first %s to %r; cases "
+            "that share a group or stream contradict each other there.",
             source,
             len(conflicts),
             len(targets),
