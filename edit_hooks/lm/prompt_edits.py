@@ -104,7 +104,7 @@ class PromptEdits:
     ) -> list[GeneratedText]:
         """The final answers of dialogues, whose rounds are generated together."""
         dialogues = [self._dialogue(item, delta) for item, delta in jobs]
-        last: list[GeneratedText] = [GeneratedText("")] * len(jobs)
+        last: dict[int, GeneratedText] = {}
         while ongoing := [number for number, dialogue in enumerate(dialogues) if dialogue.ongoing]:
             prepared: list[tuple[GenerateItem, Delta | None]] = []
             for number in ongoing:
@@ -117,13 +117,13 @@ class PromptEdits:
                 last[number] = text
         return [
             dataclasses.replace(
-                text,
+                last[number],
                 raw=f" {dialogue.answer}",
                 stops=item.stops,
                 token_ids=None,  # those of the last round are not the answer's
                 context=ContextReport(facts=len(dialogue.retrieved)),
             )
-            for (item, _), dialogue, text in zip(jobs, dialogues, last, strict=True)
+            for number, ((item, _), dialogue) in enumerate(zip(jobs, dialogues, strict=True))
         ]
 
     def _dialogue(self, item: GenerateItem, delta: Delta) -> Dialogue:

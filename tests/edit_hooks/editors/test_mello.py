@@ -97,7 +97,10 @@ def model(tiny_path, monkeypatch):
 
     def write(jobs):
         seen.append([item for item, _ in jobs])
-        return [GeneratedText(SCRIPT.get(item.text.splitlines()[-1], " no"), item.stops, (1,)) for item, _ in jobs]
+        raws = [SCRIPT.get(item.text.splitlines()[-1], " no") for item, _ in jobs]
+        return [
+            GeneratedText(raw=raw, stops=item.stops, token_ids=(1,)) for raw, (item, _) in zip(raws, jobs, strict=True)
+        ]
 
     monkeypatch.setattr(lm, "_generate_jobs", write)
     return lm, seen
