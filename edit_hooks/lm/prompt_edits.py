@@ -92,8 +92,8 @@ class PromptEdits:
         for number, (item, delta) in enumerate(jobs):
             if delta is not None and delta.contexts and delta.contexts[0].rounds and item.target is None:
                 dialogues[number] = (item, delta)
-        rest = self.answer([job for number, job in enumerate(jobs) if number not in dialogues], generate_jobs)
-        direct = iter(rest)
+        rest = [job for number, job in enumerate(jobs) if number not in dialogues]
+        direct = iter(self.answer(rest, generate_jobs) if rest else ())
         in_rounds = dict(zip(dialogues, self._in_rounds(list(dialogues.values()), generate_jobs), strict=True))
         return [in_rounds[number] if number in in_rounds else next(direct) for number in range(len(jobs))]
 
