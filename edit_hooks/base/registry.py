@@ -38,6 +38,7 @@ EDITORS: dict[str, str] = {
     "ice": "edit_hooks.editors.ike:ICE",
     "ike": "edit_hooks.editors.ike:IKE",
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",
+    "mello": "edit_hooks.editors.mello:MeLLo",
     "ft_l": "edit_hooks.editors.ft_l:FTL",
     "kn": "edit_hooks.editors.kn:KN",
     "lora": "edit_hooks.editors.lora:LoRA",

@@ -34,6 +34,8 @@ class ContextEdit:
         num_facts: number of facts stated before a question if there are several, the most similar ones.
         embedder: similarity measure of facts and questions; see :mod:`edit_hooks.in_context.embeddings`.
         min_similarity: smallest cosine of fact and question at which the fact is stated; ``None``: before every one.
+        rounds: most sub-questions of a generated answer, each with a fact of its own; 0: the fact precedes the question
+            (:mod:`edit_hooks.in_context.rounds`).
     """
 
     prompt: str
@@ -43,10 +45,13 @@ class ContextEdit:
     num_facts: int = 1
     embedder: str = "words"
     min_similarity: float | None = None
+    rounds: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping for :meth:`from_dict`."""
         record = {**asdict(self), "demonstrations": list(self.demonstrations)}
+        if not self.rounds:
+            del record["rounds"]  # as before the field existed, for the same reason
         return {FILE_NAMES.get(name, name): value for name, value in record.items()}
 
     @classmethod

@@ -133,21 +133,25 @@ class ContextEditor(Editor[ICEConfigT]):
         deltas = []
         for request in job.requests:
             demonstrations = self.demonstrations(request, job.config)
-            context = ContextEdit(
-                prompt=request.bare_text,
-                target_new=request.target_new,
-                demonstrations=demonstrations.texts,
-                include_fact=job.config.include_fact,
-                num_facts=job.config.num_facts,
-                embedder=job.config.embedder,
-                min_similarity=job.config.min_similarity,
-            )
+            context = self.context_edit(request, demonstrations.texts, job.config)
             deltas.append(Delta(contexts=(context,), diagnostics=demonstrations.diagnostics))
             job.progress(1)
         if not job.joint:
             return deltas
         joint = Delta.summed(deltas)
         return [Delta(contexts=joint.contexts, diagnostics=joint.diagnostics)]
+
+    def context_edit(self, request: EditRequest, demonstrations: tuple[str, ...], config: ICEConfigT) -> ContextEdit:
+        """Hook: the fact for prompts."""
+        return ContextEdit(
+            prompt=request.bare_text,
+            target_new=request.target_new,
+            demonstrations=demonstrations,
+            include_fact=config.include_fact,
+            num_facts=config.num_facts,
+            embedder=config.embedder,
+            min_similarity=config.min_similarity,
+        )
 
     def demonstrations(self, request: EditRequest, config: ICEConfigT) -> Demonstrations:
         """Hook: demonstrations that precede the fact."""

@@ -85,6 +85,7 @@ def load_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int |
             raise EditingError(f"num_edits={num_cases}, but {source} has {len(cases)} edited cases.")
         cases = cases[:num_cases]
     _warn_of_repeated(source, cases)
+    _warn_of_conflicts(source, cases)
     return cases
 
 
@@ -103,6 +104,26 @@ def _warn_of_repeated(source: str, cases: Sequence[RequestGroup]) -> None:
             len(repeated),
             len(cases),
             *repeated[0],
+        )
+
+
+def _warn_of_conflicts(source: str, cases: Sequence[RequestGroup]) -> None:
+    """Log prompts to which cases want several answers, which one group or stream cannot all have."""
+    targets: dict[str, dict[str, None]] = {}
+    for case in cases:
+        for request in case:
+            targets.setdefault(request.text, {})[request.target_new] = None
+    conflicts = {text: list(wanted) for text, wanted in targets.items() if len(wanted) > 1}
+    if conflicts:
+        text, wanted = next(iter(conflicts.items()))
+        log.warning(
+            "edits=%s: the cases want several answers to %d of %d edit prompts, first %s to %r; cases "
+            "that share a group or stream contradict each other there.",
+            source,
+            len(conflicts),
+            len(targets),
+            " and ".join(map(repr, wanted)),
+            text,
         )
 
 

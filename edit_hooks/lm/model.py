@@ -313,7 +313,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         return self.prompt_edits.answer(jobs, lambda prepared: score_parts(prepared, self._score_jobs))
 
     def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
-        return self.prompt_edits.answer(jobs, self._generate_jobs)
+        return self.prompt_edits.generate(jobs, self._generate_jobs)
 
     def _score_jobs(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
         with tqdm(total=len(jobs), desc="Scoring under edits", unit="prompt", disable=self._quiet) as bar:

@@ -1,4 +1,4 @@
-"""Context edits: text put before the question.
+"""Context edits: text put before the question, or between its sub-questions.
 
 The context becomes part of the prompt and the item is rebuilt by lm-eval's rules, so chat templates, special tokens and
 truncation are those of any prompt.
@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from edit_hooks.answers import ContextReport, GeneratedText, ScoredContinuation
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.in_context.rounds import FACT, ROUND_TOKENS, Dialogue
 from edit_hooks.in_context.selection import select_facts
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.lm.item_builder import Built, ItemBuilder, ItemT
@@ -77,6 +78,58 @@ class PromptEdits:
             answer if report is None else dataclasses.replace(answer, context=report)
             for answer, report in zip(answers, reports, strict=True)
         ]
+
+    def generate(
+        self,
+        jobs: Sequence[tuple[GenerateItem, Delta | None]],
+        generate_jobs: Callable[[Sequence[tuple[GenerateItem, Delta | None]]], Sequence[GeneratedText]],
+    ) -> list[GeneratedText]:
+        """Generate answers under edits; those of contexts with rounds, sub-question by sub-question.
+
+        Answers of a given length are not split into rounds.
+        """
+        dialogues: dict[int, tuple[GenerateItem, Delta]] = {}
+        for number, (item, delta) in enumerate(jobs):
+            if delta is not None and delta.contexts and delta.contexts[0].rounds and item.target is None:
+                dialogues[number] = (item, delta)
+        rest = [job for number, job in enumerate(jobs) if number not in dialogues]
+        direct = iter(self.answer(rest, generate_jobs) if rest else ())
+        in_rounds = dict(zip(dialogues, self._in_rounds(list(dialogues.values()), generate_jobs), strict=True))
+        return [in_rounds[number] if number in in_rounds else next(direct) for number in range(len(jobs))]
+
+    def _in_rounds(
+        self,
+        jobs: Sequence[tuple[GenerateItem, Delta]],
+        generate_jobs: Callable[[Sequence[tuple[GenerateItem, Delta | None]]], Sequence[GeneratedText]],
+    ) -> list[GeneratedText]:
+        """The final answers of dialogues, whose rounds are generated together."""
+        dialogues = [self._dialogue(item, delta) for item, delta in jobs]
+        last: dict[int, GeneratedText] = {}
+        while ongoing := [number for number, dialogue in enumerate(dialogues) if dialogue.ongoing]:
+            prepared: list[tuple[GenerateItem, Delta | None]] = []
+            for number in ongoing:
+                item, delta = jobs[number]
+                item = dataclasses.replace(item, stops=(FACT,), max_new_tokens=ROUND_TOKENS)
+                built = self._builder.fitted_prompt(dialogues[number].prompt, item)
+                prepared.append((built.item, delta.without_contexts))
+            for number, text in zip(ongoing, generate_jobs(prepared), strict=True):
+                dialogues[number].advance(text.text)
+                last[number] = text
+        return [
+            dataclasses.replace(
+                last[number],
+                raw=f" {dialogue.answer}",
+                stops=item.stops,
+                token_ids=None,  # those of the last round are not the answer's
+                context=ContextReport(facts=len(dialogue.retrieved)),
+            )
+            for number, ((item, _), dialogue) in enumerate(zip(jobs, dialogues, strict=True))
+        ]
+
+    def _dialogue(self, item: GenerateItem, delta: Delta) -> Dialogue:
+        if item.text is None or self.is_chat(item.text):
+            raise EditingError("an editor that asks sub-questions needs plain prompts; drop --apply_chat_template.")
+        return Dialogue(item.text, delta.contexts)
 
     def with_context(
         self, item: ItemT, delta: Delta, score_item: ScoreItemBuilder | None = None

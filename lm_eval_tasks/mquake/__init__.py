@@ -1,0 +1,1 @@
+"""MQuAKE: multi-hop questions whose answers follow from edits."""
