@@ -391,5 +391,5 @@ def _with_unedited(answer: ModelAnswer, question: Question, unedited: Answers) -
     if isinstance(answer, ScoredContinuation):
         assert isinstance(before, ScoredContinuation)
         return dataclasses.replace(answer, unedited=before)
-    assert isinstance(before, GeneratedText)
+    assert isinstance(answer, GeneratedText) and isinstance(before, GeneratedText)
     return dataclasses.replace(answer, unedited=before)

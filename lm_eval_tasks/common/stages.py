@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
-from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StreamPosition
+from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StateSimilarity, StreamPosition
 from judges.base import Verdict
 from lm_eval_tasks.common import settings as task_settings
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
@@ -191,6 +191,8 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
     if stages.retention:
         for step, answer in response.after_step.items():
             answers[step] = answer
+    if isinstance(response.final, StateSimilarity):  # a comparison with the unedited model itself
+        return {None: response.final, **answers}
     unedited = None if isinstance(response.final, FailedAnswer) else response.final.unedited
     return {None: response.final} | {
         stage: replace(answer, unedited=unedited)  # type: ignore[arg-type]  # of the same type as the answer
