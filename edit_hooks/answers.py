@@ -1,9 +1,9 @@
 """Answers of ``edited_hf`` as typed values with a JSON format.
 
 Inference produces them, tasks consume them, and lm-eval writes them into sample files. A model answers a question with
-a :class:`ScoredContinuation`, a :class:`GeneratedText` or a :class:`StateSimilarity`. The result of a request is an :class:`EditedAnswer`: the
-answer under the case's edits and, if required, the unedited model's answer, the answers at other stages of a stream,
-and a report on the edit. ``str()`` of it is its JSON text, which contains :data:`FORMAT`.
+a :class:`ScoredContinuation`, a :class:`GeneratedText` or a :class:`StateSimilarity`. The result of a request is an
+:class:`EditedAnswer`: the answer under the case's edits and, if required, the unedited model's answer, the answers at
+other stages of a stream, and a report on the edit. ``str()`` of it is its JSON text, which contains :data:`FORMAT`.
 """
 
 from __future__ import annotations

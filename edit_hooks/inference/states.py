@@ -111,7 +111,7 @@ class StateComparison:
     def _before_writing(
         self, model: nn.Module, jobs: Sequence[tuple[StateItem, Delta | None]], limits: Limits
     ) -> dict[int, torch.Tensor]:
-        """Unedited states by job, of the jobs whose edit will be written into the weights; batches as under the edit."""
+        """Unedited states by job, of jobs whose edit will be written into the weights; in the batches of that edit."""
         written: dict[Delta, list[int]] = {}
         for index, (item, delta) in enumerate(jobs):
             if delta is not None and not delta.acts_per_row and item not in self._unedited:

@@ -13,7 +13,7 @@ from lm_eval_tasks.common.dataset import Loaded
 from lm_eval_tasks.common.documents import of_all_cases
 from lm_eval_tasks.common.settings import Setting, Settings
 from lm_eval_tasks.counterfact.benchmark import COUNTERFACT, CounterfactCase
-from lm_eval_tasks.protocols.stability import EVK_NUM_TEXTS, PROMPTS_OF, embedding_docs, text_docs
+from lm_eval_tasks.protocols.stability import EVK_NUM_TEXTS, PROMPTS_OF, embedding_docs, text_doc
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,17 @@ def evk_text_docs(cases: Sequence[Case], settings: Settings) -> list[dict[str, A
     Raises:
         EditingError: the records have no attribute prompts.
     """
-    most = EVK_NUM_TEXTS.read(settings)
-    docs: list[dict[str, Any]] = []
+    room = EVK_NUM_TEXTS.read(settings)
+    docs = []
     for case in cases:
         if not isinstance(case, CounterfactCase):
             raise EditingError(
                 f"evk_prompts={PROMPTS_OF.read(settings)}: its records have no attribute prompts, which text stability "
                 "asks; only CounterFact's nested layout has them. Run counterfact_evk_es alone, or drop evk_prompts."
             )
-        docs += text_docs(case, case.attribute_prompts[: most - len(docs)], settings)
+        if room == 0:
+            break
+        prompts = case.attribute_prompts[:room]
+        docs.append(text_doc(case, prompts, settings))
+        room -= len(prompts)
     return docs

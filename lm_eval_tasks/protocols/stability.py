@@ -27,7 +27,7 @@ from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_d
 from lm_eval_tasks.common.settings import Setting, Settings, choice_setting, text_setting
 
 DRIFTS: tuple[Drift, ...] = get_args(Drift)
-TEXT = "text"
+TEXT, TEXTS = "text", "attribute prompts"
 INSTANCES = "edit prompt with its subject in it"
 
 NUM_PROMPTS, NUM_TEXTS, SIGMA = 2000, 5000, 0.3  # as published
@@ -54,8 +54,8 @@ def _relative_noise(settings: Settings) -> float | None:
         return None
     if settings.get("evk_noise") is not None:
         raise EditingError(
-            f"evk_noise={settings['evk_noise']} and evk_relative_noise={value} both set the size of the noise; give one: "
-            "evk_noise is absolute, as in the paper, evk_relative_noise in units of the standard deviation of the "
+            f"evk_noise={settings['evk_noise']} and evk_relative_noise={value} both set the size of the noise. Give "
+            "one: evk_noise is absolute, as in the paper, evk_relative_noise in units of the standard deviation of the "
             "model's input embeddings."
         )
     return require_number("evk_relative_noise", value, NON_NEGATIVE)
@@ -150,13 +150,9 @@ def _instances(case: Case, settings: Settings) -> list[Probe]:
     ]
 
 
-def text_docs(case: Case, prompts: Sequence[str], settings: Settings) -> list[dict[str, Any]]:
-    """One document per text of a case, numbered within the case."""
-    return [
-        _doc(case, [_probe(TEXT, prompt, case, settings, None)], settings)
-        | {"case_id": f"{case.request.case_id}/{number}", "edit_case_id": case.request.case_id}
-        for number, prompt in enumerate(prompts)
-    ]
+def text_doc(case: Case, prompts: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """Document of a case's texts."""
+    return _doc(case, [_probe(TEXT, prompt, case, settings, None) for prompt in prompts], settings)
 
 
 def _probe(kind: str, prompt: str, case: Case, settings: Settings, noise: EmbeddingDrift | None) -> Probe:
@@ -193,8 +189,8 @@ def score_embedding_stability(doc: Mapping[str, Any], answers: CaseAnswers) -> d
 
 
 def score_text_stability(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """TS of one text."""
-    return {"evk_ts": mean_over(answers.of_kind(TEXT), TEXT, _stability)}
+    """TS of a case's texts."""
+    return {"evk_ts": mean_over(answers.of_kind(TEXT), TEXTS, _stability)}
 
 
 def _stability(answered: ProbeAnswers) -> float:
