@@ -67,7 +67,8 @@ class StreamStages:
     def applies_to(self, stage: str, position: StreamPosition | None) -> bool:
         """Whether a case is scored at a stage.
 
-        It is never scored before its edit, and never if it is not in the stream.
+        It is never scored before its edit, and never if it is not in the stream. A question about no edit is scored at
+        every checkpoint.
 
         A checkpoint is taken at the first step that reaches it. It therefore includes every step before which fewer
         cases were edited.
@@ -75,7 +76,7 @@ class StreamStages:
         if position is None:
             return True
         if position.step is None:
-            return False
+            return position.edited and stage != IMMEDIATE
         return stage == IMMEDIATE or position.cases_before < int(stage)
 
 

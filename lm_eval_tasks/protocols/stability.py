@@ -173,7 +173,7 @@ def _asks_all_edits(settings: Settings) -> bool:
         return under == ALL_EDITS
     mode = settings.get("mode")
     return (
-        mode == "sequential"
+        mode in ("sequential", "loaded")
         or (mode == "batch" and settings.get("group_size") is None)
         or settings.get("load_edit") is not None
     )
