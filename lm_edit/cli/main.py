@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, traceback_wanted
 from edit_hooks.utils.printable import printable
-from lm_edit.cli import cache, catalog, contract, conversion, edits, judging, stats, trace, training, tune
+from lm_edit.cli import cache, catalog, contract, conversion, edits, embed, judging, stats, trace, training, tune
 from lm_edit.cli.command import Verb
 
 VERBS: dict[str, Verb] = {
@@ -20,6 +20,7 @@ VERBS: dict[str, Verb] = {
     **edits.VERBS,
     **stats.VERBS,
     **trace.VERBS,
+    **embed.VERBS,
     **tune.VERBS,
     **training.VERBS,
     **conversion.VERBS,

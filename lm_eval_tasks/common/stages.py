@@ -193,7 +193,7 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
         for step, answer in response.after_step.items():
             answers[step] = answer
     if isinstance(response.final, StateSimilarity):  # a comparison with the unedited model itself
-        return {None: response.final, **answers}
+        return {None: response.final} | {stage: answer for stage, answer in answers.items()}
     unedited = None if isinstance(response.final, FailedAnswer) else response.final.unedited
     return {None: response.final} | {
         stage: replace(answer, unedited=unedited)  # type: ignore[arg-type]  # of the same type as the answer

@@ -122,16 +122,15 @@ EVK_SETTINGS: tuple[Setting[Any], ...] = (
 
 def embedding_docs(cases: Sequence[Case], settings: Settings) -> list[dict[str, Any]]:
     """One document per edit prompt, with an instance of each drift."""
-    return [_doc(case, _instances(case, settings), settings) for case in cases[: EVK_NUM_PROMPTS.read(settings)]]
+    return [_doc(case, perturbed_prompts(case, settings), settings) for case in cases[: EVK_NUM_PROMPTS.read(settings)]]
 
 
-def _instances(case: Case, settings: Settings) -> list[Probe]:
-    """The perturbed versions of the edit prompt."""
+def perturbed_prompts(case: Case, settings: Settings) -> list[Probe]:
+    """The instances of the edit prompt, one of each drift; none if the prompt lacks its subject."""
     request = case.request
     if request.subject_span is None:
         return []
-    absolute, relative = EVK_NOISE.read(settings), EVK_RELATIVE_NOISE.read(settings)
-    sigma = (SIGMA if absolute is None else absolute) if relative is None else relative
+    sigma, relative = sigma_of(settings)
     return [
         _probe(
             drift,
@@ -142,7 +141,7 @@ def _instances(case: Case, settings: Settings) -> list[Probe]:
                 drift=drift,
                 subject_span=request.subject_span,
                 sigma=sigma,
-                relative=relative is not None,
+                relative=relative,
                 seed=f"{EVK_NOISE_SEED.read(settings)} {request.case_id} {drift}",
             ),
         )
@@ -153,6 +152,14 @@ def _instances(case: Case, settings: Settings) -> list[Probe]:
 def text_doc(case: Case, prompts: Sequence[str], settings: Settings) -> dict[str, Any]:
     """Document of a case's texts."""
     return _doc(case, [_probe(TEXT, prompt, case, settings, None) for prompt in prompts], settings)
+
+
+def sigma_of(settings: Settings) -> tuple[float, bool]:
+    """Standard deviation of the noise, and whether it is in units of that of the embeddings."""
+    absolute, relative = EVK_NOISE.read(settings), EVK_RELATIVE_NOISE.read(settings)
+    if relative is not None:
+        return relative, True
+    return (SIGMA if absolute is None else absolute), False
 
 
 def _probe(kind: str, prompt: str, case: Case, settings: Settings, noise: EmbeddingDrift | None) -> Probe:
