@@ -183,7 +183,7 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
         return {None: response}
     if response.position.not_in_stream and not stages.score_outside:
         return {None: FailedAnswer(NOT_IN_STREAM, is_failure=False)}  # no judge call for an answer that is not scored
-    answers: dict[Stage, ModelAnswer] = {}
+    answers: dict[Stage | None, ModelAnswer] = {}
     if stages.immediate and response.immediate is not None:
         answers[IMMEDIATE] = response.immediate
     answers |= {
@@ -192,9 +192,11 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
     if stages.retention:
         for step, answer in response.after_step.items():
             answers[step] = answer
-    if isinstance(response.final, StateSimilarity):  # a comparison with the unedited model itself
-        return {None: response.final} | {stage: answer for stage, answer in answers.items()}
-    unedited = None if isinstance(response.final, FailedAnswer) else response.final.unedited
+    if isinstance(
+        response.final, (FailedAnswer, StateSimilarity)
+    ):  # the latter compares with the unedited model itself
+        return {None: response.final, **answers}
+    unedited = response.final.unedited
     return {None: response.final} | {
         stage: replace(answer, unedited=unedited)  # type: ignore[arg-type]  # of the same type as the answer
         for stage, answer in answers.items()
