@@ -196,8 +196,8 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
         response.final, (FailedAnswer, StateSimilarity)
     ):  # the latter compares with the unedited model itself
         return {None: response.final, **answers}
-    unedited = response.final.unedited
-    return {None: response.final} | {
-        stage: replace(answer, unedited=unedited)  # type: ignore[arg-type]  # of the same type as the answer
-        for stage, answer in answers.items()
-    }
+    by_stage: dict[Stage | None, Any] = {None: response.final}
+    for stage, answer in answers.items():
+        assert not isinstance(answer, StateSimilarity)
+        by_stage[stage] = replace(answer, unedited=response.final.unedited)  # type: ignore[arg-type]  # of the same type
+    return by_stage
