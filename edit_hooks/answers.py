@@ -1,9 +1,9 @@
 """Answers of ``edited_hf`` as typed values with a JSON format.
 
 Inference produces them, tasks consume them, and lm-eval writes them into sample files. A model answers a question with
-a :class:`ScoredContinuation` or a :class:`GeneratedText`. The result of a request is an :class:`EditedAnswer`: the
-answer under the case's edits and, if required, the unedited model's answer, the answers at other stages of a stream,
-and a report on the edit. ``str()`` of it is its JSON text, which contains :data:`FORMAT`.
+a :class:`ScoredContinuation`, a :class:`GeneratedText` or a :class:`StateSimilarity`. The result of a request is an
+:class:`EditedAnswer`: the answer under the case's edits and, if required, the unedited model's answer, the answers at
+other stages of a stream, and a report on the edit. ``str()`` of it is its JSON text, which contains :data:`FORMAT`.
 """
 
 from __future__ import annotations
@@ -127,6 +127,19 @@ class GeneratedText:
         return self.text
 
 
+@dataclass(frozen=True, kw_only=True)
+class StateSimilarity:
+    """Cosine of the hidden states of the edited and the unedited model at a prompt's last token.
+
+    The states themselves are not part of an answer.
+    """
+
+    cosine: float
+
+    def __str__(self) -> str:
+        return f"cosine={self.cosine:.6g}"
+
+
 @dataclass(frozen=True)
 class FailedAnswer:
     """No usable answer: the edit failed, or the model returned something unexpected.
@@ -143,7 +156,7 @@ class FailedAnswer:
         return f"[unscored: {self.reason}]"
 
 
-ModelAnswer: TypeAlias = ScoredContinuation | GeneratedText
+ModelAnswer: TypeAlias = ScoredContinuation | GeneratedText | StateSimilarity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +281,8 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
 
     Absent fields are left out, and so are stop strings, which belong to the task.
     """
+    if isinstance(answer, StateSimilarity):
+        return {"kind": "states", "cosine": _plain_numbers(answer.cosine)}
     record: dict[str, Any] = {"kind": "scored" if isinstance(answer, ScoredContinuation) else "generated"}
     for item in dataclasses.fields(answer):
         value = getattr(answer, item.name)
@@ -292,6 +307,8 @@ def answer_from_json(record: Mapping[str, Any]) -> ModelAnswer:
         KeyError, TypeError, ValueError: for anything else.
     """
     fields: dict[str, Any] = {name: value for name, value in record.items() if name != "kind"}
+    if record["kind"] == "states":
+        return StateSimilarity(cosine=float(fields["cosine"]))
     if "context" in fields:
         fields["context"] = ContextReport(**fields["context"])
     if "unedited" in fields:

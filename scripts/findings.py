@@ -89,12 +89,14 @@ def execute(path: Path, options: Mapping[str, Any], tasks: Sequence[str], limit:
 def summarize(finding: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Estimates of the rows and of the differences by run, and the circumstances of the runs."""
     runs: dict[str, Any] = {}
+    scores_of: dict[str, dict[str, Sequence[float | None]]] = {}
     for run in finding["runs"]:
         path = folder / f"{run}.json"
         if not path.exists():
             continue
         record = json.loads(path.read_text(encoding="utf-8"))
         scores = {key: record["scores"][task][column] for key, (_, task, column) in finding["rows"].items()}
+        scores_of[run] = scores
         runs[run] = {
             "rows": {key: Estimate.of(values) for key, values in scores.items()},
             "differences": {
@@ -107,6 +109,12 @@ def summarize(finding: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             "versions": record["run"]["versions"],
             "weights": record["run"]["weights"],
         }
+    for run, base in finding.get("against", {}).items():
+        if {run, base} <= runs.keys():
+            compared = {
+                key: Estimate.of(differences(scores_of[run][key], scores_of[base][key])) for key in finding["rows"]
+            }
+            runs[run]["against"] = {"run": base, "rows": compared}
     return runs
 
 
@@ -143,8 +151,21 @@ def render(finding: Mapping[str, Any], runs: Mapping[str, Any]) -> str:
         f"| {name} | {' | '.join(cell(run['differences'][name], sign='+') for run in runs.values())} |"
         for name in finding["differences"]
     ]
-    lines = [*header, *rows, "", "Differences, case by case:", "", *header, *compared, "", circumstances(runs)]
-    return "\n".join(lines)
+    lines = [*header, *rows, "", "Differences, case by case:", "", *header, *compared, ""]
+    return "\n".join([*lines, *between_runs(finding, runs), circumstances(runs)])
+
+
+def between_runs(finding: Mapping[str, Any], runs: Mapping[str, Any]) -> list[str]:
+    """The table of differences between runs, if any are compared."""
+    pairs = {run: record["against"] for run, record in runs.items() if "against" in record}
+    if not pairs:
+        return []
+    titles = [f"`{run}` minus `{against['run']}`" for run, against in pairs.items()]
+    rows = [
+        f"| {label.replace(' | ', ', ')} | {' | '.join(cell(one['rows'][key], sign='+') for one in pairs.values())} |"
+        for key, (label, *_) in finding["rows"].items()
+    ]
+    return [f"| | {' | '.join(titles)} |", f"|---|{'---|' * len(pairs)}", *rows, ""]
 
 
 def cell(estimate: Sequence[Any] | None, sign: str = "") -> str:

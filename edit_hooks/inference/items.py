@@ -8,6 +8,7 @@ from typing import TypeAlias, final
 
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.decoding import Sampling, TokenPrompts
+from edit_hooks.state_reading import State
 
 
 @final
@@ -101,7 +102,40 @@ class GenerateItem:
         return self.max_new_tokens + (self.max_thought_tokens or 0)
 
 
-Item: TypeAlias = ScoreItem | GenerateItem
+@final
+@dataclass(frozen=True)
+class TokenNoise:
+    """Gaussian noise on the input embeddings of some tokens.
+
+    Attributes:
+        positions: the perturbed tokens.
+        sigma, relative: standard deviation, absolute or in units of that of the embeddings' entries.
+        seed: text that seeds the draw.
+    """
+
+    positions: tuple[int, ...]
+    sigma: float
+    relative: bool
+    seed: str
+
+
+@final
+@dataclass(frozen=True)
+class StateItem:
+    """A prompt whose hidden state at the last token is compared with the unedited model's.
+
+    Attributes:
+        context: token ids.
+        state: the layer.
+        noise: perturbation of the embeddings, if any.
+    """
+
+    context: tuple[int, ...]
+    state: State
+    noise: TokenNoise | None = None
+
+
+Item: TypeAlias = ScoreItem | GenerateItem | StateItem
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from edit_hooks.decoding import Decoding, TokenPrompts
-from edit_hooks.inference.items import GenerateItem, Item, ScoreItem, TokenContexts
+from edit_hooks.inference.items import GenerateItem, Item, ScoreItem, StateItem, TokenContexts, TokenNoise
 from edit_hooks.lm.harness import LateLoadingHFLM
+from edit_hooks.modeling.architectures import num_layers
+from edit_hooks.modeling.embedding_noise import drift_positions
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.request import require_text
+from edit_hooks.state_reading import StateReading
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.options import check_generation_kwargs
 
@@ -60,6 +63,8 @@ class ItemBuilder:
         """
         if request.request_type == "loglikelihood":
             context, continuation = request.args
+            if reading := request.doc.get("asked", {}).get("states"):
+                return self.state_item(context, StateReading.from_json(reading))
             if rule := request.doc.get("asked", {}).get("token_prompts"):
                 return self.token_prompt_item(context, continuation, rule).item
             return self.score_item(context, continuation).item
@@ -78,6 +83,27 @@ class ItemBuilder:
         else:
             ids, target = split_continuation(lm.tokenizer, context, continuation, lm.add_bos_token)
         return self._fitted(ids, target, (context, continuation))
+
+    def state_item(self, context: str, reading: StateReading) -> StateItem:
+        """Build an item for a hidden state; the noise acts on the tokens of the prompt in its context."""
+        lm = self._lm
+        require_text(context)
+        if isinstance(reading.state, int) and reading.state >= (count := num_layers(lm.config)):
+            raise EditingError(f"a question reads block {reading.state}, but the model has blocks 0 to {count - 1}.")
+        encoding = encode(lm.tokenizer, context, lm.add_bos_token)
+        ids = tuple(encoding.ids or [lm.prefix_token_id])
+        if len(ids) > lm.max_length:
+            raise UnusableRequestError(f"prompt of {len(ids)} tokens does not fit into {lm.max_length} positions.")
+        if (noise := reading.noise) is None:
+            return StateItem(ids, reading.state)
+        start = context.rfind(reading.prompt)
+        if start < 0:
+            raise UnusableRequestError(f"prompt {reading.prompt!r} is not part of the text that the model reads.")
+        span = start + noise.subject_span[0], start + noise.subject_span[1]
+        positions = tuple(drift_positions(encoding, span)[noise.drift])
+        if not positions:
+            raise UnusableRequestError(f"prompt {reading.prompt!r} has no token of the {noise.drift} to perturb.")
+        return StateItem(ids, reading.state, TokenNoise(positions, noise.sigma, noise.relative, noise.seed))
 
     def token_prompt_item(self, context: str, continuation: str, rule: TokenPrompts) -> Built[ScoreItem]:
         """Build an item in which every target token has a prompt of its own, as in MEMIT's evaluation of ZsRE.

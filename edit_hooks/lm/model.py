@@ -27,6 +27,7 @@ from edit_hooks.answers import (
     GeneratedText,
     ModelAnswer,
     ScoredContinuation,
+    StateSimilarity,
     truncate,
 )
 from edit_hooks.assets.demo_model import demo_model_path
@@ -36,8 +37,8 @@ from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
-from edit_hooks.inference import decoding, reference, scoring
-from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem
+from edit_hooks.inference import decoding, reference, scoring, states
+from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem, StateItem
 from edit_hooks.inference.token_prompts import score_parts
 from edit_hooks.lm.banner import banner_lines
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
@@ -80,7 +81,7 @@ log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own l
 
 OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
 # Modules that decide how the unedited model answers.
-ANSWERING_MODULES = (scoring.__name__, decoding.__name__, reference.__name__)
+ANSWERING_MODULES = (scoring.__name__, decoding.__name__, reference.__name__, states.__name__)
 
 # Computes the answers of jobs (item, edit) of one kind of item; the requests of one type are all of one kind.
 AnswerJobs = Callable[[Any], Sequence[ModelAnswer]]
@@ -113,6 +114,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._identity: ModelIdentity | None = None
         self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
         self._unedited_stock = UneditedStock(kwargs)
+        self._states = states.StateComparison(one_by_one=self.options.engine == "reference")
         self.items = ItemBuilder(self)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
@@ -207,9 +209,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def _read_questions(self, requests: Sequence[Instance]) -> list[Question | FailedAnswer]:
         """The questions of requests; the reason for one that this model cannot be asked."""
-        read = read_questions(requests, self.items, self.edit_context)
+        in_prompts = "context" in (self._saved_edit or self.editor).writes and self.options.mode != "none"
+        read = read_questions(requests, self.items, self.edit_context, in_prompts=in_prompts)
         if self.rank == 0:
-            reasons = [one.reason for one in read if isinstance(one, FailedAnswer)]
+            reasons = [one.reason for one in read if isinstance(one, FailedAnswer) and one.is_failure]
             if self.world_size == 1 < len(read) == len(reasons):
                 raise EditingError(f"no question of this run ({len(read)}) can be asked; the first: {reasons[0]}")
             warn_of_unread(read)
@@ -226,7 +229,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
-        answers = self.session.answer(questions, unedited, answer_jobs)
+        stays = self.options.load_edit is not None or self.plan.cumulative  # the weights, while questions are answered
+        with self._states.unedited_kept(self.model, (q.item for q in questions if stays), self._limits()):
+            answers = self.session.answer(questions, unedited, answer_jobs)
         edited = [self.session.requests_as_edited(question.requests) for question in questions]
         first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
         self._examples.record(requests[0], first, self.prompt_edits.is_chat(requests[0].args[0]))
@@ -309,8 +314,15 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     # -- engine ------------------------------------------------------------------------------------------------------
 
-    def _score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
+    def _score(self, jobs: Sequence[states.Job]) -> list[ModelAnswer]:
+        return states.answer_by_kind(jobs, self._score_texts, self._compare_states)
+
+    def _score_texts(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
         return self.prompt_edits.answer(jobs, lambda prepared: score_parts(prepared, self._score_jobs))
+
+    def _compare_states(self, jobs: Sequence[tuple[StateItem, Delta | None]]) -> list[StateSimilarity]:
+        with tqdm(total=len(jobs), desc="Comparing hidden states", unit="prompt", disable=self._quiet) as bar:
+            return self._states.compare(self.model, self._patched_if_requested(jobs), self._limits(), bar.update)
 
     def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
         return self.prompt_edits.generate(jobs, self._generate_jobs)

@@ -10,6 +10,7 @@ from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import FailedAnswer
 from edit_hooks.decoding import AskedModel
+from edit_hooks.inference.items import StateItem
 from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.sessions import Question
 from edit_hooks.lm.unusable import warn_of_unusable
@@ -17,9 +18,14 @@ from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup, require_compatible
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 
+STATES_UNDER_CONTEXTS = FailedAnswer(
+    "edits of this run are text before the prompt; hidden states of the same embeddings do not depend on it",
+    is_failure=False,
+)
+
 
 def read_questions(
-    requests: Sequence[Instance], builder: ItemBuilder, edit_context: PromptContext
+    requests: Sequence[Instance], builder: ItemBuilder, edit_context: PromptContext, *, in_prompts: bool
 ) -> list[Question | FailedAnswer]:
     """The question of each request; for one that the model cannot be asked, the reason.
 
@@ -28,6 +34,7 @@ def read_questions(
 
     Args:
         edit_context: text around the prompts in which edits are made.
+        in_prompts: the run's edits are, at least in part, text before the prompts.
 
     Raises:
         EditingError: for edit requests that violate the schema, and generation settings that are not accepted.
@@ -51,6 +58,9 @@ def read_questions(
         except UnusableRequestError as error:
             questions.append(FailedAnswer(str(error)))
         else:
+            if in_prompts and isinstance(item, StateItem):
+                questions.append(STATES_UNDER_CONTEXTS)
+                continue
             questions.append(Question(item, group, _asked_model(request.doc)))
     return questions
 

@@ -262,7 +262,7 @@ class StreamSession(Session):
     """``mode=batch`` (one step) and ``mode=sequential``: edits accumulate in weights.
 
     A question whose case is not in the stream is answered on the final weights; its position has ``edited=False``. A
-    question about no edit is answered there too, and has no step.
+    question about no edit is answered there and at checkpoints, and has no step.
     """
 
     def __init__(self, stream: EditStream, immediate: bool, retention: bool) -> None:
@@ -280,7 +280,7 @@ class StreamSession(Session):
             items = [
                 q.item
                 for q, edit_step in zip(questions, steps, strict=True)
-                if q.ask_edited and self._is_due(step, edit_step, checkpoint_steps)
+                if q.ask_edited and self._is_due(q, step, edit_step, checkpoint_steps)
             ]
             answers[step] = answer_distinct(
                 items, lambda distinct: answer_jobs([(item, runtime_part) for item in distinct])
@@ -323,13 +323,13 @@ class StreamSession(Session):
         """Return the step of a case's last edit; ``None`` if the stream lacks an edit, or a required order."""
         return self.plan.group_of(question.requests)
 
-    def _is_due(self, step: int, edit_step: int | None, checkpoint_steps: Collection[int]) -> bool:
+    def _is_due(self, question: Question, step: int, edit_step: int | None, checkpoint_steps: Collection[int]) -> bool:
         """Whether to answer a question after ``step``.
 
         Always after the last step; after the step of its edit with ``immediate``; later at checkpoints, and after every
-        step with ``retention``.
+        step with ``retention``. A question about no edit is due at all checkpoints.
         """
-        if step == self.stream.num_steps - 1:
+        if step == self.stream.num_steps - 1 or (not question.requests and step in checkpoint_steps):
             return True
         if edit_step is None or edit_step > step:
             return False
@@ -359,7 +359,9 @@ class StreamSession(Session):
             return EditedAnswer(final=_edit_failed(reason), edit=report, position=position)
         final = _with_unedited(answers[last][item] if question.ask_edited else unedited[item], question, unedited)
         if edit_step is None:
-            return EditedAnswer(final=final, position=position)
+            due = not question.requests and question.ask_edited
+            at = {number: answers[step][item] for number, step in checkpoints.items() if due and step <= last}
+            return EditedAnswer(final=final, position=position, checkpoints=at)
         if not question.ask_edited:
             return EditedAnswer(final=final, edit=self.stream.report(edit_step), position=position)
         return EditedAnswer(
@@ -394,5 +396,5 @@ def _with_unedited(answer: ModelAnswer, question: Question, unedited: Answers) -
     if isinstance(answer, ScoredContinuation):
         assert isinstance(before, ScoredContinuation)
         return dataclasses.replace(answer, unedited=before)
-    assert isinstance(before, GeneratedText)
+    assert isinstance(answer, GeneratedText) and isinstance(before, GeneratedText)
     return dataclasses.replace(answer, unedited=before)

@@ -26,7 +26,6 @@ Shapes: E edits, R instances of a batch, T tokens, K compared tokens, d embeddin
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -38,11 +37,18 @@ from edit_hooks.base.config import config_field
 from edit_hooks.locate.rows import FactToken, Row, fact_position, key_row
 from edit_hooks.locate.value_batch import Batch, MakeForward, ValueForward
 from edit_hooks.modeling.architectures import input_device
-from edit_hooks.modeling.embedding_noise import Drift, drift_positions, gaussian_noise, noise_at
+from edit_hooks.modeling.embedding_noise import (
+    drift_positions,
+    embedding_std,
+    gaussian_noise,
+    generator_of,
+    noise_at,
+)
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.vocab_loss import top_tokens
 from edit_hooks.request import EditRequest
+from edit_hooks.state_reading import Drift
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE
@@ -59,9 +65,6 @@ DEFAULT_RELATIVE_SIGMA = 0.5
 # Nats between the unedited model's answers to an instance and to the edit prompt, over the tokens that are compared.
 # By Pinsker's inequality the answers then differ in at most sqrt(KL / 2) of their probability, 7 %.
 SMALLEST_DIVERGENCE = 0.01
-
-
-SAMPLED_EMBEDDINGS = 4096
 
 
 @dataclass(kw_only=True)
@@ -156,8 +159,7 @@ def draw_instances(
         raise EditingError(
             f"case {request.case_id}: prompt {request.text!r} has no token for evk_drifts={config.evk_drifts}."
         )
-    digest = hashlib.sha256(f"{config.seed} {request.text} {request.subject_span}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    generator = generator_of(f"{config.seed} {request.text} {request.subject_span}")
     instances = []
     for _ in range(config.evk_instances):
         drift = possible[int(torch.randint(len(possible), (1,), generator=generator))]
@@ -275,15 +277,6 @@ def _check_divergence(
                 "standard deviation of the embeddings; try "
                 f"evk_relative_sigma={max(DEFAULT_RELATIVE_SIGMA, 2 * ratio):.2g}."
             )
-
-
-@torch.no_grad()
-def embedding_std(model: Any) -> float:
-    """Standard deviation of the entries of the embedding module's outputs, over tokens of the whole vocabulary."""
-    embedding = model.get_input_embeddings()
-    size = embedding.weight.shape[0]
-    tokens = torch.arange(0, size, max(1, size // SAMPLED_EMBEDDINGS), device=embedding.weight.device)
-    return float(at_least_float32(embedding(tokens)).std())
 
 
 def noise_of(model: Any, config: EVKSettings) -> float:

@@ -7,15 +7,18 @@ Noise is added to the output of the embedding module, so it is in the units in w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from edit_hooks.modeling.hooks import hooks, on_output
+from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import Encoding, tokens_in_span
+from edit_hooks.state_reading import Drift
 
-Drift = Literal["subject", "relation", "all"]
+SAMPLED_EMBEDDINGS = 4096
 
 
 def drift_positions(encoding: Encoding, subject_span: tuple[int, int]) -> dict[Drift, list[int]]:
@@ -30,6 +33,21 @@ def drift_positions(encoding: Encoding, subject_span: tuple[int, int]) -> dict[D
     inside = set(tokens_in_span(encoding, subject_span))
     subject, relation = [i for i in visible if i in inside], [i for i in visible if i not in inside]
     return {"subject": subject, "relation": relation, "all": list(range(len(encoding.ids)))}
+
+
+def generator_of(seed: str) -> torch.Generator:
+    """A generator on the CPU that is seeded with a text."""
+    digest = hashlib.sha256(seed.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+@torch.no_grad()
+def embedding_std(model: Any) -> float:
+    """Standard deviation of the entries of the embedding module's outputs, over tokens of the whole vocabulary."""
+    embedding = model.get_input_embeddings()
+    size = embedding.weight.shape[0]
+    tokens = torch.arange(0, size, max(1, size // SAMPLED_EMBEDDINGS), device=embedding.weight.device)
+    return float(at_least_float32(embedding(tokens)).std())
 
 
 def gaussian_noise(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from judges.base import Verdict
 
 NEEDS_EDITED_HF = (
@@ -22,7 +22,7 @@ UNFINISHED = (
     "(--gen_kwargs max_gen_toks=...), or drop think_end_token for a model that does not think"
 )
 
-Answer: TypeAlias = ScoredContinuation | GeneratedText | FailedAnswer | Verdict
+Answer: TypeAlias = ScoredContinuation | GeneratedText | StateSimilarity | FailedAnswer | Verdict
 
 
 def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
@@ -40,7 +40,7 @@ def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
         raw = raw.final
     if isinstance(raw, GeneratedText):
         return raw.until(stops)
-    if isinstance(raw, (ScoredContinuation, FailedAnswer, Verdict)):
+    if isinstance(raw, (ScoredContinuation, StateSimilarity, FailedAnswer, Verdict)):
         return raw
     if isinstance(raw, str):
         return GeneratedText(raw=raw, stops=tuple(stops))

@@ -87,14 +87,17 @@ class Benchmark(Generic[CaseT]):
             loaded.source.update(self.count_odd(loaded.records))
         return loaded
 
-    def check_settings(self, settings: Settings) -> None:
-        """Check the settings of a task of this benchmark; see :mod:`lm_eval_tasks.common.settings`."""
+    def check_settings(self, settings: Settings, further: Sequence[Setting[Any]] = ()) -> None:
+        """Check the settings of a task of this benchmark, and further ones that the task reads.
+
+        See :mod:`lm_eval_tasks.common.settings`.
+        """
 
         def of_all_benchmarks() -> Iterator[Setting[Any]]:
             for benchmark in all_benchmarks().values():
                 yield from benchmark.declared_settings
 
-        check_settings(settings, [*COMMON_SETTINGS, *self.declared_settings], of_all_benchmarks)
+        check_settings(settings, [*COMMON_SETTINGS, *self.declared_settings, *further], of_all_benchmarks)
 
     def data_settings(self, settings: Settings) -> Settings:
         """The settings with ``data`` as this benchmark reads it."""

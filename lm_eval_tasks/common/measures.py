@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation
+from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from judges.base import CORRECT, Verdict
 from judges.match import alias_match, exact_match, normalize
 from lm_eval_tasks.common import scoring
@@ -140,6 +140,16 @@ def generated_text(answer: Answer | None, *, unedited: bool = False) -> Generate
     if answer.unfinished:
         raise Unscored(UNFINISHED)
     return answer
+
+
+def state_cosine(answer: Answer) -> float:
+    """Cosine of the hidden states of edited and unedited model."""
+    _require_answer(answer)
+    if not isinstance(answer, StateSimilarity):
+        raise Unscored(NEEDS_EDITED_HF.format(missing="hidden states"))
+    if not math.isfinite(answer.cosine):
+        raise Failed("a hidden state of the edited or the unedited model is zero or not finite")
+    return answer.cosine
 
 
 def nll(answer: Answer, *, unedited: bool = False) -> float:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from edit_hooks.answers import FailedAnswer
 from edit_hooks.decoding import AskedModel, Decoding, TokenPrompts
+from edit_hooks.state_reading import StateReading
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.cases import Case
 
@@ -33,6 +34,8 @@ class Probe:
         ask_generation: the same for the generation, where it differs from that for the targets.
         decoding: how the answer is generated, where that differs from the task's ``generation_kwargs``.
         num_draws: number of generations, each with its own draw of ``decoding.sampling``.
+        states: in place of the targets' scores, compare hidden states of the edited and the unedited model. One target
+            is needed, which other model classes score.
         token_prompts: score every target token after a prompt of its own; ``None``: along the target.
     """
 
@@ -47,6 +50,7 @@ class Probe:
     decoding: Decoding | None = None
     num_draws: int = 1
     token_prompts: TokenPrompts | None = None
+    states: StateReading | None = None
 
     def __post_init__(self) -> None:
         if self.num_draws != 1 and (self.decoding is None or self.decoding.sampling is None):
@@ -59,13 +63,21 @@ class Probe:
         record = {**asdict(self), **own}
         if self.token_prompts is None:
             del record["token_prompts"]
+        if self.states is None:
+            del record["states"]
+        else:
+            record["states"] = self.states.to_json()
         return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Probe:
         """Inverse of :meth:`to_json`."""
-        decoding = record.get("decoding")
-        return cls(**{**record, "decoding": None if decoding is None else Decoding.from_json(decoding)})
+        decoding, states = record.get("decoding"), record.get("states")
+        typed = {
+            "decoding": None if decoding is None else Decoding.from_json(decoding),
+            "states": None if states is None else StateReading.from_json(states),
+        }
+        return cls(**{**record, **typed})
 
     def asked_model(self, *, generation: bool) -> AskedModel:
         """The model that is asked for the generation, or for the scores of the targets."""

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
-from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StreamPosition
+from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StateSimilarity, StreamPosition
 from judges.base import Verdict
 from lm_eval_tasks.common import settings as task_settings
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
@@ -67,7 +67,8 @@ class StreamStages:
     def applies_to(self, stage: str, position: StreamPosition | None) -> bool:
         """Whether a case is scored at a stage.
 
-        It is never scored before its edit, and never if it is not in the stream.
+        It is never scored before its edit, and never if it is not in the stream. A question about no edit is scored at
+        every checkpoint.
 
         A checkpoint is taken at the first step that reaches it. It therefore includes every step before which fewer
         cases were edited.
@@ -75,7 +76,7 @@ class StreamStages:
         if position is None:
             return True
         if position.step is None:
-            return False
+            return position.edited and stage != IMMEDIATE
         return stage == IMMEDIATE or position.cases_before < int(stage)
 
 
@@ -182,7 +183,7 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
         return {None: response}
     if response.position.not_in_stream and not stages.score_outside:
         return {None: FailedAnswer(NOT_IN_STREAM, is_failure=False)}  # no judge call for an answer that is not scored
-    answers: dict[Stage, ModelAnswer] = {}
+    answers: dict[Stage | None, ModelAnswer] = {}
     if stages.immediate and response.immediate is not None:
         answers[IMMEDIATE] = response.immediate
     answers |= {
@@ -191,8 +192,12 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
     if stages.retention:
         for step, answer in response.after_step.items():
             answers[step] = answer
-    unedited = None if isinstance(response.final, FailedAnswer) else response.final.unedited
-    return {None: response.final} | {
-        stage: replace(answer, unedited=unedited)  # type: ignore[arg-type]  # of the same type as the answer
-        for stage, answer in answers.items()
-    }
+    if isinstance(
+        response.final, (FailedAnswer, StateSimilarity)
+    ):  # the latter compares with the unedited model itself
+        return {None: response.final, **answers}
+    by_stage: dict[Stage | None, Any] = {None: response.final}
+    for stage, answer in answers.items():
+        assert not isinstance(answer, StateSimilarity)
+        by_stage[stage] = replace(answer, unedited=response.final.unedited)  # type: ignore[arg-type]  # of the same type
+    return by_stage

@@ -306,6 +306,8 @@ class EditingTask(HarnessTask):
             }
             if probe.token_prompts and target is not None:
                 probe_fields["token_prompts"] = probe.token_prompts
+            if probe.states and target is not None:
+                probe_fields["states"] = probe.states.to_json()
             context = ctx[request.number]
             arguments = (
                 (context, generation_arguments(self.config.generation_kwargs, decoding))

@@ -17,6 +17,7 @@ from lm_eval_tasks.common.published import HubFile
 from lm_eval_tasks.counterfact.references import CONSISTENCY_FILES, CONSISTENCY_TEXTS, SERVER
 from lm_eval_tasks.protocols.fluency import FLUENCY_SETTINGS
 from lm_eval_tasks.protocols.likelihood import GENERATE
+from lm_eval_tasks.protocols.stability import EVK_SETTINGS
 from lm_eval_tasks.protocols.wild import WILD_CONTEXT
 
 REWRITE = "requested_rewrite"
@@ -30,14 +31,14 @@ class CounterfactCase(Case):
     Attributes:
         relation_id, target_id: Wikidata ids of the relation and the new object, which identify the reference texts.
         generation_prompts: beginnings of texts about the subject.
-        num_attributes: number of prompts of other subjects that truly have the new object; no task asks them.
+        attribute_prompts: prompts of other subjects that truly have the new object.
         blank_prompts: number of blank prompts in the record's lists, which are left out.
     """
 
     relation_id: str
     target_id: str
     generation_prompts: Sequence[str]
-    num_attributes: int
+    attribute_prompts: Sequence[str]
     blank_prompts: int
 
 
@@ -66,7 +67,7 @@ def parse_nested(fields: Fields, row: int) -> CounterfactCase:
         relation_id=relation_id,
         target_id=fields.text(f"{REWRITE}.target_new.id"),
         generation_prompts=[prompt for prompt in generations if prompt],
-        num_attributes=sum(map(bool, attributes)),
+        attribute_prompts=[prompt for prompt in attributes if prompt],
         blank_prompts=[*paraphrases, *neighbors, *generations, *attributes].count(""),
     )
 
@@ -81,7 +82,7 @@ def count_nested(cases: Sequence[CounterfactCase]) -> dict[str, int]:
         "paraphrase_prompts": sum(len(case.paraphrases) for case in cases),
         "neighborhood_prompts": sum(len(case.neighbors) for case in cases),
         "generation_prompts": sum(len(case.generation_prompts) for case in cases),
-        "attribute_prompts": sum(case.num_attributes for case in cases),
+        "attribute_prompts": sum(len(case.attribute_prompts) for case in cases),
     }
 
 
@@ -142,7 +143,7 @@ COUNTERFACT = Benchmark(
         notes=("pararel_idx", f"{REWRITE}.target_true.id", "provenance"),
     ),
     parse=parse_nested,
-    settings=(GENERATE, *FLUENCY_SETTINGS, CONSISTENCY_FILES, CONSISTENCY_TEXTS),
+    settings=(GENERATE, *FLUENCY_SETTINGS, CONSISTENCY_FILES, CONSISTENCY_TEXTS, *EVK_SETTINGS),
     count_odd=count_nested,
 )
 

@@ -18,6 +18,7 @@ from edit_hooks.answers import (
     FailedAnswer,
     GeneratedText,
     ScoredContinuation,
+    StateSimilarity,
     StreamPosition,
 )
 from edit_hooks.utils.errors import EditingError
@@ -52,7 +53,7 @@ def generated(draw: Any, unedited: bool = True) -> GeneratedText:
     )
 
 
-answers = scored() | generated()
+answers = scored() | generated() | st.builds(StateSimilarity, cosine=numbers)
 reports = st.builds(
     EditReport,
     editor=st.none() | st.text(),

@@ -32,6 +32,8 @@ def test_rows_name_tasks_and_columns(name: str) -> None:
             assert stage in ("", "immediate") or stage in str(options["checkpoints"]).split(";"), label
     for first, second in finding["differences"].values():
         assert {first, second} <= set(finding["rows"])
+    against = finding.get("against", {})
+    assert {*against, *against.values()} <= set(finding["runs"])
 
 
 def test_the_page_shows_the_summary(findings: ModuleType) -> None:
@@ -62,3 +64,19 @@ def test_a_summary_is_made_of_the_finished_runs(findings: ModuleType, tmp_path: 
     text = findings.render(finding, summary)
     assert "| first | 0.500 ± 0.500 |" in text and "| first above second | +1.000 (n = 1) |" in text
     assert "Cases per cell: 1 to 2. Commits cccccccc; torch 2." in text
+
+
+def test_runs_are_compared_case_by_case(findings: ModuleType, tmp_path: Any) -> None:
+    finding = {
+        "runs": {"plain": {}, "better": {}},
+        "rows": {"x": ["first", "task", "m"]},
+        "differences": {},
+        "against": {"better": "plain", "unfinished": "plain"},
+    }
+    run = {"options": {}, "versions": {}, "weights": "w"}
+    for name, values in {"plain": [0.5, 0.25, None], "better": [0.75, 0.75, 1.0]}.items():
+        record = {"scores": {"task": {"m": values}}, "run": run, "commit": "c" * 40, "limit": None}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
+    summary = json.loads(json.dumps(findings.summarize(finding, tmp_path)))
+    # Differences 0.25 and 0.5: mean 0.375, standard deviation sqrt(0.03125), error sqrt(0.03125 / 2) = 0.125.
+    assert "| | `better` minus `plain` |\n|---|---|\n| first | +0.375 ± 0.125 |" in findings.render(finding, summary)
