@@ -6,7 +6,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_setup.sh"
 
-set_up demo,test,peft,quantized,report,ike
+set_up demo,test,peft,quantized,report,leaderboard,slurm,ray,inspect,ike
 cd "$ROOT"
 # One thread per worker: more of them fight over the cores and make sums depend on the machine.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false

@@ -116,8 +116,10 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
         say(f"left out: {left_out.name}: {left_out.rule} ({RULES[left_out.rule]})")
     for note in notes:
         say(note)
-    unknown = f", and {num_unknown} runs of unknown length" if num_unknown else ""
-    say(f"{len(rows)} runs; to do: about {spell_duration(total)} one after another{unknown}")
+    known = f"to do: about {spell_duration(total)} one after another"
+    unknown = f"{num_unknown} of unknown length"
+    parts = [known] * bool(total or not num_unknown) + [unknown] * bool(num_unknown)
+    say(f"{len(rows)} runs; {', and '.join(parts)}")
     return 0
 
 

@@ -70,4 +70,4 @@ def test_a_dry_run_prints_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert "waiting  80 s      shipped   demo, rome, bake_es, single  bake_es" in printed
     assert "waiting  unknown   shipped   demo, ft_m, bake_es, single  bake_es" in printed
-    assert "2 runs; to do: about 80 s one after another, and 1 runs of unknown length" in printed
+    assert "2 runs; to do: about 80 s one after another, and 1 of unknown length" in printed
