@@ -18,6 +18,7 @@ import pytest
 import yaml
 from lm_eval.__main__ import cli_evaluate
 from paths import ROOT
+from result_files import scripted_results, write_run
 
 from edit_hooks import EDITORS
 from edit_hooks.contract.tiny_models import save_tiny
@@ -86,7 +87,21 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("command", sorted(set(LM_EDIT)))
+OF_RESULTS = ("sweep", "results", "leaderboard", "figure")  # these read a plan or saved results
+
+
+@pytest.mark.parametrize("command", sorted(command for command in set(LM_EDIT) if command.split()[1] in OF_RESULTS))
+def test_commands_on_results_run(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for editor in ("ft_m", "rome"):
+        write_run(tmp_path / "results", "bake_rq", editor=editor, results=scripted_results("bake_rq"))
+    assert main(shlex.split(command)[1:]) == 0
+    written = [tmp_path / word for word in shlex.split(command)[3:] if "." in word or word == "site/"]
+    assert all(path.exists() for path in written)
+    assert len(capsys.readouterr().out.strip().split("\n")) >= 1
+
+
+@pytest.mark.parametrize("command", sorted(command for command in set(LM_EDIT) if command.split()[1] not in OF_RESULTS))
 def test_lm_edit_commands_run(command, tmp_path, monkeypatch, capsys):
     _, verb, *words = shlex.split(command)
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path / "cache"))
