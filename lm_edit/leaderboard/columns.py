@@ -209,8 +209,10 @@ def _default_keys(results: pd.DataFrame) -> set[ColumnKey]:
     for tasks in benchmarks.values():
         listed = [task for task in tasks if task in preferred]
         for task in listed or tasks[:MAX_TASKS_WITHOUT_ENTRY]:
-            names = [name for name in preferred.get(task, ()) if name in final[task]]
-            shown.add(final[task][names[0]] if names else next(iter(final[task].values())))
+            columns = [[column] if isinstance(column, str) else column for column in preferred.get(task, ())]
+            names = [next((name for name in column if name in final[task]), None) for column in columns]
+            found = {final[task][name] for name in names if name}
+            shown |= found or {next(iter(final[task].values()))}
     return shown
 
 

@@ -6,6 +6,8 @@ import math
 
 import pandas as pd
 import pytest
+import yaml
+from lm_eval.tasks import TaskManager
 
 pytest.importorskip("statsmodels", reason="the statistics are in the extra leaderboard")
 pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
@@ -13,8 +15,9 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 from board_frames import case_rows, frames, run_row
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.leaderboard.columns import ColumnKey
+from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey
 from lm_edit.leaderboard.table import NO_SAMPLES, NOT_FROM_CASES, Board, Row, build_board
+from lm_eval_tasks.common.catalog import FOLDER
 
 ES = ColumnKey("bake_es", "es_prob", "", "none")
 
@@ -176,3 +179,33 @@ def test_no_results_are_an_error():
     results, cases = frames(es(rome=[1]))
     with pytest.raises(EditingError, match="no results"):
         build_board(results[:0], cases)
+
+
+def test_columns_shown_first_are_those_of_the_list():
+    """All metrics of a task's entry; of alternatives the first one that the results have."""
+    values = {
+        "knowgic_prob/ifr_prob": [0.5],
+        "knowgic_prob/ckp_prob": [0.5],
+        "knowgic_prob/known_prob": [0.5],
+        "qaedit_wild_reliability/reliability_wild_contains": [1.0],
+        "qaedit_wild_reliability/reliability_wild_em": [1.0],
+        "qaedit_wild_reliability/reliability_wild_judge": [1.0],
+        "own_task/second": [1.0],
+        "own_task/third": [1.0],
+    }
+    shown = {column.key.metric for column in board(frames({"rome": values})).columns if column.is_default}
+    assert shown == {"ifr_prob", "ckp_prob", "reliability_wild_judge", "second"}
+
+
+def test_the_list_names_columns_of_tasks():
+    """Metrics of this package's tasks; lm-eval's own tasks are not checked."""
+    configs = TaskManager(include_path=FOLDER, include_defaults=False).task_index
+    columns_of = yaml.safe_load(DEFAULTS.read_text(encoding="utf-8"))
+    assert len({*columns_of} & {*configs}) > 20
+    for task, columns in columns_of.items():
+        if task in configs:
+            declared = {entry["metric"] for entry in configs[task].cfg["metric_list"]}
+            named = [name for column in columns for name in ([column] if isinstance(column, str) else column)]
+            assert {name.removesuffix("_wrong_judge") for name in named} <= declared | {
+                name.replace("_em", "_judge") for name in declared
+            }, task
