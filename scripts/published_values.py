@@ -50,6 +50,14 @@ EVK_COLUMNS = {
     "zsre_eff": ("zsre_memit_efficacy", "efficacy_"),
     "zsre_gen": ("zsre_memit_paraphrase", "paraphrase_"),
     "zsre_spe": ("zsre_memit_specificity", "specificity_"),
+    "evk_ES": ("counterfact_evk_es", "evk_es"),
+    "evk_TS": ("counterfact_evk_ts", "evk_ts"),
+}
+THINKEDIT_COLUMNS = {
+    "IFR": ("knowgic", "ifr_sampled"),
+    "CKP": ("knowgic", "ckp_sampled"),
+    "efficacy": ("knowgic_es", "es_prob"),
+    **{f"IFR_{length}": ("knowgic", f"ifr_{length}_sampled") for length in range(1, 6)},
 }
 KINDS = {"rel": "reliability", "gen": "generalization", "loc": "locality"}
 WILD_KIND = {"wild_t1": "rel", "wild_t11": "loc", "wild_t12": "gen"}
@@ -63,6 +71,8 @@ GRID_TASKS = {
 GRID_INPUTS = {"context-free": "question_only", "context-guided": "qa_inst"}
 GRID_METRICS = {"match ratio": "match", "LLM-as-a-Judge": "judge", "exact match": "em"}
 STREAMS = {"wild_t9": "1000 edits", "wild_t12": "1000 edits", "wild_t14": "1000 edits", "evk_t1": "1000 edits"}
+# Whether these edits are made alone or one after another is not stated.
+STREAMS |= {"thinkedit_t5_t6": "21 edits", "thinkedit_appendix_chains": "21 edits"}
 UNEDITED = {"(base)", "Pre-edited"}
 # Averages over editors are no rows of a leaderboard.
 AVERAGES = {"Avg", "Avg.", "Average"}
@@ -79,14 +89,18 @@ class Place(NamedTuple):
 
 def place_of(table: str, row: Mapping[str, str], column: str) -> Place | None:
     """The place of a printed column, by the form of its table; ``None`` for other columns."""
-    model, editor = row.get("model", ""), row.get("editor") or row.get("method") or ""
+    model, editor = row.get("model", ""), row.get("editor") or row.get("method") or row.get("technique") or ""
     if table in BAKE or table in ("bake_t3", "bake_t9"):
-        prefix, name = re.fullmatch(r"(QJ_|J_)?(\w+)", column).groups()  # type: ignore[union-attr]
+        name = column.removeprefix("QJ_").removeprefix("J_")
+        prefix = column.removesuffix(name)
         folder = {"QJ_": "bake_", "J_": "bake_j_"}.get(prefix) or BAKE[table]
         task, metric = BAKE_COLUMNS[name]
         return Place(model, editor, folder + task, metric)
     if table == "evk_t1" and column in EVK_COLUMNS:
         return Place(model, editor, *EVK_COLUMNS[column])
+    if table.startswith("thinkedit_") and column in THINKEDIT_COLUMNS:
+        repeated = table == "thinkedit_appendix_chains" and not column.startswith("IFR_")
+        return None if repeated else Place(model, editor, *THINKEDIT_COLUMNS[column])
     if column in GRID_EDITORS and "input" in row:
         cell = GRID_TASKS[row["gen_strategy"], row["truncation"]]
         task = f"qaedit_grid_{GRID_INPUTS[row['input']]}_{cell}"
@@ -147,8 +161,8 @@ def regime(table: str, editor: str) -> str:
 
 
 def scale(table: str) -> float:
-    """Printed values are 100 times ours but in WILD."""
-    return 1.0 if table.startswith("wild") else 100.0
+    """Printed values are 100 times ours but in WILD and ThinkEdit."""
+    return 1.0 if table.startswith(("wild", "thinkedit")) else 100.0
 
 
 def is_number(text: str) -> bool:

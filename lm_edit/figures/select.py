@@ -183,7 +183,9 @@ def run_cells(rows: DataFrame, runs: Sequence[str], metric: str) -> list[Cell]:
     return [cell(of_metric[of_metric["run"] == run]) for run in runs]
 
 
-def series_of(name: str, cells: Sequence[Cell], **look: object) -> Series:
+def series_of(
+    name: str, cells: Sequence[Cell], *, positions: Sequence[float] = (), color: int = 0, style: int = 0
+) -> Series:
     """Values with intervals (where any has one) and counts."""
     with_intervals = any(not math.isnan(entry.low) for entry in cells)
     return Series(
@@ -193,7 +195,9 @@ def series_of(name: str, cells: Sequence[Cell], **look: object) -> Series:
         high=[entry.high for entry in cells] if with_intervals else (),
         counts=[entry.n for entry in cells],
         gaps=[entry.gap for entry in cells],
-        **look,  # type: ignore[arg-type]
+        positions=positions,
+        color=color,
+        style=style,
     )
 
 
