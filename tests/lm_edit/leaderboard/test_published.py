@@ -70,17 +70,17 @@ def test_the_file_is_what_the_script_writes():
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="the published tables are not here")
 def test_values_are_the_printed_ones():
-    """Every value is in the row of its model and editor, 100 times ours but in WILD."""
+    """Every value is in the row of its model and editor, 100 times ours but in WILD and ThinkEdit."""
     checked = 0
     for row in read_json(FILE)["rows"]:
         with (FOLDER / f"{row['table']}.csv").open(encoding="utf-8", newline="") as file:
             printed = list(csv.DictReader(file))
-        scale = 1 if row["table"].startswith("wild") else 100
+        scale = 1 if row["table"].startswith(("wild", "thinkedit")) else 100
         for _, _, value, column, _, _ in row["values"]:
             cells = {
                 float(line[column])
                 for line in printed
-                if row["editor"] in (line.get("editor"), line.get("method"), column)
+                if row["editor"] in (line.get("editor"), line.get("method"), line.get("technique"), column)
                 and line[column] not in ("", "-")
                 and line.get("model", row["model"]) == row["model"]
             }
