@@ -9,8 +9,8 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import (
-    DATA_HELP,
     Verb,
+    add_data_arguments,
     add_model_arguments,
     add_overwrite_argument,
     check_output_files,
@@ -26,8 +26,14 @@ SUFFIX = ".safetensors"
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--prompts", default="counterfact", help="benchmark of the prompts (default counterfact)")
-    parser.add_argument("--data", help=DATA_HELP)
+    parser.add_argument(
+        "--prompts",
+        dest="edits",
+        metavar="BENCHMARK",
+        default="counterfact",
+        help="benchmark of the prompts (default counterfact)",
+    )
+    add_data_arguments(parser)
     parser.add_argument("--num-prompts", type=whole(), default=100, help="number of its first cases (default 100)")
     parser.add_argument("--edit", nargs="+", default=[], metavar="FILE", help="saved edits, applied in this order")
     size = parser.add_mutually_exclusive_group()
@@ -50,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     given: dict[str, Any] = {f"evk_{name}": getattr(args, name) for name in options if getattr(args, name) is not None}
     written = write_embeddings(
         args.out,
-        args.prompts,
+        args.edits,
         {**data_settings(args), **given},
         num_prompts=args.num_prompts,
         edits=args.edit,

@@ -77,6 +77,16 @@ def text_setting(name: str, help: str, accepted: str, *, default: str | None = N
     return Setting(name, accepted, help, read)
 
 
+def whole_setting(name: str, default: int, help: str) -> Setting[int]:
+    """A setting whose value is a whole number of at least 1."""
+
+    def read(settings: Settings) -> int:
+        value = settings.get(name)
+        return default if value is None else require_whole(name, value)
+
+    return Setting(name, "a whole number >= 1", help, read)
+
+
 def set_setting(name: str, sets: Iterable[str]) -> Setting[str | None]:
     """A setting that chooses one of a benchmark's published sets, as ``data=hub:<set>`` does; absent by default."""
     accepted = (FULL, *sets)
@@ -130,6 +140,8 @@ CHECKPOINTS = Setting(
 MODE = Setting("mode", "a mode of edited_hf", "sequential: report the stages of a stream", _anything)
 
 PRETRAINED = Setting("pretrained", "an option of the model class", "without it, the default of data is mini", _anything)
+GROUP_SIZE = Setting("group_size", "an option of the model class", "cases whose edits are made together", _anything)
+LOAD_EDIT = Setting("load_edit", "an option of the model class", "a saved edit, under which all is asked", _anything)
 
 COMMON_SETTINGS: tuple[Setting[Any], ...] = (
     DATA,
@@ -144,6 +156,8 @@ COMMON_SETTINGS: tuple[Setting[Any], ...] = (
     IMMEDIATE,
     RETENTION,
     CHECKPOINTS,
+    GROUP_SIZE,
+    LOAD_EDIT,
 )
 
 # Keys that lm-eval, the tasks' YAML files and the tasks themselves write.

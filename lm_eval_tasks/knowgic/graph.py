@@ -93,7 +93,7 @@ def _names(fields: Fields, name: str) -> list[str]:
 def _relation(fields: Fields, name: str) -> Relation:
     entry = Fields(fields.record["relations"], fields.where)
     relation = Relation(entry.text(f"{name}.prompt"), entry.text(f"{name}.question"))
-    for key, text in relation._asdict().items():
+    for key, text in (("prompt", relation.prompt), ("question", relation.question)):
         if text.count("{}") != 1:
             raise fields.error(f"relations.{name}.{key}", f"is {text!r}; one {{}} for the subject is needed")
     return relation

@@ -30,7 +30,6 @@ PUBLISHED_SHA256 = {
 }
 OWN, PUBLISHED = "own", "published"
 EMBEDDED = Path(__file__).parent / "data" / "demonstrations"
-SET_SETTING = "mquake_set"  # stands for data=hub
 
 DEMONSTRATIONS = text_setting(
     "demonstrations",
@@ -77,7 +76,7 @@ def find_demonstrations(settings: Settings) -> Demonstrations:
     """
     place = DEMONSTRATIONS.read(settings)
     if place is None:
-        from_hub = settings.get(SET_SETTING) or choose_data(settings).partition(":")[0] == HUB
+        from_hub = settings.get("mquake_set") or choose_data(settings).partition(":")[0] == HUB
         place = PUBLISHED if from_hub else OWN
     return _load(place if place in (OWN, PUBLISHED) else str(user_path(place, "demonstrations")))
 

@@ -24,7 +24,7 @@ from edit_hooks.utils.numbers import NON_NEGATIVE, SEED, require_number, require
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.measures import Measure, case_mean, mean_over, state_cosine
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc, question_doc
-from lm_eval_tasks.common.settings import Setting, Settings, choice_setting, text_setting
+from lm_eval_tasks.common.settings import Setting, Settings, choice_setting, text_setting, whole_setting
 
 DRIFTS: tuple[Drift, ...] = get_args(Drift)
 TEXT, TEXTS = "text", "attribute prompts"
@@ -33,14 +33,6 @@ INSTANCES = "edit prompt with its subject in it"
 NUM_PROMPTS, NUM_TEXTS, SIGMA = 2000, 5000, 0.3  # as published
 
 AUTO, OWN_EDIT, ALL_EDITS = "auto", "own_edit", "all_edits"
-
-
-def _count(name: str, published: int) -> Setting[int]:
-    def read(settings: Settings) -> int:
-        value = settings.get(name)
-        return published if value is None else require_whole(name, value)
-
-    return Setting(name, "a whole number >= 1", f"at most this many; published: {published}", read)
 
 
 def _noise(settings: Settings) -> float | None:
@@ -81,8 +73,8 @@ def _state(settings: Settings) -> State:
 PROMPTS_OF = text_setting(
     "evk_prompts", "benchmark whose prompts are perturbed, in place of CounterFact", "name of a benchmark"
 )
-EVK_NUM_PROMPTS = _count("evk_num_prompts", NUM_PROMPTS)
-EVK_NUM_TEXTS = _count("evk_num_texts", NUM_TEXTS)
+EVK_NUM_PROMPTS = whole_setting("evk_num_prompts", NUM_PROMPTS, f"at most this many; published: {NUM_PROMPTS}")
+EVK_NUM_TEXTS = whole_setting("evk_num_texts", NUM_TEXTS, f"at most this many; published: {NUM_TEXTS}")
 EVK_NOISE = Setting(
     "evk_noise", NON_NEGATIVE.text, f"sigma of the noise on embeddings, absolute; published: {SIGMA}", _noise
 )

@@ -151,16 +151,22 @@ NEEDED = {
     "judge": ["x"],
     "judge-quality": ["--judge", "published"],
     "stats": [],
+    "build-knowgic": ["--graph", "x", "--out", "y"],
+    "leaderboard": ["x", "--out", "y"],
+    "sweep": ["example"],
 }
 OPTIONS = {
     "edit": ["--subset", "--subset-seed", "--num-edits", "--edit-batch-size", "--seed"],
     "tune": ["--subset", "--subset-seed", "--num-edits", "--skip", "--lr", "--clamp", "--trials", "--seed"],
     "trace": ["--subset", "--subset-seed", "--num-edits", "--samples", "--noise", "--window", "--max-tokens", "--seed"],
-    "embed": ["--num-prompts", "--noise", "--relative-noise", "--noise-seed"],
+    "embed": ["--subset", "--subset-seed", "--num-prompts", "--noise", "--relative-noise", "--noise-seed"],
     "train-mend": ["--subset", "--subset-seed", "--num-edits", "--validation-share"],
     "judge": ["--max-calls", "--min-coverage"],
     "judge-quality": ["--max-calls", "--min-coverage"],
     "stats": ["--layers", "--tokens", "--max-length", "--threshold", "--energy", "--seed"],
+    "build-knowgic": ["--max-steps"],
+    "leaderboard": ["--resamples"],
+    "sweep": ["--workers", "--limit"],
 }
 
 

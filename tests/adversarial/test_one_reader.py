@@ -37,6 +37,8 @@ ALLOWED = {
     "edit_hooks/utils/json_io.py": "the reader of JSON",
     "edit_hooks/utils/sqlite_cache.py": "the first bytes of a database",
     "judges/model/verdict_store.py": "rows of a cache whose checksums are compared",
+    "lm_eval_tasks/common/result_table.py": "a cell of the table in memory",
+    "lm_eval_tasks/common/run_names.py": "a round trip in memory",
     "lm_edit/cli/main.py": "redirects standard output",
     "lm_edit/figures/evk_map.py": "vectors of lm-edit embed, without torch",
     "lm_edit/sweeps/runs.py": "logs and locks of runs",

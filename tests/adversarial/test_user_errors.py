@@ -256,8 +256,6 @@ def test_model_options(harness: Run, arguments: str, expected: str) -> None:
         ({"bad_records": "ignore"}, "Accepted: error, skip"),
         ({"mode": "sequential", "checkpoints": "x"}, "checkpoints='x'"),
         ({"mode": "sequential", "immediate": "maybe"}, "immediate='maybe'"),
-        ({"mode": "sequential", "edit_batch_size": "x"}, "edit_batch_size is 'x'"),
-        ({"mode": "sequential", "edit_batch_size": 0}, "edit_batch_size is 0"),
         ({"score_unedited_cases": "maybe"}, "not a switch"),
     ],
 )

@@ -25,7 +25,7 @@ def wide(model_type: str):
 
 
 def config_of(model, editor: str = "rome", **settings):
-    return load_editor(editor, {**ROME_CONFIG, **ALIGN, **settings}).default_config(model)
+    return load_editor(editor, {**ROME_CONFIG, "num_steps": 15, **ALIGN, **settings}).default_config(model)
 
 
 def distance(ours, theirs) -> float:

@@ -23,11 +23,11 @@ def test_a_document_holds_all_edits_of_its_case() -> None:
     assert doc["case_id"] == "7"
 
 
-def test_a_question_about_no_edit_is_scored_on_the_final_model_only() -> None:
+def test_a_question_about_no_edit_is_scored_at_checkpoints_and_at_the_end() -> None:
     doc = question_doc("3", [PROBE], {"origin": "neutral"})
     assert (doc["case_id"], doc["edit_requests"], doc["origin"]) == ("3", [], "neutral")
     assert Probe.from_json(doc["probes"][0]) == Probe.from_json(PROBE.to_json())
     position = StreamPosition(edited=True, step=None, num_edits=5, cases_before=0)
     stages = StreamStages(immediate=True, checkpoints=(2,))
     assert not position.not_in_stream
-    assert [stages.applies_to(stage, position) for stage in stages.columns] == [False, False]
+    assert [stages.applies_to(stage, position) for stage in stages.columns] == [False, True]
