@@ -66,8 +66,9 @@ def render_markdown(board: Board, columns: Sequence[Column], published: Sequence
     parts = ["# Leaderboard", ""]
     for section in board.sections:
         parts += [f"## {_markdown(section.title)}", ""]
-        header = ["editor", *(_markdown(column.key.name) for column in columns)]
-        parts += _markdown_table(header, _markdown_rows(section, columns))
+        evaluated = section.evaluated(columns)
+        header = ["editor", *(_markdown(column.key.name) for column in evaluated)]
+        parts += _markdown_table(header, _markdown_rows(section, evaluated))
         parts += [
             "",
             _markdown(_ranks(section.ranking)) if section.ranking else "",
@@ -141,7 +142,7 @@ def describe_column(column: Column) -> str:
     better = {True: "higher is better", False: "lower is better", None: "no direction"}[column.higher_is_better]
     data = " ".join(filter(None, (identity["data"], identity["data_revision"], identity["data_hash"][:12])))
     facts = {
-        "protocol": identity["protocol"],
+        "settings of the task": identity["protocol"],
         "population": identity["population"],
         "judge": identity["judge"],
         "data": data,
@@ -206,10 +207,12 @@ def render_latex(board: Board, columns: Sequence[Column], published: Sequence[Pu
     """A ``booktabs`` table per section, with the marks of the tests; half the interval after a plus-minus sign."""
     parts = [r"% Needs \usepackage{booktabs}."]
     for section in board.sections:
+        evaluated = section.evaluated(columns)
         rows = [
-            [_latex(row.label), *(_latex_cell(row.cells.get(column.key)) for column in columns)] for row in section.rows
+            [_latex(row.label), *(_latex_cell(row.cells.get(column.key)) for column in evaluated)]
+            for row in section.rows
         ]
-        parts += _latex_table(section.title, ["Editor", *(column.key.name for column in columns)], rows)
+        parts += _latex_table(section.title, ["Editor", *(column.key.name for column in evaluated)], rows)
     if published:
         header = ["Model", "Editor", "Edits", "Source", *(column.key.name for column in columns)]
         rows = [[_latex(cell) for cell in _published_cells(row, columns)] for row in published]

@@ -54,8 +54,7 @@ def make_site(
     Raises:
         EditingError: for unreadable files, and for columns whose runs were not computed in the same way.
     """
-    loaded = load_results(paths)
-    results = filter_rows(loaded, only)
+    results = filter_rows(load_results(paths), only)
     sampled = _files_with_samples(results)
     with_samples = results[results["file"].isin(sampled)]
     tasks = set(zip(with_samples["run"], with_samples["task"], strict=True))
@@ -73,7 +72,7 @@ def make_site(
         "leaderboard.tex": render_latex(board, board.default_columns, shown),
     }
     num_rows = len({row.runs for section in board.sections for row in section.rows})
-    return Site(files, [*_notes(loaded, results, sampled), *([note] if note else [])], num_rows, len(board.columns))
+    return Site(files, [*_notes(results, sampled), *([note] if note else [])], num_rows, len(board.columns))
 
 
 def _files_with_samples(results: pd.DataFrame) -> list[str]:
@@ -86,10 +85,6 @@ def _files_with_samples(results: pd.DataFrame) -> list[str]:
     ]
 
 
-def _notes(loaded: pd.DataFrame, results: pd.DataFrame, sampled: Sequence[str]) -> list[str]:
-    replaced = [
-        f"{item['file']}: {item['task']} is replaced by the newer {item['by']}"
-        for item in loaded.attrs.get("superseded", ())
-    ]
+def _notes(results: pd.DataFrame, sampled: Sequence[str]) -> list[str]:
     without = sorted(set(results["file"]) - set(sampled))
-    return [*replaced, *(f"{name}: no samples, so no intervals, tests and single cases" for name in without)]
+    return [f"{name}: no samples, so no intervals, tests and single cases" for name in without]

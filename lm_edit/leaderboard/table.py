@@ -87,6 +87,11 @@ class Section(NamedTuple):
     ranking: Ranking | None
     ranking_note: str
 
+    def evaluated(self, columns: Sequence[Column]) -> list[Column]:
+        """The columns in which one of its editors has a number; the unedited model alone makes no comparison."""
+        editors = [row for row in self.rows if not row.is_reference] or self.rows
+        return [column for column in columns if any(column.key in row.cells for row in editors)]
+
 
 @dataclass
 class Cell:

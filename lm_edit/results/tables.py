@@ -39,8 +39,9 @@ def load_results(paths: Paths) -> pd.DataFrame:
     files = read_result_files(paths)
     rows = [row for file in files for row in result_rows(file)]
     kept, superseded = _newest(rows)
-    for old in superseded:
-        log.warning("%s: %s of run %s is superseded by a newer file", old["file"], old["task"], old["run"])
+    for file in dict.fromkeys(old["file"] for old in superseded):
+        tasks = sorted({str(old["task"]) for old in superseded if old["file"] == file})
+        log.warning("%s: newer files of the same run supersede %s", file, ", ".join(tasks))
     frame = make_frame(kept, RESULT_COLUMNS)
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded}
     return frame

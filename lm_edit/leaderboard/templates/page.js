@@ -117,7 +117,8 @@
   }
 
   function shownColumns(list) {
-    return [...state.columns].sort((a, b) => a - b).filter((index) => list.some((row) => row.cells[index]));
+    const editors = list.filter((row) => !row.reference); // the unedited model alone makes no comparison
+    return [...state.columns].sort((a, b) => a - b).filter((index) => (editors.length ? editors : list).some((row) => row.cells[index]));
   }
 
   function heading(columns, first) {

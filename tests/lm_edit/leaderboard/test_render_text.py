@@ -64,3 +64,15 @@ def test_published_rows_are_marked_with_their_source(board):
         row for row in csv.DictReader(io.StringIO(render_csv(board, published))) if row["section"] == "BIRD table 3"
     ]
     assert {row["origin"] for row in rows} == {"published (same)"}
+
+
+def test_a_table_has_the_columns_that_its_editors_were_evaluated_on():
+    """The unedited model has both columns, the editor one: the other would be empty."""
+    results, cases = frames(
+        {"unedited": {"bake_es/es_prob": [0.0], "bake_rq/rqs_prob": [0.0]}, "rome": {"bake_es/es_prob": [1.0]}}
+    )
+    board = build_board(results, cases, resamples=99)
+    (section,) = board.sections
+    assert [column.key.metric for column in section.evaluated(board.columns)] == ["es_prob"]
+    for text in (render_markdown(board, board.columns, ()), render_latex(board, board.columns, ())):
+        assert text.count("rqs_prob") <= 1  # in the notes only

@@ -121,7 +121,7 @@ def test_the_newest_result_counts_and_the_others_are_named(tmp_path: Path, caplo
     frame = load_results(tmp_path)
     assert set(frame["file"]) == {str(new)}
     assert [(each["file"], each["by"]) for each in frame.attrs["superseded"]] == [(str(old), str(new))]
-    assert "superseded" in caplog.text
+    assert f"{old}: newer files of the same run supersede bake_es" in caplog.text
     assert set(load_cases(tmp_path)["run"]) == set(frame["run"]) and len(list(load_documents(tmp_path))) == 4
 
 
