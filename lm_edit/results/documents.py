@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response
@@ -30,6 +30,7 @@ class SavedResponse:
         thought: text of the thought before the answer.
         logprob: log-probability of the continuation in nats. num_tokens: its number of tokens.
         is_greedy: the continuation is the most likely one.
+        cosine: of the hidden states of edited and unedited model, where these are compared.
         failure: why there is no answer.
     """
 
@@ -39,6 +40,7 @@ class SavedResponse:
     logprob: float | None = None
     num_tokens: int | None = None
     is_greedy: bool | None = None
+    cosine: float | None = None
     failure: str | None = None
 
 
@@ -208,5 +210,7 @@ def _response(answer: Answer) -> SavedResponse:
             is_greedy=answer.is_greedy,
             failure=None if logprob is not None else f"log-probability is {answer.logprob}",
         )
+    if isinstance(answer, StateSimilarity):
+        return SavedResponse(cosine=answer.cosine)
     reason = answer.reason if isinstance(answer, FailedAnswer) else f"the answer is a {type(answer).__name__}"
     return SavedResponse(failure=reason)

@@ -406,6 +406,7 @@
 
   function responseOf(part, target, best) {
     if (part.failure !== undefined) return el("p", { class: "failure" }, `no answer: ${part.failure}`);
+    if (part.cosine !== undefined) return el("div", {}, `cosine ${number(part.cosine)} with the unedited model's state`);
     if (part.text !== undefined) {
       return el("div", {}, part.thought ? el("details", {}, el("summary", {}, "thought"), el("pre", {}, part.thought)) : "",
         el("pre", {}, part.text || el("span", { class: "none" }, "(empty)"), part.follows ? el("span", { class: "follows", title: "after the stop; not scored" }, part.follows) : ""));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from paths import ROOT
 from result_files import change, scripted_results, write_run
 
+from edit_hooks.answers import StateSimilarity
 from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, CASE_COLUMNS, RESULT_COLUMNS, RETENTION_COLUMNS
 
@@ -213,3 +215,12 @@ def test_documents_have_answers_before_and_after(tmp_path: Path) -> None:
     helper = generated[-1]
     assert helper.kind == "pre_edit" and helper.answers == {} and helper.unedited is not None
     assert json.loads(json.dumps(first.to_json()))["run"] == first.run
+
+
+def test_a_document_shows_compared_states(tmp_path: Path) -> None:
+    results = scripted_results("counterfact_evk_ts")
+    for sample in results["samples"]["counterfact_evk_ts"]:
+        sample["resps"] = [[replace(answers[0], final=StateSimilarity(cosine=0.5))] for answers in sample["resps"]]
+    write_run(tmp_path, "counterfact_evk_ts", results=results)
+    response = next(load_documents(tmp_path)).questions[0].answers[""]
+    assert (response.cosine, response.logprob, response.text, response.failure) == (0.5, None, None, None)
