@@ -226,7 +226,7 @@ def caption(rows: DataFrame, *, unedited: bool = True, notes: Sequence[str] = ()
     ]
     protocols = [_shown(text) for text in own["protocol"].unique() if _shown(text) not in ("", "nan", "None")]
     columns = ", ".join(dict.fromkeys(own["metric"]))
-    sentences.append(f"Columns: {columns}{f' (protocol: {_join(protocols)})' if protocols else ''}.")
+    sentences.append(f"Columns: {columns}{f' (settings of the task: {_join(protocols)})' if protocols else ''}.")
     if own["stderr"].notna().any():
         partly = " where a column has a standard error" if own["stderr"].isna().any() else ""
         sentences.append(f"Whiskers: 95% intervals, 1.96 standard errors over cases{partly}.")

@@ -129,34 +129,38 @@ def _network(document: CaseDocument, paths: Sequence[Path], title: str) -> Netwo
                     source=ends[0], target=ends[1], label=f"{step.before:.2f} → {step.after:.2f}", kind=kind
                 )
     edges[start, new] = Edge(source=start, target=new, label="", kind="edit")
-    nodes = _place(
+    nodes = place_nodes(
         start, end, new, [[names.get(step.answer.casefold(), step.answer) for step in path.steps] for path in shown]
     )
     return Network(title=title, nodes=nodes, edges=list(edges.values()), kinds=KINDS)
 
 
-def _place(start: str, end: str, new: str, chains: Sequence[Sequence[str]]) -> list[Node]:
+def place_nodes(start: str, end: str, new: str, chains: Sequence[Sequence[str]]) -> list[Node]:
     """Nodes from left to right by their latest place in a chain, the start and the end at the sides."""
     depths: dict[str, int] = {}
     for chain in chains:
         for depth, name in enumerate(chain, start=1):
             if name not in (start, end, new):
                 depths[name] = max(depths.get(name, 0), depth)
-    last = max(depths.values(), default=0) + 1
     before: dict[str, set[str]] = defaultdict(set)
     for chain in chains:
         for previous, name in zip([start, *chain], chain, strict=False):
             before[name].add(previous)
-    heights = {start: 0.5, end: 0.5}
-    for depth in range(1, last):
+    heights = {start: 0.5, end: 0.5, new: 0.05}
+    places: dict[str, float] = {}
+    layers = sorted(set(depths.values()))
+    for rank, depth in enumerate(layers, start=1):
         layer = sorted(name for name in depths if depths[name] == depth)
-        layer.sort(key=lambda name: fmean(heights[near] for near in sorted(before[name]) if near in heights))
+        # A node may follow only nodes of later layers, which have no height yet.
+        layer.sort(key=lambda name: fmean([heights[near] for near in sorted(before[name]) if near in heights] or [0.5]))
         for index, name in enumerate(layer):
             # Alternating, so that names of neighboring layers are not on one line.
-            heights[name] = min(1.0, (index + 0.5) / len(layer) + (0.07 if depth % 2 else -0.07))
+            heights[name] = min(1.0, (index + 0.5) / len(layer) + (0.07 if rank % 2 else -0.07))
+            # Oblique, so that edges inside of a layer and their labels are not on one line.
+            places[name] = (rank + 0.5 * ((index + 0.5) / len(layer) - 0.5)) / (len(layers) + 1)
     nodes = [Node(name=start, x=0.0, y=0.5, role="start"), Node(name=end, x=1.0, y=0.5, role="end")]
-    nodes.append(Node(name=new, x=0.0, y=0.05))
-    return nodes + [Node(name=name, x=depth / last, y=heights[name]) for name, depth in sorted(depths.items())]
+    nodes.append(Node(name=new, x=0.0, y=heights[new]))
+    return nodes + [Node(name=name, x=places[name], y=heights[name]) for name in sorted(places)]
 
 
 SPEC = FigureSpec(

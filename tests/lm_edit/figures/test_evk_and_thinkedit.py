@@ -197,3 +197,11 @@ class TestGraph:
             thinkedit_graph.draw([self.document(extras={})], {})
         with pytest.raises(EditingError, match="5 runs and tasks have case 0; choose with --only"):
             thinkedit_graph.draw([self.document()] * 5, {})
+
+
+def test_chains_through_the_new_object_and_against_the_order_of_layers_are_placed() -> None:
+    """B follows the new object only; C is deepest in the second chain, so D of the first follows nothing before it."""
+    chains = [["New", "B", "Old"], ["C", "D", "Old"], ["E", "F", "C", "Old"]]
+    nodes = thinkedit_graph.place_nodes("S", "Old", "New", chains)
+    assert {node.name for node in nodes} == {"S", "Old", "New", "B", "C", "D", "E", "F"}
+    assert all(0.0 <= node.x <= 1.0 and 0.0 <= node.y <= 1.1 for node in nodes)
