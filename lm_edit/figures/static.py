@@ -344,9 +344,11 @@ def _draw_network(axes: Axes, panel: Network) -> None:
 
 
 def _beside(start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
-    """The middle of a bent edge."""
+    """A point of a bent edge, a quadratic Bezier curve, nearer to its source, so that labels of opposite edges part."""
     (x0, y0), (x1, y1) = start, end
-    return (x0 + x1) / 2 + BEND / 2 * (y1 - y0), (y0 + y1) / 2 - BEND / 2 * (x1 - x0)
+    share = 0.36
+    bend = 2 * share * (1 - share) * BEND
+    return x0 + share * (x1 - x0) + bend * (y1 - y0), y0 + share * (y1 - y0) - bend * (x1 - x0)
 
 
 def _add_heading(figure: Figure, title: str, names: Sequence[str], columns: int) -> None:

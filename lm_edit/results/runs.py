@@ -144,7 +144,7 @@ def _misshaped(content: Mapping[str, Any]) -> str:
 
 
 def find_result_files(paths: Paths) -> Iterator[Path]:
-    """Yield the files themselves, and the result files below folders.
+    """Yield the files themselves, and the result files below folders but those of a sweep's unfinished runs.
 
     Raises:
         EditingError: for paths that do not exist, and folders without result files.
@@ -152,7 +152,7 @@ def find_result_files(paths: Paths) -> Iterator[Path]:
     for name in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         path = user_path(name, "result file or folder")
         if path.is_dir():
-            inside = sorted(path.rglob("results_*.json"))
+            inside = sorted(file for file in path.rglob("results_*.json") if not _is_unfinished(file, path))
             if not inside:
                 raise EditingError(f"no results_*.json in {path}; run lm_eval with --output_path.")
             yield from inside
@@ -160,3 +160,9 @@ def find_result_files(paths: Paths) -> Iterator[Path]:
             yield path
         else:
             raise EditingError(f"there is no file or folder {path}.")
+
+
+def _is_unfinished(file: Path, folder: Path) -> bool:
+    """Whether lm_edit.sweeps is still writing the file: it is below ``<run>/attempt`` beside ``<run>/run.json``."""
+    inner = file.relative_to(folder).parents
+    return any(part.name == "attempt" and (folder / part.parent / "run.json").exists() for part in inner)

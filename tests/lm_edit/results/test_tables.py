@@ -224,3 +224,11 @@ def test_a_document_shows_compared_states(tmp_path: Path) -> None:
     write_run(tmp_path, "counterfact_evk_ts", results=results)
     response = next(load_documents(tmp_path)).questions[0].answers[""]
     assert (response.cosine, response.logprob, response.text, response.failure) == (0.5, None, None, None)
+
+
+def test_unfinished_runs_of_a_sweep_are_not_read(tmp_path: Path) -> None:
+    done = write_run(tmp_path / "one" / "results")
+    write_run(tmp_path / "two" / "attempt", seed=1)
+    (tmp_path / "two" / "run.json").write_text("{}", encoding="utf-8")
+    own = write_run(tmp_path / "attempt", seed=2)  # a folder of the user
+    assert set(load_results(tmp_path)["file"]) == {str(done), str(own)}
