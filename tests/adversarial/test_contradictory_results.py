@@ -79,6 +79,15 @@ def test_one_run_in_two_versions_is_refused():
         build_board(pd.concat([older, newer], ignore_index=True), cases)
 
 
+def test_one_task_of_a_run_in_two_files_is_refused():
+    """As with two judges, one of them chosen by --only: cases of both files would count twice."""
+    (exact, cases), (judged, again) = frames({"rome": SCORES}), frames({"rome": {"bake_es/judged": [1.0, 1.0, 0.0]}})
+    judged["file"] = "results_2.json"
+    results = pd.concat([exact, judged], ignore_index=True)
+    with pytest.raises(EditingError, match=r"rome single mini has results of bake_es in 2 files, .*Give only one"):
+        build_board(results, pd.concat([cases, again], ignore_index=True))
+
+
 def test_many_columns_are_one_sentence():
     scores = {f"bake_es/m{number}": [1.0, 0.0] for number in range(9)}
     results, cases = both(frames({"rome": scores}), frames({"memit": scores}, data="hub"))
