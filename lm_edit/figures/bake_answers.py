@@ -63,8 +63,7 @@ def draw(rows: DataFrame) -> Chart:
     notes = [
         "An answer that names both the desired and the original subject is counted apart; the paper has no such kind."
     ]
-    sentences = caption(chosen, notes=notes)
-    sentences[0] = sentences[0].replace("Whiskers: 95% intervals, 1.96 standard errors over cases.", "")
+    sentences = caption(chosen, whiskers=False, notes=notes)
     return Chart(name=NEEDS.figure, title="Free answers to reverse questions", panels=panels, caption=sentences)
 
 

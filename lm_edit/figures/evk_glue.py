@@ -49,6 +49,10 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     runs = runs[runs["num_edits"].notna()]
     if runs.empty:
         raise NEEDS.missing("no run has num_edits: single edits leave these tasks to the unedited model")
+    if len(edits := sorted(set(runs["edits"].fillna("").map(str)))) > 1:
+        raise NEEDS.missing(
+            f"the runs have different edits ({', '.join(edits)}); choose with --only 'edits={edits[-1]}'"
+        )
     if chosen["model"].nunique() > 1:
         raise NEEDS.missing(f"runs of several models are given; choose with --only model={chosen.iloc[0]['model']}")
     editors = sorted(set(runs["editor"]))

@@ -15,6 +15,7 @@ from lm_edit.figures.spec import Needs, Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from pandas import Series as Column
 
 UNEDITED = "unedited"
 FINAL = ""
@@ -171,7 +172,7 @@ def cell(rows: DataFrame) -> Cell:
     row = rows.iloc[0]
     value, stderr = float(row["value"]), row["stderr"]
     n = None if _shown(row["n"]) in ("nan", "None", "<NA>") else int(row["n"])
-    if stderr is None or math.isnan(float(stderr)) or math.isnan(value):
+    if stderr is None or not float(stderr) > 0 or math.isnan(value):  # 0: all cases score the same, of no known spread
         return Cell(value, n=n)
     low, high = value - NORMAL_95 * float(stderr), value + NORMAL_95 * float(stderr)
     return Cell(value, max(0.0, low), min(1.0, high), n) if row["is_rate"] else Cell(value, low, high, n)
@@ -218,8 +219,8 @@ def model_panels(rows: DataFrame) -> Mapping[str, DataFrame]:
     return {str(model): group for model, group in rows.groupby("model")}
 
 
-def caption(rows: DataFrame, *, unedited: bool = True, notes: Sequence[str] = ()) -> list[str]:
-    """Sentences about the drawn rows: cases, data, protocol, intervals, reference line."""
+def caption(rows: DataFrame, *, unedited: bool = True, whiskers: bool = True, notes: Sequence[str] = ()) -> list[str]:
+    """Sentences about the drawn rows: cases, data, protocol, and if wanted intervals and reference line."""
     own = edited(rows) if not edited(rows).empty else rows
     sentences = [
         f"{_counts(own)} Data: {_join(own['data'])}; model: {_join(own['model'])}; mode: {_join(own['mode'])}."
@@ -227,14 +228,26 @@ def caption(rows: DataFrame, *, unedited: bool = True, notes: Sequence[str] = ()
     protocols = [_shown(text) for text in own["protocol"].unique() if _shown(text) not in ("", "nan", "None")]
     columns = ", ".join(dict.fromkeys(own["metric"]))
     sentences.append(f"Columns: {columns}{f' (settings of the task: {_join(protocols)})' if protocols else ''}.")
-    if own["stderr"].notna().any():
-        partly = " where a column has a standard error" if own["stderr"].isna().any() else ""
-        sentences.append(f"Whiskers: 95% intervals, 1.96 standard errors over cases{partly}.")
-    else:
-        sentences.append("No whiskers: these columns have no standard error.")
+    if whiskers:
+        sentences.append(_whiskers(own["stderr"]))
     if unedited and (rows["editor"] != UNEDITED).all():
         sentences.append("No run of the unedited model (mode=none) is among the files.")
     return [" ".join(sentences), *notes]
+
+
+def _whiskers(errors: Column) -> str:
+    if errors.isna().all():
+        return "No whiskers: these columns have no standard error."
+    known = errors.dropna().astype(float)
+    if not (known > 0).any():
+        return "No whiskers: all cases score the same."
+    none = [
+        *(["a column has no standard error"] if errors.isna().any() else []),
+        *(["all cases score the same"] if (known == 0).any() else []),
+    ]
+    return "Whiskers: 95% intervals, 1.96 standard errors over cases" + (
+        f"; none where {' or '.join(none)}." if none else "."
+    )
 
 
 def _counts(rows: DataFrame) -> str:
@@ -243,9 +256,10 @@ def _counts(rows: DataFrame) -> str:
         return "n is not in the files."
     low, high = int(known.min()), int(known.max())
     counts = f"n = {low}" if low == high else f"n = {low} to {high}"
+    # Not the column "unscored", which counts the cases of a task in which any metric is missing.
     left_out = [
-        f"{name} {int(rows[name].dropna().max())}"
-        for name in ("excluded", "unscored", "failed")
+        f"{word} {int(rows[name].dropna().max())}"
+        for name, word in {"excluded": "excluded", "failed": "unscored"}.items()
         if not rows[name].dropna().empty and rows[name].dropna().max() > 0
     ]
     return f"{counts} cases" + (f" (at most: {', '.join(left_out)})." if left_out else ".")

@@ -44,8 +44,7 @@ def draw(rows: DataFrame, retention: DataFrame, options: Options = DEFAULTS) -> 
     if not panels:
         raise NEEDS.missing(f"no run has {metric}@retention")
     note = "A row is the model after that step, a column the cases edited in that step."
-    sentences = [*caption(chosen, unedited=False)[:1], *notes, note]
-    sentences[0] = sentences[0].split(" Whiskers:")[0].split(" No whiskers:")[0]
+    sentences = caption(chosen, unedited=False, whiskers=False, notes=[*notes, note])
     return Chart(name=NEEDS.figure, title="Earlier edits after later ones", panels=panels, caption=sentences)
 
 

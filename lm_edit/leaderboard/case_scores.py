@@ -1,10 +1,10 @@
-"""Scores of single cases, and how a column's value follows from them: a mean, or an edit score of several means."""
+"""Scores of single cases, and how a column's value follows from them: a mean, a pooled mean, or an edit score."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,15 +21,18 @@ class CaseScores(NamedTuple):
 
     Attributes:
         documents: (cases,) ids, sorted.
-        values: (cases, components); NaN where unscored. A mean over cases has one component.
+        values: (cases, components); NaN where unscored. A mean over cases has one component, a pooled mean two: the
+            mean of the case's units, and their weight.
         factors: for an edit score, the factor of each component; ``None`` for a mean.
         reasons: why cases have no score -> number of cases; excluded cases are not in it.
+        is_pooled: the score is the mean over the units of all cases, as chains or questions.
     """
 
     documents: tuple[int, ...]
     values: Values
     factors: tuple[int, ...] | None
     reasons: dict[str, int]
+    is_pooled: bool = False
 
     @property
     def num_scored(self) -> int:
@@ -38,6 +41,9 @@ class CaseScores(NamedTuple):
 
     def score(self, values: Values) -> Values:
         """(..., cases, components) -> (...); NaN if a component is scored in no case."""
+        if self.is_pooled:
+            with np.errstate(invalid="ignore"):  # no scored case
+                return np.nansum(values.prod(axis=-1), axis=-1) / np.nansum(values[..., 1], axis=-1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a component that is scored in no case
             means = np.nanmean(values, axis=-2)
@@ -51,14 +57,16 @@ class CaseScores(NamedTuple):
         """Bootstrap interval over cases."""
         if self.factors is not None:
             return bootstrap_interval(self.values, resamples=resamples, score=self.score)
-        plain = self.values[:, 0]
-        return bootstrap_interval(plain[np.isfinite(plain)], resamples=resamples)
+        scored = self.values[np.isfinite(self.values[:, 0])]
+        if self.is_pooled and len(set(scored[:, 0])) > 1:
+            return bootstrap_interval(scored, resamples=resamples, score=self.score)
+        return bootstrap_interval(scored[:, 0], resamples=resamples)
 
     def compared(self, other: CaseScores, resamples: int) -> Comparison | None:
         """Paired test on the cases of both runs; ``None`` if there is no such case."""
         shared = sorted(set(self.documents) & set(other.documents))
         first, second = (scores.values[np.isin(scores.documents, shared)] for scores in (self, other))
-        if self.factors is None:
+        if self.factors is None and not self.is_pooled:
             return compare_pairs(first[:, 0], second[:, 0], permutations=resamples)
         return compare_pairs(first, second, permutations=resamples, score=self.score)
 
@@ -84,11 +92,18 @@ def read_case_scores(rows: pd.DataFrame) -> CaseScores:
     rows = rows.sort_values("doc_id")
     documents = tuple(int(document) for document in rows["doc_id"])
     plain = pd.to_numeric(rows["value"], errors="coerce").to_numpy(dtype=np.float64)
-    composite = _components(rows["components"].tolist()) if "components" in rows else None
-    values, factors = composite or (plain[:, np.newaxis], None)
+    saved = rows["components"].tolist() if "components" in rows else []
+    composite, pooled = _components(saved), _pooled(saved)
+    values, factors = composite or (plain[:, np.newaxis] if pooled is None else pooled, None)
     unscored = np.isnan(values).all(axis=1) & (rows["excluded"].fillna(0) == 0).to_numpy()
     reasons = rows["reason"][unscored].value_counts()
-    return CaseScores(documents, values, factors, {str(name): int(reasons[name]) for name in sorted(reasons.index)})
+    return CaseScores(
+        documents,
+        values,
+        factors,
+        {str(name): int(reasons[name]) for name in sorted(reasons.index)},
+        pooled is not None,
+    )
 
 
 def _components(saved: Sequence[object]) -> tuple[Values, tuple[int, ...]] | None:
@@ -106,6 +121,20 @@ def _components(saved: Sequence[object]) -> tuple[Values, tuple[int, ...]] | Non
     ]
     return np.asarray(flat, dtype=np.float64), tuple(
         number for number, length in enumerate(lengths) for _ in range(length)
+    )
+
+
+def _pooled(saved: Sequence[object]) -> Values | None:
+    """(cases, 2) values and weights of saved pooled means ``{"value": ..., "weight": ...}``; else ``None``."""
+    cases = [case for case in saved if isinstance(case, Mapping)]
+    if not cases or any(set(case) != {"value", "weight"} for case in cases):
+        return None
+    return np.asarray(
+        [
+            [float(case["value"]), float(case["weight"])] if isinstance(case, Mapping) else [math.nan, math.nan]
+            for case in saved
+        ],
+        dtype=np.float64,
     )
 
 

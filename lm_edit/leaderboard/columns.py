@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ IDENTITY = {
     "judge": "judge",
     "protocol": "protocol",
     "cases": "set of cases",
+    "edits": "set of edits",
 }
 MAX_TASKS_WITHOUT_ENTRY = 3
 DEFAULTS = Path(__file__).with_name("columns.yaml")
@@ -103,8 +105,10 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
     for names, rows in results.groupby(list(KEY), sort=False):
         key = ColumnKey(*map(str, names))
         identities = _identities(rows, case_sets)
-        differing = [field for field in IDENTITY if len({identity[field] for _, identity in identities}) > 1]
-        refusals += [_refusal(key, field, identities) for field in differing]
+        for field in IDENTITY:
+            known = [(name, identity) for name, identity in identities if field in identity]
+            if len({identity[field] for _, identity in known}) > 1:
+                refusals.append(_refusal(key, field, known))
         first = rows.iloc[0]
         better = first["higher_is_better"]
         columns.append(
@@ -114,7 +118,7 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
                 None if is_missing(better) else bool(better),
                 bool(first["is_rate"]),
                 None if is_missing(first["chance"]) else float(first["chance"]),
-                identities[0][1],
+                next((identity for _, identity in identities if "edits" in identity), identities[0][1]),
                 key in shown,
             )
         )
@@ -137,7 +141,8 @@ def describe_case_sets(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
 def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) -> list[tuple[str, dict[str, str]]]:
     """Name and identity of every run of a column.
 
-    Where some runs have no samples, ``--limit`` is what is known of all of them.
+    Where some runs have no samples, ``--limit`` is what is known of all of them. Tasks without edits of their own, as
+    of general ability, have those of the stream, but not for the unedited model.
     """
     known = [case_sets.get((str(run), str(task))) for run, task in zip(rows["run"], rows["task"], strict=True)]
     limits = [f"--limit {text_of(limit)}" if not is_missing(limit) else "all cases" for limit in rows["limit"]]
@@ -145,11 +150,15 @@ def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) ->
         sets = limits
     else:
         sets = [cases or limit for cases, limit in zip(known, limits, strict=True)]
-    fields = [field for field in IDENTITY if field != "cases"]
-    return [
-        (str(row["run_name"]), {**{field: text_of(row[field]) for field in fields}, "cases": cases})
-        for row, cases in zip(rows.to_dict("records"), sets, strict=True)
-    ]
+    fields = [field for field in IDENTITY if field not in ("cases", "edits")]
+    identities = []
+    for row, asked in zip(rows.to_dict("records"), sets, strict=True):
+        identity = {**{field: text_of(row[field]) for field in fields}, "cases": asked}
+        edits = text_of(row["edits"])
+        if edits and not edits.startswith(text_of(row["benchmark"])):
+            identity["edits"] = edits
+        identities.append((str(row["run_name"]), identity))
+    return identities
 
 
 class _Refusal(NamedTuple):
@@ -181,7 +190,9 @@ def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     if field == "cases":
         return "Evaluate the same cases in all runs (same --limit, subset and data), or name one kind of run alone."
     example = next((value for value, _ in values if value), "")
-    return f"Keep one, e.g. --only {field}={example}, or make a leaderboard of each."
+    # Most columns have no judge and no edits of a stream; the second condition keeps them.
+    others = f" --only {field}=" if field in ("judge", "edits") and all(value for value, _ in values) else ""
+    return f"Keep one, e.g. --only {shlex.quote(f'{field}={example}')}{others}, or make a leaderboard of each."
 
 
 def _short(value: str) -> str:

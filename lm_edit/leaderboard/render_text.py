@@ -148,6 +148,7 @@ def describe_column(column: Column) -> str:
         "data": data,
         "task version": identity["task_version"],
         "cases": identity["cases"],
+        "edits": identity.get("edits", ""),
         "chance": "" if column.chance is None else format_value(column.chance),
     }
     return "; ".join([better, *(f"{name}: {text}" for name, text in facts.items() if text)])

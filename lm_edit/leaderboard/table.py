@@ -171,7 +171,8 @@ class Board:
         """How intervals, tests and ranks are computed, as sentences."""
         return [
             f"Intervals: 95%, BCa bootstrap over cases ({self.resamples} resamples, fixed seed); given where a score "
-            "follows from its cases: means, and edit scores, which are harmonic means of means.",
+            "follows from its cases: means, pooled means (over the chains or questions of all cases), and edit scores, "
+            "which are harmonic means of means.",
             "n/N: cases with a score, of the cases asked; the reasons of the others are with each number.",
             f"† differs from the unedited model, ‡ differs from the best editor of the section (bold), p < "
             f"{significance.ALPHA}: exact McNemar test for scores that are 0 or 1, otherwise a permutation test of the "
@@ -198,11 +199,23 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     if results.empty:
         raise EditingError("there are no results to compare.")
     columns = find_columns(results, describe_case_sets(cases))
+    _refuse_two_files(results)
     rows = _read_rows(results, _cases_by_column(cases))
     for row in rows:
         for key, cell in row.cells.items():
             _add_interval(cell, row.scores.get(key), resamples)
     return Board(tuple(columns), tuple(_sections(rows, columns, resamples)), resamples)
+
+
+def _refuse_two_files(results: pd.DataFrame) -> None:
+    """Refuse a task of one run in several files, as with other judges: their cases could not be told apart."""
+    for (_, task), rows in results.groupby(["run", "task"], sort=False):
+        files = sorted(set(rows["file"]))
+        if len(files) > 1:
+            raise EditingError(
+                f"run {rows.iloc[0]['run_name']} has results of {task} in {len(files)} files, as with two judges: "
+                f"{', '.join(files)}. Give only one of them."
+            )
 
 
 _CasesByColumn = Mapping[tuple[str, ColumnKey], CaseScores]
@@ -322,6 +335,9 @@ def _tell_apart(rows: Sequence[Row]) -> None:
         for row in same:
             details = ", ".join(f"{name} {getattr(row.key, name) or 'none'}" for name in differing)
             row.label += f" ({details})" if details else ""
+    repeated = [row for row in rows if [other.label for other in rows].count(row.label) > 1]
+    for row in repeated:  # they differ in something else, as in data type or edits
+        row.label += f" [{row.runs[0][:6]}]"
 
 
 def _rank(editors: Sequence[Row], column: Column) -> None:

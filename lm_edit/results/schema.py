@@ -6,7 +6,7 @@ one is added.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
@@ -45,6 +45,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "num_edits": (REAL, "number of edited cases of a batch or stream"),
     "edit_batch_size": (REAL, "cases per step of a stream"),
     "group_size": (REAL, "cases per group of a batch"),
+    "edits": (TEXT, 'benchmark and data of the edits of a batch or stream, as in qaedit (hub); "" if not given'),
     "icl": (TEXT, "in-context baseline added to the questions; no: none"),
     "seed": (REAL, "seed of the edits"),
     "limit": (REAL, "lm-eval's --limit"),

@@ -18,6 +18,7 @@ from lm_eval_tasks.common.run_names import data_label, is_editing_task
 RATES = ("acc", "acc_norm", "exact_match", "em")
 # Settings that add columns and change none.
 NOT_PROTOCOL = ("population", "score_by", "categories", "generate")
+TOTAL = "total_scored"  # the aggregation of counts
 _HASH_DIGITS = 12
 
 
@@ -71,6 +72,8 @@ class TaskFacts:
         declared = self.metrics.get(column.metric, {})
         directions = self.file.content.get("higher_is_better", {}).get(self.task) or {}
         higher = directions.get(column.metric, declared.get("higher_is_better"))
+        if declared.get("aggregation") == TOTAL or column.metric.endswith("_unedited"):
+            higher = None  # a number of cases, or a fact about the unedited model: no editor is better by it
         population = declared.get("population") or ALL
         judged = self._is_judged(column.filter) or population == WRONG_JUDGE
         return {

@@ -71,6 +71,7 @@ class RunFacts:
         settings: hash of the resolved editor settings, 8 hexadecimal digits; "" without an editor.
         settings_origin: ``shipped``, ``given``, ``untuned`` (see ``guesses``), or "" if unknown.
         context_editor: the editor acts through the prompt.
+        edits: benchmark of a batch's or stream's edits and their data, as in ``qaedit (hub)``; "" for the tasks' own.
         data: what the tasks read, as in ``mini``, ``hub`` or a file name; several are joined by ``+``.
     """
 
@@ -88,6 +89,7 @@ class RunFacts:
     num_edits: int | None
     edit_batch_size: int | None
     group_size: int | None
+    edits: str
     icl: str
     seed: int | None
     limit: float | None
@@ -140,6 +142,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         num_edits=editing.get("num_edits"),
         edit_batch_size=editing.get("edit_batch_size"),
         group_size=editing.get("group_size"),
+        edits=_edits(editing),
         icl=str(editing.get("icl") or "no"),
         seed=editing.get("seed"),
         limit=config.get("limit"),
@@ -205,6 +208,13 @@ def _origin(origin: Mapping[str, Any]) -> str:
     if origin.get("guesses") or origin.get("layers") == "by depth":
         return UNTUNED
     return "given" if origin.get("given") else "shipped"
+
+
+def _edits(editing: Mapping[str, Any]) -> str:
+    if not editing.get("edits"):
+        return ""
+    data = editing.get("edits_data")
+    return f"{editing['edits']} ({portable(data)})" if data else str(editing["edits"])
 
 
 def _name(facts: Mapping[str, str], editing: Mapping[str, Any]) -> str:

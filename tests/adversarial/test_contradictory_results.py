@@ -44,6 +44,7 @@ def test_runs_that_differ_are_refused(field, one, other, name):
     for value, editor in ((one, "rome"), (other, "memit")):
         assert re.search(rf"{re.escape(value)} in {editor} single", message)
     assert f"--only {field}={min(one, other)}" in message
+    assert (" --only judge=, or" in message) == (field == "judge")  # columns without a judge stay
     kept = filter_rows(results, [f"{field}={one}"])
     assert [row.label for row in build_board(kept, cases).sections[0].rows] == ["rome"]
 
@@ -77,6 +78,33 @@ def test_one_run_in_two_versions_is_refused():
     (older, cases), (newer, _) = frames({"rome": SCORES}), frames({"rome": SCORES}, task_version="2.0", file="b.json")
     with pytest.raises(EditingError, match=r"task version differs: 1\.0 in rome.*; 2\.0 in rome"):
         build_board(pd.concat([older, newer], ignore_index=True), cases)
+
+
+def test_abilities_after_other_edits_are_refused():
+    """General ability after a stream of one benchmark's edits says nothing about that after another's."""
+    scores = {"editglue_cola/f1": [1.0, 0.0, 1.0]}
+    stream = {"mode": "sequential", "num_edits": 4.0}
+    parts = [
+        frames({"unedited": scores}),
+        frames({"rome": scores}, edits="qaedit (hub)", **stream),
+        frames({"memit": scores}, edits="counterfact (hub)", **stream),
+    ]
+    with pytest.raises(EditingError, match=r"set of edits differs: counterfact \(hub\) in memit") as refusal:
+        build_board(*(pd.concat(tables, ignore_index=True) for tables in zip(*parts, strict=True)))
+    assert "e.g. --only 'edits=counterfact (hub)' --only edits=, or" in str(refusal.value)
+    (section,) = build_board(*both(*parts[:2])).sections  # the unedited model has none
+    assert [row.label for row in section.rows] == ["unedited", "rome"]
+    own = [frames({"rome": SCORES}, edits="bake (hub)", mode="sequential"), frames({"memit": SCORES}, edits="")]
+    build_board(*both(*own))  # a benchmark's own edits need not be named
+
+
+def test_one_task_of_a_run_in_two_files_is_refused():
+    """As with two judges, one of them chosen by --only: cases of both files would count twice."""
+    (exact, cases), (judged, again) = frames({"rome": SCORES}), frames({"rome": {"bake_es/judged": [1.0, 1.0, 0.0]}})
+    judged["file"] = "results_2.json"
+    results = pd.concat([exact, judged], ignore_index=True)
+    with pytest.raises(EditingError, match=r"rome single mini has results of bake_es in 2 files, .*Give only one"):
+        build_board(results, pd.concat([cases, again], ignore_index=True))
 
 
 def test_many_columns_are_one_sentence():

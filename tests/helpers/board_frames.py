@@ -22,6 +22,7 @@ COMMON: dict[str, Any] = {
     "num_edits": None,
     "edit_batch_size": None,
     "group_size": None,
+    "edits": "",
     "icl": "no",
     "seed": 0,
     "limit": None,

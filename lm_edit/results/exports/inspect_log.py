@@ -156,6 +156,8 @@ def _answer_text(question: Question) -> str:
 def _response_text(question: Question, response: SavedResponse) -> str:
     if response.failure is not None:
         return f"(no answer: {response.failure})"
+    if response.cosine is not None:
+        return f"cosine of the states before and after = {response.cosine:.4f}"
     if question.target is not None:
         greedy = ", the likeliest continuation" if response.is_greedy else ""
         return f"log P({question.target!r}) = {response.logprob:.4f}{greedy}"

@@ -40,6 +40,23 @@ class TestLogProbabilities:
         )
         assert "n = 30 cases" in chart.caption[0] and "Data: mini" in chart.caption[0]
 
+    def test_cases_that_all_score_the_same_have_no_whisker(self):
+        """A standard error of 0 over few cases is no certainty."""
+        some = bake_logprob.draw(
+            frame(*logprobs("rome", -4.0, -1.0, stderr=0.5), *logprobs("ike", -2.0, -1.5, stderr=0.0))
+        )
+        assert [ends for ends in whiskers(some) if ends[0] == ends[1]] == []
+        assert "1.96 standard errors over cases; none where all cases score the same." in some.caption[0]
+        none = bake_logprob.draw(frame(*logprobs("ike", -2.0, -1.5, stderr=0.0)))
+        assert whiskers(none) == [] and "No whiskers: all cases score the same." in none.caption[0]
+
+    def test_the_caption_counts_unscored_cases_of_the_drawn_columns(self):
+        """`unscored` counts cases in which any column of the task is missing, as chains of length 5 in KnowGIC."""
+        full = [one | {"unscored": 30.0, "failed": 0.0, "n": 30.0} for one in logprobs("rome", -4.0, -1.0)]
+        assert "n = 30 cases. Data" in bake_logprob.draw(frame(*full)).caption[0]
+        partly = [one | {"unscored": 30.0, "failed": 2.0, "n": 28.0} for one in logprobs("rome", -4.0, -1.0)]
+        assert "n = 28 cases (at most: unscored 2). Data" in bake_logprob.draw(frame(*partly)).caption[0]
+
     def test_without_a_run_of_the_unedited_model_the_column_beside_the_edits_counts(self):
         beside = row("rome", "bake_rq", "rq_logprob_new_unedited", -5.5, is_rate=False)
         chart = bake_logprob.draw(frame(*logprobs("rome", -4.0, -1.0), beside))

@@ -53,6 +53,11 @@ class TestGlue:
         with pytest.raises(EditingError, match="several runs of memit have 100 edits"):
             evk_glue.draw(frame(self.run(100, 0.5, False), self.run(100, 0.6, False, seed=1.0)))
 
+    def test_streams_of_other_edits_are_no_line(self):
+        rows = [self.run(100, 0.5, False, edits="qaedit (hub)"), self.run(10, 0.6, False, edits="zsre (hub)")]
+        with pytest.raises(EditingError, match=r"different edits \(qaedit \(hub\), zsre \(hub\)\)"):
+            evk_glue.draw(frame(*rows))
+
 
 class TestAlign:
     def test_pairs_of_bars(self):

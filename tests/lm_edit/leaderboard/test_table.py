@@ -16,7 +16,7 @@ from board_frames import case_rows, frames, run_row
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey
-from lm_edit.leaderboard.table import NO_SAMPLES, NOT_FROM_CASES, Board, Row, build_board
+from lm_edit.leaderboard.table import ALL_EQUAL, NO_SAMPLES, NOT_FROM_CASES, Board, Row, build_board
 from lm_eval_tasks.common.catalog import FOLDER
 
 ES = ColumnKey("bake_es", "es_prob", "", "none")
@@ -114,6 +114,31 @@ def test_edit_scores_have_intervals_and_tests_of_their_own():
     assert (cell.num_scored, cell.num_cases, cell.left_out) == (8, 8, {})
 
 
+def test_pooled_means_have_intervals_tests_and_the_reasons_of_their_cases():
+    """KnowGIC: cases with 3 and 1 chains. Edited: (0.2 * 3 + 0.6 * 1) * 3 / 12 = 0.3; unedited: 1, without spread."""
+    edited: list[dict[str, float] | None] = [
+        {"value": 0.6 if i % 2 else 0.2, "weight": 1.0 if i % 2 else 3.0} for i in range(6)
+    ]
+    unedited = [{"value": 1.0, "weight": 1.0 if i % 2 else 3.0} for i in range(6)]
+    results, cases = [], []
+    for editor, components, value in (("unedited", [*unedited, None], 1.0), ("rome", [*edited, None], 0.3)):
+        row = run_row(editor, "knowgic_prob", "ifr_prob", [0.0] * 6 + [None], higher_is_better=False)
+        results.append({**row, "value": value, "failed": 1})
+        rows = [{**case, "reason": ""} for case in case_rows(row, [None] * 7)]
+        rows[6]["reason"] = "no chains"
+        cases += [{**case, "components": part} for case, part in zip(rows, components, strict=True)]
+    rows = rows_of(board((pd.DataFrame(results), pd.DataFrame(cases))))
+    key = ColumnKey("knowgic_prob", "ifr_prob", "", "none")
+    cell = rows["rome"].cells[key]
+    assert cell.interval is not None and 0.2 <= cell.interval.low < 0.3 < cell.interval.high <= 0.6
+    assert cell.versus_unedited is not None and cell.versus_unedited.num_cases == 6
+    assert cell.versus_unedited.difference == pytest.approx(-0.7)
+    # All 2 ** 6 ways to swap 6 cases are tried; only the two in which one run has all low values are as extreme.
+    assert cell.versus_unedited.p == pytest.approx(2 / 64)
+    assert (cell.num_scored, cell.num_cases, cell.left_out) == (6, 7, {"no chains": 1})
+    assert (rows["unedited"].cells[key].interval, rows["unedited"].cells[key].note) == (None, ALL_EQUAL)
+
+
 def test_sections_keep_single_edits_streams_and_context_editors_apart():
     parts = [
         frames(es(unedited=[0, 0], rome=[1, 1])),
@@ -158,6 +183,16 @@ def test_equal_editors_with_other_settings_are_told_apart():
     ]
     labels = [row.label for row in board(*parts).sections[0].rows]
     assert labels == ["rome (settings aa, seed 0)", "rome (settings aa, seed 1)", "rome (settings bb, seed 0)"]
+
+
+def test_runs_that_differ_in_nothing_shown_have_labels_of_their_own():
+    """As float32 and bfloat16, or other edits of a stream."""
+    parts = [frames(es(rome=[1, 0])), frames(es(rome=[1, 1]))]
+    for number, part in enumerate(parts):
+        for table in part:
+            table["run"] = f"{number}" * 12
+    labels = [row.label for row in board(*parts).sections[0].rows]
+    assert labels == ["rome single mini [000000]", "rome single mini [111111]"]
 
 
 def test_ranking_over_the_columns_shown_first():

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import yaml
 from paths import TESTS
 from result_files import change, scripted_results, write_run
 
+from edit_hooks.answers import StateSimilarity
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results import load_cases, load_results
 from lm_edit.results.exports.options import ExportOptions
@@ -83,6 +85,18 @@ def test_inspect_reads_its_logs(folder: Path, tmp_path: Path) -> None:
     generated = logs["qaedit_wild_reliability"].samples[0]
     assert generated.messages[1].content == " Port Elna" and generated.input.startswith("Edit: ")
     assert "[unedited model]" in generated.messages[-1].content
+
+
+def test_inspect_shows_compared_states(tmp_path: Path) -> None:
+    """Answers of EVK-Bench are cosines: neither texts nor log-probabilities."""
+    inspect_log = pytest.importorskip("inspect_ai.log", reason="needs the extra inspect")
+    results = scripted_results("counterfact_evk_ts")
+    for sample in results["samples"]["counterfact_evk_ts"]:
+        sample["resps"] = [[replace(answers[0], final=StateSimilarity(cosine=0.8125))] for answers in sample["resps"]]
+    path = write_run(tmp_path / "run", "counterfact_evk_ts", results=results)
+    exported = export_results("inspect", path, tmp_path / "out", OPTIONS)
+    (log,) = (inspect_log.read_eval_log(str(file)) for file in exported.files)
+    assert log.samples[0].messages[1].content == "cosine of the states before and after = 0.8125"
 
 
 def record_of(exported: Any, benchmark: str) -> dict[str, Any]:

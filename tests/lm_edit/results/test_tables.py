@@ -232,3 +232,13 @@ def test_unfinished_runs_of_a_sweep_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "two" / "run.json").write_text("{}", encoding="utf-8")
     own = write_run(tmp_path / "attempt", seed=2)  # a folder of the user
     assert set(load_results(tmp_path)["file"]) == {str(done), str(own)}
+
+
+def test_counts_and_facts_about_the_unedited_model_have_no_direction(tmp_path: Path) -> None:
+    write_run(tmp_path, "mquake_multi_hop", results=scripted_results("mquake_multi_hop"))
+    write_run(tmp_path, "knowgic_prob", results=scripted_results("knowgic_prob"), date="2026-11-21T10-00-00.000002")
+    directions = load_results(tmp_path).set_index("metric")["higher_is_better"].to_dict()
+    assert directions["mquake_multi_hop_exact"] and directions["mquake_multi_hop_old_exact"] == False  # noqa: E712
+    assert not directions["ifr_prob"] and directions["ckp_prob"]
+    for name in ("ifr_active_prob", "ckp_questions_prob", "mquake_multi_hop_old_exact_unedited"):
+        assert directions[name] is None or directions[name] != directions[name], name
