@@ -118,7 +118,7 @@ class PromptEdits:
         return [
             dataclasses.replace(
                 last[number],
-                raw=f" {dialogue.answer}",
+                raw=dialogue.text,
                 stops=item.stops,
                 token_ids=None,  # those of the last round are not the answer's
                 context=ContextReport(facts=len(dialogue.retrieved)),
