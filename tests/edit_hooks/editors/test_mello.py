@@ -149,6 +149,14 @@ def test_after_thoughts_the_answer_has_the_line_that_is_read(model) -> None:
     assert [final_answer(final.text) for final in finals] == ["Quill", ""] and finals[1].text == ""
 
 
+def test_a_round_that_does_not_fit_is_reported(model) -> None:
+    lm, _ = model
+    (whole,) = lm.generate_until([question(PROMPT)])
+    lm._max_length = ROUND_TOKENS + 100
+    (cut,) = lm.generate_until([question(PROMPT)])
+    assert (whole.final.context.cut, cut.final.context.cut) == (False, True)
+
+
 def test_an_answer_of_a_given_length_has_the_fact_before_it(model) -> None:
     lm, seen = model
     lm.generate_until([question(f"{TOWER}", Decoding(length_of="Tarvia"))])
