@@ -29,7 +29,7 @@ class ContextReport:
     Attributes:
         facts, demonstrations: number in the prompt.
         left_out: number of demonstrations that did not fit.
-        cut: the prompt lost its beginning because it was too long even without demonstrations.
+        cut: the prompt, or that of a round, lost its beginning because it was too long even without demonstrations.
     """
 
     facts: int = 0

@@ -34,7 +34,7 @@ class ContextEdit:
         num_facts: number of facts stated before a question if there are several, the most similar ones.
         embedder: similarity measure of facts and questions; see :mod:`edit_hooks.in_context.embeddings`.
         min_similarity: smallest cosine of fact and question at which the fact is stated; ``None``: before every one.
-        rounds: most sub-questions of a generated answer, each with a fact of its own; 0: the fact precedes the question
+        rounds: most rounds of a generated answer, with a fact between two of them; 0: the fact precedes the question
             (:mod:`edit_hooks.in_context.rounds`).
     """
 

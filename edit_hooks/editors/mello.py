@@ -28,7 +28,11 @@ class MeLLoConfig(ICEConfig):
     """Settings of rounds of sub-questions."""
 
     embedder: str = config_field(EMBEDDER_HELP, default=MINILM)
-    num_rounds: int = config_field("most sub-questions of a question", within=POSITIVE, default=4)
+    num_rounds: int = config_field(
+        "most rounds of a question; one fact is read between two rounds",
+        within=POSITIVE,
+        default=4,
+    )
 
 
 class MeLLo(ContextEditor[MeLLoConfig]):

@@ -8,18 +8,18 @@ our own, about invented people and places.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.in_context.embeddings import most_similar
+from edit_hooks.in_context.selection import bare_question
 
 FACT, SUBQUESTION, FINAL = "Retrieved fact:", "Subquestion:", "Final answer:"
 NO_FACT = "none"  # where no fact is similar enough
 ROUND_TOKENS = 256  # longest text of one round, as in the released notebook
 
-# The bare question of a prompt with demonstrations or an instruction.
-_LAST_QUESTION = re.compile(r"(?:^|\n)(?:Q|Question):[ \t]*([^\n]*?)\s*(?:\b(?:A|Answer|Thoughts):)?\s*$")
+# After demonstrations with a chain of thought the prompt ends so, and the answer follows the thoughts on a line.
+THOUGHTS, ANSWER = "Thoughts:", "Answer:"
 
 DEMONSTRATIONS = """\
 Question: What is the capital of the home country of the husband of Ines Quall?
@@ -70,6 +70,7 @@ class Dialogue:
     Attributes:
         prompt: the text that the next round continues.
         answer: the final answer; empty if the model wrote none.
+        asks_thoughts: the prompt asks for a chain of thought before the answer.
         retrieved: indices of the facts that the model has read.
         ongoing: another round is needed.
     """
@@ -77,6 +78,7 @@ class Dialogue:
     def __init__(self, prompt: str, facts: Sequence[ContextEdit]) -> None:
         self.facts = facts
         self.prompt = f"{DEMONSTRATIONS}\n\nQuestion: {bare_question(prompt)}"
+        self.asks_thoughts = prompt.rstrip().endswith(THOUGHTS)
         self.answer = ""
         self.retrieved: list[int] = []
         self.num_rounds = 0
@@ -85,8 +87,8 @@ class Dialogue:
     def advance(self, text: str) -> None:
         """Read one round of the model, which ends before a fact or after the final answer."""
         self.num_rounds += 1
-        # The model may go on with a question of its own after the final answer.
-        lines = [line.strip() for line in text.partition("\n\n")[0].strip().splitlines()]
+        text = text.partition("\nQuestion:")[0].strip()  # the model may go on with a question of its own
+        lines = [line.strip() for line in text.splitlines()]
         if final := next((line for line in lines if line.startswith(FINAL)), ""):
             self.answer = final.removeprefix(FINAL).strip()
             self.ongoing = False
@@ -94,7 +96,14 @@ class Dialogue:
         asked = [line.removeprefix(SUBQUESTION).strip() for line in lines if line.startswith(SUBQUESTION)]
         self.ongoing = bool(asked) and self.num_rounds < self.facts[0].rounds
         if self.ongoing:
-            self.prompt = f"{self.prompt}\n{text.strip()}\n{FACT} {self._retrieve(asked[-1])}."
+            self.prompt = f"{self.prompt}\n{text}\n{FACT} {self._retrieve(asked[-1])}."
+
+    @property
+    def text(self) -> str:
+        """The final answer as the text that continues the question's prompt; after ``Thoughts:`` on its own line."""
+        if self.asks_thoughts:
+            return f"\n{ANSWER} {self.answer}" if self.answer else ""
+        return f" {self.answer}"
 
     def _retrieve(self, question: str) -> str:
         """The fact most similar to a sub-question."""
@@ -102,9 +111,3 @@ class Dialogue:
         found = most_similar(self.facts[0].embedder, question, facts, 1, self.facts[0].min_similarity)
         self.retrieved += found
         return facts[found[0]] if found else NO_FACT
-
-
-def bare_question(prompt: str) -> str:
-    """The question of a prompt without demonstrations, "Q:" and "A:"; a prompt of another form unchanged."""
-    match = _LAST_QUESTION.search(prompt.rstrip())
-    return match.group(1) if match else prompt.strip()

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt
 from edit_hooks.in_context.embeddings import most_similar
 
+_QUESTION = re.compile(r"(?:^|\n)(?:Q|Question):")
+# The bare question at the end of a prompt.
+_LAST_QUESTION = re.compile(rf"{_QUESTION.pattern}[ \t]*([^\n]*?)\s*(?:\b(?:A|Answer|Thoughts):)?\s*$")
+
+
+def bare_question(prompt: str) -> str:
+    """The question of a prompt without demonstrations, "Q:" and "A:"; a prompt of another form unchanged."""
+    match = _LAST_QUESTION.search(prompt.rstrip())
+    return match.group(1) if match else prompt.strip()
+
 
 def select_facts(contexts: Sequence[ContextEdit], question: str) -> ContextPrompt | None:
     """The ``num_facts`` facts most similar to a question, the most similar last.
 
-    The settings (``num_facts``, ``embedder``, ``min_similarity``) are those of the first fact.
+    The settings (``num_facts``, ``embedder``, ``min_similarity``) are those of the first fact. Of a prompt with several
+    questions only the last is compared: demonstrations before it are the same for every question, and longer.
 
     Returns:
         ``None`` if no fact is similar enough; the prompt is then left unchanged.
@@ -20,5 +32,6 @@ def select_facts(contexts: Sequence[ContextEdit], question: str) -> ContextPromp
     if len(contexts) <= settings.num_facts and settings.min_similarity is None:
         return ContextPrompt(tuple(contexts))
     facts = [f"{context.prompt} {context.target_new}" for context in contexts]
-    indices = most_similar(settings.embedder, question, facts, settings.num_facts, settings.min_similarity)
+    query = bare_question(question) if len(_QUESTION.findall(question)) > 1 else question
+    indices = most_similar(settings.embedder, query, facts, settings.num_facts, settings.min_similarity)
     return ContextPrompt(tuple(contexts[index] for index in reversed(indices))) if indices else None

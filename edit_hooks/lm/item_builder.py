@@ -19,7 +19,7 @@ from edit_hooks.inference.items import GenerateItem, Item, ScoreItem, StateItem,
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.modeling.architectures import num_layers
 from edit_hooks.modeling.embedding_noise import drift_positions
-from edit_hooks.modeling.tokens import encode, split_continuation
+from edit_hooks.modeling.tokens import encode, split_continuation, tokens_in_span
 from edit_hooks.request import require_text
 from edit_hooks.state_reading import StateReading
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
@@ -85,7 +85,11 @@ class ItemBuilder:
         return self._fitted(ids, target, (context, continuation))
 
     def state_item(self, context: str, reading: StateReading) -> StateItem:
-        """Build an item for a hidden state; the noise acts on the tokens of the prompt in its context."""
+        """Build an item for a hidden state.
+
+        Noise on subject or relation acts on the tokens of the prompt in its context, noise on all tokens on those of
+        the context, too.
+        """
         lm = self._lm
         require_text(context)
         if isinstance(reading.state, int) and reading.state >= (count := num_layers(lm.config)):
@@ -101,6 +105,9 @@ class ItemBuilder:
             raise UnusableRequestError(f"prompt {reading.prompt!r} is not part of the text that the model reads.")
         span = start + noise.subject_span[0], start + noise.subject_span[1]
         positions = tuple(drift_positions(encoding, span)[noise.drift])
+        if noise.drift == "relation":  # without the words and special tokens of a chat template
+            in_prompt = tokens_in_span(encoding, (start, start + len(reading.prompt)))
+            positions = tuple(sorted({*positions}.intersection(in_prompt)))
         if not positions:
             raise UnusableRequestError(f"prompt {reading.prompt!r} has no token of the {noise.drift} to perturb.")
         return StateItem(ids, reading.state, TokenNoise(positions, noise.sigma, noise.relative, noise.seed))

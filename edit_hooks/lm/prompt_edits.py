@@ -105,6 +105,7 @@ class PromptEdits:
         """The final answers of dialogues, whose rounds are generated together."""
         dialogues = [self._dialogue(item, delta) for item, delta in jobs]
         last: dict[int, GeneratedText] = {}
+        cut: set[int] = set()
         while ongoing := [number for number, dialogue in enumerate(dialogues) if dialogue.ongoing]:
             prepared: list[tuple[GenerateItem, Delta | None]] = []
             for number in ongoing:
@@ -112,16 +113,18 @@ class PromptEdits:
                 item = dataclasses.replace(item, stops=(FACT,), max_new_tokens=ROUND_TOKENS)
                 built = self._builder.fitted_prompt(dialogues[number].prompt, item)
                 prepared.append((built.item, delta.without_contexts))
+                if built.cut:
+                    cut.add(number)
             for number, text in zip(ongoing, generate_jobs(prepared), strict=True):
                 dialogues[number].advance(text.text)
                 last[number] = text
         return [
             dataclasses.replace(
                 last[number],
-                raw=f" {dialogue.answer}",
+                raw=dialogue.text,
                 stops=item.stops,
                 token_ids=None,  # those of the last round are not the answer's
-                context=ContextReport(facts=len(dialogue.retrieved)),
+                context=ContextReport(facts=len(dialogue.retrieved), cut=number in cut),
             )
             for number, ((item, _), dialogue) in enumerate(zip(jobs, dialogues, strict=True))
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -300,13 +301,16 @@ def test_noise_follows_the_prompt_in_its_context(model_path: str) -> None:
     noise = EmbeddingDrift(drift="subject", subject_span=(0, 9), sigma=0.3, seed="x")
     reading = StateReading(prompt="Port Elna is the capital of", noise=noise)
 
-    def perturbed(context: str) -> str:
+    def perturbed(context: str, reading: StateReading = reading) -> str:
         doc = case() | {"asked": {"states": reading.to_json()}}
         item = lm.items.from_instance(instance(doc, context, " Norvania"))
         return lm.tokenizer.decode([item.context[position] for position in item.noise.positions])
 
     assert perturbed("Port Elna is the capital of") == "Port Elna"
     assert perturbed("User: Port Elna? Port Elna is the capital of\nAnswer:").strip() == "Port Elna"
+    relation = dataclasses.replace(reading, noise=dataclasses.replace(noise, drift="relation"))
+    for before, after in (("", ""), ("<|begin_of_text|>User: ", "\nAnswer:")):
+        assert perturbed(f"{before}Port Elna is the capital of{after}", relation) == " is the capital of"
     deep = StateReading(prompt="Port Elna is the capital of", state=99)
     with pytest.raises(EditingError, match="block 99, but the model has blocks 0 to"):
         doc = case() | {"asked": {"states": deep.to_json()}}

@@ -10,8 +10,10 @@ from edit_hooks import EditRequest
 from edit_hooks.answers import EditedAnswer, GeneratedText
 from edit_hooks.decoding import Decoding
 from edit_hooks.deltas.context_edit import ContextEdit
-from edit_hooks.in_context.rounds import DEMONSTRATIONS, FACT, ROUND_TOKENS, Dialogue, bare_question
+from edit_hooks.in_context.rounds import DEMONSTRATIONS, FACT, ROUND_TOKENS, Dialogue
+from edit_hooks.in_context.selection import bare_question
 from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.mquake.multi_hop import THOUGHT, final_answer
 
 TOWER, CAPITAL = "The country of Harrow Tower is", "The capital of Tarvia is"
 FACTS = [
@@ -57,6 +59,19 @@ def test_a_dialogue_retrieves_a_fact_for_each_sub_question() -> None:
         assert dialogue.ongoing and dialogue.retrieved == [0, 1][:number]
     dialogue.advance(SCRIPT[dialogue.prompt.splitlines()[-1]])
     assert (dialogue.answer, dialogue.ongoing) == ("Quill", False)  # not that of the question after the blank line
+
+
+def test_blank_lines_do_not_end_a_round_and_a_further_question_does() -> None:
+    dialogue = Dialogue(PROMPT, FACTS)
+    dialogue.advance(
+        "\n\nSubquestion: What is the country of Harrow Tower?\n\nGenerated answer: Ostrel.\n\n"
+        "Question: Else?\nSubquestion: What is the capital of Tarvia?\nGenerated answer: Sudden.\n"
+    )
+    assert dialogue.ongoing and dialogue.retrieved == [0]
+    assert dialogue.prompt.endswith(
+        f"{QUESTION}\nSubquestion: What is the country of Harrow Tower?\n\nGenerated answer: Ostrel.\n"
+        f"{FACT} {TOWER} Tarvia."
+    )
 
 
 @pytest.mark.parametrize("text", ["", "Generated answer: Quill.", "Quill"])
@@ -123,6 +138,23 @@ def test_the_final_answer_is_the_answer(model) -> None:
     assert [len(items) for items in seen if items] == [2, 1, 1]
     assert {(item.stops, item.max_new_tokens) for items in seen for item in items} == {((FACT,), ROUND_TOKENS)}
     assert finals[0].stops == ("\n",) and finals[0].token_ids is None
+
+
+def test_after_thoughts_the_answer_has_the_line_that_is_read(model) -> None:
+    """MQuAKE reads the line after "Answer:"; without a final answer there is none."""
+    lm, _ = model
+    shown = "Question: Who wrote Emma?\nThoughts: It was Jane.\nAnswer: Jane Austen\n\nQuestion: {}\nThoughts:"
+    answers = lm.generate_until([question(shown.format(asked), THOUGHT) for asked in (QUESTION, "Who is it?")])
+    finals = [answer.final if isinstance(answer, EditedAnswer) else answer for answer in answers]
+    assert [final_answer(final.text) for final in finals] == ["Quill", ""] and finals[1].text == ""
+
+
+def test_a_round_that_does_not_fit_is_reported(model) -> None:
+    lm, _ = model
+    (whole,) = lm.generate_until([question(PROMPT)])
+    lm._max_length = ROUND_TOKENS + 100
+    (cut,) = lm.generate_until([question(PROMPT)])
+    assert (whole.final.context.cut, cut.final.context.cut) == (False, True)
 
 
 def test_an_answer_of_a_given_length_has_the_fact_before_it(model) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.in_context.selection import select_facts
 
@@ -20,6 +22,18 @@ def with_settings(facts: list[ContextEdit], **settings) -> list[ContextEdit]:
 def test_the_most_similar_fact_is_selected():
     assert select_facts(FACTS, "In which country is Lake Omber?").facts == (LAKE,)
     assert select_facts(FACTS, "Which instrument does Mina Okabe play?").facts == (HARP,)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "Q: {0} A: Dravonia\nQ: {0} A: Dravonia\nQ: {1} A:",
+        "Question: {0}\nThoughts: Port Elna is the capital of Dravonia.\nAnswer: Dravonia\n\nQuestion: {1}\nThoughts:",
+    ],
+)
+def test_demonstrations_before_a_question_do_not_count(shown: str) -> None:
+    prompt = shown.format("Port Elna is the capital of which country?", "Which instrument does Mina Okabe play?")
+    assert select_facts(FACTS, prompt).facts == (HARP,)
 
 
 def test_several_facts_end_with_the_most_similar_one():
