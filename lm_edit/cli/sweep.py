@@ -13,8 +13,8 @@ from edit_hooks.utils.numbers import POSITIVE
 from lm_edit.cli.command import Verb, real, say, table, whole
 
 if TYPE_CHECKING:
+    from lm_edit.sweeps.choices import Plan
     from lm_edit.sweeps.grid import Grid
-    from lm_edit.sweeps.plan import Plan
 
 DEFAULT_OUT = "sweeps"  # with a folder for each plan
 

@@ -21,8 +21,8 @@ from edit_hooks.lm.model import OWN_OPTIONS
 from edit_hooks.lm.options import EditingOptions, check_known_options, take_sets
 from edit_hooks.utils.errors import EditingError, first_line, near_misses, unknown_keys_error
 from edit_hooks.utils.hashing import key_of
+from lm_edit.sweeps.choices import EditorChoice, Plan, Where
 from lm_edit.sweeps.grid import Grid, Run, expand
-from lm_edit.sweeps.plan import EditorChoice, Plan, Where
 from lm_edit.sweeps.tasks import benchmarks_of
 from lm_eval_tasks.common.benchmark import Benchmark, find_benchmark
 from lm_eval_tasks.common.settings import COMMON_SETTINGS

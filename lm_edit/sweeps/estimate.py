@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile, read_result_files
+from lm_edit.sweeps.choices import UNEDITED
 from lm_edit.sweeps.grid import Run
-from lm_edit.sweeps.plan import UNEDITED
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
 
 Key: TypeAlias = tuple[Any, ...]

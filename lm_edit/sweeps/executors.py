@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lm_edit.sweeps.plan import Resources
+from lm_edit.sweeps.choices import Resources
 from lm_edit.sweeps.schedule import Executor
 
 EXECUTORS = ("local", "slurm", "ray")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from edit_hooks.utils.files import path_digest
 from edit_hooks.utils.hashing import key_of
-from lm_edit.sweeps.plan import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
+from lm_edit.sweeps.choices import BenchmarkChoice, EditorChoice, ModeChoice, Model, Plan, Where
 
 RULES = {
     "joint": "the editor writes one edit at a time",

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
-from lm_edit.sweeps.plan import Resources
+from lm_edit.sweeps.choices import Resources
 from lm_edit.sweeps.runs import Outcome, execute, thread_variables
 
 DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -12,7 +12,7 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import parse_size
-from lm_edit.sweeps.plan import Resources
+from lm_edit.sweeps.choices import Resources
 from lm_edit.sweeps.runs import execute, thread_variables
 
 JOBS = "slurm"  # folder of submitit's files

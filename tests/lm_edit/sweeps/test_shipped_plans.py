@@ -11,8 +11,9 @@ from paths import ROOT
 
 from edit_hooks.base.registry import EDITORS
 from lm_edit.sweeps.checks import check_plan, origin_of
+from lm_edit.sweeps.choices import UNEDITED, Plan
 from lm_edit.sweeps.grid import Grid
-from lm_edit.sweeps.plan import UNEDITED, Plan, load_plan, shipped_plans
+from lm_edit.sweeps.plan import load_plan, shipped_plans
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
 from lm_eval_tasks.common.benchmark import all_benchmarks
 
