@@ -81,7 +81,7 @@ def _print_user_errors(cli: "ModuleType") -> None:
             print(f"lm_eval{'' if rank == '0' else f' (rank {rank})'}: {error}", file=sys.stderr)
             raise SystemExit(errors.EXIT_CODE) from None
 
-    execute._lm_eval_editing = True  # type: ignore[attr-defined]
+    vars(execute)["_lm_eval_editing"] = True
     cli.HarnessCLI.execute = execute
 
 
@@ -199,7 +199,7 @@ def _add_task_folders(manager: "ModuleType") -> None:
         if hasattr(self, "include_path"):
             self.include_path = include_path  # unchanged for the caller
 
-    init._lm_eval_editing = True  # type: ignore[attr-defined]
+    vars(init)["_lm_eval_editing"] = True
     task_manager.__init__ = init
 
 

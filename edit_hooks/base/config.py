@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -71,7 +72,8 @@ class EditorConfig:
     )
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        config_class: type = type(self)
+        hints = _type_hints(config_class)
         for item in dataclasses.fields(self):
             value = _coerce(getattr(self, item.name), hints[item.name], item.name)
             require_numbers(f"editor setting {item.name!r}", value, item.metadata.get("within", FINITE))
@@ -123,6 +125,11 @@ class EditorConfig:
         Tensors are described by shape, dtype and hash.
         """
         return {item.name: _jsonable(getattr(self, item.name)) for item in dataclasses.fields(self)}
+
+
+@functools.cache
+def _type_hints(config_class: type) -> dict[str, Any]:
+    return typing.get_type_hints(config_class)
 
 
 def _coerce(value: Any, hint: Any, name: str) -> Any:

@@ -261,8 +261,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
             raise EditingError(f"editor {self.name!r} writes one request at a time; joint=True is not possible.")
         self.check_model(model)
         inner = unwrapped(model)
-        for reason in self.find_unusable(tokenizer, requests, position_limit(inner.config), inner).values():
-            raise UnusableRequestError(reason)
+        if unusable := self.find_unusable(tokenizer, requests, position_limit(inner.config), inner):
+            raise UnusableRequestError(next(iter(unusable.values())), unusable)
         # lm-eval disables gradients; editors need them in any mode of the caller.
         with gradients(True):
             config = self.resolve_config(inner, tokenizer)

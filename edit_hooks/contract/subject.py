@@ -114,14 +114,14 @@ class Subject:
 def recording_tokenizer(tokenizer: PreTrainedTokenizerFast) -> tuple[PreTrainedTokenizerFast, list[str]]:
     """A copy of a tokenizer, and the list to which it appends every text that it encodes."""
     texts: list[str] = []
-
-    class Recording(type(tokenizer)):  # type: ignore[misc]  # a class chosen at run time
-        def _encode_plus(self, text: Any, *rest: Any, **named: Any) -> Any:
-            texts.extend([text] if isinstance(text, str) else text)
-            return super()._encode_plus(text, *rest, **named)
-
     copied = copy.copy(tokenizer)
-    copied.__class__ = Recording
+    encode_plus = copied._encode_plus
+
+    def recorded(text: Any, *rest: Any, **named: Any) -> Any:
+        texts.extend([text] if isinstance(text, str) else text)
+        return encode_plus(text, *rest, **named)
+
+    copied._encode_plus = recorded
     return copied, texts
 
 

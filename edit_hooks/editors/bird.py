@@ -220,7 +220,7 @@ def expressions_of(request: EditRequest, config: BIRDConfig) -> Expressions:
             "to object, object to subject]}, for example [is the capital of, has as its capital]."
         )
     if not all(phrase.strip() for phrase in table[request.relation_id]):
-        raise EditingError(
+        raise UnusableRequestError(
             f"{where}: the released wording of relation {request.relation_id!r} has an empty phrase; a mean over no "
             "token is undefined (the release computes NaN). Use wording: own, or give two phrases in relation_phrases."
         )

@@ -27,7 +27,7 @@ from edit_hooks.editors.ft_m import FineTuningEditor, FTConfig
 from edit_hooks.gradient.labeled_rows import LabeledRow, Objective
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class FTL(FineTuningEditor[FTLConfig]):
             return super().row(tokenizer, request, config)
         prompt = encode(tokenizer, request.text).ids
         if not prompt:
-            raise EditingError(
+            raise UnusableRequestError(
                 f"prompt {request.text!r} has no token that could predict the target; give a longer prompt."
             )
         target = tokenizer(request.continuation, verbose=False)["input_ids"]

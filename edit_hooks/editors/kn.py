@@ -71,7 +71,7 @@ from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.modeling.weights import read_weight
 from edit_hooks.request import EditRequest, split_template
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.numbers import AT_LEAST_TWO, INNER_SHARE, NON_NEGATIVE, POSITIVE
 
 SHARING_STEP, MIN_NEURONS, MAX_NEURONS = 0.05, 2, 5
@@ -190,7 +190,7 @@ class KN(Editor[KNConfig]):
     def compute(self, job: EditJob[KNConfig]) -> list[Delta]:
         for request in job.requests:
             if request.target_true is None:
-                raise EditingError(
+                raise UnusableRequestError(
                     f"case {request.case_id} (prompt {request.text!r}) has no 'target_true'; editor 'kn' needs the old "
                     "answer to find its units. Add it to the record, or use another editor."
                 )
@@ -357,7 +357,7 @@ def _answer_contexts(
     """For every token of the answer, the ids that precede it."""
     ids, answer_ids = split_continuation(tokenizer, prompt, answer)
     if not ids or not answer_ids:
-        raise EditingError(
+        raise UnusableRequestError(
             f"answer {answer!r} after prompt {prompt!r} has no token to attribute; give a prompt and an answer that "
             "are not empty."
         )

@@ -109,13 +109,12 @@ class TokenNoise:
 
     Attributes:
         positions: the perturbed tokens.
-        sigma, relative: standard deviation, absolute or in units of that of the embeddings' entries.
+        sigma: standard deviation, absolute.
         seed: text that seeds the draw.
     """
 
     positions: tuple[int, ...]
     sigma: float
-    relative: bool
     seed: str
 
 

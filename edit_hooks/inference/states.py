@@ -23,7 +23,7 @@ from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import run_in_batches
 from edit_hooks.inference.items import Item, Limits, ScoreItem, StateItem
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, num_layers, unwrapped
-from edit_hooks.modeling.embedding_noise import embedding_std, gaussian_noise, generator_of, noise_at, noisy_embeddings
+from edit_hooks.modeling.embedding_noise import gaussian_noise, generator_of, noise_at, noisy_embeddings
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at, stop_after
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.state_reading import State
@@ -193,13 +193,11 @@ def _noise(model: Any, items: Sequence[StateItem], width: int) -> torch.Tensor |
     if all(item.noise is None for item in items):
         return None
     weight = model.get_input_embeddings().weight
-    std = embedding_std(model) if any(item.noise and item.noise.relative for item in items) else 1.0
     noise_RTD = torch.zeros(len(items), width, weight.shape[1], dtype=weight.dtype, device=weight.device)
     for row, item in enumerate(items):
         if (noise := item.noise) is not None:
-            sigma = noise.sigma * (std if noise.relative else 1.0)
             shape = (len(noise.positions), weight.shape[1])
-            drawn_PD = gaussian_noise(shape, sigma, generator_of(noise.seed), torch.float64)
+            drawn_PD = gaussian_noise(shape, noise.sigma, generator_of(noise.seed), torch.float64)
             noise_RTD[row] = noise_at(noise.positions, width, drawn_PD).to(noise_RTD)
     return noise_RTD
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from edit_hooks.lm.model_options import check_model_options
 from edit_hooks.lm.quantization import take_quantization
 from edit_hooks.modeling.weights import keep_layout
 from edit_hooks.utils.errors import EditingError, first_line
+from edit_hooks.utils.logs import get_logger
+
+log = get_logger("lm_eval.edited_hf")
 
 # `module:object` -> member -> why it is needed; the owner of a function is its module
 PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
@@ -80,6 +84,11 @@ class LateLoadingHFLM(HFLM):
                 super().__init__(pretrained=pretrained, **kwargs)
         finally:
             self._in_constructor = False
+
+    @property
+    def quiet(self) -> bool:
+        """Whether progress bars are hidden: on all ranks but the first, and above log level INFO."""
+        return self.rank != 0 or not log.isEnabledFor(logging.INFO)
 
     def _create_model(self, *args: Any, **kwargs: Any) -> None:
         """Store the arguments; :attr:`model` loads."""

@@ -17,7 +17,7 @@ from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
 from edit_hooks.lm.resolve import resolve_with_store
-from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
+from edit_hooks.lm.unusable import edit_usable, named_reasons, warn_of_unusable
 from edit_hooks.lm.writing import write_together
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
@@ -161,7 +161,8 @@ class IndependentEdits:
     def _make_chunk(self, chunk: Sequence[RequestGroup], bar: tqdm[Any]) -> None:
         """Compute the missing edits of a chunk in one batch.
 
-        The last bits of float32 sums depend on the rows that share a batch. If a kill interrupted the saving of a
+        Where an error names requests, the others are computed without them. The last bits of float32 sums depend on the
+        rows that share a batch. If a kill interrupted the saving of a
         batch, the entire batch is computed again and only its missing part is saved: a resumed run is bit-identical.
         """
         while missing := [group for group in chunk if group_key(group) not in self._edits]:
@@ -172,7 +173,12 @@ class IndependentEdits:
             try:
                 deltas = self.editor.edit(self.model, self.tokenizer, requests, progress=bar.update)
             except EditingError as error:
-                self._make_one_by_one(batch, error)
+                if named := named_reasons(error, requests):
+                    self._edits |= {key: FailedEdit(reason) for key, reason in named.items()}
+                    log.warning("%s", "; ".join(named.values()))
+                    bar.update(len(named))
+                else:
+                    self._make_one_by_one(batch, error)
                 continue
             keys = [group_key(group) for group in batch]
             for key, group, delta in zip(keys, batch, deltas, strict=True):

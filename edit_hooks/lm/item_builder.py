@@ -18,7 +18,7 @@ from edit_hooks.decoding import Decoding, TokenPrompts
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem, StateItem, TokenContexts, TokenNoise
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.modeling.architectures import num_layers
-from edit_hooks.modeling.embedding_noise import drift_positions
+from edit_hooks.modeling.embedding_noise import drift_positions, embedding_std
 from edit_hooks.modeling.tokens import encode, split_continuation, tokens_in_span
 from edit_hooks.request import require_text
 from edit_hooks.state_reading import StateReading
@@ -38,14 +38,25 @@ class Built(NamedTuple, Generic[ItemT]):
 
 
 class ItemBuilder:
-    """Builds items with the tokenizer and the limits of an lm-eval model."""
+    """Builds items with the tokenizer and the limits of an lm-eval model.
 
-    def __init__(self, lm: LateLoadingHFLM) -> None:
+    Args:
+        max_thought_tokens: longest thought of an answer, in addition to the answer; ``None``: they share a length.
+    """
+
+    def __init__(self, lm: LateLoadingHFLM, max_thought_tokens: int | None = None) -> None:
         self._lm = lm
+        self._embedding_std: float | None = None  # of the model before any edit
+        self._max_thought_tokens = max_thought_tokens
 
     def check_special_tokens(self) -> None:
-        """Refuse an ``add_bos_token`` that the tokenizer does not follow, so that edits would ignore it."""
+        """Refuse an ``add_bos_token`` that the tokenizer does not follow, so that edits would ignore it.
+
+        Also a budget for thoughts whose end is unknown.
+        """
         lm = self._lm
+        if self._max_thought_tokens is not None and lm.think_end_token is None:
+            raise EditingError("max_thought_tokens bounds the thought before think_end_token; give that, too.")
         if lm.add_bos_token is None or not lm.tokenizer.is_fast:
             return
         if encode(lm.tokenizer, "A").ids != encode(lm.tokenizer, "A", lm.add_bos_token).ids:
@@ -88,7 +99,8 @@ class ItemBuilder:
         """Build an item for a hidden state.
 
         Noise on subject or relation acts on the tokens of the prompt in its context, noise on all tokens on those of
-        the context, too.
+        the context, too. A relative sigma is in units of the embeddings of the model as it is at the first such item,
+        which is before any edit: an edit of the embeddings must not change the noise.
         """
         lm = self._lm
         require_text(context)
@@ -110,7 +122,12 @@ class ItemBuilder:
             positions = tuple(sorted({*positions}.intersection(in_prompt)))
         if not positions:
             raise UnusableRequestError(f"prompt {reading.prompt!r} has no token of the {noise.drift} to perturb.")
-        return StateItem(ids, reading.state, TokenNoise(positions, noise.sigma, noise.relative, noise.seed))
+        sigma = noise.sigma
+        if noise.relative:
+            if self._embedding_std is None:
+                self._embedding_std = embedding_std(lm.model)
+            sigma *= self._embedding_std
+        return StateItem(ids, reading.state, TokenNoise(positions, sigma, noise.seed))
 
     def token_prompt_item(self, context: str, continuation: str, rule: TokenPrompts) -> Built[ScoreItem]:
         """Build an item in which every target token has a prompt of its own, as in MEMIT's evaluation of ZsRE.
@@ -179,13 +196,13 @@ class ItemBuilder:
             max_new_tokens=decoding.max_new_tokens or built.item.max_new_tokens,
             ignore_end=decoding.ignore_end,
             sampling=decoding.sampling,
-            max_thought_tokens=decoding.max_thought_tokens,
+            max_thought_tokens=decoding.max_thought_tokens or built.item.max_thought_tokens,
         )
         if decoding.max_total_tokens is not None:
             length = decoding.max_total_tokens - len(encode(self._lm.tokenizer, context, self._lm.add_bos_token).ids)
             if length < 1:
                 raise UnusableRequestError(f"prompt {context!r} has no room in {decoding.max_total_tokens} tokens.")
-            item = replace(item, max_new_tokens=length, with_prompt=True)
+            item = replace(item, max_new_tokens=length, max_thought_tokens=None, with_prompt=True)
         if decoding.length_of is not None:
             target = self._tokens_of(decoding.length_of, None if decoding.length_of_alone else context)
             item = replace(
@@ -194,6 +211,7 @@ class ItemBuilder:
                 max_new_tokens=len(target),
                 ignore_end=True,
                 think_end=None,
+                max_thought_tokens=None,
                 target=target,
                 forced=decoding.teacher_forced,
             )
@@ -226,7 +244,9 @@ class ItemBuilder:
         end = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
         stops = handle_stop_sequences(settings.get("until"), eos=end)
         stops = tuple(stop for stop in stops if stop and stop != end)
-        item = GenerateItem((), stops, int(settings["max_gen_toks"]), think_end=self._think_end(context))
+        end = self._think_end(context)
+        budget = None if end is None else self._max_thought_tokens
+        item = GenerateItem((), stops, int(settings["max_gen_toks"]), think_end=end, max_thought_tokens=budget)
         return self.fitted_prompt(context, item)
 
     def fitted_prompt(self, context: str, item: GenerateItem) -> Built[GenerateItem]:
@@ -235,7 +255,10 @@ class ItemBuilder:
         require_text(context)
         room = lm.max_length - item.most_tokens
         if room < 1:
-            raise EditingError(f"max_gen_toks={item.most_tokens} leaves no room in {lm.max_length} positions.")
+            thought = f" with max_thought_tokens={item.max_thought_tokens}" if item.max_thought_tokens else ""
+            raise EditingError(
+                f"max_gen_toks={item.max_new_tokens}{thought} leaves no room in {lm.max_length} positions."
+            )
         ids = encode(lm.tokenizer, context, lm.add_bos_token).ids or [lm.prefix_token_id]
         return Built(replace(item, context=tuple(ids[-room:]), text=context), cut=len(ids) > room)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
-from tqdm import tqdm
 
 from edit_hooks.answers import (
     EditedAnswer,
@@ -27,7 +25,6 @@ from edit_hooks.answers import (
     GeneratedText,
     ModelAnswer,
     ScoredContinuation,
-    StateSimilarity,
     truncate,
 )
 from edit_hooks.assets.demo_model import demo_model_path
@@ -38,12 +35,13 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.inference import decoding, reference, scoring, states
-from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem, StateItem
+from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.inference.token_prompts import score_parts
 from edit_hooks.lm.banner import banner_lines
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.edit_sources import is_file, read_plan
+from edit_hooks.lm.engine import Engine
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
@@ -114,8 +112,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._identity: ModelIdentity | None = None
         self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
         self._unedited_stock = UneditedStock(kwargs)
-        self._states = states.StateComparison(one_by_one=self.options.engine == "reference")
-        self.items = ItemBuilder(self)
+        self.engine = Engine(self, self.options)
+        self.items = ItemBuilder(self, self.options.max_thought_tokens)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
         self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
@@ -230,7 +228,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
         unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
         stays = self.options.load_edit is not None or self.plan.cumulative  # the weights, while questions are answered
-        with self._states.unedited_kept(self.model, (q.item for q in questions if stays), self._limits()):
+        with self.engine.unedited_states_kept(question.item for question in questions if stays):
             answers = self.session.answer(questions, unedited, answer_jobs)
         edited = [self.session.requests_as_edited(question.requests) for question in questions]
         first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
@@ -299,7 +297,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             pairs = stock(requests, disable_tqdm=disable_tqdm, override_bs=override_bs)
         else:
             jobs = [(self.items.tokenized_item(*request), self._stock_edit) for request in requests]
-            answers = self.prompt_edits.answer(jobs, self._score_jobs, self.items.stock_score_item)
+            answers = self.prompt_edits.answer(jobs, self.engine.score, self.items.stock_score_item)
             pairs = [(answer.logprob, answer.is_greedy) for answer in answers]
         return counted_pairs(pairs, requests)
 
@@ -312,49 +310,16 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         texts = [answer.thought or "" if answer.unfinished else answer.raw for answer in answers]
         return [truncate(text, item.stops) for item, text in zip(items, texts, strict=True)]
 
-    # -- engine ------------------------------------------------------------------------------------------------------
+    # -- questions of editing documents ------------------------------------------------------------------------------
 
     def _score(self, jobs: Sequence[states.Job]) -> list[ModelAnswer]:
-        return states.answer_by_kind(jobs, self._score_texts, self._compare_states)
+        return states.answer_by_kind(jobs, self._score_texts, self.engine.compare_states)
 
     def _score_texts(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
-        return self.prompt_edits.answer(jobs, lambda prepared: score_parts(prepared, self._score_jobs))
-
-    def _compare_states(self, jobs: Sequence[tuple[StateItem, Delta | None]]) -> list[StateSimilarity]:
-        with tqdm(total=len(jobs), desc="Comparing hidden states", unit="prompt", disable=self._quiet) as bar:
-            return self._states.compare(self.model, self._patched_if_requested(jobs), self._limits(), bar.update)
+        return self.prompt_edits.answer(jobs, lambda prepared: score_parts(prepared, self.engine.score))
 
     def _generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
-        return self.prompt_edits.generate(jobs, self._generate_jobs)
-
-    def _score_jobs(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
-        with tqdm(total=len(jobs), desc="Scoring under edits", unit="prompt", disable=self._quiet) as bar:
-            if self.options.engine == "reference":
-                return reference.score_reference(self.model, jobs, bar.update)
-            return scoring.score(self.model, self._patched_if_requested(jobs), self._limits(), bar.update)
-
-    def _generate_jobs(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
-        with tqdm(total=len(jobs), desc="Decoding under edits", unit="prompt", disable=self._quiet) as bar:
-            if self.options.engine == "reference":
-                return reference.generate_reference(self.model, self.tokenizer, jobs, bar.update)
-            applied = self._patched_if_requested(jobs)
-            return decoding.generate(self.model, self.tokenizer, applied, self._limits(), bar.update)
-
-    def _patched_if_requested(self, jobs: Sequence[tuple[Any, Delta | None]]) -> list[tuple[Any, Delta | None]]:
-        """With ``answer=patch`` make edits dense, so that they are written into weights."""
-        if self.options.answer != "patch":
-            return list(jobs)
-        dense: dict[Delta, Delta] = {}
-        for _, delta in jobs:
-            if delta is not None and delta not in dense:
-                dense[delta] = Delta(dense=delta.weights(), hook_edit=delta.hook_edit)
-        return [(item, None if delta is None else dense[delta]) for item, delta in jobs]
-
-    def _limits(self) -> Limits:
-        """Bounds of a batch; a batch size above lm-eval's default of 1 bounds the rows."""
-        size = self.batch_size_per_gpu
-        rows = size if isinstance(size, int) and size > 1 else Limits.max_rows
-        return Limits(max_tokens=self.options.max_batch_tokens, max_rows=rows)
+        return self.prompt_edits.generate(jobs, self.engine.generate)
 
     # -- the run's edits ---------------------------------------------------------------------------------------------
 
@@ -387,7 +352,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
                 self.editor,
                 store,
                 self.identity,
-                self._quiet,
+                self.quiet,
                 partial_groups=bool(self.plan.groups),
                 first_token_kl=options.first_token_kl,
             )
@@ -401,7 +366,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             store,
             self.identity,
             guard,
-            self._quiet,
+            self.quiet,
             shared=self.world_size > 1,
             first_token_kl=options.first_token_kl,
         )
@@ -452,10 +417,6 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def stream_state(self) -> str | None:
         return self._session.final_state if self._session is not None else None
-
-    @property
-    def _quiet(self) -> bool:
-        return self.rank != 0 or not log.isEnabledFor(logging.INFO)
 
     # -- results -------------------------------------------------------------------------------------------------------
 

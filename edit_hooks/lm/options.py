@@ -87,6 +87,8 @@ class EditingOptions:
             columns ``@unedited`` and ``@difference``; not with edits of single cases, under which such tasks have no
             edited model.
         first_token_kl: measure the first-token divergence on neutral prompts after every edit or step.
+        max_thought_tokens: longest thought of a generated answer, in addition to the answer; with ``think_end_token``.
+            By default thought and answer share the length of the task (``max_gen_toks``).
         guard: sequential: ``report`` or ``stop`` if the edited weights or the model's loss diverge.
         guard_norm_ratio, guard_loss_increase: thresholds of :class:`edit_hooks.lm.stream.Guard`.
     """
@@ -117,6 +119,7 @@ class EditingOptions:
     retention: bool = False
     compare_unedited: bool = False
     first_token_kl: bool = True
+    max_thought_tokens: int | None = None
     guard: Literal["report", "stop"] = "report"
     guard_norm_ratio: float = 1.0
     guard_loss_increase: float = 3.0
@@ -178,7 +181,7 @@ class EditingOptions:
 
     def _check_plan(self) -> None:
         """Validate options of batch and sequential runs: complete and none ignored."""
-        for name in ("num_edits", "edit_batch_size", "group_size"):
+        for name in ("num_edits", "edit_batch_size", "group_size", "max_thought_tokens"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name))
         for name in ("immediate", "retention", "compare_unedited", "first_token_kl"):

@@ -61,6 +61,19 @@ class EditPlan:
                 made |= distinct.keys()
         return tuple(groups)
 
+    @property
+    def most_written_together(self) -> int:
+        """Largest number of cases of a group that need an edit that no case before it makes."""
+        most, made = 0, set[str]()
+        for cases in self.cases:
+            num_cases, in_group = 0, set(made if self.cumulative else ())
+            for case in cases:
+                keys = {request.key for request in case}
+                num_cases += not keys <= in_group
+                in_group |= keys
+            most, made = max(most, num_cases), in_group
+        return most
+
     @functools.cached_property
     def request_keys(self) -> list[str]:
         """Keys of all requests, sorted."""

@@ -107,7 +107,7 @@ class EditStream:
         self.deltas: list[Delta] = []
 
     def _check(self, plan: EditPlan) -> None:
-        largest = max(map(len, plan.cases))
+        largest = plan.most_written_together
         if largest > 1 and not self.editor.supports_joint:
             raise EditingError(
                 f"editor {self.editor.name!r} writes one request at a time, the plan has steps of {largest} cases; "

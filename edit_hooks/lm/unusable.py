@@ -46,11 +46,22 @@ def edit_usable(write: Callable[[Sequence[EditRequest]], Delta], group: RequestG
     try:
         return JointEdit(write(group), {})
     except EditingError as error:
+        if named := named_reasons(error, group):
+            others = tuple(request for request in group if request.key not in named)
+            rest = edit_usable(write, others, edits_made=edits_made)
+            return JointEdit(rest.delta, named | rest.unusable)
         alone = reasons_alone(write, group, error)
         if not alone or (len(alone) == len(group) and not (edits_made or isinstance(error, UnusableRequestError))):
             raise
     usable = [request for request in group if request.key not in alone]
     return JointEdit(write(usable) if usable else Delta(), alone)
+
+
+def named_reasons(error: EditingError, group: Sequence[EditRequest]) -> dict[str, str]:
+    """Request key -> reason for the requests that an error names, if the group has others."""
+    reasons = error.reasons if isinstance(error, UnusableRequestError) else {}
+    named = {request.key: reasons[request.key] for request in group if request.key in reasons}
+    return named if len(named) < len(group) else {}
 
 
 def reasons_alone(

@@ -145,7 +145,7 @@ def draw_instances(
         width: size of the input embeddings. sigma: standard deviation of the noise on them, absolute.
 
     Raises:
-        EditingError: when the prompt has no token for any of the drifts.
+        UnusableRequestError: when the prompt has no token for any of the drifts.
     """
     assert request.subject_span is not None
     encoding = encode(tokenizer, request.text)
@@ -156,7 +156,7 @@ def draw_instances(
     positions = drift_positions(encoding, request.subject_span)
     possible = [drift for drift in config.evk_drifts if positions[drift]]
     if not possible:
-        raise EditingError(
+        raise UnusableRequestError(
             f"case {request.case_id}: prompt {request.text!r} has no token for evk_drifts={config.evk_drifts}."
         )
     generator = generator_of(f"{config.seed} {request.text} {request.subject_span}")
@@ -268,15 +268,18 @@ def _check_divergence(
     requests: Sequence[EditRequest], divergences: Sequence[float], sigma: float, ratio: float
 ) -> None:
     """Refuse requests whose instances are answered like their prompts."""
-    for request, divergence in zip(requests, divergences, strict=True):
-        if divergence < SMALLEST_DIVERGENCE:
-            raise UnusableRequestError(
-                f"case {request.case_id}: EVK-Align's perturbed prompt is answered like the edit prompt "
-                f"{request.text!r} (divergence {divergence:.4f} nats, at least {SMALLEST_DIVERGENCE:g} are needed), so "
-                f"it would preserve the answer that the edit replaces. sigma is {sigma:.3g}, {ratio:.3g} times the "
-                "standard deviation of the embeddings; try "
-                f"evk_relative_sigma={max(DEFAULT_RELATIVE_SIGMA, 2 * ratio):.2g}."
-            )
+    reasons = {
+        request.key: (
+            f"case {request.case_id}: EVK-Align's perturbed prompt is answered like the edit prompt {request.text!r} "
+            f"(divergence {divergence:.4f} nats, at least {SMALLEST_DIVERGENCE:g} are needed), so it would preserve "
+            f"the answer that the edit replaces. sigma is {sigma:.3g}, {ratio:.3g} times the standard deviation of the "
+            f"embeddings; try evk_relative_sigma={max(DEFAULT_RELATIVE_SIGMA, 2 * ratio):.2g}."
+        )
+        for request, divergence in zip(requests, divergences, strict=True)
+        if divergence < SMALLEST_DIVERGENCE
+    }
+    if reasons:
+        raise UnusableRequestError(next(iter(reasons.values())), reasons)
 
 
 def noise_of(model: Any, config: EVKSettings) -> float:

@@ -196,6 +196,7 @@ def _library_versions(has_adapters: bool, is_quantized: bool) -> dict[str, Json]
     return {package: _version(package) for package in packages}
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     if package == "torch":
         return torch.__version__  # with the build, as +cpu

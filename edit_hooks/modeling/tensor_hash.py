@@ -19,10 +19,8 @@ MAX_THREADS = 16
 
 def tensor_digest(tensor: torch.Tensor) -> str:
     """SHA-256 (hex) of a tensor's shape, dtype and bytes; the same on every device."""
-    if tensor.nbytes <= CHUNK_BYTES:
-        return _digest(tensor, map)
     with _threads() as threads:
-        return _digest(tensor, threads.map)
+        return _digest(tensor, threads)
 
 
 @torch.no_grad()
@@ -43,7 +41,7 @@ def weights_digest(model: nn.Module) -> str:
                 raise EditingError(f"the weight {name} is offloaded, so the model cannot be identified; load it whole.")
             memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
             first = names.setdefault(memory, name) if tensor.numel() else name
-            content = _digest(tensor, threads.map) if first == name else f"tied to {first}"
+            content = _digest(tensor, threads) if first == name else f"tied to {first}"
             digest.update(json.dumps([name, content]).encode())
     return digest.hexdigest()
 
@@ -55,12 +53,13 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return named | {name: value for name, value in model.state_dict(keep_vars=True).items() if torch.is_tensor(value)}
 
 
-def _digest(tensor: torch.Tensor, map_chunks: Callable[..., Iterable[bytes]]) -> str:
-    """Hash the chunks of a tensor, in parallel if the map does, and then their digests."""
+def _digest(tensor: torch.Tensor, threads: ThreadPoolExecutor) -> str:
+    """Hash the chunks of a tensor, in parallel if there are several, and then their digests."""
     if hasattr(tensor, "full_tensor"):  # sharded by tensor parallelism
         tensor = tensor.full_tensor()
     content = tensor.detach().contiguous().view(-1).view(torch.uint8)
     digest = hashlib.sha256(json.dumps([list(tensor.shape), str(tensor.dtype)]).encode())
+    map_chunks: Callable[..., Iterable[bytes]] = threads.map if len(content) > CHUNK_BYTES else map
     for part in map_chunks(_chunk_digest, _chunks(content)):
         digest.update(part)
     return digest.hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from edit_hooks.utils.printable import printable
 
@@ -28,7 +28,15 @@ class UnusableRequestError(EditingError):
     """An edit request or a question that this model or editor cannot use, while it can use others.
 
     The run continues without it: the case is unscored, with the message as the reason.
+
+    Attributes:
+        reasons: request key -> reason for the requests at fault, so that the others of a batch are computed together;
+            empty where the caller knows the request.
     """
+
+    def __init__(self, message: object = "", reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = {key: printable(reason) for key, reason in (reasons or {}).items()}
 
 
 def traceback_wanted() -> bool:

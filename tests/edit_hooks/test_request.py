@@ -59,7 +59,7 @@ def test_something_else_than_a_mapping_is_refused(record):
 def test_the_case_id_is_in_the_message_and_may_be_a_number():
     with pytest.raises(EditingError, match="of case 17"):
         EditRequest(**{**GOOD, "target_new": ""}, case_id="17")
-    assert EditRequest(**GOOD, case_id=17).case_id == "17"  # type: ignore[arg-type]
+    assert EditRequest(**{**GOOD, "case_id": 17}).case_id == "17"
 
 
 def test_requests_are_values():

@@ -9,7 +9,9 @@ import json
 import pytest
 import torch
 from editor_settings import BIRD_CONFIG, ROME_CONFIG
-from paths import REAL_DATA, ROOT
+from lm_runs import build, run
+from paths import REAL_DATA, RECORDS, ROOT
+from record_files import write_jsonl
 
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
@@ -280,3 +282,18 @@ def test_an_empty_phrase_of_the_release_is_refused(released_table):
     request = dataclasses.replace(EDITS[0], relation_id="P1327")
     with pytest.raises(EditingError, match=r"'P1327' has an empty phrase.*wording: own"):
         load_editor("bird", {**BIRD_CONFIG, "wording": "released"}).edit(model, tokenizer, [request])
+
+
+@pytest.mark.parametrize("mode", ["single", "sequential"])
+def test_a_record_with_an_empty_phrase_leaves_the_others_edited(mode, released_table, tiny_path, tmp_path):
+    """Also as the first step of a stream, before any edit has shown that the settings work."""
+    records = [json.loads(line) for line in (RECORDS / "bake_qa.jsonl").read_text(encoding="utf-8").splitlines()[:2]]
+    for record, relation in zip(records, ["P1327", "P36"], strict=True):
+        record["requested_rewrite"]["relation_id"] = relation
+    data = str(write_jsonl(tmp_path / "bake.jsonl", records))
+    stream = {"mode": mode, "edits": "bake", "data": data} if mode == "sequential" else {}
+    settings = {"context_templates": ["{}"], "num_steps": 2, "wording": "released"}
+    lm = build(str(tiny_path("gpt2")), editor="bird", editor_args=settings, **stream)
+    refused, edited = run(lm, ["bake_es"], data)["samples"]["bake_es"]
+    assert "'P1327' has an empty phrase" in refused["unscored_reason"]["es_prob"] and refused["es_prob"] is None
+    assert edited["es_prob"] is not None and not edited["unscored_reason"]

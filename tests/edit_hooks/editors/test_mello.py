@@ -117,7 +117,7 @@ def model(tiny_path, monkeypatch):
             GeneratedText(raw=raw, stops=item.stops, token_ids=(1,)) for raw, (item, _) in zip(raws, jobs, strict=True)
         ]
 
-    monkeypatch.setattr(lm, "_generate_jobs", write)
+    monkeypatch.setattr(lm.engine, "generate", write)
     return lm, seen
 
 

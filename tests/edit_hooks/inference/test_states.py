@@ -17,7 +17,6 @@ from edit_hooks import Delta, Factor, edited
 from edit_hooks.inference.items import Limits, StateItem, TokenNoise
 from edit_hooks.inference.states import StateComparison, _cosine, last_states
 from edit_hooks.modeling.architectures import weight_of
-from edit_hooks.modeling.embedding_noise import embedding_std
 
 TEXTS = ["Port Elna is the capital of", "The old lighthouse keeper of the northern bay speaks", "Dust"]
 MANY, ONE = Limits(), Limits(max_rows=1)
@@ -30,7 +29,7 @@ def items(tokenizer: Any, state: Any = "after_norm", sigma: float = 0.3) -> list
         ids = tuple(tokenizer(text)["input_ids"])
         made.append(StateItem(ids, state))
         for name, positions in (("last", (len(ids) - 1,)), ("all", tuple(range(len(ids))))):
-            made.append(StateItem(ids, state, TokenNoise(positions, sigma, False, f"0 {text} {name}")))
+            made.append(StateItem(ids, state, TokenNoise(positions, sigma, f"0 {text} {name}")))
     return made
 
 
@@ -138,14 +137,13 @@ def test_noise_depends_on_its_seed_and_not_on_dtype_or_batch() -> None:
     model, tokenizer = loaded("llama")
     ids = tuple(tokenizer(TEXTS[0])["input_ids"])
 
-    def state(seed: str, sigma: float, relative: bool = False, batch: int = 1) -> torch.Tensor:
-        item = StateItem(ids, "after_norm", TokenNoise((1, 2), sigma, relative, seed))
+    def state(seed: str, sigma: float, batch: int = 1) -> torch.Tensor:
+        item = StateItem(ids, "after_norm", TokenNoise((1, 2), sigma, seed))
         padded = [StateItem((*ids, *ids), "after_norm")] * (batch - 1)
         return last_states(model, [item, *padded], [None] * batch)[0]
 
     first = state("a", 0.3)
     torch.testing.assert_close(state("a", 0.3, batch=3), first)
     assert not torch.allclose(state("b", 0.3), first, atol=1e-3)
-    torch.testing.assert_close(state("a", 0.3 / embedding_std(model), relative=True), first)
     plain = last_states(model, [StateItem(ids, "after_norm")], [None])[0]
     torch.testing.assert_close(state("a", 0.0), plain)

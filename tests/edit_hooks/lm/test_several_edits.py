@@ -12,6 +12,7 @@ from edit_hooks import EditRequest
 from edit_hooks.answers import FailedAnswer
 from edit_hooks.lm.edit_sources import load_edited_cases, load_edits
 from edit_hooks.lm.sessions import ABOUT_NO_EDIT
+from edit_hooks.utils.errors import EditingError
 
 FACTS = {"Port Elna": "Dravonia", "Marsk": "Tolmeria", "Quill Bay": "Osteria"}
 FIRST, SECOND, THIRD = (
@@ -54,6 +55,25 @@ def test_a_case_is_answered_under_all_its_edits_in_every_mode(edited_model, edit
     assert (first.position.step, second.position.step, second.position.cases_before) == (0, 1, 1)
     steps = stream.session.result_metadata()["steps"]
     assert [step["num_edits"] for step in steps] == [2, 3]  # the shared edit is made once
+
+
+@pytest.mark.parametrize("editor", EDITORS)
+def test_a_case_whose_edit_an_earlier_case_has_is_answered_with_its_step(editor, tiny_path, monkeypatch):
+    """It joins the step before; an editor that writes one request at a time still writes one."""
+    repeated = [(FIRST,), (SECOND,), (FIRST,), (THIRD,)]
+    monkeypatch.setattr(edit_hooks.lm.edit_sources, "load_edited_cases", lambda *_: repeated)
+    stream = {"mode": "sequential", "edits": "cases"}
+    lm = build(str(tiny_path("llama")), editor=editor, editor_args=dict(EDITORS[editor]), **stream)
+    answers = lm.loglikelihood([question(case) for case in repeated])
+    assert [answer.position.step for answer in answers] == [0, 1, 0, 2]
+    assert [step["num_edits"] for step in lm.session.result_metadata()["steps"]] == [1, 2, 3]
+
+
+def test_two_cases_of_a_step_need_an_editor_that_writes_both(tiny_path, tmp_path):
+    path = tmp_path / "edits.jsonl"
+    path.write_text("".join(f"{json.dumps(edit.to_dict())}\n" for edit in (FIRST, SECOND)))
+    with pytest.raises(EditingError, match="writes one request at a time"):
+        build(str(tiny_path("llama")), editor="rome", mode="sequential", edits=str(path), edit_batch_size=2)
 
 
 def test_a_question_about_no_edit_is_asked_of_the_model_after_all_edits(edited_model):

@@ -130,7 +130,7 @@ def test_float32_stays_close_to_float64(model_type, engine):
     runs = []
     for dtype in (torch.float32, torch.float64):
         model, tokenizer = loaded(model_type, dtype)
-        runs.append(optimize_values(model, [problem(tokenizer, r) for r in EDIT_REQUESTS], value_settings, engine))
+        runs.append(optimize_values(model, [problem(tokenizer, r) for r in EDIT_REQUESTS[:2]], value_settings, engine))
     assert_same_values(*runs, limit=5e-3)
 
 

@@ -1,0 +1,72 @@
+"""The run's engine: answers items under edits, in batches or one by one, with a progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from edit_hooks.answers import GeneratedText, ScoredContinuation, StateSimilarity
+from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference import decoding, reference, scoring
+from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem, StateItem
+from edit_hooks.inference.states import StateComparison
+from edit_hooks.lm.harness import LateLoadingHFLM
+from edit_hooks.lm.options import EditingOptions
+
+ItemT = TypeVar("ItemT", ScoreItem, GenerateItem, StateItem)
+
+
+class Engine:
+    """Answers jobs (item, edit) on an lm-eval model.
+
+    ``engine=reference`` answers one item at a time with its edit in the weights. Otherwise items share batches, and
+    with ``answer=patch`` every weight edit is written into the weights instead of acting per row.
+    """
+
+    def __init__(self, lm: LateLoadingHFLM, options: EditingOptions) -> None:
+        self._lm, self._options = lm, options
+        self._one_by_one = options.engine == "reference"
+        self._states = StateComparison(one_by_one=self._one_by_one)
+
+    def score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
+        with self._progress("Scoring under edits", jobs) as bar:
+            if self._one_by_one:
+                return reference.score_reference(self._lm.model, jobs, bar.update)
+            return scoring.score(self._lm.model, self._written(jobs), self._limits(), bar.update)
+
+    def generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
+        model, tokenizer = self._lm.model, self._lm.tokenizer
+        with self._progress("Decoding under edits", jobs) as bar:
+            if self._one_by_one:
+                return reference.generate_reference(model, tokenizer, jobs, bar.update)
+            return decoding.generate(model, tokenizer, self._written(jobs), self._limits(), bar.update)
+
+    def compare_states(self, jobs: Sequence[tuple[StateItem, Delta | None]]) -> list[StateSimilarity]:
+        with self._progress("Comparing hidden states", jobs) as bar:
+            return self._states.compare(self._lm.model, self._written(jobs), self._limits(), bar.update)
+
+    def unedited_states_kept(self, items: Iterable[Item]) -> contextlib.AbstractContextManager[None]:
+        """Scope in which the unedited states of items are kept, because the edits stay in the weights."""
+        return self._states.unedited_kept(self._lm.model, items, self._limits())
+
+    def _progress(self, description: str, jobs: Sequence[object]) -> tqdm[None]:
+        return tqdm(total=len(jobs), desc=description, unit="prompt", disable=self._lm.quiet)
+
+    def _written(self, jobs: Sequence[tuple[ItemT, Delta | None]]) -> list[tuple[ItemT, Delta | None]]:
+        """With ``answer=patch``, the jobs with dense edits; those are written into the weights."""
+        if self._options.answer != "patch":
+            return list(jobs)
+        dense: dict[Delta, Delta] = {}  # one object per edit, so that its items share batches
+        for _, delta in jobs:
+            if delta is not None and delta not in dense:
+                dense[delta] = Delta(dense=delta.weights(), hook_edit=delta.hook_edit)
+        return [(item, None if delta is None else dense[delta]) for item, delta in jobs]
+
+    def _limits(self) -> Limits:
+        """Bounds of a batch; a batch size above lm-eval's default of 1 bounds the rows."""
+        size = self._lm.batch_size_per_gpu
+        rows = size if isinstance(size, int) and size > 1 else Limits.max_rows
+        return Limits(max_tokens=self._options.max_batch_tokens, max_rows=rows)
