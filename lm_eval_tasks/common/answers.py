@@ -19,7 +19,7 @@ NEEDS_EDITED_HF = (
 
 UNFINISHED = (
     "the generation has no think_end_token, so its thought has no end and there is no answer; allow more tokens "
-    "(--gen_kwargs max_gen_toks=...), or drop think_end_token for a model that does not think"
+    "(max_thought_tokens=... in --model_args), or drop think_end_token for a model that does not think"
 )
 
 Answer: TypeAlias = ScoredContinuation | GeneratedText | StateSimilarity | FailedAnswer | Verdict

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from judges.base import CORRECT, Verdict
@@ -21,6 +21,7 @@ from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, UNFINISHED, Answer
 from lm_eval_tasks.common.probes import ProbeAnswers
 
 Measure: TypeAlias = Callable[[], Any]
+ItemT = TypeVar("ItemT")
 
 
 class Unscored(Exception):
@@ -88,6 +89,33 @@ def case_mean(values: Iterable[float], noun: str) -> float:
 def mean_over(probes: Sequence[ProbeAnswers], noun: str, measure: Callable[[ProbeAnswers], float]) -> Measure:
     """Case-first macro average: the mean of a measure over the probes of one case."""
     return lambda: case_mean((measure(answered) for answered in probes), noun)
+
+
+def any_true(items: Iterable[ItemT], test: Callable[[ItemT], object]) -> bool:
+    """Whether a test holds for some item; a missing answer matters only if it holds for no other.
+
+    Raises:
+        Unscored: the first one of a test, if the others do not hold.
+    """
+    missing: Unscored | None = None
+    for item in items:
+        try:
+            if test(item):
+                return True
+        except Unscored as reason:
+            missing = missing or reason
+    if missing is not None:
+        raise missing
+    return False
+
+
+def all_true(items: Iterable[ItemT], test: Callable[[ItemT], object]) -> bool:
+    """Whether a test holds for all items; a missing answer matters only if it fails for no other.
+
+    Raises:
+        Unscored: the first one of a test, if the others hold.
+    """
+    return not any_true(items, lambda item: not test(item))
 
 
 def exclude_if(measure: Measure, is_excluded: Callable[[], float]) -> Measure:

@@ -68,7 +68,7 @@ class RunFacts:
         name: editor, mode, settings, data and model in one text that is a valid file name.
         model: readable name. model_hash: hash of the weights; "" if unknown.
         editor: its name; ``unedited`` for ``mode=none``, and the model class for stock models.
-        settings: hash of the resolved editor settings, 8 hexadecimal digits; "" without an editor.
+        settings: hash of the resolved editor settings but the seed, 8 hexadecimal digits; "" without an editor.
         settings_origin: ``shipped``, ``given``, ``untuned`` (see ``guesses``), or "" if unknown.
         context_editor: the editor acts through the prompt.
         edits: benchmark of a batch's or stream's edits and their data, as in ``qaedit (hub)``; "" for the tasks' own.
@@ -123,17 +123,19 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         "limit": config.get("limit"),
     }
     editor_config = editing.get("editor_config") or {}
+    settings = {setting: value for setting, value in editor_config.items() if setting != "seed"}
+    seed = editor_config.get("seed", editing.get("seed"))  # a seed in editor_args overrules the run's
     facts = {
         "editor": editor,
         "mode": mode,
-        "settings": _hash_of(editor_config)[:SETTINGS_DIGITS] if editor_config else "",
+        "settings": _hash_of(settings)[:SETTINGS_DIGITS] if settings else "",
         "data": data,
         "model": model,
     }
     origin = editing.get("settings_origin") or {}
     return RunFacts(
         run=_hash_of(identity)[:RUN_DIGITS],
-        name=_name(facts, editing),
+        name=_name(facts, editing, seed),
         model_hash=model_hash,
         settings_origin=_origin(origin),
         guesses=tuple(origin.get("guesses") or ())
@@ -144,7 +146,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         group_size=editing.get("group_size"),
         edits=_edits(editing),
         icl=str(editing.get("icl") or "no"),
-        seed=editing.get("seed"),
+        seed=seed,
         limit=config.get("limit"),
         editor_config=editor_config,
         **facts,
@@ -217,12 +219,12 @@ def _edits(editing: Mapping[str, Any]) -> str:
     return f"{editing['edits']} ({portable(data)})" if data else str(editing["edits"])
 
 
-def _name(facts: Mapping[str, str], editing: Mapping[str, Any]) -> str:
+def _name(facts: Mapping[str, str], editing: Mapping[str, Any], seed: int | None) -> str:
     size = editing.get("num_edits")
     step = editing.get("edit_batch_size")
     mode = facts["mode"] + (f"-{size}" if size else "") + (f"by{step}" if step and step != 1 else "")
     mode += f"-icl={editing['icl']}" if editing.get("icl", "no") != "no" else ""
-    mode += f"-seed={editing['seed']}" if editing.get("seed") else ""
+    mode += f"-seed={seed}" if seed else ""
     model = "gemma-3-270m-demo" if facts["model"] == DEMO_NAME else facts["model"]
     parts = [facts["editor"], "" if facts["mode"] == "none" else mode, facts["settings"], facts["data"], model]
     return "__".join(text for part in parts if (text := slug(part)))

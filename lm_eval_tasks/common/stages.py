@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
-from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, ModelAnswer, StateSimilarity, StreamPosition
+from edit_hooks.answers import (
+    EditedAnswer,
+    EditReport,
+    FailedAnswer,
+    GeneratedText,
+    ModelAnswer,
+    ScoredContinuation,
+    StreamPosition,
+)
 from judges.base import Verdict
 from lm_eval_tasks.common import settings as task_settings
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
@@ -186,18 +194,22 @@ def _answers_by_stage(response: Any, stages: StreamStages) -> dict[Stage | None,
     answers: dict[Stage | None, ModelAnswer] = {}
     if stages.immediate and response.immediate is not None:
         answers[IMMEDIATE] = response.immediate
-    answers |= {
-        str(number): response.checkpoints[number] for number in stages.checkpoints if number in response.checkpoints
-    }
+    reached = [number for number in stages.checkpoints if number in response.checkpoints]
+    answers |= {str(number): response.checkpoints[number] for number in reached}
     if stages.retention:
         for step, answer in response.after_step.items():
             answers[step] = answer
-    if isinstance(
-        response.final, (FailedAnswer, StateSimilarity)
-    ):  # the latter compares with the unedited model itself
-        return {None: response.final, **answers}
-    by_stage: dict[Stage | None, Any] = {None: response.final}
-    for stage, answer in answers.items():
-        assert not isinstance(answer, StateSimilarity)
-        by_stage[stage] = replace(answer, unedited=response.final.unedited)  # type: ignore[arg-type]  # of the same type
-    return by_stage
+    with_unedited = {stage: _with_unedited(answer, response.final) for stage, answer in answers.items()}
+    return {None: response.final, **with_unedited}
+
+
+def _with_unedited(answer: ModelAnswer, final: ModelAnswer | FailedAnswer) -> ModelAnswer:
+    """The answer of a stage with the unedited model's, which only the final answer to the question holds.
+
+    A `StateSimilarity` compares with the unedited model itself.
+    """
+    if isinstance(answer, ScoredContinuation) and isinstance(final, ScoredContinuation):
+        return replace(answer, unedited=final.unedited)
+    if isinstance(answer, GeneratedText) and isinstance(final, GeneratedText):
+        return replace(answer, unedited=final.unedited)
+    return answer

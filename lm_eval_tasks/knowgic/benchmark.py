@@ -113,9 +113,15 @@ def _hops(fields: Fields, prefix: str = "") -> Chain:
                 f"has {prompt!r} for question {question!r}, subject {subject!r} and answer {answer!r}; "
                 "three texts and a prompt with one {} are needed",
             )
-        relation = " ".join(prompt.replace("{}", " ").split()).removeprefix("'s").strip()
+        if not (relation := relation_words(prompt)):
+            raise fields.error(f"{prefix}prompts", f"has {prompt!r}; a statement with words around {{}} is needed")
         hops.append(Hop(question, answer, prompt.replace("{}", subject), subject, relation))
     return tuple(hops)
+
+
+def relation_words(prompt: str) -> str:
+    """The words of a statement between subject and object; ``{}`` is the subject."""
+    return " ".join(prompt.replace("{}", " ").split()).removeprefix("'s").strip()
 
 
 def _same(left: str, right: str) -> bool:

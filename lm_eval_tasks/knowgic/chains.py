@@ -7,8 +7,10 @@ the edited and on the unedited model. Over the chains of all edits,
     IFR = sum_i (R_i_post / R_i_pre) / sqrt(n_i)  /  sum_i 1 / sqrt(n_i),
 
 and CKP is the mean of p_post / p_pre over the questions of the broader context. Chains with R_i_pre = 0 and questions
-with p_pre = 0 are inactive: they are in no mean, and counted. A probability is the share of sampled responses with the
-answer or one of its other names (``_sampled``), or exp of the answer's mean log-probability per token (``_prob``).
+with p_pre = 0 are inactive: they are left out of the means and counted. A probability is the share of sampled responses
+with the answer or one of its other names (``_sampled``), or exp of the answer's mean log-probability per token
+(``_prob``). Products and ratios are computed from log-probabilities, since exp of these can be 0 where their ratio is
+not.
 
 All questions of an edit are in one document, each once, whatever the number of chains that it is in. Every occurrence
 is scored with its own answer.
@@ -25,7 +27,7 @@ from edit_hooks.decoding import Decoding, Sampling
 from judges.match import contains
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import Answer
-from lm_eval_tasks.common.measures import Failed, Measure, Unscored
+from lm_eval_tasks.common.measures import Failed, Measure, Unscored, all_true
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.scoring import first_word
 from lm_eval_tasks.common.settings import Settings
@@ -44,8 +46,9 @@ from lm_eval_tasks.knowgic.forms import (
 from lm_eval_tasks.protocols.fluency import GENERATION_SEED
 
 CHAIN, CONTEXT = "chain", "context"  # kinds of probes: questions of a chain, and of the broader context only
-MAX_STEPS = 5
+MAX_STEPS = 5  # of the published chains; longer ones share a column
 SAMPLED, PROB = "sampled", "prob"
+MAX_LOG_RATIO = 690.0  # a larger ratio, or a sum of such, leaves the range of a float (e^709)
 
 # Of one fact: its probe's number and its answer
 Place = tuple[int, str]
@@ -155,7 +158,7 @@ def score_chains(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
         "ifr": lambda: scores.recovery(chains),
         "ifr_clipped": lambda: scores.recovery(chains, clip=True),
         "ifr_known": lambda: scores.recovery(
-            [chain for chain in chains if all(map(scores.knows, chain))], noun="chains that the unedited model knows"
+            [chain for chain in chains if all_true(chain, scores.knows)], noun="chains that the unedited model knows"
         ),
         "ckp": lambda: scores.preservation(context),
         "ckp_clipped": lambda: scores.preservation(context, clip=True),
@@ -167,10 +170,14 @@ def score_chains(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
         "ckp_questions": lambda: len(context),
         "ckp_active": lambda: scores.num_active([place] for place in context),
     }
-    for steps in range(1, MAX_STEPS + 1):
-        some = [chain for chain in chains if len(chain) == steps]
-        found[f"ifr_{steps}"] = functools.partial(scores.recovery, some, noun=f"chains of length {steps}")
-        found[f"ifr_{steps}_active"] = functools.partial(scores.num_active, some)
+    by_length = {
+        str(steps): ([chain for chain in chains if len(chain) == steps], f"chains of length {steps}")
+        for steps in range(1, MAX_STEPS + 1)
+    }
+    by_length["longer"] = ([chain for chain in chains if len(chain) > MAX_STEPS], f"chains of over {MAX_STEPS} steps")
+    for length, (some, noun) in by_length.items():
+        found[f"ifr_{length}"] = functools.partial(scores.recovery, some, noun=noun)
+        found[f"ifr_{length}_active"] = functools.partial(scores.num_active, some)
     return {f"{name}_{doc['columns']}": measure for name, measure in found.items()}
 
 
@@ -187,15 +194,15 @@ class ChainScores:
         self.competitor: str = doc["competitor"]
         self.pairs: dict[Place, tuple[float, float]] = {}
 
-    def probabilities(self, place: Place) -> tuple[float, float]:
-        """The probability of a fact's answer on the unedited and on the edited model."""
+    def log_probabilities(self, place: Place) -> tuple[float, float]:
+        """The log-probability of a fact's answer on the unedited and on the edited model; -inf for no response."""
         if place not in self.pairs:
             probe, answer = self.answers.probes[place[0]], place[1]
-            estimate = self._share if probe.probe.generate else self._likelihood
+            estimate = self._log_share if probe.probe.generate else self._log_likelihood
             self.pairs[place] = estimate(probe, answer, unedited=True), estimate(probe, answer, unedited=False)
         return self.pairs[place]
 
-    def _share(self, answered: ProbeAnswers, answer: str, *, unedited: bool) -> float:
+    def _log_share(self, answered: ProbeAnswers, answer: str, *, unedited: bool) -> float:
         """The share of responses with the answer or another name of it; for yes or no, that begin with yes."""
         texts = [measures.generated_text(one, unedited=unedited).text for one in answered.generations]
         if self.competitor:
@@ -203,26 +210,24 @@ class ChainScores:
         else:
             names = [answer, *self.aliases.get(answer, ())]
             hits = [any(contains(text, name) for name in names) for text in texts]
-        return sum(hits) / len(hits)
+        return math.log(sum(hits) / len(hits)) if any(hits) else -math.inf
 
-    def _likelihood(self, answered: ProbeAnswers, answer: str, *, unedited: bool) -> float:
-        """exp of the answer's mean log-probability per token; with a competitor, its share of both."""
-        probability = math.exp(-measures.nll(self._scored(answered, answer), unedited=unedited))
+    def _log_likelihood(self, answered: ProbeAnswers, answer: str, *, unedited: bool) -> float:
+        """The answer's mean log-probability per token; with a competitor, log of its share of both."""
+        wanted = measures.nll(self._scored(answered, answer), unedited=unedited)
         if not self.competitor:
-            return probability
-        other = math.exp(-measures.nll(self._scored(answered, self.competitor), unedited=unedited))
-        if probability + other == 0:
-            raise Failed(f"the probabilities of {answer} and {self.competitor} are 0")
-        return probability / (probability + other)
+            return -wanted
+        lead = wanted - measures.nll(self._scored(answered, self.competitor), unedited=unedited)
+        return -max(lead, 0.0) - math.log1p(math.exp(-abs(lead)))
 
     @staticmethod
     def _scored(answered: ProbeAnswers, answer: str) -> Answer:
         return answered.targets[answered.probe.targets.index(answer)]
 
-    def products(self, chain: Sequence[Place]) -> tuple[float, float]:
-        """R of a chain on the unedited and on the edited model."""
-        pairs = [self.probabilities(place) for place in chain]
-        return math.prod(before for before, _ in pairs), math.prod(after for _, after in pairs)
+    def log_products(self, chain: Sequence[Place]) -> tuple[float, float]:
+        """log R of a chain on the unedited and on the edited model; -inf for R = 0."""
+        before, after = zip(*map(self.log_probabilities, chain), strict=True)
+        return math.fsum(before), math.fsum(after)
 
     def recovery(
         self, chains: Sequence[Sequence[Place]], *, clip: bool = False, noun: str = "chains"
@@ -244,22 +249,25 @@ class ChainScores:
 
     def _ratio(self, chain: Sequence[Place], clip: bool) -> float | None:
         """R after the edit divided by R before it; ``None`` for an inactive chain."""
-        before, after = self.products(chain)
-        if before == 0:
+        before, after = self.log_products(chain)
+        if before == -math.inf:
             return None
-        return min(after / before, 1.0) if clip else after / before
+        log_ratio = min(after - before, 0.0) if clip else after - before
+        if log_ratio > MAX_LOG_RATIO:
+            raise Failed(f"a ratio is e^{log_ratio:.0f}, which is too large to average")
+        return math.exp(log_ratio)
 
     def num_active(self, chains: Iterable[Sequence[Place]], *, edited: bool = False) -> int:
         """Number of chains with R > 0 on the unedited, or on the edited model."""
-        return sum(self.products(chain)[edited] > 0 for chain in chains)
+        return sum(self.log_products(chain)[edited] > -math.inf for chain in chains)
 
     def knows(self, place: Place) -> float:
         """1 if the unedited model has the answer: in one response or more, as its argmax, or before the competitor."""
         probe, answer = self.answers.probes[place[0]], place[1]
         if probe.probe.generate:
-            return float(self.probabilities(place)[0] > 0)
+            return float(self.log_probabilities(place)[0] > -math.inf)
         if self.competitor:
-            return float(self.probabilities(place)[0] > 0.5)
+            return float(self.log_probabilities(place)[0] > math.log(0.5))
         return measures.tf_exact(self._scored(probe, answer), unedited=True)
 
 
@@ -272,7 +280,4 @@ def _weighted(weighted: Sequence[tuple[float, float]], noun: str) -> dict[str, f
     if not weighted:
         raise Unscored(f"the unedited model answers none of the {noun}")
     weight = math.fsum(weight for _, weight in weighted)
-    value = math.fsum(value * weight for value, weight in weighted) / weight
-    if not math.isfinite(value):
-        raise Failed(f"the mean ratio is {value}")
-    return {"value": value, "weight": weight}
+    return {"value": math.fsum(value * weight for value, weight in weighted) / weight, "weight": weight}

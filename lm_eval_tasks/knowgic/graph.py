@@ -2,7 +2,7 @@
 
 As in ThinkEdit (arXiv:2506.01386, section 5.3): facts are the edges of a directed graph with at most one edge between
 two entities, and a chain is a path without repeated entities of at most five steps. Its extraction of facts from a
-model's reasoning, which people correct, is not part of this: the facts are given.
+model's reasoning, corrected by annotators, is not part of this: the facts are given.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_json
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.knowgic.benchmark import relation_words
 
 MAX_STEPS = 5
 
@@ -96,6 +97,8 @@ def _relation(fields: Fields, name: str) -> Relation:
     for key, text in (("prompt", relation.prompt), ("question", relation.question)):
         if text.count("{}") != 1:
             raise fields.error(f"relations.{name}.{key}", f"is {text!r}; one {{}} for the subject is needed")
+        if not relation_words(text):
+            raise fields.error(f"relations.{name}.{key}", f"is {text!r}; words around {{}} are needed")
     return relation
 
 

@@ -137,7 +137,7 @@ def count_odd(cases: Sequence[MultiHopCase]) -> dict[str, int]:
 
 
 def _original(name: str) -> UrlFile:
-    """A file of the release at a commit, so that the content is fixed; no source that we could read has its digest."""
+    """A file of the release, pinned by its commit; its digest is not known."""
     return UrlFile(
         url=f"https://raw.githubusercontent.com/{REPOSITORY}/{COMMIT}/datasets/MQuAKE-{name}.json", sha256=None
     )

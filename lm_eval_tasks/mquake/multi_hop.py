@@ -22,7 +22,7 @@ from edit_hooks.decoding import AskedModel, Decoding
 from judges.match import alias_match
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, Question
-from lm_eval_tasks.common.measures import Excluded, Measure, Unscored, mean_over
+from lm_eval_tasks.common.measures import Excluded, Measure, Unscored, all_true, any_true, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings, switch_setting
 from lm_eval_tasks.mquake.case import Hop, MultiHopCase
@@ -161,24 +161,30 @@ def score_instance_wise(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[st
 
 
 def _all_right(doc: Mapping[str, Any], answers: CaseAnswers, kinds: Sequence[str], match: Match) -> float:
-    """1 if all facts of some kinds are right.
+    """1 if all facts of some kinds are right; a wrong one decides, whether the others have an answer or not.
 
     Raises:
-        Unscored: no answer to one of them, or no demonstrations for its relation.
+        Unscored: no answer to one of them and no other is wrong, or no demonstrations for its relation, which does not
+            depend on the model: such cases could only score 0.
         Excluded: there are no such facts.
     """
     if lacking := [relation for kind, relation in doc["without_demonstrations"] if kind in kinds]:
         raise Unscored(f"there are no demonstrations of relation {', '.join(dict.fromkeys(lacking))}")
-    rights = [
-        measures.tf_exact(answered.wanted)
-        if answered.probe.kind == EDITED_HOP
-        else float(match(_text(answered, unedited=answered.probe.only_unedited), accepted))
+    facts = [
+        (answered, accepted)
         for answered, accepted in zip(answers.probes, doc["accepted"], strict=False)
         if answered.probe.kind in kinds
     ]
-    if not rights:
+    if not facts:
         raise Excluded
-    return min(rights)
+
+    def right(fact: tuple[ProbeAnswers, Sequence[str]]) -> object:
+        answered, accepted = fact
+        if answered.probe.kind == EDITED_HOP:
+            return measures.tf_exact(answered.wanted)
+        return match(_text(answered, unedited=answered.probe.only_unedited), accepted)
+
+    return float(all_true(facts, right))
 
 
 def score_multi_hop(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
@@ -222,17 +228,8 @@ def _multi_hop_measures(
 
 
 def _any_right(probes: Sequence[ProbeAnswers], right: Callable[[ProbeAnswers], bool]) -> float:
-    """1 if one wording is answered right; a missing answer leaves the case unscored only if the others are wrong."""
-    missing: Unscored | None = None
-    for answered in probes:
-        try:
-            if right(answered):
-                return 1.0
-        except Unscored as reason:
-            missing = reason
-    if missing is not None:
-        raise missing
-    return 0.0
+    """1 if one wording is answered right."""
+    return float(any_true(probes, right))
 
 
 def _text(answered: ProbeAnswers, *, unedited: bool = False) -> str:

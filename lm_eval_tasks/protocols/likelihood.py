@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from edit_hooks.decoding import AskedModel
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, KINDS, NEIGHBORHOOD, PARAPHRASE, Case, Question
-from lm_eval_tasks.common.measures import Measure, Score, Unscored, evaluate, exclude_if, mean_over
+from lm_eval_tasks.common.measures import Measure, Score, Unscored, any_true, evaluate, exclude_if, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.settings import Settings, switch_setting
 
@@ -221,7 +221,7 @@ def filter_known(scores: Mapping[str, Measure], probes: Sequence[ProbeAnswers]) 
 
 
 def _any_known(probes: Sequence[ProbeAnswers], success: Success) -> bool:
-    return any(success(answered, unedited=True) for answered in probes)
+    return any_true(probes, partial(success, unedited=True))
 
 
 def edit_score(scores: Mapping[str, Measure], factors: Sequence[Sequence[str]]) -> Measure:

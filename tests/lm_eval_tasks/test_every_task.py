@@ -168,6 +168,22 @@ def test_every_group_builds_its_tasks(group: str) -> None:
     assert tasks <= set(TASKS) and (listed <= tasks or group == "questions")  # that is a group of groups
 
 
+def test_lm_eval_validates_every_task_and_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its command only looks the names up; the other tests here build the tasks. Without lm-eval's own thousands."""
+    from lm_eval._cli.harness import HarnessCLI
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **options: task_manager({}))
+    monkeypatch.setattr("sys.argv", ["lm_eval", "validate", "--tasks", ",".join([*TASKS, *GROUPS])])
+    cli = HarnessCLI()
+    cli.execute(cli.parse_args())
+    assert "All tasks found and valid" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["lm_eval", "validate", "--tasks", "bake_es,bake_ess"])
+    with pytest.raises(SystemExit):
+        cli.execute(cli.parse_args())
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_yaml_and_readme_agree(task: str) -> None:
     built = build(task)

@@ -112,3 +112,21 @@ def test_the_mean_over_no_probe_is_unscored() -> None:
     assert measures.evaluate(measures.mean_over([], "paraphrase prompts", lambda answered: 1.0)) == measures.Score(
         reason="the record has no paraphrase prompts"
     )
+
+
+def test_one_item_decides_whether_the_others_have_an_answer_or_not() -> None:
+    """``None`` is a missing answer. Any: a 1 decides; all: a 0 decides; only without one is the value unknown."""
+
+    def holds(item: int | None) -> int:
+        if item is None:
+            raise measures.Failed("no room")
+        return item
+
+    for items in ([None, 1], [1, None], [0, 1]):
+        assert measures.any_true(items, holds) is True
+    for items in ([None, 0], [0, None], [1, 0]):
+        assert measures.all_true(items, holds) is False
+    assert measures.any_true([0, 0], holds) is False and measures.all_true([1, 1], holds) is True
+    for unknown in (lambda: measures.any_true([None, 0], holds), lambda: measures.all_true([1, None], holds)):
+        with pytest.raises(measures.Failed, match="no room"):
+            unknown()

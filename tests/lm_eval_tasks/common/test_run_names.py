@@ -36,6 +36,14 @@ def test_names_tell_runs_apart() -> None:
     assert name(editor_config={"layers": [6]}) != name()
 
 
+def test_settings_are_those_besides_the_seed() -> None:
+    """Runs of several seeds have the same settings; a seed among an editor's settings is the run's."""
+    one, other = (run_facts(results(editor_config={"layers": [5], "seed": seed}, seed=0)) for seed in (0, 7))
+    assert one.settings == other.settings and (one.seed, other.seed) == (0, 7) and one.run != other.run
+    assert "-seed=7__" in other.name and "seed" not in one.name
+    assert run_facts(results(editor_config={"layers": [6], "seed": 0})).settings != one.settings
+
+
 @pytest.mark.parametrize("hostile", ["../../etc/passwd", "a/b\\c:d*?<>|", "\x1b[2J", "x" * 500, "-" * 9, "ü/ñ"])
 def test_names_are_file_names(hostile: str) -> None:
     text = name(editor=hostile, data=hostile, model_args={"pretrained": hostile})

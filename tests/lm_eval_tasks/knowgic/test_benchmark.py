@@ -90,6 +90,8 @@ def test_edits_and_subsets_count_edits() -> None:
         ("chain.subjects", ["Lake Orin", "Tessa"], "leads from 'Lake Orin' to 'Kenya'"),
         ("chain.answers", ["Tessa", "Norway"], "leads from 'Lake Vorun' to 'Norway'"),
         ("chain.prompts", ["is at", "{} is a town in the country of"], "a prompt with one {} are needed"),
+        ("chain.prompts", ["{} is at", "{}"], "a statement with words around {} is needed"),
+        ("chain.prompts", ["{} is at", " {}'s "], "a statement with words around {} is needed"),
         ("broader_context.subjects", ["lake vorun"], "has a fact about the edited subject"),
     ],
 )

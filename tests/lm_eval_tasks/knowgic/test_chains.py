@@ -228,9 +228,60 @@ def test_one_answer_that_is_missing_leaves_its_means_unscored() -> None:
     assert found["ifr_1_prob"].value["value"] == found["ckp_prob"].value["value"] == 1.0
 
 
-def test_a_ratio_that_no_float_holds_is_unscored() -> None:
-    pair = {"1": (5e-324, 1.0)}
-    assert "inf" in str(scores(likelihoods(case([["1"]]), pair))["ifr_prob"].reason)
+def by_logs(chain_questions: Sequence[Sequence[str]], logs: dict[str, tuple[float, float]]) -> dict[str, Score]:
+    """Scores of one-token answers with these log-probabilities (unedited, edited) by question; also the context."""
+    asked = case(chain_questions, sorted(logs))
+    doc = chains.prob_doc(asked, {"knowgic_context": "question_only"})
+    answers = [
+        replace(scored(logs[one.probe.prompt][1], [0]), unedited=scored(logs[one.probe.prompt][0], [0]))
+        for one in case_requests(doc)
+    ]
+    return scores(CaseAnswers(doc, answers))
+
+
+def test_probabilities_below_the_smallest_float_keep_their_ratio() -> None:
+    """e^-800 -> e^-801: both are 0 as floats, their ratio is e^-1. In a chain, e^-400 * e^-400 = e^-800 likewise."""
+    found = by_logs([["1"], ["2", "3"]], {"1": (-800.0, -801.0), "2": (-400.0, -400.0), "3": (-400.0, -401.0)})
+    for name in ("ifr_prob", "ifr_1_prob", "ifr_2_prob"):
+        assert found[name].value["value"] == pytest.approx(math.exp(-1)), name
+    assert found["ifr_active_prob"].value == 2 and found["ckp_active_prob"].value == 3
+    assert found["ckp_prob"].value["value"] == pytest.approx((2 * math.exp(-1) + 1) / 3)
+
+
+def test_a_ratio_that_no_float_holds_is_unscored_and_1_if_clipped() -> None:
+    found = by_logs([["1"], ["2", "2"]], {"1": (-800.0, 0.0), "2": (-1.0, -1.0)})
+    assert found["ifr_prob"].reason == "a ratio is e^800, which is too large to average" and found["ifr_prob"].failed
+    assert found["ifr_clipped_prob"].value["value"] == found["ifr_2_prob"].value["value"] == 1.0
+    assert found["ckp_prob"].value is None and found["ifr_active_prob"].value == 2
+
+
+def test_many_large_ratios_stay_finite_in_the_pooled_mean() -> None:
+    one = by_logs([["1"], ["1", "1"]], {"1": (-340.0, 0.0)})["ifr_prob"].value
+    assert math.isfinite(pooled_mean([one] * 5000) or math.inf)
+
+
+def test_improbable_yes_against_improbable_no_has_its_share() -> None:
+    """Yes e^-900 against no e^-900: 1/2 before; e^-900 against e^-1000 after: about 1. Ratio 2."""
+    doc = chains.yes_no_prob_doc(case([["1"]]), {})
+    pairs = [(-900.0, -900.0), (-900.0, -1000.0)]  # of yes, of no: (unedited, edited)
+    answers = [replace(scored(after, [0]), unedited=scored(before, [0])) for before, after in pairs]
+    found = scores(CaseAnswers(doc, answers))
+    assert found["ifr_yes_no_prob"].value["value"] == pytest.approx(2.0) and found["known_yes_no_prob"].value == {
+        "value": 0.0,
+        "weight": 1.0,
+    }
+
+
+def test_longer_chains_have_a_column_of_their_own() -> None:
+    """Six steps with ratio (1/2)^6 = 1/64, weight 1/sqrt 6, and seven with 1/128, weight 1/sqrt 7; and one step."""
+    given = dict.fromkeys("abcdefg", (0.8, 0.4))
+    found = values(likelihoods(case([list("abcdef"), list("abcdefg"), ["a"]]), given))
+    first, second = 1 / math.sqrt(6), 1 / math.sqrt(7)
+    wanted = (first / 64 + second / 128) / (first + second)
+    assert found["ifr_longer_prob"] == {"value": pytest.approx(wanted), "weight": pytest.approx(first + second)}
+    assert found["ifr_longer_active_prob"] == 2 and found["ifr_1_active_prob"] == 1
+    short = scores(likelihoods(case([["a"]]), given))["ifr_longer_prob"]
+    assert short.value is None and short.reason == "the record has no chains of over 5 steps"
 
 
 @pytest.mark.parametrize(
@@ -240,3 +291,13 @@ def test_a_ratio_that_no_float_holds_is_unscored() -> None:
 def test_settings_are_checked(name: str, value: Any) -> None:
     with pytest.raises(EditingError, match=name):
         chains.KNOWGIC.check_settings({name: value})
+
+
+def test_a_chain_with_an_unknown_question_is_unknown_whatever_its_other_answers() -> None:
+    """ "2" has no answer. Chain 2-3: "3" is unknown (p .4), so it is not in ifr_known; chain 1 is, with ratio 1/2."""
+    given = {"1": (0.8, 0.4), "2": (0.5, 0.5), "3": (0.4, 0.4)}
+    answers = likelihoods(case([["2", "3"], ["1"]]), given)
+    answers.probes[0] = replace(answers.probes[0], targets=[FailedAnswer("no room")])
+    found = scores(answers)
+    assert found["ifr_known_prob"].value == {"value": pytest.approx(1 / 2), "weight": 1.0}
+    assert found["ifr_prob"].reason == "no room"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import scored
 
 from lm_edit.cli.main import main
+from lm_eval_tasks.common.measures import evaluate
+from lm_eval_tasks.common.probes import CaseAnswers, case_requests
 from lm_eval_tasks.knowgic.benchmark import KNOWGIC
+from lm_eval_tasks.knowgic.chains import prob_doc, score_chains
 
 # A -> Z directly, over B, over B and C, and back; D is reached, but leads nowhere.
 GRAPH: dict[str, Any] = {
@@ -62,6 +68,14 @@ def test_the_longest_chain_is_a_setting(tmp_path: Path) -> None:
     code, out = build(tmp_path, GRAPH, "--max-steps", "2")
     (case,) = KNOWGIC.load({"data": str(out)}).records
     assert code == 0 and [len(chain) for chain in case.chains] == [1, 2]
+    line = [*"ABCDEFGZ"]  # seven steps besides the direct one
+    facts = [["A", "in", "Z"], *([one, "near", other] for one, other in itertools.pairwise(line))]
+    code, out = build(tmp_path, {**GRAPH, "facts": facts}, "--max-steps", "7")
+    (case,) = KNOWGIC.load({"data": str(out)}).records
+    doc = prob_doc(case, {"data": str(out)})
+    answers = [replace(scored(-1.0, [0]), unedited=scored(-1.0, [0])) for _ in case_requests(doc)]
+    found = score_chains(doc, CaseAnswers(doc, answers))
+    assert (evaluate(found["ifr_longer_active_prob"]).value, evaluate(found["ifr_active_prob"]).value) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +89,7 @@ def test_the_longest_chain_is_a_setting(tmp_path: Path) -> None:
         ({"edits": [["A", "in", "Z"]]}, "with another object"),
         ({"relations": {"in": {"prompt": "is in", "question": "{}?"}}, "facts": [["A", "in", "Z"]]}, "one {} for the"),
         ({"relations": {}}, "'relations' must be an object"),
+        ({"relations": {"in": {"prompt": "{}'s", "question": "{}?"}}, "facts": [["A", "in", "Z"]]}, "words around {}"),
         ({"aliases": {"Z": "Zed"}}, "a list of texts is needed"),
     ],
 )

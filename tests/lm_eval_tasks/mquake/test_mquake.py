@@ -13,6 +13,7 @@ from scripted import ScriptedLM
 from task_managers import task_manager
 from task_runs import build, metrics_of, run
 
+from edit_hooks.answers import EditedAnswer, FailedAnswer
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_rows
@@ -253,6 +254,35 @@ def test_one_wrong_kept_fact_fails_its_instance() -> None:
     assert found["mquake_instance_wise_exact"] == pytest.approx((0 + 1 + 1 + 1 + 0 + 1 + 1) / 7)
     assert found["mquake_instance_wise_contains"] == 1.0
     assert found["mquake_instance_wise_kept_exact"] == pytest.approx((0 + 1 + 0) / 3)
+
+
+class NoRoom(ScriptedLM):
+    """Prompts that end with one of these texts do not fit the model."""
+
+    def __init__(self, *without_answer: str, **script: Any) -> None:
+        super().__init__(**script)
+        self.without_answer = without_answer
+
+    def _answer(self, request: Any, answer: Any) -> Any:
+        if request.args[0].endswith(self.without_answer):
+            return EditedAnswer(final=FailedAnswer("no room"))
+        return super()._answer(request, answer)
+
+
+def test_a_wrong_fact_decides_an_instance_whose_other_facts_have_no_answer() -> None:
+    """Kept facts without an answer: the capital of Tarvia (cases 0, 4), that of Marn (case 2).
+
+    The edited fact of Low Bridge is wrong: case 1 is wrong as before, case 4 (Low Bridge, capital of Tarvia) is wrong
+    whatever its kept fact; 0 and 2 stay unscored, and 6 has no demonstrations. 3, 5 and 7 are right: 3 / (8 - 3).
+    """
+    without = ("capital of Tarvia? A:", "capital of Marn? A:")
+    lm = NoRoom(*without, likelihoods=writes("Low Bridge"), texts=knows(FACTS))
+    found = metrics_of(run(INSTANCE_WISE, lm, {"pre_edit": False}), INSTANCE_WISE)
+    for name in ("exact", "contains"):
+        counts = [found[f"{INSTANCE_WISE}_{name}{ending}"] for ending in ("", "_n", "_failed")]
+        assert counts == [pytest.approx((0 + 1 + 0 + 1 + 1) / 5), 5, 3], name
+    # The kept facts alone: in cases 0 and 4 nothing else is asked, in case 2 The Salt Road is right.
+    assert found[f"{INSTANCE_WISE}_kept_exact_n"] == 0 and "no room" in found["unscored_reason"]
 
 
 # ------------------------------------------------------------------------ multi-hop
