@@ -53,11 +53,13 @@ def _show(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from lm_edit.results.check import check_results
 
-    num_files, problems = check_results(args.paths)
-    for problem in problems:
-        say(f"{problem.path}: {' '.join(problem.text.split())}")
-    say(f"{num_files} result files, {len(problems)} problems")
-    return 1 if problems else 0
+    report = check_results(args.paths)
+    for problem in report.problems:
+        say(" ".join(f"{problem.path}: {problem.text}".split()))
+    say(f"{report.num_files} result files, {len(report.problems)} problems")
+    if report.num_unverified:
+        say(f"{report.num_unverified} tasks have no samples, so that their numbers were not computed again")
+    return 1 if report.problems else 0
 
 
 def _merge(args: argparse.Namespace) -> int:

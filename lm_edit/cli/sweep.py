@@ -93,7 +93,8 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     from lm_edit.sweeps.estimate import Estimator
     from lm_edit.sweeps.grid import RULES
     from lm_edit.sweeps.plan import described
-    from lm_edit.sweeps.runs import RESULTS, state_of
+    from lm_edit.sweeps.runs import RESULTS
+    from lm_edit.sweeps.status import described_state
 
     for line in described(plan):
         say(line)
@@ -103,12 +104,16 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     notes: dict[str, None] = {}
     total, num_unknown = 0.0, 0
     for run in grid.runs:
-        state, seconds, origin = state_of(out / run.folder_name), estimator.seconds(run), origin_of(plan, run)
-        if state != "done":
+        state, reason = described_state(out / run.folder_name)
+        seconds, origin = estimator.seconds(run), origin_of(plan, run)
+        if not state.startswith("done"):
+            notes |= dict.fromkeys(f"{run.name}: {warning}" for warning in estimator.warnings(run))
             total += seconds or 0.0
             num_unknown += seconds is None
         if origin.tuning in ("untuned", "unknown"):
             notes[f"{origin.tuning}: {run.model}, {run.editor}: {origin.text}"] = None
+        if reason:
+            notes[f"{state}: {run.name}: {reason}"] = None
         estimate = "unknown" if seconds is None else spell_duration(seconds)
         rows.append((state, estimate, origin.tuning, run.name, ",".join(run.tasks)))
     table(("state", "estimate", "settings", "run", "tasks"), rows)
@@ -136,7 +141,7 @@ def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     from lm_edit.sweeps.executors import make_executor
     from lm_edit.sweeps.runs import prepare
     from lm_edit.sweeps.schedule import run_all
-    from lm_edit.sweeps.status import Progress
+    from lm_edit.sweeps.status import UNSCORED, Progress, described_state
 
     executor = make_executor(
         args.on, out, args.workers, plan.resources, address=args.address, slurm_cluster=args.slurm_cluster
@@ -147,7 +152,10 @@ def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     progress = Progress(folders, _say_lines)
     outcomes = run_all(list(folders), executor, retry=args.retry, report=progress.report, tick=progress.tick)
     failed = [folder for folder, outcome in outcomes.items() if outcome.state != "done"]
+    unscored = [folder for folder in outcomes if described_state(folder)[0] == UNSCORED]
     say(f"{len(outcomes) - len(failed)} of {len(folders)} runs have results in {out}")
+    for folder in unscored:
+        say(f"{UNSCORED}: {folders[folder]}: {described_state(folder)[1]}")
     for folder in failed:
         say(f"failed: {folders[folder]}; log: {folder / 'log.txt'}")
     if failed:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from lm_edit.leaderboard.significance import Comparison, Interval, Values, bootstrap_interval, compare_pairs
 
@@ -21,11 +22,12 @@ class CaseScores(NamedTuple):
 
     Attributes:
         documents: (cases,) ids, sorted.
-        values: (cases, components); NaN where unscored. A mean over cases has one component, a pooled mean two: the
-            mean of the case's units, and their weight.
+        values: (cases, seeds, components); NaN where unscored. A mean over cases has one component, a pooled mean two:
+            the mean of the case's units, and their weight. Runs of several seeds have the mean of their scores.
         factors: for an edit score, the factor of each component; ``None`` for a mean.
         reasons: why cases have no score -> number of cases; excluded cases are not in it.
         is_pooled: the score is the mean over the units of all cases, as chains or questions.
+        edits: (cases,) the edit under which each case was answered; "" where it is not one of several edits.
     """
 
     documents: tuple[int, ...]
@@ -33,42 +35,115 @@ class CaseScores(NamedTuple):
     factors: tuple[int, ...] | None
     reasons: dict[str, int]
     is_pooled: bool = False
+    edits: tuple[str, ...] = ()
+
+    @property
+    def num_seeds(self) -> int:
+        """Runs whose scores these are."""
+        return int(self.values.shape[1])
 
     @property
     def num_scored(self) -> int:
         """Cases with a score of some component."""
-        return int(np.isfinite(self.values).any(axis=1).sum())
+        return int(np.isfinite(self.values).any(axis=(1, 2)).sum())
 
     def score(self, values: Values) -> Values:
-        """(..., cases, components) -> (...); NaN if a component is scored in no case."""
+        """(..., cases, seeds, components) -> (...); NaN if a component is scored in no case of a seed."""
         if self.is_pooled:
             with np.errstate(invalid="ignore"):  # no scored case
-                return np.nansum(values.prod(axis=-1), axis=-1) / np.nansum(values[..., 1], axis=-1)
+                pooled = np.nansum(values.prod(axis=-1), axis=-2) / np.nansum(values[..., 1], axis=-2)
+            return np.asarray(pooled.mean(axis=-1))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a component that is scored in no case
-            means = np.nanmean(values, axis=-2)
-        return means[..., 0] if self.factors is None else edit_score(means, self.factors)
+            return self._of_means(np.nanmean(values, axis=-3))
 
     def gives(self, value: float) -> bool:
         """Whether the column's value follows from these scores."""
         return bool(math.isclose(float(self.score(self.values)), value, rel_tol=TOLERANCE, abs_tol=TOLERANCE))
 
     def interval(self, resamples: int) -> Interval | None:
-        """Bootstrap interval over cases."""
+        """Bootstrap interval over cases; cases under one edit are not independent, and are drawn together."""
+        if (groups := self._groups(self.edits)) is not None:
+            return bootstrap_interval(self._collapsed(self.values, groups), resamples=resamples, score=self._of_groups)
         if self.factors is not None:
             return bootstrap_interval(self.values, resamples=resamples, score=self.score)
-        scored = self.values[np.isfinite(self.values[:, 0])]
-        if self.is_pooled and len(set(scored[:, 0])) > 1:
+        scored = self.values[np.isfinite(self.values[..., 0]).any(axis=1)]
+        first = scored[..., 0]
+        if first.size and (first == first.flat[0]).all():
+            return None  # weights of a pooled mean may differ
+        if self.is_pooled or first.shape[1] > 1:
             return bootstrap_interval(scored, resamples=resamples, score=self.score)
-        return bootstrap_interval(scored[:, 0], resamples=resamples)
+        return bootstrap_interval(first[:, 0], resamples=resamples)
 
     def compared(self, other: CaseScores, resamples: int) -> Comparison | None:
         """Paired test on the cases of both runs; ``None`` if there is no such case."""
         shared = sorted(set(self.documents) & set(other.documents))
-        first, second = (scores.values[np.isin(scores.documents, shared)] for scores in (self, other))
+        seeds = math.lcm(self.num_seeds, other.num_seeds)
+        first, second = (
+            np.tile(scores.values[np.isin(scores.documents, shared)], (1, seeds // scores.num_seeds, 1))
+            for scores in (self, other)
+        )
+        edits = [scores.edits_of(shared) for scores in (self, other)]
+        if (groups := self._groups(edits[0] if any(edits[0]) else edits[1])) is not None:
+            both = np.isfinite(first).any(axis=(1, 2)) & np.isfinite(second).any(axis=(1, 2))
+            units = [self._collapsed(values[both], groups[both]) for values in (first, second)]
+            found = compare_pairs(*units, permutations=resamples, score=self._of_groups)
+            return found and found._replace(num_cases=int(both.sum()))
         if self.factors is None and not self.is_pooled:
-            return compare_pairs(first[:, 0], second[:, 0], permutations=resamples)
+            return compare_pairs(_over_seeds(first), _over_seeds(second), permutations=resamples)
         return compare_pairs(first, second, permutations=resamples, score=self.score)
+
+    def edits_of(self, documents: Sequence[int]) -> tuple[str, ...]:
+        """The edits of some of the documents."""
+        known = dict(zip(self.documents, self.edits or [""] * len(self.documents), strict=True))
+        return tuple(known[document] for document in documents)
+
+    @staticmethod
+    def _groups(edits: Sequence[str]) -> NDArray[np.int64] | None:
+        """Number of each case's group, of cases under one edit; ``None`` if every case has an edit of its own."""
+        names = [edit or f"case {number}" for number, edit in enumerate(edits)]
+        if len(set(names)) == len(names):
+            return None
+        return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+    def _collapsed(self, values: Values, groups: NDArray[np.int64]) -> Values:
+        """Sums and weights of each component over the scored cases of each group: (groups, 2, seeds, components)."""
+        weights = np.isfinite(values).astype(np.float64)
+        sums = np.nan_to_num(values)
+        if self.is_pooled:
+            weights = sums[..., 1:]
+            sums = sums[..., :1] * weights
+        numbers = np.unique(groups[weights.any(axis=(1, 2))])
+        return np.stack([[part[groups == number].sum(axis=0) for part in (sums, weights)] for number in numbers])
+
+    def _of_groups(self, collapsed: Values) -> Values:
+        """(..., groups, 2, seeds, components) -> (...): the score of the cases of these groups."""
+        totals = collapsed.sum(axis=-4)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self._of_means(totals[..., 0, :, :] / totals[..., 1, :, :])
+
+    def _of_means(self, means: Values) -> Values:
+        """(..., seeds, components) -> (...): mean over seeds."""
+        scores = means[..., 0] if self.factors is None else edit_score(means, self.factors)
+        return np.asarray(scores.mean(axis=-1))
+
+
+def _over_seeds(values: Values) -> Values:
+    """(cases, seeds, 1) -> (cases,): mean over the seeds with a score; NaN where no seed has one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a case without a score
+        return np.asarray(np.nanmean(values[..., 0], axis=1))
+
+
+def combine_seeds(runs: Sequence[CaseScores]) -> CaseScores | None:
+    """Runs with other seeds as one; ``None`` if their cases or components are not the same."""
+    first = runs[0]
+    if any(run.documents != first.documents or run.values.shape != first.values.shape for run in runs):
+        return None
+    if any((run.factors, run.is_pooled) != (first.factors, first.is_pooled) for run in runs):
+        return None
+    fewest = min(runs, key=lambda run: run.num_scored)
+    return first._replace(values=np.concatenate([run.values for run in runs], axis=1), reasons=fewest.reasons)
 
 
 def edit_score(means: Values, factors: Sequence[int]) -> Values:
@@ -94,8 +169,9 @@ def read_case_scores(rows: pd.DataFrame) -> CaseScores:
     plain = pd.to_numeric(rows["value"], errors="coerce").to_numpy(dtype=np.float64)
     saved = rows["components"].tolist() if "components" in rows else []
     composite, pooled = _components(saved), _pooled(saved)
-    values, factors = composite or (plain[:, np.newaxis] if pooled is None else pooled, None)
-    unscored = np.isnan(values).all(axis=1) & (rows["excluded"].fillna(0) == 0).to_numpy()
+    components, factors = composite or (plain[:, np.newaxis] if pooled is None else pooled, None)
+    values = components[:, np.newaxis, :]  # of one seed
+    unscored = np.isnan(components).all(axis=1) & (rows["excluded"].fillna(0) == 0).to_numpy()
     reasons = rows["reason"][unscored].value_counts()
     return CaseScores(
         documents,
@@ -103,6 +179,7 @@ def read_case_scores(rows: pd.DataFrame) -> CaseScores:
         factors,
         {str(name): int(reasons[name]) for name in sorted(reasons.index)},
         pooled is not None,
+        tuple(map(str, rows["edit_key"])) if "edit_key" in rows else (),
     )
 
 

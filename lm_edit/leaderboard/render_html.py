@@ -4,7 +4,7 @@ Everything that comes from results is in a block of JSON, from which the script 
 is ever parsed as HTML. The page's content security policy allows this one script and this one style sheet, by hash.
 
 The script is our own, without a library: the tables need sorting, hiding of columns and sections with a common header,
-which is less than a table library would have to be configured for; plotly alone would be most of the size limit.
+which takes less code than the configuration of a table library; plotly alone would be most of the size limit.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def _board(board: Board, published: Sequence[PublishedRow], title: str) -> dict[
                 "rows": [_row(row, numbers) for row in section.rows],
                 "ranking": _ranking(section.ranking),
                 "note": section.ranking_note,
+                "coverage": section.coverage_note,
             }
             for section in board.sections
         ],
@@ -129,7 +130,7 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
         "regime": row.key.regime,
         "origin": row.settings_origin,
         "settings": row.key.settings,
-        "runs": list(row.runs),
+        "seeds": [[seed, list(runs)] for seed, runs in row.runs.items()],
         "names": list(row.run_names),
         "cells": {str(numbers[key]): _cell(cell) for key, cell in row.cells.items()},
     }
@@ -143,7 +144,10 @@ def _cell(cell: Cell) -> Json:
         "of": cell.num_cases,
         "left": {**cell.left_out},
         "note": cell.note,
+        "seeds": [[seed, None if math.isnan(value) else value] for seed, value in cell.by_seed.items()],
         "rank": cell.rank,
+        "bold": cell.is_best,
+        "or_0": None if math.isnan(cell.or_0) or not cell.left_out else cell.or_0,
         "marks": cell.marks,
         "unedited": _test(cell.versus_unedited),
         "best": _test(cell.versus_best),

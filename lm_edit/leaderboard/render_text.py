@@ -12,6 +12,7 @@ from lm_edit.leaderboard.columns import Column
 from lm_edit.leaderboard.published import PublishedRow
 from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_edit.leaderboard.table import Board, Cell, Row, Section
+from lm_edit.results.markdown import escape_cell
 
 NO_NUMBER = "-"
 CSV_HEADER = (
@@ -35,6 +36,8 @@ CSV_HEADER = (
     "p_best",
     "test",
     "runs",
+    "or_0",
+    "by_seed",
 )
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -65,15 +68,16 @@ def render_markdown(board: Board, columns: Sequence[Column], published: Sequence
     """One table per section, the mean ranks below, and how everything is computed."""
     parts = ["# Leaderboard", ""]
     for section in board.sections:
-        parts += [f"## {_markdown(section.title)}", ""]
+        parts += [f"## {escape_cell(section.title)}", ""]
         evaluated = section.evaluated(columns)
-        header = ["editor", *(_markdown(column.key.name) for column in evaluated)]
+        header = ["editor", *(escape_cell(column.key.name) for column in evaluated)]
         parts += _markdown_table(header, _markdown_rows(section, evaluated))
         parts += [
             "",
-            _markdown(_ranks(section.ranking)) if section.ranking else "",
-            _markdown(section.ranking_note),
+            escape_cell(_ranks(section.ranking)) if section.ranking else "",
+            escape_cell(section.ranking_note),
             "",
+            *([escape_cell(section.coverage_note), ""] if section.coverage_note else []),
         ]
     if published:
         parts += [
@@ -82,29 +86,29 @@ def render_markdown(board: Board, columns: Sequence[Column], published: Sequence
             "Not computed here; `agreement` tells how close the definitions are.",
             "",
         ]
-        header = ["model", "editor", "edits", "source", *(_markdown(column.key.name) for column in columns)]
+        header = ["model", "editor", "edits", "source", *(escape_cell(column.key.name) for column in columns)]
         parts += [
             *_markdown_table(
-                header, [[_markdown(cell) for cell in _published_cells(row, columns)] for row in published]
+                header, [[escape_cell(cell) for cell in _published_cells(row, columns)] for row in published]
             ),
             "",
         ]
     parts += ["## How to read this", "", *(f"- {sentence}" for sentence in board.methods)]
-    parts += [f"- `{column.key.name}`: {_markdown(describe_column(column))}" for column in columns]
+    parts += [f"- `{column.key.name}`: {escape_cell(describe_column(column))}" for column in columns]
     return "\n".join(parts) + "\n"
 
 
 def _markdown_rows(section: Section, columns: Sequence[Column]) -> Iterable[list[str]]:
     for row in section.rows:
         cells = [_markdown_cell(row.cells.get(column.key)) for column in columns]
-        yield [_markdown(row.label), *cells]
+        yield [escape_cell(row.label), *cells]
 
 
 def _markdown_cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
     value = format_value(cell.value)
-    text = f"**{value}**" if cell.rank == 1 else value
+    text = f"**{value}**" if cell.is_best else value
     interval = f" [{format_value(cell.interval.low)}, {format_value(cell.interval.high)}]" if cell.interval else ""
     return f"{text}{cell.marks}{interval} ({cell.num_scored}/{cell.num_cases})"
 
@@ -113,11 +117,6 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
     """Escaped cells as a table."""
     lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def _markdown(text: str) -> str:
-    """Escape what would start a cell, HTML, a link or code; names with underscores stay readable."""
-    return re.sub(r"([\\|<>\[\]`])", r"\\\1", _flat(text))
 
 
 def _published_cells(row: PublishedRow, columns: Sequence[Column]) -> list[str]:
@@ -137,7 +136,7 @@ def _ranks(ranking: Ranking) -> str:
 
 
 def describe_column(column: Column) -> str:
-    """What the column measures, on which data, by which judge, and its direction."""
+    """Measure, data, judge and direction of a column, in words."""
     identity = column.identity
     better = {True: "higher is better", False: "lower is better", None: "no direction"}[column.higher_is_better]
     data = " ".join(filter(None, (identity["data"], identity["data_revision"], identity["data_hash"][:12])))
@@ -191,7 +190,9 @@ def _csv_cells(row: Row, cell: Cell, key: Sequence[str]) -> list[str]:
         _p_value(cell.versus_unedited),
         _p_value(cell.versus_best),
         test.test if test else "",
-        " ".join(row.runs),
+        " ".join(row.run_ids),
+        "" if math.isnan(cell.or_0) else repr(cell.or_0),
+        " ".join(f"{seed}:{value!r}" for seed, value in cell.by_seed.items()),
     ]
 
 
@@ -213,6 +214,8 @@ def render_latex(board: Board, columns: Sequence[Column], published: Sequence[Pu
             [_latex(row.label), *(_latex_cell(row.cells.get(column.key)) for column in evaluated)]
             for row in section.rows
         ]
+        if section.coverage_note:
+            parts.append(f"% {_flat(section.coverage_note)}")
         parts += _latex_table(section.title, ["Editor", *(column.key.name for column in evaluated)], rows)
     if published:
         header = ["Model", "Editor", "Edits", "Source", *(column.key.name for column in columns)]
@@ -233,7 +236,7 @@ def _latex_cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
     half = f" ± {format_value((cell.interval.high - cell.interval.low) / 2)}" if cell.interval else ""
-    value = rf"\textbf{{{format_value(cell.value)}}}" if cell.rank == 1 else _latex(format_value(cell.value))
+    value = rf"\textbf{{{format_value(cell.value)}}}" if cell.is_best else _latex(format_value(cell.value))
     return value + _latex(f"{cell.marks}{half}")
 
 

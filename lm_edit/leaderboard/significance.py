@@ -176,7 +176,7 @@ def _swaps(first: Values, second: Values, score: Score, permutations: int, seed:
     from scipy.stats import permutation_test
 
     pool = np.concatenate([first, second])
-    changed = ~((first == second) | (np.isnan(first) & np.isnan(second))).all(axis=1)
+    changed = ~((first == second) | (np.isnan(first) & np.isnan(second))).all(axis=tuple(range(1, first.ndim)))
     if changed.sum() < 2:
         return 1.0
     cases = np.arange(len(first))

@@ -24,7 +24,7 @@ class Site(NamedTuple):
 
     Attributes:
         files: name -> text. The same inputs give the same texts.
-        notes: what a reader should know, such as results that newer ones replace.
+        notes: remarks for readers, such as results that newer ones replace.
         num_rows: models and editors. num_columns: of all columns.
     """
 
@@ -71,7 +71,7 @@ def make_site(
         "leaderboard.csv": render_csv(board, printed),
         "leaderboard.tex": render_latex(board, board.default_columns, shown),
     }
-    num_rows = len({row.runs for section in board.sections for row in section.rows})
+    num_rows = len({row.run_ids for section in board.sections for row in section.rows})
     return Site(files, [*_notes(results, sampled), *([note] if note else [])], num_rows, len(board.columns))
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard import significance
-from lm_edit.leaderboard.case_scores import CaseScores, read_case_scores
+from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds, read_case_scores
 from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns, is_missing, text_of
 from lm_edit.leaderboard.significance import Comparison, Interval, Ranking
 
@@ -27,9 +27,13 @@ ROW = (
     "edit_batch_size",
     "group_size",
     "icl",
-    "seed",
 )
 UNEDITED = "unedited"
+MAX_GAPS = 4  # columns named in the note on coverage
+DIGITS = 12  # of values that are ranked
+OUTSIDE = "outside the population"
+# Two editors whose coverage of a column differs by more are named below their table.
+COVERAGE_GAP = 0.1
 NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
 NOT_SCORED = "no case was scored"
 NOT_FROM_CASES = "no interval and no test: the score does not follow from single cases"
@@ -37,7 +41,7 @@ ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
 
 
 class RowKey(NamedTuple):
-    """What runs of one row have in common, as texts; empty where a field does not apply."""
+    """Fields that the runs of one row share, as texts; empty where a field does not apply."""
 
     model: str
     model_hash: str
@@ -49,7 +53,6 @@ class RowKey(NamedTuple):
     edit_batch_size: str
     group_size: str
     icl: str
-    seed: str
 
     @property
     def acts_in_prompt(self) -> bool:
@@ -80,12 +83,14 @@ class Section(NamedTuple):
         rows: the unedited model first if it was evaluated, then editors by mean rank.
         ranking: mean ranks over the columns shown first; ``None`` if there are too few.
         ranking_note: which columns and editors the ranking is about, or why there is none.
+        coverage_note: columns in which editors have scores of very different shares of the cases; "" if there are none.
     """
 
     title: str
     rows: tuple[Row, ...]
     ranking: Ranking | None
     ranking_note: str
+    coverage_note: str
 
     def evaluated(self, columns: Sequence[Column]) -> list[Column]:
         """The columns in which one of its editors has a number; the unedited model alone makes no comparison."""
@@ -98,13 +103,16 @@ class Cell:
     """One number.
 
     Attributes:
-        value: the score, as the result file has it; NaN if nothing was scored.
-        num_scored: cases behind the value.
+        value: the score, as the result file has it; NaN if nothing was scored. Of several seeds, the mean.
+        num_scored: cases behind the value; of several seeds, in the one with the fewest.
         num_cases: cases asked.
         left_out: reason -> number of cases without a score.
         interval: 95% interval over cases.
         note: why there is no interval.
-        rank: within the section; equal values share the better rank. ``None`` for the unedited model.
+        by_seed: seed -> value, for runs of several seeds.
+        or_0: the value if cases without a usable answer count as 0; NaN where that means nothing.
+        rank: within the section, by value; equal values share the better rank. ``None`` for the unedited model.
+        is_best: it has rank 1, and an editor of the section has a worse one.
         versus_unedited: paired test against the unedited model, adjusted.
         versus_best: paired test against the best editor of the section, adjusted.
     """
@@ -115,9 +123,18 @@ class Cell:
     left_out: dict[str, int]
     interval: Interval | None = None
     note: str = ""
+    by_seed: dict[str, float] = field(default_factory=dict)
+    or_0: float = math.nan
     rank: int | None = None
+    is_best: bool = False
     versus_unedited: Comparison | None = None
     versus_best: Comparison | None = None
+
+    @property
+    def coverage(self) -> float:
+        """Share of the cases of the population that have a score."""
+        asked = self.num_cases - self.left_out.get(OUTSIDE, 0)
+        return self.num_scored / asked if asked else math.nan
 
     @property
     def marks(self) -> str:
@@ -131,21 +148,26 @@ class Row:
     """One edited model.
 
     Attributes:
-        key: what its runs have in common.
-        label: the editor, with what tells it from other rows of its section.
-        runs: ids of its runs.
-        run_names: their readable names.
+        key: the fields that its runs share.
+        label: the editor, with the settings that distinguish it from other rows of its section.
+        runs: seed -> ids of its runs.
+        run_names: readable names of all runs.
         settings_origin: ``shipped``, ``given`` or ``untuned: ...``.
         cells: by column.
     """
 
     key: RowKey
     label: str
-    runs: tuple[str, ...]
+    runs: dict[str, tuple[str, ...]]
     run_names: tuple[str, ...]
     settings_origin: str
     cells: dict[ColumnKey, Cell]
     scores: dict[ColumnKey, CaseScores] = field(repr=False)
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """Ids of the runs of all seeds."""
+        return tuple(run for runs in self.runs.values() for run in runs)
 
     @property
     def is_reference(self) -> bool:
@@ -173,12 +195,20 @@ class Board:
             f"Intervals: 95%, BCa bootstrap over cases ({self.resamples} resamples, fixed seed); given where a score "
             "follows from its cases: means, pooled means (over the chains or questions of all cases), and edit scores, "
             "which are harmonic means of means.",
-            "n/N: cases with a score, of the cases asked; the reasons of the others are with each number.",
-            f"† differs from the unedited model, ‡ differs from the best editor of the section (bold), p < "
-            f"{significance.ALPHA}: exact McNemar test for scores that are 0 or 1, otherwise a permutation test of the "
-            "difference, paired by case; Holm correction over the rows of a column. The best editor is chosen by "
-            "the same cases, which makes ‡ slightly liberal.",
-            "Ranks: within a section; equal values share the better rank. Mean ranks: Friedman's test with columns as "
+            "n/N: cases with a score, of the cases asked; the reasons of the others are with each number, and the "
+            "value if those without a usable answer count as 0, which ranks nothing.",
+            "† differs from the unedited model, ‡ differs from the best editor of the section (bold; not where all "
+            f"are equal), p < {significance.ALPHA}: exact McNemar test for scores that are 0 or 1, otherwise a "
+            "permutation test of the difference, paired by case, on the cases that both scored; Holm correction over "
+            "the rows of a column in its section, and none over columns. The best editor is chosen by the same cases, "
+            "which makes ‡ slightly liberal.",
+            "Runs that differ in the seed alone are one row, with the mean of their scores; intervals and tests are "
+            "over cases, each with its scores under all seeds.",
+            "Cases under one edit (groups of k edits) are drawn and swapped together. In a stream, and where all edits "
+            "are made at once, all cases share one edited model: intervals and tests are about other cases of this "
+            "model, not about other streams or orders.",
+            "Ranks: within a section, by value over scored cases, with the coverage n/N beside; equal values share the "
+            "better rank. Mean ranks: Friedman's test with columns as "
             "blocks, then Nemenyi's test; columns of one benchmark share cases, which makes it liberal.",
             "Editors that act through the prompt see the new fact when they answer; they are compared with each other.",
         ]
@@ -208,7 +238,7 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
 
 
 def _refuse_two_files(results: pd.DataFrame) -> None:
-    """Refuse a task of one run in several files, as with other judges: their cases could not be told apart."""
+    """Refuse a task of one run in several files, as with other judges: their cases could not be distinguished."""
     for (_, task), rows in results.groupby(["run", "task"], sort=False):
         files = sorted(set(rows["file"]))
         if len(files) > 1:
@@ -233,29 +263,49 @@ def _read_rows(results: pd.DataFrame, cases: _CasesByColumn) -> list[Row]:
     rows = []
     for names, group in results.groupby([texts[name] for name in ROW], sort=False):
         # Two runs of equal settings that both have a column, as with other edits in a stream, are rows of their own.
-        repeated = group.duplicated(["task", "metric", "stage", "filter"]).any()
+        repeated = group.duplicated(["task", "metric", "stage", "filter", "seed"]).any()
         parts = [part for _, part in group.groupby("run", sort=True)] if repeated else [group]
         rows += [_read_row(RowKey(*map(str, names)), part, cases, named=repeated) for part in parts]
-    return sorted(rows, key=lambda row: (row.key, row.runs))
+    return sorted(rows, key=lambda row: (row.key, row.run_ids))
 
 
 def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, *, named: bool) -> Row:
-    cells, scores = {}, {}
-    for record in group.to_dict("records"):
+    found: dict[ColumnKey, dict[str, tuple[Cell, CaseScores | None]]] = {}
+    runs: dict[str, dict[str, str]] = {}
+    for record in group.sort_values(["seed", "run"]).to_dict("records"):
         column = ColumnKey(*(str(record[name]) for name in ColumnKey._fields))
-        known = cases.get((str(record["run"]), column))
+        run, seed = str(record["run"]), text_of(record["seed"])
+        known = cases.get((run, column))
+        cell = _read_cell({str(name): value for name, value in record.items()}, known)
+        found.setdefault(column, {})[seed] = cell, known
+        runs.setdefault(seed, {})[run] = str(record["run_name"])
+    cells, scores = {}, {}
+    for column, by_seed in found.items():
+        cells[column], known = _over_seeds(by_seed)
         if known is not None:
             scores[column] = known
-        cells[column] = _read_cell({str(name): value for name, value in record.items()}, known)
-    runs = dict(sorted(zip(map(str, group["run"]), map(str, group["run_name"]), strict=True)))
-    label = key.editor if not named else next(iter(runs.values()))
+    run_names = tuple(name for names in runs.values() for name in names.values())
+    label = key.editor if not named else run_names[0]
     origin = text_of(group["settings_origin"].iloc[0])
-    return Row(key, label, tuple(runs), tuple(runs.values()), origin, cells, scores)
+    return Row(key, label, {seed: tuple(names) for seed, names in runs.items()}, run_names, origin, cells, scores)
+
+
+def _over_seeds(by_seed: Mapping[str, tuple[Cell, CaseScores | None]]) -> tuple[Cell, CaseScores | None]:
+    """The mean over seeds; of runs that share their cases, with the scores of all."""
+    if len(by_seed) == 1:
+        return next(iter(by_seed.values()))
+    cells = [cell for cell, _ in by_seed.values()]
+    known = [scores for _, scores in by_seed.values() if scores is not None]
+    fewest = min(cells, key=lambda cell: cell.num_scored)
+    value, or_0 = (math.fsum(parts) / len(cells) for parts in zip(*((c.value, c.or_0) for c in cells), strict=True))
+    values = {seed: cell.value for seed, (cell, _) in by_seed.items()}
+    mean = Cell(value, fewest.num_scored, fewest.num_cases, fewest.left_out, by_seed=values, or_0=or_0)
+    return mean, combine_seeds(known) if len(known) == len(cells) else None
 
 
 def _read_cell(record: Mapping[str, object], cases: CaseScores | None) -> Cell:
     num_scored, excluded, failed = (_count(record[name]) for name in ("n", "excluded", "failed"))
-    left_out = {"outside the population": excluded}
+    left_out = {OUTSIDE: excluded}
     if cases is None:
         left_out["no usable answer"] = failed
         num_cases = num_scored + excluded + failed
@@ -267,9 +317,9 @@ def _read_cell(record: Mapping[str, object], cases: CaseScores | None) -> Cell:
             left_out |= {reason or "unscored": number for reason, number in cases.reasons.items()}
         else:  # a score that is made of several means, each over its own cases
             left_out["no usable answer"] = failed
-    value = record["value"]
-    number = math.nan if is_missing(value) else float(str(value))
-    return Cell(number, num_scored, num_cases, {reason: count for reason, count in left_out.items() if count})
+    value, or_0 = (math.nan if is_missing(part) else float(str(part)) for part in (record["value"], record.get("or_0")))
+    reasons = {reason: count for reason, count in left_out.items() if count}
+    return Cell(value, num_scored, num_cases, reasons, or_0=or_0)
 
 
 def _count(value: object) -> int:
@@ -314,7 +364,7 @@ def _section(
     title: str, references: Sequence[Row], editors: Sequence[Row], columns: Sequence[Column], resamples: int
 ) -> Section:
     # The cells of the unedited model are shared by the sections of a model; nothing in them depends on the section.
-    _tell_apart(editors)
+    _distinguish(editors)
     for column in columns:
         if column.higher_is_better is not None:
             _rank(editors, column)
@@ -322,30 +372,36 @@ def _section(
     ranking, note = _ranking(editors, columns)
     positions = {name: number for number, name in enumerate(ranking.names)} if ranking else {}
     ordered = sorted(editors, key=lambda row: (positions.get(row.label, len(positions)), row.label))
-    return Section(title, (*references, *ordered), ranking, note)
+    return Section(title, (*references, *ordered), ranking, note, _coverage_note(editors, columns))
 
 
-def _tell_apart(rows: Sequence[Row]) -> None:
-    """Add to equal labels the settings or seed in which the rows differ."""
+def _distinguish(rows: Sequence[Row]) -> None:
+    """Add to equal labels the settings in which the rows differ."""
     by_label: dict[str, list[Row]] = {}
     for row in rows:
         by_label.setdefault(row.label, []).append(row)
     for same in by_label.values():
-        differing = [name for name in ("settings", "seed", "icl") if len({getattr(row.key, name) for row in same}) > 1]
+        differing = [name for name in ("settings", "icl") if len({getattr(row.key, name) for row in same}) > 1]
         for row in same:
             details = ", ".join(f"{name} {getattr(row.key, name) or 'none'}" for name in differing)
             row.label += f" ({details})" if details else ""
     repeated = [row for row in rows if [other.label for other in rows].count(row.label) > 1]
     for row in repeated:  # they differ in something else, as in data type or edits
-        row.label += f" [{row.runs[0][:6]}]"
+        row.label += f" [{row.run_ids[0][:6]}]"
 
 
 def _rank(editors: Sequence[Row], column: Column) -> None:
     cells = [row.cells[column.key] for row in editors if column.key in row.cells]
     scored = [cell for cell in cells if not math.isnan(cell.value)]
-    for cell in scored:
-        better = (other.value > cell.value if column.higher_is_better else other.value < cell.value for other in scored)
-        cell.rank = 1 + sum(better)
+    values = [_signed(cell, column) for cell in scored]
+    for cell, value in zip(scored, values, strict=True):
+        cell.rank = 1 + sum(other > value for other in values)
+        cell.is_best = cell.rank == 1 and min(values) < value
+
+
+def _signed(cell: Cell, column: Column) -> float:
+    """The value, higher is better, without the last digits, in which sums of other orders differ."""
+    return round(cell.value, DIGITS) * (1 if column.higher_is_better else -1)
 
 
 def _compare(references: Sequence[Row], editors: Sequence[Row], column: Column, resamples: int) -> None:
@@ -384,8 +440,29 @@ def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking
             f"No mean ranks: they need {significance.MIN_EDITORS} editors with {significance.MIN_COLUMNS} columns in "
             f"common among those shown first; here they are {len(complete)} and {len(usual)}."
         )
-    signed = [[row.cells[c.key].value * (1 if c.higher_is_better else -1) for c in usual] for row in complete]
+    signed = [[_signed(row.cells[column.key], column) for column in usual] for row in complete]
     ranking = significance.rank_editors([row.label for row in complete], signed)
     left_out = sorted(row.label for row in editors if row not in complete)
     note = f"Over {', '.join(column.key.name for column in usual)}."
-    return ranking, note + (f" Without {', '.join(left_out)}, which lack some of these." if left_out else "")
+    if not left_out:
+        return ranking, note
+    lack = "lacks" if len(left_out) == 1 else "lack"
+    return ranking, f"{note} Without {', '.join(left_out)}, which {lack} some of these."
+
+
+def _coverage_note(editors: Sequence[Row], columns: Sequence[Column]) -> str:
+    """The columns in which two editors have scores of very different shares of the cases; "" if there are none."""
+    gaps = []
+    for column in columns:
+        cells = [(row.cells[column.key].coverage, row.label) for row in editors if column.key in row.cells]
+        known = sorted(pair for pair in cells if not math.isnan(pair[0]))
+        if column.higher_is_better is not None and known and known[-1][0] - known[0][0] > COVERAGE_GAP:
+            (least, worse), (most, better) = known[0], known[-1]
+            gaps.append(f"{column.key.name} ({worse} {least:.0%}, {better} {most:.0%})")
+    if not gaps:
+        return ""
+    more = f" and {len(gaps) - MAX_GAPS} more columns" if len(gaps) > MAX_GAPS else ""
+    return (
+        f"Coverage differs: {'; '.join(gaps[:MAX_GAPS])}{more}. Values and ranks are over scored cases only, which may "
+        "be the easier ones; the tests compare the cases that both editors scored."
+    )

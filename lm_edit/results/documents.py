@@ -129,7 +129,7 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
                 report=next((sample["edit"] for _, sample in samples if sample.get("edit")), {}),
                 extras={name: value for name, value in doc.items() if name not in READ_FIELDS},
             )
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, AssertionError) as error:
             if isinstance(error, EditingError):
                 raise
             raise EditingError(

@@ -1,4 +1,4 @@
-"""What result files hold as JSON texts: re-evaluation matrices of streams, and scores by a field of the records."""
+"""JSON texts in result files as tables: re-evaluation matrices of streams, and scores by a field of the records."""
 
 from __future__ import annotations
 

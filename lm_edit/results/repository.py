@@ -12,6 +12,8 @@ Files are lm-eval's own, without the facts about the machine that they were made
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -20,9 +22,11 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.outputs import check_writable_folder
+from lm_edit.results.file_check import check_file
 from lm_edit.results.markdown import markdown_table
 from lm_edit.results.runs import Paths, ResultFile, read_result_file, read_result_files
 from lm_edit.results.show import comparison
+from lm_edit.results.tables import IDENTITY, result_rows
 from lm_eval_tasks.common.run_names import model_arguments, portable, slug
 
 MARKER = "lm-edit-results.json"
@@ -30,6 +34,7 @@ LAYOUT = 1
 FOLDER = "results"
 MESSAGE = "PULL_REQUEST.md"
 MAX_FILE_BYTES = 100_000_000  # GitHub refuses larger ones
+_NAME = re.compile(r"results_[\w.\-]+\.json")
 # Facts about the machine, which change no number.
 PRIVATE = ("pretty_env_info", "git_hash", "upper_git_hash")
 
@@ -48,10 +53,13 @@ def submit(paths: Paths, root: str | Path, *, samples: bool = True) -> list[Path
         not be committed.
 
     Raises:
-        EditingError: for unreadable results, a folder that is something else, and results that are there already.
+        EditingError: for results that ``lm-edit results check`` would refuse, a folder that is something else, one
+            whose places are links, and results that are there already.
     """
     root = check_writable_folder(root)
     files = read_result_files(paths)
+    for file in files:
+        _refuse(file, samples)
     if (root / MARKER).is_file():
         read_marker(root)
     elif root.is_dir() and any(root.iterdir()):
@@ -59,8 +67,8 @@ def submit(paths: Paths, root: str | Path, *, samples: bool = True) -> list[Path
             f"{root} is no results repository: it has no {MARKER}. Name a clone of one, or a new folder."
         )
     planned = {file.path: _place(root, file) / file.path.name for file in files}
-    if taken := [path for path in planned.values() if path.exists()]:
-        raise EditingError(f"{taken[0]} is there already; results are added, never replaced.")
+    for file in files:
+        _refuse_taken(root, file, planned)
     table = list(comparison([file.path for file in files]))
     written = []
     for file in files:
@@ -91,15 +99,60 @@ def read_marker(root: Path) -> None:
         raise EditingError(f"{root / MARKER}: layout {layout!r} is unknown; this release reads layout {LAYOUT}.")
 
 
-def misplaced(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of a repository that are not at their place, and why."""
-    for path in sorted((root / FOLDER).rglob("*")):
+def _refuse(file: ResultFile, samples: bool) -> None:
+    """Refuse a file that the check of the repository would refuse."""
+    if not _NAME.fullmatch(file.path.name):
+        raise EditingError(f"{file.path}: its name is not that of lm-eval, results_<date>.json; keep that name.")
+    if found := check_file(file.path).problems:
+        more = f" (and {len(found) - 1} more, see lm-edit results check)" if len(found) > 1 else ""
+        raise EditingError(f"{file.path} cannot be submitted: {found[0].text}{more}")
+    sizes = [file.path, *(file.sample_file(task) for task in file.tasks if samples)]
+    if large := [path for path in sizes if path is not None and path.stat().st_size > MAX_FILE_BYTES]:
+        raise EditingError(
+            f"{large[0]} has more than {MAX_FILE_BYTES / 1e6:g} MB, which the repository does not accept; leave out "
+            "the samples with --without-samples."
+        )
+
+
+def _refuse_taken(root: Path, file: ResultFile, planned: Mapping[Path, Path]) -> None:
+    """Refuse a file whose place is taken or leads elsewhere, and a result that another file has."""
+    target = planned[file.path]
+    above = [part for part in target.parents if part != root and part.is_relative_to(root)]
+    if link := next((part for part in above if part.is_symlink()), None):
+        raise EditingError(f"{link} is a link, so that files would be written elsewhere; links are not accepted.")
+    there = [path for path in sorted(target.parent.glob("results_*.json")) if path.is_file()]
+    others = [source for source, place in planned.items() if source != file.path and place.parent == target.parent]
+    own = {*identities(file.path)}
+    same = [other for other in (*there, *others) if planned.get(other) == target or own & {*identities(other)}]
+    if os.path.lexists(target) or same:
+        raise EditingError(f"{[*same, target][0]} has results of {file.path}; results are added, never replaced.")
+
+
+def identities(path: Path) -> Iterator[tuple[str, ...]]:
+    """What tells the results of a file from all others, the task first; nothing for an unreadable file."""
+    try:
+        rows = list(result_rows(read_result_file(path)))
+    except EditingError:
+        return  # reported with the file
+    yield from dict.fromkeys((str(row["task"]), *(str(row[name]) for name in IDENTITY)) for row in rows)
+
+
+def unreadable(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what must not even be read, as the files of strangers may be links to devices: links, and large files."""
+    for path in (root / FOLDER, *sorted(root.rglob("*"))):
+        if not path.is_relative_to(root / FOLDER) and not path.name.startswith(("results_", "samples_")):
+            continue
         if path.is_symlink():
             yield path, "links are not accepted."
-        elif path.is_dir():
-            continue
-        elif path.stat().st_size > MAX_FILE_BYTES:
+        elif path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
             yield path, f"the file has more than {MAX_FILE_BYTES / 1e6:g} MB."
+
+
+def misplaced(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the misplaced files of a repository, each with the reason; see also :func:`unreadable`."""
+    for path in sorted((root / FOLDER).rglob("*")):
+        if path.is_symlink() or path.is_dir() or path.stat().st_size > MAX_FILE_BYTES:
+            continue
         elif path.name.startswith("results_") and path.suffix == ".json":
             yield from ((path, text) for text in _wrong_place(root, path))
         elif not (path.name.startswith("samples_") and path.suffix == ".jsonl"):

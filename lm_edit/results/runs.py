@@ -20,6 +20,7 @@ from lm_eval_tasks.common.run_names import RunFacts, run_facts
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _DATE = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)$")
+_TASK = re.compile(r"[^/\\\x00-\x1f]{1,150}")  # a part of the names of sample files
 _NEEDED = ("results", "configs", "versions", "config", "n-samples")
 
 
@@ -32,7 +33,7 @@ class ResultFile:
 
     @cached_property
     def facts(self) -> RunFacts:
-        """What identifies the run."""
+        """The facts that identify the run."""
         return run_facts(self.content)
 
     @cached_property
@@ -41,7 +42,10 @@ class ResultFile:
         start = self.content.get("date")
         if not isinstance(start, (int, float)):
             return ""
-        return datetime.fromtimestamp(start, tz=timezone.utc).isoformat(timespec="seconds")
+        try:
+            return datetime.fromtimestamp(start, tz=timezone.utc).isoformat(timespec="seconds")
+        except (ValueError, OverflowError, OSError):  # NaN, or no year of the calendar
+            return ""
 
     @property
     def date_id(self) -> str:
@@ -127,8 +131,16 @@ def _misshaped(content: Mapping[str, Any]) -> str:
     """The first part of a result file that has another type than lm-eval gives it; "" if there is none."""
     for part in ("results", "configs", "n-samples"):
         for task, entry in content[part].items():
+            if not _TASK.fullmatch(task):
+                return f"{part} has {task[:80]!r}, which is no name of a task"
             if not isinstance(entry, Mapping):
                 return f"{part}.{task} is no object"
+    for task, counts in content["n-samples"].items():
+        if type(counts.get("effective")) is not int or counts["effective"] < 0:
+            return f"n-samples.{task} has no number of documents"
+    for part in ("higher_is_better", "n-shot", "task_hashes"):
+        if not isinstance(content.get(part) or {}, Mapping):
+            return f"{part} is no object"
     for task, config in content["configs"].items():
         if not isinstance(config.get("metadata") or {}, Mapping):
             return f"the metadata of {task} are no object"

@@ -6,12 +6,12 @@ one is added.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
 _RUN = {
-    "run": (TEXT, "hash of what identifies the run (model, editor, settings, data, options), 12 hexadecimal digits"),
+    "run": (TEXT, "hash of the run's identity (model, editor, settings, data, options), 12 hexadecimal digits"),
     "run_name": (TEXT, "editor, mode, settings, data and model; also lm-eval's name of the run's folder"),
 }
 _PLACE = {
@@ -40,7 +40,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "mode": (TEXT, 'single, batch, sequential, none, ...; "" for stock models'),
     "settings": (TEXT, 'hash of the resolved editor settings, 8 hexadecimal digits; "" without an editor'),
     "settings_origin": (TEXT, '"shipped" for the model, "given" by the user, "untuned" (guesses), or "" if unknown'),
-    "guesses": (VALUE, "list of the settings that nobody chose for this model"),
+    "guesses": (VALUE, "list of the settings that were not tuned for this model"),
     "context_editor": (FLAG, "the editor acts through the prompt"),
     "num_edits": (REAL, "number of edited cases of a batch or stream"),
     "edit_batch_size": (REAL, "cases per step of a stream"),
@@ -82,6 +82,11 @@ CASE_COLUMNS: dict[str, tuple[str, str]] = {
     "doc_id": (WHOLE, "index of the document in its task"),
     "case_id": (TEXT, "id of the record"),
     "category": (TEXT, 'category of the record; "" without one'),
+    "edit_key": (
+        TEXT,
+        'identity of the edit under which the case was answered; cases of a group share it; "" in streams, in batches '
+        "of all cases and without an edit",
+    ),
     "metric": _PLACE["metric"],
     "stage": _PLACE["stage"],
     "filter": _PLACE["filter"],

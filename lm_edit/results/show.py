@@ -13,7 +13,7 @@ from lm_edit.results.runs import Paths
 from lm_edit.results.tables import load_results
 
 PLACE = ["task", "metric", "stage", "filter"]
-# Columns that tell runs with the same heading apart, in the order in which they are tried.
+# Columns that distinguish runs with the same heading, in the order in which they are tried.
 DISTINCTIONS = ("model", "settings", "limit", "seed", "edit_batch_size", "group_size", "run")
 
 
@@ -81,7 +81,7 @@ def _refuse_two_results(frame: pd.DataFrame) -> None:
 
 
 def _headings(runs: dict[str, Any]) -> dict[str, str]:
-    """Run -> heading; runs that would share one are told apart by :data:`DISTINCTIONS`."""
+    """Run -> heading; runs with equal ones are distinguished by :data:`DISTINCTIONS`."""
 
     def heading(row: Any, *more: str) -> str:
         size = f", {row['num_edits']:g} edits" if not math.isnan(row["num_edits"]) else ""

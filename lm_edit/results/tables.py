@@ -5,6 +5,8 @@ Both read result and sample files of lm-eval only and score nothing again. Colum
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,16 +21,18 @@ from lm_eval_tasks.common.columns import Column, is_number, read_columns
 
 log = get_logger(__name__)
 
-# Columns that tell two results of one task in one run apart; where they agree, the newest file counts.
+# Columns that distinguish two results of one task in one run; where they agree, the newest file counts.
 SAME_RESULT = ("run", "task", "task_version", "data_hash", "protocol")
 SAME_JUDGE = ("filter", "judge", "population")
+IDENTITY = (*SAME_RESULT, *SAME_JUDGE)
 
 
 def load_results(paths: Paths) -> pd.DataFrame:
     """One row per run, task, metric, stage and filter.
 
     Where several files have the same result, the newest one counts. The attribute ``superseded`` of the table
-    (``frame.attrs``) lists the others, and ``schema_version`` the version of the columns.
+    (``frame.attrs``) lists the others, with ``changed`` where their numbers are not those of the newest, of which a
+    warning is logged; ``schema_version`` is the version of the columns.
 
     Args:
         paths: result files of lm-eval, or folders that contain some.
@@ -40,8 +44,8 @@ def load_results(paths: Paths) -> pd.DataFrame:
     rows = [row for file in files for row in result_rows(file)]
     kept, superseded = _newest(rows)
     for file in dict.fromkeys(old["file"] for old in superseded):
-        tasks = sorted({str(old["task"]) for old in superseded if old["file"] == file})
-        log.warning("%s: newer files of the same run supersede %s", file, ", ".join(tasks))
+        if tasks := sorted(str(old["task"]) for old in superseded if old["file"] == file and old["changed"]):
+            log.warning("%s: newer files of the same run have other numbers of %s", file, ", ".join(tasks))
     frame = make_frame(kept, RESULT_COLUMNS)
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded}
     return frame
@@ -79,25 +83,60 @@ def current_tasks(paths: Paths) -> list[tuple[ResultFile, str]]:
     return [(file, task) for file, task in current_results(paths) if file.num_cases(task) is not None]
 
 
-def _newest(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+def _newest(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of the newest file for each result, and the tasks of older files that are left out."""
     newest: dict[tuple[Any, ...], str] = {}
     rows = list(rows)
-    keys = [tuple(row[name] for name in (*SAME_RESULT, *SAME_JUDGE)) for row in rows]
+    keys = [tuple(row[name] for name in IDENTITY) for row in rows]
     for key, row in zip(keys, rows, strict=True):  # files are sorted, oldest first
         newest[key] = row["file"]
     kept = [row for key, row in zip(keys, rows, strict=True) if newest[key] == row["file"]]
-    left_out = {
-        (row["file"], row["task"], row["run"]): newest[key]
-        for key, row in zip(keys, rows, strict=True)
-        if newest[key] != row["file"]
-    }
-    names = ("file", "task", "run")
-    return kept, [{**dict(zip(names, key, strict=True)), "by": by} for key, by in left_out.items()]
+    numbers = {_column(row): row for row in kept}
+    left_out: dict[tuple[str, ...], dict[str, Any]] = {}
+    for key, row in zip(keys, rows, strict=True):
+        if newest[key] != row["file"]:
+            names = {name: row[name] for name in ("file", "task", "run")}
+            old = left_out.setdefault(tuple(names.values()), {**names, "by": newest[key], "changed": False})
+            old["changed"] |= not _same_number(row, numbers.get(_column(row)))
+    return kept, list(left_out.values())
+
+
+def _same_number(row: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+    """Whether two results are the same but for last digits, which depend on what shared a batch."""
+    if other is None or row["n"] != other["n"]:
+        return False
+    value, kept = row["value"], other["value"]
+    return value == kept or (
+        value is not None and kept is not None and math.isclose(value, kept, rel_tol=1e-4, abs_tol=1e-6)
+    )
+
+
+def _column(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in (*IDENTITY, "metric", "stage"))
 
 
 def result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
-    """The rows of one file in :func:`load_results`; missing numbers are ``None``."""
+    """The rows of one file in :func:`load_results`; missing numbers are ``None``.
+
+    Raises:
+        EditingError: for parts of another type than lm-eval gives them.
+    """
+    with _as_saved(f"{file.path}: not a result file as lm_eval --output_path saves it"):
+        yield from _result_rows(file)
+
+
+@contextlib.contextmanager
+def _as_saved(otherwise: str) -> Iterator[None]:
+    """Turn the errors of parts that have another type than in lm-eval's files into one with this beginning."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, EditingError):
+            raise
+        raise EditingError(f"{otherwise} ({type(error).__name__}: {error}).") from None
+
+
+def _result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
     facts = file.facts
     of_run = {name: value for name, value in vars(facts).items() if name in RESULT_COLUMNS and name != "data"}
     of_run |= {"run_name": facts.name, "file": str(file.path), "date": file.date, "guesses": list(facts.guesses)}
@@ -107,13 +146,17 @@ def result_rows(file: ResultFile) -> Iterator[dict[str, Any]]:
         for column in read_columns(columns, about.metrics):
             if not is_number(column.value) and column.value not in (None, "N/A"):
                 continue  # a JSON text: a matrix or a breakdown
-            yield {
+            row = {
                 **of_run,
                 **about.columns,
                 **about.summary(column.filter),
                 **about.of_metric(column),
                 **_numbers(column, about.num_cases),
             }
+            for name, (kind, _) in RESULT_COLUMNS.items():
+                if kind == REAL and not (row[name] is None or is_number(row[name])):
+                    raise TypeError(f"{name} is {row[name]!r}, which is no number")
+            yield row
 
 
 def _numbers(column: Column, num_cases: float | None) -> dict[str, float | None]:
@@ -129,33 +172,43 @@ def _numbers(column: Column, num_cases: float | None) -> dict[str, float | None]
 
 
 def case_rows(file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
-    """The rows of one task in :func:`load_cases`; missing numbers are ``None``."""
+    """The rows of one task in :func:`load_cases`; missing numbers are ``None``.
+
+    Raises:
+        EditingError: for samples that are missing, of another run, or not as lm-eval saves them.
+    """
     about = TaskFacts(file, task)
     for where, sample in file.samples(task):
-        doc: Mapping[str, Any] = sample["doc"] if isinstance(sample.get("doc"), Mapping) else {}
-        of_case = {
-            "run": file.facts.run,
-            "task": task,
-            "doc_id": sample["doc_id"],
-            "case_id": str(doc.get("case_id", sample["doc_id"])),
-            "category": str(doc.get("category") or ""),
-            "filter": sample.get("filter", ""),
+        with _as_saved(f"{where}: not a sample as lm-eval saves it"):
+            yield from _rows_of_sample(file, about, sample)
+
+
+def _rows_of_sample(file: ResultFile, about: TaskFacts, sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    doc: Mapping[str, Any] = sample["doc"] if isinstance(sample.get("doc"), Mapping) else {}
+    of_case = {
+        "run": file.facts.run,
+        "task": about.task,
+        "doc_id": sample["doc_id"],
+        "case_id": str(doc.get("case_id", sample["doc_id"])),
+        "category": str(doc.get("category") or ""),
+        "edit_key": str((sample.get("edit") or {}).get("key") or ""),
+        "filter": sample.get("filter", ""),
+    }
+    names = sample.get("metrics")
+    if not isinstance(names, list) or not all(isinstance(name, str) and name in sample for name in names):
+        raise KeyError("a column of 'metrics'")
+    reasons = sample.get("unscored_reason") or {}
+    for column in read_columns({name: sample[name] for name in names}, about.metrics):
+        single = is_number(column.value) or isinstance(column.value, bool)
+        yield {
+            **of_case,
+            "metric": column.metric,
+            "stage": column.stage,
+            "value": float(column.value) if single else None,
+            **{name: column.number(name) for name in ("n", "excluded", "failed")},
+            "reason": reasons.get(column.name, ""),
+            "components": None if single else column.value,
         }
-        names = sample.get("metrics")
-        if not isinstance(names, list) or not all(name in sample for name in names):
-            raise EditingError(f"{where}: not a sample as lm-eval saves it; a column of 'metrics' is missing.")
-        reasons = sample.get("unscored_reason") or {}
-        for column in read_columns({name: sample[name] for name in names}, about.metrics):
-            single = is_number(column.value) or isinstance(column.value, bool)
-            yield {
-                **of_case,
-                "metric": column.metric,
-                "stage": column.stage,
-                "value": float(column.value) if single else None,
-                **{name: column.number(name) for name in ("n", "excluded", "failed")},
-                "reason": reasons.get(column.name, ""),
-                "components": None if single else column.value,
-            }
 
 
 def make_frame(rows: list[dict[str, Any]], columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:

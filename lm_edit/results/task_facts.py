@@ -70,10 +70,10 @@ class TaskFacts:
     def of_metric(self, column: Column) -> dict[str, Any]:
         """The columns of the result table that belong to one metric."""
         declared = self.metrics.get(column.metric, {})
-        directions = self.file.content.get("higher_is_better", {}).get(self.task) or {}
+        directions = (self.file.content.get("higher_is_better") or {}).get(self.task) or {}
         higher = directions.get(column.metric, declared.get("higher_is_better"))
         if declared.get("aggregation") == TOTAL or column.metric.endswith("_unedited"):
-            higher = None  # a number of cases, or a fact about the unedited model: no editor is better by it
+            higher = None  # a number of cases, or a fact about the unedited model: no direction is better
         population = declared.get("population") or ALL
         judged = self._is_judged(column.filter) or population == WRONG_JUDGE
         return {
@@ -99,7 +99,7 @@ class TaskFacts:
         parts = [
             f"generation({', '.join(parts)})" if generation else self._default_request,
             *(f"{name}={value}" for name, value in sorted(settings.items()) if value is not None),
-            f"few-shot={shots}" if (shots := content.get("n-shot", {}).get(self.task)) else "",
+            f"few-shot={shots}" if (shots := (content.get("n-shot") or {}).get(self.task)) else "",
             f"chat template {sha[:_HASH_DIGITS]}" if (sha := content.get("chat_template_sha")) else "",
             f"system {sha[:_HASH_DIGITS]}" if (sha := content.get("system_instruction_sha")) else "",
         ]

@@ -6,7 +6,9 @@
   const byId = (id) => document.getElementById(id);
   const names = board.columns.map((column) => column.name);
   const defaults = board.columns.flatMap((column, number) => (column.shown ? [number] : []));
-  const rows = [...new Map(board.sections.flatMap((section) => section.rows).map((row) => [row.runs[0], row])).values()];
+  // Cases are those of one run per task: a row of several seeds is looked at seed by seed.
+  const bySeed = (row) => row.seeds.map(([seed, runs]) => ({ ...row, label: row.seeds.length > 1 ? `${row.label}, seed ${seed}` : row.label, runs }));
+  const rows = [...new Map(board.sections.flatMap((section) => section.rows.flatMap(bySeed)).map((row) => [row.runs[0], row])).values()];
   const PRINTED = "printed";
   let state = fresh();
 
@@ -48,6 +50,8 @@
     const lines = [`${cell.n} of ${cell.of} cases have a score.`];
     const left = Object.entries(cell.left).map(([reason, count]) => `${reason}: ${count}`);
     if (left.length) lines.push(`Without a score: ${left.join("; ")}.`);
+    if (cell.or_0 !== null) lines.push(`${number(cell.or_0)} if cases without a usable answer count as 0.`);
+    if (cell.seeds.length) lines.push(`Mean of ${cell.seeds.length} seeds: ${cell.seeds.map(([seed, value]) => `${number(value)} (seed ${seed})`).join(", ")}.`);
     if (cell.interval) lines.push(`95% interval: ${number(cell.interval[0])} to ${number(cell.interval[1])}.`);
     if (cell.note) lines.push(`${cell.note[0].toUpperCase()}${cell.note.slice(1)}.`);
     if (cell.rank) lines.push(`Rank ${cell.rank} in its section.`);
@@ -168,9 +172,9 @@
     if (!cell) return el("td", { class: `none ${style}`, title: "not evaluated" }, "");
     const interval = cell.interval ? `${number(cell.interval[0])}–${number(cell.interval[1])}` : "";
     const counts = el("span", { class: cell.n < cell.of ? "partial" : "" }, `${cell.n}/${cell.of}`);
-    const open = () => show({ task: board.columns[index].task, doc: "", a: row.runs[0], b: "" });
+    const open = () => show({ task: board.columns[index].task, doc: "", a: row.seeds[0][1][0], b: "" });
     return el("td", { class: style }, el("button", { type: "button", class: "cell", title: describe(cell).join("\n"), onclick: open },
-      el("span", { class: cell.rank === 1 ? "value best" : "value" }, number(cell.value)),
+      el("span", { class: cell.bold ? "value best" : "value" }, number(cell.value)),
       el("span", { class: "marks" }, cell.marks),
       el("span", { class: "sub" }, interval, interval ? " · " : "", counts)));
   }
@@ -180,7 +184,7 @@
     const origin = row.origin ? el("span", { class: untuned ? "untuned" : "" }, untuned ? "untuned settings" : `${row.origin} settings`) : "";
     const style = firsts(columns);
     return el("tr", { class: row.reference ? "reference" : "" },
-      el("th", { scope: "row", title: row.names.join("\n") }, row.label, row.reference ? "" : el("span", { class: "sub" }, origin)),
+      el("th", { scope: "row", title: row.names.join("\n") }, row.label, row.reference ? "" : el("span", { class: "sub" }, origin, row.seeds.length > 1 ? `, ${row.seeds.length} seeds` : "")),
       columns.map((index, position) => cellOf(row, index, style(position))));
   }
 
@@ -194,6 +198,7 @@
     return el("section", { class: "block" }, el("h2", {}, section.title),
       columns.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": section.title }, table)
         : el("p", { class: "note" }, "None of the chosen columns was evaluated here."),
+      section.coverage ? el("p", { class: "note partial" }, section.coverage) : "",
       section.ranking ? ranks(section.ranking) : "", el("p", { class: "note" }, section.note));
   }
 

@@ -1,8 +1,8 @@
-"""Export to the schema of Every Eval Ever (https://github.com/evaleval/every_eval_ever), aggregate records.
+"""Export to the schemas of Every Eval Ever (https://github.com/evaleval/every_eval_ever).
 
 One record per run and benchmark, at ``data/<benchmark>/<developer>/<model>/<uuid>.json`` as in its repository. An
 edited model is filed under the name of its run: under the base model's name, its scores would count as those of the
-base.
+base. Beside it, ``<uuid>_samples.jsonl`` has the cases of its shares of successes, for runs with samples.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.files import write_atomically
+from lm_edit.results.exports.every_eval_instances import Instances
 from lm_edit.results.exports.options import Exported, ExportOptions
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_results, load_results
@@ -32,6 +33,7 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
     """Write one record per run and benchmark; unscored results, which the schema has no value for, are left out."""
     places = {(str(file.path), task): file for file, task in current_results(paths)}
     exported = Exported()
+    instances = Instances()
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in load_results(paths).to_dict("records"):
         if math.isnan(row["value"]):
@@ -44,9 +46,45 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
         developer, name = record["model_info"]["id"].split("/")
         path = out / "data" / slug(rows[0]["benchmark"]) / developer / name / f"{_uuid(rows)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"{path.stem}_samples.jsonl")
+        of_run = {"evaluation_id": record["evaluation_id"], "model_id": record["model_info"]["id"]}
+        lines = [json.dumps(one, allow_nan=False) for one in _cases(rows, places, instances, of_run, exported)]
+        if lines:
+            content = ("\n".join(lines) + "\n").encode()
+            write_atomically(beside, content.decode())
+            record["detailed_evaluation_results"] = {
+                "format": "jsonl",
+                "file_path": beside.relative_to(out).as_posix(),
+                "hash_algorithm": "sha256",
+                "checksum": hashlib.sha256(content).hexdigest(),
+                "total_rows": len(lines),
+            }
         write_atomically(path, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-        exported.files.append(path)
+        exported.files += [path, *([beside] if lines else [])]
     return exported
+
+
+def _cases(
+    rows: list[dict[str, Any]],
+    places: Mapping[tuple[str, str], ResultFile],
+    instances: Instances,
+    of_run: Mapping[str, str],
+    exported: Exported,
+) -> Iterator[dict[str, Any]]:
+    """The records of the cases of a record's results; for other values than shares, none is correct or wrong."""
+    for row in rows:
+        file = places[row["file"], row["task"]]
+        if not row["is_rate"]:
+            exported.leave_out("cases of a value that is no share of successes: none is correct or wrong")
+        elif file.sample_file(row["task"]) is None:
+            exported.leave_out("cases of a result without samples")
+        else:
+            yield from instances.records(file, row, _result_id(row), of_run)
+
+
+def _result_id(row: Mapping[str, Any]) -> str:
+    name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
+    return "/".join((row["run"], row["task"], name, row["filter"]))
 
 
 def _record(rows: list[dict[str, Any]], file: ResultFile, options: ExportOptions) -> dict[str, Any]:
@@ -104,7 +142,7 @@ def _result(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
         if not math.isnan(row["n"]):
             uncertainty["uncertainty"]["num_samples"] = int(row["n"])
     return {
-        "evaluation_result_id": "/".join((row["run"], row["task"], name, row["filter"])),
+        "evaluation_result_id": _result_id(row),
         "evaluation_name": row["task"],
         "source_data": _source(row, about),
         "metric_config": {

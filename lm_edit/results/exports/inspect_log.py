@@ -145,15 +145,16 @@ def _sample(document: CaseDocument, model: str) -> EvalSample:
 def _answer_text(question: Question) -> str:
     """What the models answered, stage by stage, with the unedited model's answer."""
     lines = [
-        (f"[{stage}] " if stage else "") + _response_text(question, response)
+        (f"[{stage}] " if stage else "") + response_text(question, response)
         for stage, response in question.answers.items()
     ]
     if question.unedited is not None:
-        lines.append(f"[unedited model] {_response_text(question, question.unedited)}")
+        lines.append(f"[unedited model] {response_text(question, question.unedited)}")
     return "\n".join(lines)
 
 
-def _response_text(question: Question, response: SavedResponse) -> str:
+def response_text(question: Question, response: SavedResponse) -> str:
+    """One answer: a text, a likelihood, or why there is none."""
     if response.failure is not None:
         return f"(no answer: {response.failure})"
     if response.cosine is not None:

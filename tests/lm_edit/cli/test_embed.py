@@ -13,6 +13,7 @@ from paths import RECORDS
 from random_deltas import dense_delta, random_delta
 from safetensors.torch import load_file
 
+from edit_hooks import Delta
 from edit_hooks.inference.states import StateComparison, _cosine
 from edit_hooks.lm.model import EditedHFLM
 
@@ -74,6 +75,22 @@ def test_the_instances_are_those_of_the_benchmark(command, model_path, tmp_path,
     )
     assert run_verb(command) == 0
     assert [item for item in embedded if item.noise is not None] == asked
+
+
+def test_relative_noise_of_both_models_is_that_of_the_unedited_embeddings(command, model_path, tmp_path) -> None:
+    """An edit that makes the embeddings three times as large changes no noise."""
+    lm = EditedHFLM(pretrained=model_path, device="cpu", mode="none")
+    embeddings = lm.model.get_input_embeddings()
+    weight = embeddings.weight.detach()
+    name = next(name for name, module in lm.model.named_modules() if module is embeddings)
+    Delta(dense={f"{name}.weight": 2 * weight.clone()}, meta={"editor": "hand"}).save(tmp_path / "edit.safetensors")
+    found = {}
+    for option, value in (("--noise", 0.5 * float(weight.std())), ("--relative-noise", 0.5)):
+        edit = ["--edit", str(tmp_path / "edit.safetensors"), "--overwrite"]
+        assert run_verb([*command, *edit, option, str(value)]) == 0
+        found[option] = load_file(tmp_path / "vectors.safetensors")
+    for side in ("unedited", "edited"):
+        torch.testing.assert_close(found["--relative-noise"][side], found["--noise"][side], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_hostile_names_reach_the_terminal_escaped(tmp_path: Path, capsys: Any) -
     write_run(tmp_path, results=results)
     assert run_verb(["results", "show", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "\x1b" not in printed and "a\\|b\\x1b[2J c" in printed
+    assert "\x1b" not in printed and "a\\|b\\x1b\\[2J c" in printed
 
 
 def test_merge_export_and_submit_print_their_files(tmp_path: Path, capsys: Any) -> None:

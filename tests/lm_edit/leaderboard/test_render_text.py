@@ -25,7 +25,7 @@ SCORES = {
 
 @pytest.fixture(scope="module")
 def board():
-    return build_board(*frames(SCORES, data="hub"), resamples=99)
+    return build_board(*frames(SCORES, data="hub", or_0=0.875), resamples=99)
 
 
 def line(text: str, start: str) -> str:
@@ -42,12 +42,20 @@ def test_markdown(board):
     assert line(text, "| =cmd") == rf"| =cmd\|x_\<b\> | 0.500 [{low:.3f}, {high:.3f}] (8/8) |"
 
 
+def test_a_note_names_editors_of_very_different_coverage(board):
+    """Rome has 7 of 8 cases, the other editor all: 12 points apart."""
+    note = "Coverage differs: bake_es es_prob (rome 88%, =cmd"
+    assert line(render_markdown(board, board.default_columns, []), note)
+    assert line(render_latex(board, board.default_columns, []), f"% {note}")
+
+
 def test_csv_has_every_number_and_no_formula(board):
     rows = list(csv.DictReader(io.StringIO(render_csv(board, []))))
     assert [row["editor"] for row in rows] == ["unedited", "'=cmd|x_<b>", "rome"]
     rome = rows[-1]
     assert (rome["value"], rome["scored"], rome["cases"], rome["left_out"]) == ("1.0", "7", "8", "empty answer: 1")
     assert float(rome["p_unedited"]) == pytest.approx(2 * 2 / 128) and rome["test"] == "mcnemar"
+    assert rome["or_0"] == "0.875"
 
 
 def test_latex_escapes_and_marks(board):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -15,7 +16,9 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 from board_frames import case_rows, frames, run_row
 
 from edit_hooks.utils.errors import EditingError
+from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds
 from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey
+from lm_edit.leaderboard.significance import bootstrap_interval
 from lm_edit.leaderboard.table import ALL_EQUAL, NO_SAMPLES, NOT_FROM_CASES, Board, Row, build_board
 from lm_eval_tasks.common.catalog import FOLDER
 
@@ -29,6 +32,11 @@ def board(*parts: tuple[pd.DataFrame, pd.DataFrame]) -> Board:
 
 def rows_of(board: Board, section: int = 0) -> dict[str, Row]:
     return {row.label: row for row in board.sections[section].rows}
+
+
+def one_seed(values: list[list[float]]) -> np.ndarray:
+    """(cases, components) -> (cases, 1, components)."""
+    return np.array(values, dtype=np.float64)[:, np.newaxis]
 
 
 def es(**scores: list[float | None]) -> dict[str, dict[str, list[float | None]]]:
@@ -139,6 +147,88 @@ def test_pooled_means_have_intervals_tests_and_the_reasons_of_their_cases():
     assert (rows["unedited"].cells[key].interval, rows["unedited"].cells[key].note) == (None, ALL_EQUAL)
 
 
+def grouped(scores: dict[str, list[float | None]], edits: list[str], **common: object) -> dict[str, Row]:
+    """Rows of editors whose cases were answered under these edits."""
+    results, cases = frames(es(**scores), group_size=2, mode="batch", **common)
+    cases["edit_key"] = edits * len(scores)
+    return rows_of(board((results, cases)))
+
+
+def test_cases_under_one_edit_are_swapped_and_drawn_together():
+    """Four groups of two cases, all 1 against all 0: 2 of the 2 ** 4 ways to swap the groups are as extreme.
+
+    By case, McNemar's test would have 8 discordant pairs, p = 2 / 2 ** 8.
+    """
+    edits = [key for key in "abcd" for _ in range(2)]
+    rows = grouped({"rome": [1] * 8, "ft": [0] * 8}, edits)
+    test = rows["ft"].cells[ES].versus_best
+    assert test is not None and (test.test, test.num_cases, test.difference) == ("permutation", 8, -1.0)
+    assert test.p == pytest.approx(2 / 16)
+    own = grouped({"rome": [1] * 8, "ft": [0] * 8}, [str(number) for number in range(8)])["ft"].cells[ES].versus_best
+    assert own is not None and (own.test, own.p) == ("mcnemar", pytest.approx(2 / 256))
+    # The interval is that of the groups' means 1, 0, 1/2, 1, as all groups have two cases.
+    values = [1, 1, 0, 0, 1, 0, 1, 1]
+    by_group = grouped({"rome": values}, edits)["rome"].cells[ES]
+    assert by_group.value == 5 / 8
+    assert by_group.interval == pytest.approx(bootstrap_interval(np.array([1, 0, 0.5, 1.0]), resamples=199))
+    assert by_group.interval != grouped({"rome": values}, [str(n) for n in range(8)])["rome"].cells[ES].interval
+
+
+def test_groups_of_other_sizes_weigh_by_their_scored_cases():
+    """Groups {1, 1, 1}, {0, unscored}, {0}: 3 of 5, against 0, 0, 1 | 1, - | 1: 3 of 5: no difference, but a test."""
+    edits = ["a", "a", "a", "b", "b", "c"]
+    rows = grouped({"rome": [1, 1, 1, 0, None, 0], "ft": [0, 0, 1, 1, None, 1]}, edits)
+    ours, theirs = (rows[name].scores[ES] for name in ("rome", "ft"))
+    found = ours.compared(theirs, 199)
+    # Swapping groups changes the difference by 2 * (2, -1, -1) / 5: 8 ways, all at least as extreme as 0.
+    assert found is not None and (found.num_cases, found.difference, found.p) == (5, pytest.approx(0), 1.0)
+    assert rows["rome"].cells[ES].value == pytest.approx(3 / 5)
+
+
+def test_pooled_means_and_edit_scores_of_groups_are_those_of_their_cases():
+    """Values 1/2, 1, 1/4 with weights 2, 1, 4: (1 + 1 + 1) / 7. Components (1, 1/2) and (1/2, 1): 2 / (4/3 + 4/3)."""
+    pooled = CaseScores((0, 1, 2), one_seed([[0.5, 2], [1, 1], [0.25, 4]]), None, {}, True, ("a", "a", "b"))
+    nothing = CaseScores((0, 1, 2), one_seed([[0, 2], [0, 1], [0, 4]]), None, {}, True, ("a", "a", "b"))
+    found = pooled.compared(nothing, 199)
+    assert found is not None and found.difference == pytest.approx(3 / 7) and pooled.gives(3 / 7)
+    assert pooled.interval(199) is not None
+    score = CaseScores(
+        (0, 1, 2), one_seed([[1, 0.5], [math.nan, 0.5], [0.5, 1.25]]), (0, 1), {}, False, ("a", "a", "b")
+    )
+    zero = CaseScores((0, 1, 2), one_seed([[0, 0]] * 3), (0, 1), {}, False, ("a", "a", "b"))
+    compared = score.compared(zero, 199)
+    # means (1 + 1/2) / 2 = 3/4 and (1/2 + 1/2 + 5/4) / 3 = 3/4
+    assert compared is not None and compared.difference == pytest.approx(3 / 4)
+
+
+def test_one_case_has_a_number_without_interval_and_mark():
+    rows = rows_of(board(frames(es(unedited=[0], rome=[1], ft=[0]))))
+    cell = rows["rome"].cells[ES]
+    assert (cell.value, cell.interval, cell.note, cell.marks) == (1.0, None, ALL_EQUAL, "")
+    assert cell.versus_unedited is not None and cell.versus_unedited.p == 1.0
+
+
+def test_bold_is_an_editor_that_another_is_worse_than():
+    def bold(**scores: list[float | None]) -> list[str]:
+        return [name for name, row in rows_of(board(frames(es(**scores)))).items() if row.cells[ES].is_best]
+
+    assert bold(unedited=[0, 0], rome=[1, 1]) == [] and bold(rome=[1, 0], ft=[0, 1]) == []
+    assert bold(rome=[1, 1], memit=[1, 1], ft=[0, 1]) == ["memit", "rome"]
+    # 0.1 + 0.2 and 0.3 differ in the last digit only
+    assert bold(rome=[0.1, 0.2, 0.0], ft=[0.3, 0.0, 0.0]) == []
+
+
+def test_editors_of_very_different_coverage_are_named():
+    """Rome is best on 2 of 10 cases; ft scores 9 of 10, which is within 10 points of memit's 10 of 10."""
+    few: list[float | None] = [1, 1, *[None] * 8]
+    section = board(frames(es(rome=few, memit=[0, 1] * 5))).sections[0]
+    assert section.coverage_note.startswith(
+        "Coverage differs: bake_es es_prob (rome 20%, memit 100%). Values and ranks"
+    )
+    near: list[float | None] = [None, *[1] * 9]
+    assert board(frames(es(ft=near, memit=[0, 1] * 5))).sections[0].coverage_note == ""
+
+
 def test_sections_keep_single_edits_streams_and_context_editors_apart():
     parts = [
         frames(es(unedited=[0, 0], rome=[1, 1])),
@@ -174,15 +264,70 @@ def test_models_are_compared_with_their_own_unedited_model():
 def test_commands_for_several_benchmarks_are_one_row():
     first, second = frames({"rome": {"bake_es/es_prob": [1, 0]}}), frames({"rome": {"zsre_x/acc": [1, 1]}}, data="hub")
     (row,) = board(first, second).sections[0].rows
-    assert sorted(key.task for key in row.cells) == ["bake_es", "zsre_x"] and len(row.runs) == 2
+    assert sorted(key.task for key in row.cells) == ["bake_es", "zsre_x"] and len(row.run_ids) == 2
 
 
 def test_equal_editors_with_other_settings_are_told_apart():
-    parts = [
-        frames(es(rome=[1, 0]), settings=settings, seed=seed) for settings, seed in (("aa", 0), ("bb", 0), ("aa", 1))
-    ]
+    parts = [frames(es(rome=[1, 0]), settings=settings) for settings in ("aa", "bb")]
     labels = [row.label for row in board(*parts).sections[0].rows]
-    assert labels == ["rome (settings aa, seed 0)", "rome (settings aa, seed 1)", "rome (settings bb, seed 0)"]
+    assert labels == ["rome (settings aa)", "rome (settings bb)"]
+
+
+def test_seeds_are_one_row_with_the_mean():
+    """Means 3/4 and 1/2; the cases' means are 1, 1, 1/2 and 0, three of which differ from 0: p = 2 / 2^3."""
+    seeds: list[list[float | None]] = [[1, 1, 1, 0], [1, 1, 0, 0]]
+    parts = [frames(es(rome=scores), seed=seed) for seed, scores in enumerate(seeds)]
+    rows = rows_of(board(*parts, frames(es(unedited=[0] * 4))))
+    assert list(rows) == ["unedited", "rome"] and list(rows["rome"].runs) == ["0", "1"]
+    cell = rows["rome"].cells[ES]
+    assert cell.value == 5 / 8 and cell.by_seed == {"0": 0.75, "1": 0.5}
+    assert cell.interval == bootstrap_interval(np.array([1, 1, 0.5, 0]), resamples=199)
+    test = cell.versus_unedited
+    assert test is not None and (test.test, test.num_cases, test.difference, test.p) == (
+        "permutation",
+        4,
+        5 / 8,
+        pytest.approx(2 / 8),
+    )
+
+
+def test_coverage_of_seeds_is_that_of_the_fewest_cases():
+    """Means over 9 and 10 cases: (1/9 + 1/10) / 2."""
+    zeros: list[float | None] = [0] * 8
+    parts = [frames(es(rome=[1, *zeros, None]), seed=0), frames(es(rome=[1, *zeros, 0]), seed=1)]
+    cell = rows_of(board(*parts))["rome"].cells[ES]
+    assert (cell.num_scored, cell.num_cases, cell.left_out) == (9, 10, {"empty answer": 1})
+    assert cell.value == pytest.approx(19 / 180) and cell.interval is not None
+
+
+def test_a_seed_without_a_score_leaves_no_mean():
+    parts = [frames(es(rome=[None, None]), seed=0), frames(es(rome=[1, 0]), seed=1)]
+    cell = rows_of(board(*parts))["rome"].cells[ES]
+    assert math.isnan(cell.value) and cell.by_seed["1"] == 0.5
+
+
+def test_composite_scores_of_seeds_are_averaged_after_the_harmonic_mean():
+    """Components (1, 1/2) and (1/2, 1/2): (2/3 + 1/2) / 2, not the harmonic mean of (3/4, 1/2)."""
+    values = np.array([[[1, 0.5], [0.5, 0.5]]] * 2)
+    zero = CaseScores((0, 1), np.zeros((2, 3, 2)), (0, 1), {})  # three seeds against two
+    for edits in ((), ("a", "b"), ("a", "a")):
+        score = CaseScores((0, 1), values, (0, 1), {}, edits=edits)
+        assert score.gives(7 / 12)
+        found = score.compared(zero, 199)
+        assert found is not None and found.difference == pytest.approx(7 / 12, abs=1e-4)
+
+
+def test_pooled_means_of_seeds():
+    """(1/2 * 2 + 1) / 3 and 1/2, once per seed: (2/3 + 1/2) / 2."""
+    values = np.array([[[0.5, 2], [0.5, 2]], [[1, 1], [0.5, 1]]])
+    assert CaseScores((0, 1), values, None, {}, True).gives(7 / 12)
+    assert CaseScores((0, 1), values, None, {}, True, ("a", "b")).interval(199) is not None
+
+
+def test_seeds_with_other_cases_have_no_test():
+    one = CaseScores((0, 1), np.zeros((2, 1, 1)), None, {})
+    assert combine_seeds([one, one._replace(documents=(0, 2))]) is None
+    assert combine_seeds([one, one._replace(factors=(0,))]) is None
 
 
 def test_runs_that_differ_in_nothing_shown_have_labels_of_their_own():
@@ -207,7 +352,7 @@ def test_ranking_over_the_columns_shown_first():
     assert section.ranking is not None
     assert (section.ranking.names, section.ranking.mean_ranks) == (("a", "b", "c"), (1, 2, 3))
     assert [row.label for row in section.rows] == ["a", "b", "c", "d"]
-    assert section.ranking_note == "Over bake_x m, bake_y m, bake_z m. Without d, which lack some of these."
+    assert section.ranking_note == "Over bake_x m, bake_y m, bake_z m. Without d, which lacks some of these."
 
 
 def test_no_results_are_an_error():

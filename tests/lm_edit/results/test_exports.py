@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import shutil
@@ -100,7 +101,7 @@ def test_inspect_shows_compared_states(tmp_path: Path) -> None:
 
 
 def record_of(exported: Any, benchmark: str) -> dict[str, Any]:
-    (path,) = [path for path in exported.files if path.parts[-4] == benchmark]
+    (path,) = [path for path in exported.files if path.parts[-4] == benchmark and path.suffix == ".json"]
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
@@ -108,7 +109,7 @@ def record_of(exported: Any, benchmark: str) -> dict[str, Any]:
 def test_every_eval_ever_records(folder: Path, tmp_path: Path) -> None:
     exported = export_results("every-eval-ever", folder, tmp_path / "out", OPTIONS)
     schema = json.loads((TESTS / "data/every_eval_ever-0.3.0.json").read_text(encoding="utf-8"))
-    for path in exported.files:
+    for path in [path for path in exported.files if path.suffix == ".json"]:
         jsonschema.Draft7Validator(schema).validate(json.loads(path.read_text(encoding="utf-8")))
     record = record_of(exported, "bake")
     assert record["model_info"]["id"].startswith("org/r_rome__single__"), "not filed as the base model"
@@ -121,6 +122,63 @@ def test_every_eval_ever_records(folder: Path, tmp_path: Path) -> None:
     assert (result["metric_config"]["min_score"], result["metric_config"]["max_score"]) == (0, 1)
     unedited = record_of(exported, "qaedit")
     assert unedited["model_info"]["id"] == "org/tiny" == unedited["model_info"]["name"]
+
+
+# The fields of instance_level_eval_0.2.2 that single questions have, stated by hand.
+TEXT = {"type": "string"}
+INSTANCE_FIELDS = {
+    "schema_version": TEXT,
+    "evaluation_id": TEXT,
+    "model_id": TEXT,
+    "evaluation_name": TEXT,
+    "evaluation_result_id": TEXT,
+    "sample_id": TEXT,
+    "sample_hash": TEXT,
+    "interaction_type": {"const": "single_turn"},
+    "input": {
+        "type": "object",
+        "required": ["raw", "reference"],
+        "properties": {"raw": TEXT, "reference": {"type": "array", "items": TEXT}},
+    },
+    "output": {"type": "object", "required": ["raw"], "properties": {"raw": {"type": "array", "items": TEXT}}},
+    "answer_attribution": {"type": "array"},
+    "evaluation": {
+        "type": "object",
+        "required": ["score", "is_correct"],
+        "properties": {"score": {"type": "number"}, "is_correct": {"type": "boolean"}},
+    },
+    "metadata": {"type": "object", "additionalProperties": TEXT},
+}
+INSTANCE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": sorted({*INSTANCE_FIELDS} - {"evaluation_result_id", "sample_hash", "metadata"}),
+    "properties": INSTANCE_FIELDS,
+}
+
+
+def test_every_eval_ever_instances(folder: Path, tmp_path: Path) -> None:
+    """Two of four cases failed: their shares have two records each, which are the scores of the cases."""
+    exported = export_results("every-eval-ever", folder, tmp_path / "out", OPTIONS)
+    (beside,) = [path for path in exported.files if path.suffix == ".jsonl" and path.parts[-4] == "bake"]
+    record = record_of(exported, "bake")
+    lines = beside.read_text(encoding="utf-8").split("\n")[:-1]
+    instances = [json.loads(line) for line in lines]
+    for one in instances:
+        jsonschema.Draft7Validator(INSTANCE).validate(one)
+    about = record["detailed_evaluation_results"]
+    assert about["file_path"] == beside.relative_to(tmp_path / "out").as_posix()
+    assert (about["checksum"], about["total_rows"]) == (hashlib.sha256(beside.read_bytes()).hexdigest(), len(lines))
+    assert {one["evaluation_id"] for one in instances} == {record["evaluation_id"]}
+    assert {one["model_id"] for one in instances} == {record["model_info"]["id"]}
+    results = {one["evaluation_result_id"]: one for one in record["evaluation_results"]}
+    of_es = [one for one in instances if one["metadata"]["metric"] == "es_prob"]
+    score = results[of_es[0]["evaluation_result_id"]]["score_details"]["score"]
+    assert len(of_es) == 2 and sum(one["evaluation"]["score"] for one in of_es) / 2 == score
+    assert all(one["evaluation"]["is_correct"] is (one["evaluation"]["score"] == 1) for one in instances)
+    assert of_es[0]["output"]["raw"][0].startswith("log P(")
+    assert {*results} >= {one["evaluation_result_id"] for one in instances}
+    assert any("no share of successes" in reason for reason in exported.left_out)
 
 
 def test_unscored_results_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def run_file(tmp_path: Path) -> Path:
 
 
 def problems(root: Path) -> list[str]:
-    return [problem.text for problem in check_results(root)[1]]
+    return [problem.text for problem in check_results(root).problems]
 
 
 def test_submitted_files_pass_the_check_and_hold_the_same_results(run_file: Path, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_nothing_of_the_machine_is_submitted(run_file: Path, tmp_path: Path) -> 
 def test_results_are_added_and_never_replaced(run_file: Path, tmp_path: Path) -> None:
     root = tmp_path / "repository"
     submit(run_file, root)
-    with pytest.raises(EditingError, match="is there already; results are added, never replaced"):
+    with pytest.raises(EditingError, match="results are added, never replaced"):
         submit(run_file, root)
     submit(write_run(tmp_path / "more", editor="rome"), root, samples=False)
     assert problems(root) == [] and load_results(root)["run"].nunique() == 2

@@ -123,8 +123,19 @@ def test_the_newest_result_counts_and_the_others_are_named(tmp_path: Path, caplo
     frame = load_results(tmp_path)
     assert set(frame["file"]) == {str(new)}
     assert [(each["file"], each["by"]) for each in frame.attrs["superseded"]] == [(str(old), str(new))]
-    assert f"{old}: newer files of the same run supersede bake_es" in caplog.text
+    assert frame.attrs["superseded"][0]["changed"]
+    assert f"{old}: newer files of the same run have other numbers of bake_es" in caplog.text
     assert set(load_cases(tmp_path)["run"]) == set(frame["run"]) and len(list(load_documents(tmp_path))) == 4
+
+
+def test_no_warning_names_a_run_that_was_repeated_with_the_same_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a sweep whose plan asks one task of the unedited model twice."""
+    write_run(tmp_path / "a", start=1.79e9)
+    write_run(tmp_path / "b", start=1.79e9 + 60)
+    (old,) = load_results(tmp_path).attrs["superseded"]
+    assert not old["changed"] and "newer files" not in caplog.text
 
 
 @pytest.mark.parametrize("key", ["version", "sha256", "chat template"])
@@ -238,7 +249,7 @@ def test_counts_and_facts_about_the_unedited_model_have_no_direction(tmp_path: P
     write_run(tmp_path, "mquake_multi_hop", results=scripted_results("mquake_multi_hop"))
     write_run(tmp_path, "knowgic_prob", results=scripted_results("knowgic_prob"), date="2026-11-21T10-00-00.000002")
     directions = load_results(tmp_path).set_index("metric")["higher_is_better"].to_dict()
-    assert directions["mquake_multi_hop_exact"] and directions["mquake_multi_hop_old_exact"] == False  # noqa: E712
+    assert [directions[f"mquake_multi_hop_{name}"] for name in ("exact", "old_exact")] == [True, False]
     assert not directions["ifr_prob"] and directions["ckp_prob"]
     for name in ("ifr_active_prob", "ckp_questions_prob", "mquake_multi_hop_old_exact_unedited"):
         assert directions[name] is None or directions[name] != directions[name], name

@@ -1,0 +1,85 @@
+"""Checks of one result file: readable, complete, consistent with itself and with its samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edit_hooks.utils.errors import EditingError
+from lm_edit.results.documents import task_documents
+from lm_edit.results.recompute import wrong_numbers
+from lm_edit.results.runs import ResultFile, read_result_file
+from lm_edit.results.tables import result_rows
+
+COUNTS = ("n", "excluded", "failed")
+
+
+class Problem(NamedTuple):
+    """Something wrong with a file."""
+
+    path: Path
+    text: str
+
+
+class Checked(NamedTuple):
+    """What :func:`check_file` returns.
+
+    Attributes:
+        problems: all that is wrong.
+        without_samples: tasks whose numbers nothing shows to be right.
+    """
+
+    problems: list[Problem]
+    without_samples: list[str]
+
+
+def check_file(path: Path) -> Checked:
+    """Check a result file, and the samples beside it."""
+    try:
+        file = read_result_file(path)
+        rows = list(result_rows(file))
+    except EditingError as error:
+        return Checked([Problem(path, _without_path(error, path))], [])
+    texts = [] if rows else ["no task reports a metric."]
+    texts += [text for row in rows for text in _wrong_row(file, row)]
+    asked = [task for task in file.tasks if file.num_cases(task) is not None]
+    without = [task for task in asked if file.sample_file(task) is None]
+    texts += [text for task in asked if task not in without for text in _wrong_samples(file, task)]
+    return Checked([Problem(path, text) for text in texts], without)
+
+
+def _wrong_row(file: ResultFile, row: Mapping[str, Any]) -> Iterator[str]:
+    """What no run can have: numbers that are not finite, counts above the cases, shares outside 0 to 1."""
+    name = f"{row['task']}, {row['metric']}" + (f"@{row['stage']}" if row["stage"] else "")
+    for column in ("value", "stderr", "or_0", *COUNTS):
+        if row[column] is not None and not math.isfinite(row[column]):
+            yield f"{name}: {column} is {row[column]}."
+    for column in COUNTS:
+        if row[column] is not None and math.isfinite(row[column]) and (row[column] < 0 or row[column] % 1):
+            yield f"{name}: {column} is {row[column]}, which is no number of cases."
+    cases, counted = file.num_cases(row["task"]), sum(row[column] or 0 for column in COUNTS)
+    if cases is not None and counted > cases:
+        yield f"{name}: {counted:g} cases are counted, but {cases} were asked."
+    if row["value"] is None and row["n"]:
+        yield f"{name}: {row['n']:g} scored cases, but no value."
+    if row["is_rate"] and row["value"] is not None and not (row["stage"] == "difference" or 0 <= row["value"] <= 1):
+        yield f"{name}: {row['value']} is no share."
+
+
+def _wrong_samples(file: ResultFile, task: str) -> Iterator[str]:
+    """What differs between the samples of a task and its results: number of documents, and every number."""
+    if not (file.content.get("task_hashes") or {}).get(task):
+        yield f"{task}: there are samples, but no hash of them in 'task_hashes'; keep the files of one run together."
+    try:
+        num_documents = sum(1 for _ in task_documents(file, task))
+        if num_documents != (asked := file.num_cases(task)):
+            yield f"{task}: {num_documents} documents in the samples, but {asked} were asked."
+        yield from wrong_numbers(file, task)
+    except EditingError as error:
+        yield _without_path(error, file.path)
+
+
+def _without_path(error: EditingError, path: Path) -> str:
+    return str(error).removeprefix(f"{path}").lstrip(":, ")

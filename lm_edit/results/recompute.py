@@ -1,0 +1,109 @@
+"""The numbers of a task computed again from the scores in its samples, to find results that do not follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from lm_edit.results.runs import ResultFile
+from lm_edit.results.task_facts import TaskFacts
+from lm_eval_tasks.common.aggregation import AGGREGATIONS, STANDARD_ERRORS, mean_scored
+from lm_eval_tasks.common.columns import NOT_AVAILABLE, Column, is_number, read_columns
+from lm_eval_tasks.common.run_names import is_editing_task
+
+TOLERANCE = 1e-9
+COUNT = "total"
+# F1 and MCC of the tasks editglue_*, whose samples have labels instead of scores; their counts are recomputed.
+NOT_RECOMPUTED = ("weighted_f1", "matthews")
+# What samples of another form than lm-eval's raise in an aggregation.
+BROKEN = (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, IndexError)
+
+Samples: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+def wrong_numbers(file: ResultFile, task: str) -> Iterator[str]:
+    """Yield the numbers of a task that do not follow from its samples.
+
+    Those of an editing task are computed again: values by the aggregation that the task declares (but F1 and MCC),
+    standard errors, and counts. Of lm-eval's own tasks these are the means of accuracies; their other aggregations
+    are not known here.
+
+    Raises:
+        EditingError: if the samples cannot be read, or are of another run.
+    """
+    by_filter: dict[str, list[Mapping[str, Any]]] = {}
+    for _, sample in file.samples(task):
+        by_filter.setdefault(str(sample.get("filter", "")), []).append(sample)
+    for samples in by_filter.values():
+        numbers = [sample["doc_id"] for sample in samples]
+        if repeated := sorted({number for number in numbers if numbers.count(number) > 1})[:3]:
+            yield f"{task}: documents {', '.join(map(str, repeated))} are in the samples more than once."
+    about = TaskFacts(file, task)
+    saved = {key: value for key, value in file.tasks[task].items() if "," in key}
+    for column in read_columns(saved, about.metrics):
+        if isinstance(column.value, str) and column.value != NOT_AVAILABLE:
+            continue  # a JSON text: a matrix or a breakdown
+        samples = by_filter.get(column.filter, [])
+        try:
+            yield from _wrong(column, about, samples)
+        except BROKEN as error:
+            yield f"{task}, {column.name}: cannot be computed from the samples ({type(error).__name__}: {error})."
+
+
+def _wrong(column: Column, about: TaskFacts, samples: Samples) -> Iterator[str]:
+    is_rate = bool(about.of_metric(column)["is_rate"])
+    if is_editing_task(about.config):
+        wanted = _of_editing_task(column, about, samples)
+    elif is_rate and about.metrics.get(column.metric, {}).get("aggregation", "mean") == "mean":
+        wanted = {"": _of_stock_task(column, samples)}
+    else:
+        return
+    if is_rate and not column.stage:
+        values = [sample[column.name] for sample in samples if sample[column.name] is not None]
+        if odd := [value for value in values if not 0 <= value <= 1]:
+            yield f"{about.task}, {column.name}: a sample has {odd[0]}, which is no share."
+    saved = {"": column.value, **column.companions}
+    noun = "mean of the samples" if is_rate else "value of the samples"
+    for companion, computed in wanted.items():
+        if not _agree(saved.get(companion), computed):
+            name, what = (f"{column.name}_{companion}", "value of the samples") if companion else (column.name, noun)
+            yield f"{about.task}, {name}: the result is {saved.get(companion)}, but the {what} is {computed}."
+
+
+def _of_editing_task(column: Column, about: TaskFacts, samples: Samples) -> dict[str, Any]:
+    """The value, and the companions that the column has."""
+    aggregation = str(about.metrics[column.metric]["aggregation"])
+    if aggregation in NOT_RECOMPUTED:
+        return {}
+    values = [sample[column.name] for sample in samples]
+    wanted: dict[str, Any] = {"": AGGREGATIONS[aggregation](values)}
+    if aggregation != COUNT or "n" in column.companions:  # a count of cases has no count of its own
+        wanted["n"] = sum(value is not None for value in values)
+    for count in ("excluded", "failed"):
+        if count in column.companions:
+            wanted[count] = sum(sample[f"{column.name}_{count}"] for sample in samples)
+    if aggregation in STANDARD_ERRORS:
+        wanted["stderr"] = AGGREGATIONS[STANDARD_ERRORS[aggregation]](values)
+    if "or_0" in column.companions:
+        wanted["or_0"] = mean_scored([sample[f"{column.name}_or_0"] for sample in samples])
+    return wanted
+
+
+def _of_stock_task(column: Column, samples: Samples) -> float | None:
+    """The mean of a metric; with ``compare_unedited``, that of the unedited model, and the difference of the means."""
+
+    def mean(places: Samples) -> float:
+        return math.fsum(float(sample[column.metric]) for sample in places) / len(places)
+
+    if not column.stage:
+        return mean(samples)
+    unedited = mean([sample["unedited"] for sample in samples])
+    return {"unedited": unedited, "difference": mean(samples) - unedited}[column.stage]
+
+
+def _agree(saved: object, computed: object) -> bool:
+    """Whether two numbers are equal; what is no number is missing in both."""
+    if not is_number(saved) or not is_number(computed):
+        return not is_number(saved) and not is_number(computed)
+    return math.isclose(saved, computed, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
