@@ -32,7 +32,7 @@ Tuning = Literal["shipped", "given", "untuned", "unknown", ""]
 
 
 class EngineFacts:
-    """What editors and tasks are, by their classes and YAML files; see :class:`lm_edit.sweeps.grid.Facts`."""
+    """Facts about editors and tasks, from their classes and YAML files; see :class:`lm_edit.sweeps.grid.Facts`."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -58,7 +58,7 @@ class EngineFacts:
 
 
 def check_plan(plan: Plan) -> Grid:
-    """The runs of a plan, after all that can be checked without data and weights.
+    """The runs of a plan, after every check that needs neither data nor weights.
 
     Raises:
         EditingError: with file and line, for unknown tasks, editors, options and settings, and for values that they
@@ -86,7 +86,7 @@ def check_plan(plan: Plan) -> Grid:
 
 
 def _arguments(plan: Plan) -> Iterator[tuple[Mapping[str, Any], Where]]:
-    """All options of the model class in a plan, and where they are."""
+    """All options of the model class in a plan, with their positions."""
     yield plan.model_args, ("model_args",)
     for axis in (plan.editors, plan.benchmarks):
         for entry in axis:

@@ -1,4 +1,4 @@
-"""What a plan says: its models, editors, benchmarks, modes and resources; :mod:`lm_edit.sweeps.plan` reads it."""
+"""The parts of a plan as data: models, editors, benchmarks, modes, resources; :mod:`lm_edit.sweeps.plan` reads them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EditorChoice(NamedTuple):
 
     @property
     def is_unedited(self) -> bool:
-        """Whether this stands for the model without edits."""
+        """Whether this is the unedited model."""
         return self.editor == UNEDITED
 
 
@@ -86,7 +86,7 @@ class ModeChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class Resources:
-    """What one run needs.
+    """Resources of one run.
 
     Attributes:
         cpus: processor cores; ``None``: the machine's, divided by the number of workers.
@@ -119,7 +119,7 @@ class PlanFile:
         return EditingError(f"{self.path}, line {self.line(where)}: {message}")
 
     def at(self, where: Where, check: Callable[..., ValueT], *arguments: Any) -> ValueT:
-        """The result of a function of some arguments; its error gets the line of an entry."""
+        """Call a function; its error gets the line of an entry."""
         try:
             return check(*arguments)
         except EditingError as error:

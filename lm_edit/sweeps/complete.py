@@ -10,10 +10,10 @@ from lm_edit.results.runs import read_result_files
 
 
 def missing_parts(folder: Path, tasks: Iterable[str]) -> str | None:
-    """What a run's files lack; ``None`` if nothing.
+    """The parts that a run's files lack; ``None`` if they are complete.
 
-    Complete are a readable result file with every task, and beside it the samples of each of them that it was saved
-    with. lm-eval writes the samples last, so a killed run may have a result file without them.
+    They are complete with a readable result file of every task, and beside it the samples that it was saved with.
+    lm-eval writes the samples last, so a killed run may have a result file without them.
     """
     try:
         newest = read_result_files(folder)[-1]

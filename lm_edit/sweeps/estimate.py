@@ -16,6 +16,7 @@ from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile, read_result_files
 from lm_edit.sweeps.choices import UNEDITED
 from lm_edit.sweeps.grid import Run
+from lm_edit.sweeps.scored import tasks_without_scores
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
 
 Key: TypeAlias = tuple[Any, ...]
@@ -35,6 +36,7 @@ class Estimator:
         self._per_edit: defaultdict[Key, list[float]] = defaultdict(list)
         self._per_case: defaultdict[Key, list[float]] = defaultdict(list)
         self._sizes: dict[Key, int] = {}  # (task, data) -> documents
+        self._unscored: dict[Key, str] = {}  # (model, editor, mode, data, task) -> why no case has a score
         for file in read_result_files(paths) if paths else ():
             self._learn(file)
 
@@ -51,6 +53,18 @@ class Estimator:
             return None
         return per_case * sum(known) + per_edit * _num_edits(run, {task: int(cases[task] or 0) for task in tasks})
 
+    def warnings(self, run: Run) -> list[str]:
+        """Sentences about the tasks of a run of which an earlier run of the same kind has no scored case."""
+        args = run.model_args
+        editor = UNEDITED if args["mode"] == "none" else str(args["editor"])
+        of_run = (args.get("pretrained"), editor, args["mode"], _data(args))
+        tasks = [task for name in run.tasks for task in leaf_tasks(name)]
+        return [
+            f"in an earlier run, no case of {task} has a score ({reason})"
+            for task in tasks
+            if (reason := self._unscored.get((*of_run, task)))
+        ]
+
     def _num_cases(self, task: str, run: Run) -> int | None:
         size = self._sizes.get((task, _data(run.model_args)))
         if run.limit is None:
@@ -62,12 +76,16 @@ class Estimator:
     def _learn(self, file: ResultFile) -> None:
         config = file.content["config"]
         own = config.get("edited_hf")
-        total = _number(file.content.get("total_evaluation_time_seconds"))
-        if own is None or total is None:
+        if own is None:
             return
         args = config.get("model_args") or {}
         model, mode = args.get("pretrained"), own.get("mode")
         editor = UNEDITED if mode == "none" else str(own.get("editor"))
+        for task, reason in tasks_without_scores(file).items():
+            self._unscored[model, editor, mode, _data(args), task] = reason
+        total = _number(file.content.get("total_evaluation_time_seconds"))
+        if total is None:
+            return
         tasks = tuple(sorted(file.content["n-samples"]))
         for task in tasks:
             self._sizes[task, _data(args)] = file.content["n-samples"][task]["original"]

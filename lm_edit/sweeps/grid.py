@@ -1,6 +1,6 @@
 """The runs of a plan: every combination of its axes, without those that a named rule leaves out.
 
-Rules (:data:`RULES`) leave out combinations that cannot be: they are listed, with the reason, never dropped quietly.
+Rules (:data:`RULES`) leave out combinations that cannot run: they are listed, with the reason, never dropped quietly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILES = ("data", "edits", "load_edit")  # options that may name a file, whose co
 
 
 class Facts(Protocol):
-    """What the engine and the tasks know about names in a plan."""
+    """Facts of the engine and the tasks about the names in a plan."""
 
     def supports_joint(self, choice: EditorChoice) -> bool:
         """Whether several edits can be written in one step."""
@@ -49,7 +49,7 @@ class Run:
 
     Attributes:
         model, editor, benchmark, mode: names in the plan.
-        details: sizes and settings that tell the runs of these names apart, as text.
+        details: sizes and settings that distinguish the runs of these names, as text.
         model_args, tasks, metadata, limit, lm_eval: of the command.
         shape: see :class:`lm_edit.sweeps.plan.Model`.
         where: entries of the plan that this run comes from, the editor's first.
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def content(self) -> dict[str, Any]:
-        """All that decides the results, as data: settings, and the digests of files that they name."""
+        """All inputs of the results, as data: settings, and the digests of files that they name."""
         files = {name: self.model_args[name] for name in FILES if Path(str(self.model_args.get(name, ""))).is_file()}
         return {
             "model_args": dict(self.model_args),

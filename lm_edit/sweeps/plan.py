@@ -358,7 +358,7 @@ class _Reader:
             raise self.file.error((*where, unknown[0]), unknown_keys_error(what, unknown, known))
 
     def check_names(self, axis: str, entries: Sequence[Any]) -> None:
-        """Refuse two entries of an axis with one name, which the table of runs could not tell apart."""
+        """Refuse two entries of an axis with one name, which the table of runs could not distinguish."""
         seen: dict[str, Where] = {}
         for entry in entries:
             if entry.name in seen:

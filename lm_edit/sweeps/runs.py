@@ -86,7 +86,7 @@ def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], b
 
     Args:
         environment: variables on top of those of this process.
-        stopped: whether to end the run; asked while it runs.
+        stopped: whether to end the run; polled while it runs.
     """
     place = Path(folder)
     with _locked(place) as lock:
@@ -196,7 +196,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _finish(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Rename a complete attempt; return what it lacks otherwise."""
+    """Rename a complete attempt; return the parts that an incomplete one lacks."""
     attempt = folder / ATTEMPT
     lacking = missing_parts(attempt, settings["tasks"]) if attempt.is_dir() else "there is no attempt"
     if lacking is None:

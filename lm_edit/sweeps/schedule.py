@@ -1,4 +1,4 @@
-"""The loop of a sweep: submits runs to an executor, and reports what becomes of them."""
+"""The loop of a sweep: submits runs to an executor, and reports their outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from edit_hooks.utils.errors import first_line
 from lm_edit.sweeps.runs import POLL_SECONDS, Outcome, failure_of, is_locked, state_of
 
-BUSY_SECONDS = 1.0  # between looks at a run that another sweep executes
+BUSY_SECONDS = 1.0  # between polls of a run that another sweep executes
 
 
 class Pending(Protocol):
@@ -85,10 +85,11 @@ def run_all(
         else:
             queue.append(folder)
     pending: dict[Path, Pending] = {}
-    busy: dict[Path, float] = {}  # run that another process executes -> time of the next look
-    with _terminating():
+    busy: dict[Path, float] = {}  # run that another process executes -> time of the next poll
+    with _signals() as check_interrupt:
         try:
             while queue or pending or busy:
+                check_interrupt()
                 for folder in [folder for folder, when in busy.items() if when <= time.monotonic()]:
                     del busy[folder]
                     queue.append(folder)
@@ -125,17 +126,29 @@ def _outcome(handle: Pending) -> Outcome:
 
 
 @contextlib.contextmanager
-def _terminating() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that the runs are ended, too."""
+def _signals() -> Iterator[Callable[[], None]]:
+    """Yield a function that raises KeyboardInterrupt after Ctrl-C or SIGTERM; a second signal raises it at once.
+
+    An exception that a signal raises between any two instructions is lost inside a finalizer or a weak reference's
+    callback, and the sweep would go on.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
+    received: list[int] = []
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def receive(number: int, _: object) -> None:
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    def check() -> None:
+        if received:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield check
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a sweep's runs are doing: lines while they run, and a table of their states."""
+"""Progress of a sweep: lines while its runs execute, and a table of their states."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 from edit_hooks.utils.durations import spell_duration
 from lm_edit.sweeps.grid import Run
-from lm_edit.sweeps.runs import failure_of, state_of
+from lm_edit.sweeps.runs import RESULTS, failure_of, state_of
 from lm_edit.sweeps.schedule import Event
+from lm_edit.sweeps.scored import missing_scores
 
+UNSCORED = "done, no case scored"
 SUMMARY_SECONDS = 60.0  # between summaries while nothing else is printed
 
 
@@ -38,9 +40,11 @@ class Progress:
             self.counts[event.state] += 1
         taken = f" in {spell_duration(event.seconds)}" if event.seconds else ""
         log = f"\n{event.reason}\n  log: {event.folder / 'log.txt'}" if event.reason else ""
-        self.say(
-            f"[{sum(self.counts.values())}/{len(self.names)}] {event.state}{taken}: {self.names[event.folder]}{log}"
-        )
+        state = event.state
+        if state == "done":
+            state, reason = described_state(event.folder)
+            log = f"\n  {reason}" if reason else ""
+        self.say(f"[{sum(self.counts.values())}/{len(self.names)}] {state}{taken}: {self.names[event.folder]}{log}")
         self._last = time.monotonic()
 
     def tick(self) -> None:
@@ -62,13 +66,23 @@ class Progress:
 
 
 def state_rows(runs: Sequence[Run], folders: Sequence[Path]) -> list[tuple[str, str, str]]:
-    """State, name and folder of every run; the first line of the reason of failed ones."""
+    """State, name and folder of every run, with the reason of failed ones and of those without a score."""
     rows: list[tuple[str, str, str]] = []
     for run, folder in zip(runs, folders, strict=True):
-        state = state_of(folder)
-        reason = failure_of(folder)
-        rows.append((state, run.name, f"{folder.name}: {reason}" if state == "failed" else folder.name))
+        state, reason = described_state(folder)
+        rows.append((state, run.name, f"{folder.name}: {reason}" if reason else folder.name))
     return rows
+
+
+def described_state(folder: Path) -> tuple[str, str]:
+    """State of a run and what is wrong; a finished run in which no case has a score is named as such."""
+    state = state_of(folder)
+    if state == "failed":
+        return state, failure_of(folder)
+    if state != "done":
+        return state, ""
+    nothing, reason = missing_scores(folder / RESULTS)
+    return (UNSCORED if nothing else state), reason
 
 
 def count_states(rows: Sequence[tuple[str, str, str]]) -> str:

@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from edit_hooks.utils.json_io import read_json
 from lm_edit.results import load_results
 from lm_edit.sweeps.checks import check_plan
 from lm_edit.sweeps.plan import load_plan
-from lm_edit.sweeps.runs import command_of, execute, is_locked, prepare
+from lm_edit.sweeps.runs import Outcome, command_of, execute, is_locked, prepare
+from lm_edit.sweeps.schedule import run_all
 
 PLAN = """
 description: three editors and the unedited model
@@ -97,6 +99,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+def wait_for_executions(fake: dict[str, str], number: int) -> None:
+    """Wait until the runs have written this many lines."""
+    wait_for(lambda: len(executions(fake)) >= number)
+
+
 def test_ten_kills_give_the_uninterrupted_table(
     fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, started: Any
 ) -> None:
@@ -107,7 +114,7 @@ def test_ten_kills_give_the_uninterrupted_table(
         before = len(executions(fake))
         process = started(plan, "--out", killed)
         if number < FOUR_RUNS:  # at first wait for something to be killed
-            wait_for(lambda before=before: len(executions(fake)) > before)  # type: ignore[misc]
+            wait_for_executions(fake, before + 1)
         time.sleep(0.02 * number)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
@@ -164,13 +171,38 @@ def test_an_interrupt_ends_the_runs(
     for number in (signal.SIGINT, signal.SIGTERM):
         before = len(executions(fake))
         process = started(plan, "--out", out, "--workers", 2)
-        wait_for(lambda before=before: len(executions(fake)) == before + 2)  # type: ignore[misc]
+        wait_for_executions(fake, before + 2)
         os.kill(process.pid, number)
         process.join()
         assert process.exitcode == 128 + signal.SIGINT
         assert not any(map(is_locked, out.iterdir()))
     assert sweep(plan, "--out", out, "--status") == 0
     assert "2 interrupted, 2 waiting" in capsys.readouterr().out
+
+
+def test_an_interrupt_is_not_lost_in_a_callback(tmp_path: Path) -> None:
+    """Python drops an exception that a signal raises inside a finalizer; here a callback drops it."""
+    stopped = []
+
+    class Endless:
+        slots = 1
+
+        def submit(self, folder: Path) -> Future[Outcome]:
+            return Future()
+
+        def stop(self) -> None:
+            stopped.append(True)
+
+        def close(self) -> None: ...
+
+    def tick() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([tmp_path], Endless(), retry=False, report=lambda event: None, tick=tick)
+    assert stopped == [True] and signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_failing_run_does_not_stop_the_rest(
@@ -190,6 +222,32 @@ def test_a_failing_run_does_not_stop_the_rest(
     assert sweep(plan, "--out", out, "--status") == 1
     assert "3 done, 1 failed" in capsys.readouterr().out.replace("1 failed, 3 done", "3 done, 1 failed")
     assert sweep(plan, "--out", out, "--retry") == 0 and len(scores(out)) == FOUR_RUNS
+
+
+def test_a_run_without_any_score_is_named_with_its_reason(
+    fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """All edits of rome are refused; a later sweep of the same editor is warned before it begins."""
+    monkeypatch.setenv("FAKE_REFUSING", "rome")
+    out, name = tmp_path / "out", "demo, rome, bake_es+bake_gs, single"
+    why = "no case of bake_es, bake_gs has a score (the edit has no relation id)"
+    assert sweep(plan, "--out", out) == 0
+    printed = capsys.readouterr().out
+    assert f"done, no case scored: {name}: {why}" in printed and "] done, no case scored in " in printed
+    assert sweep(plan, "--out", out, "--status") == 0
+    printed = capsys.readouterr().out
+    assert "3 done" in printed and "1 done, no case scored" in printed and printed.count(why) == 1
+    assert sweep(plan, "--out", out, "--dry-run") == 0 and why in capsys.readouterr().out
+    assert sweep(plan, "--out", tmp_path / "new", "--estimate-from", out, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    for task in ("bake_es", "bake_gs"):
+        assert f"{name}: in an earlier run, no case of {task} has a score (the edit has no relation id)" in printed
+    monkeypatch.setenv("FAKE_REFUSED_TASKS", "1")
+    assert sweep(plan, "--out", tmp_path / "half", "--only", "rome") == 0
+    capsys.readouterr()
+    assert sweep(plan, "--out", tmp_path / "half", "--only", "rome", "--status") == 0
+    printed = capsys.readouterr().out
+    assert "no case of bake_es has a score" in printed and "\n1 done\n" in printed
 
 
 def test_torn_results_are_no_results(fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
