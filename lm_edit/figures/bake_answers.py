@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lm_edit.figures.bake_logprob import DESIRED, ORIGINAL, TASK
 from lm_edit.figures.charts import SHARE, Bars, Chart, Series
 from lm_edit.figures.select import (
     UNEDITED,
     Cell,
+    by_model,
     caption,
-    model_panels,
     require_edited,
     require_rows,
     run_cells,
-    run_labels,
 )
 from lm_edit.figures.spec import FigureSpec, Needs
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-TASK = "bake_rq"
-# column -> (name in the legend, color)
+# column -> (name in the legend, color); desired and original answers as in bake_logprob
 KINDS = {
-    "rq_gen_desired": ("desired", 2),
-    "rq_gen_original": ("original", 3),
-    "rq_gen_ambiguous": ("names both", 4),
-    "rq_gen_other": ("other", 0),
+    "rq_gen_desired": ("desired", DESIRED),
+    "rq_gen_original": ("original", ORIGINAL),
+    "rq_gen_ambiguous": ("names both", 6),
+    "rq_gen_other": ("other", 5),
 }
 
 NEEDS = Needs(
@@ -41,12 +40,9 @@ def draw(rows: DataFrame) -> Chart:
     chosen = require_rows(rows, NEEDS, list(KINDS), tasks=[TASK])
     require_edited(chosen, NEEDS)
     panels = []
-    for model, group in model_panels(chosen).items():
-        labels = run_labels(group)
-        if not labels:
-            continue
+    for model, group, runs in by_model(chosen):
         own = group[group["editor"] == UNEDITED].drop_duplicates("run")
-        labels |= dict.fromkeys(own["run"], UNEDITED) if len(own) == 1 else {}
+        labels = runs | (dict.fromkeys(own["run"], UNEDITED) if len(own) == 1 else {})
         series = [
             _series(name, color, run_cells(group, list(labels), metric)) for metric, (name, color) in KINDS.items()
         ]
@@ -61,7 +57,8 @@ def draw(rows: DataFrame) -> Chart:
             )
         )
     notes = [
-        "An answer that names both the desired and the original subject is counted apart; the paper has no such kind."
+        "More desired answers are better. An answer that names both the desired and the original subject is a kind of "
+        "its own; the paper has no such kind. Without intervals, which would overlap in a stack."
     ]
     sentences = caption(chosen, whiskers=False, notes=notes)
     return Chart(name=NEEDS.figure, title="Free answers to reverse questions", panels=panels, caption=sentences)

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Bars, Chart, Reference
 from lm_edit.figures.select import (
+    by_model,
     caption,
     edited,
-    model_panels,
     require_edited,
     require_rows,
     run_cells,
-    run_labels,
     series_of,
     unedited_reference,
 )
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 TASK = "bake_rq"
 # column -> its name in the legend
 ANSWERS = {"rq_logprob_new": "desired answer", "rq_logprob_true": "original answer"}
-COLORS = {"rq_logprob_new": 1, "rq_logprob_true": 2}  # orange and green, as published
+DESIRED, ORIGINAL = 1, 2  # colors: orange and green, as published
+COLORS = {"rq_logprob_new": DESIRED, "rq_logprob_true": ORIGINAL}
 
 NEEDS = Needs(
     "bake_logprob",
@@ -38,10 +38,7 @@ def draw(rows: DataFrame) -> Chart:
     chosen = require_rows(rows, NEEDS, list(ANSWERS), tasks=[TASK])
     require_edited(chosen, NEEDS)
     panels = []
-    for model, group in model_panels(chosen).items():
-        labels = run_labels(group)
-        if not labels:
-            continue
+    for model, group, labels in by_model(chosen):
         companions = rows[(rows["model"] == model) & (rows["task"] == TASK)]
         panels.append(
             Bars(
@@ -56,8 +53,9 @@ def draw(rows: DataFrame) -> Chart:
             )
         )
     title = "Reverse questions: log-probability of the desired and the original answer"
-    note = "Closer to 0 is more probable. Dashed: the unedited model."
-    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, unedited=False, notes=[note]))
+    note = "Closer to 0 is more probable; better is a desired answer more probable than the original one."
+    notes = [note, *(["Dashed: the unedited model."] if any(panel.references for panel in panels) else [])]
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, unedited=False, notes=notes))
 
 
 def _before(rows: DataFrame, metric: str) -> list[Reference]:

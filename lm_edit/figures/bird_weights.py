@@ -11,10 +11,12 @@ from lm_edit.figures.select import (
     caption,
     edited,
     first_metric,
+    log_scale,
     require_rows,
     run_cells,
     series_of,
     unedited_reference,
+    value_label,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("alpha", "beta")
 METRICS = ("rjs_prob", "rqs_prob", "s_prob")
-LOG_RANGE = 20  # a larger ratio of positive values is drawn on a logarithmic axis
 
 NEEDS = Needs(
     "bird_weights",
@@ -36,9 +37,8 @@ NEEDS = Needs(
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     """A panel per weight; a line connects the runs that differ in nothing else."""
-    of_weights = rows[
-        rows["editor_config"].map(lambda config: isinstance(config, Mapping) and set(WEIGHTS) <= set(config))
-    ]
+    has_weights = [isinstance(config, Mapping) and set(WEIGHTS) <= set(config) for config in rows["editor_config"]]
+    of_weights = rows.loc[has_weights]
     metric, notes = first_metric(of_weights, NEEDS, options, METRICS)
     chosen = require_rows(rows, NEEDS, [metric])
     runs = edited(chosen[chosen.index.isin(of_weights.index)])
@@ -52,9 +52,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                     title=weight,
                     series=series,
                     position_label=weight,
-                    value_label=metric,
+                    value_label=value_label(chosen, metric),
                     references=unedited_reference(chosen, metric),
-                    log_positions=min(values) > 0 and max(values) / min(values) > LOG_RANGE,
+                    log_positions=log_scale(values),
                 )
             )
     if not panels:
@@ -83,7 +83,7 @@ def _lines(runs: DataFrame, weight: str, metric: str, first_color: int) -> list[
 
 
 def _without(row: DataFrame, weight: str) -> str:
-    """What identifies the runs of a line: all settings but the weight."""
+    """Key of the runs of a line: all settings but the weight."""
     config = {name: value for name, value in row["editor_config"].items() if name != weight}
     rest = [
         str(row[column])
@@ -93,7 +93,7 @@ def _without(row: DataFrame, weight: str) -> str:
 
 
 def _line_name(rows: DataFrame, runs: DataFrame, weight: str) -> str:
-    """The other weight, and what is not the same in all runs."""
+    """The other weight, and the names in which the runs differ."""
     first = rows.iloc[0]
     (other,) = (name for name in WEIGHTS if name != weight)
     names = [str(first[column]) for column in ("editor", "model", "task") if runs[column].nunique() > 1]

@@ -53,6 +53,7 @@ def _panel(groups: Mapping[str, Mapping[str, Any]], title: str) -> HeatMap:
         values=values,
         row_label="restored tokens",
         column_label="layer",
+        value_label="indirect effect (probability)",
         limits=(0.0, max(1e-12, *(value for row in values for value in row))),
         annotated=False,
     )

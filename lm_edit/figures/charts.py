@@ -1,4 +1,4 @@
-"""Charts as data: what a figure shows, without a plotting library.
+"""Charts as data, independent of the plotting libraries.
 
 A figure function returns a :class:`Chart`. :mod:`lm_edit.figures.static` draws it with matplotlib and
 :mod:`lm_edit.figures.interactive` with plotly, from the same values. NaN is a value that was not scored: it is drawn as
@@ -29,6 +29,7 @@ class Series:
         texts: a text for each value, beside points.
         gaps: why a value is NaN, written in its place; "unscored" if empty.
         color, style: numbers in the palette, and of marker and dash; the same number is the same look in all panels.
+            The color None is gray.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Series:
     counts: Sequence[int | None] = ()
     texts: Sequence[str] = ()
     gaps: Sequence[str] = ()
-    color: int = 0
+    color: int | None = 0
     style: int = 0
 
 
@@ -76,7 +77,7 @@ class Waterfall:
     """A value changed step by step: the first value from 0, a bar for each change, the last value from 0.
 
     Attributes:
-        steps: what the values are after, the first one being the start.
+        steps: names of the steps; the first is the start.
         values: the value after each step.
         last: name of the last bar.
     """
@@ -141,6 +142,7 @@ class HeatMap:
     values: Sequence[Sequence[float]]
     row_label: str
     column_label: str
+    value_label: str
     limits: Limits
     annotated: bool = True
 

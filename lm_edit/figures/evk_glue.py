@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, Lines
-from lm_edit.figures.evk_align import ALIGNED, with_align
+from lm_edit.figures.evk_align import is_aligned
+from lm_edit.figures.paired import WITH, WITHOUT
 from lm_edit.figures.select import (
     caption,
+    log_scale,
     require_comparable,
     require_edited,
     require_rows,
     run_cells,
     series_of,
     unedited_reference,
+    value_label,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
@@ -45,7 +48,8 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     metric = options.metric or METRIC
     chosen = require_rows(rows, NEEDS, [metric], tasks=list(TASKS))
     require_comparable(chosen, NEEDS)
-    runs = with_align(require_edited(chosen, NEEDS))
+    runs = require_edited(chosen, NEEDS)
+    runs = runs.assign(aligned=is_aligned(runs))
     runs = runs[runs["num_edits"].notna()]
     if runs.empty:
         raise NEEDS.missing("no run has num_edits: single edits leave these tasks to the unedited model")
@@ -68,9 +72,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                     f"several runs of {editor} have {int(repeated.iloc[0]['num_edits'])} edits; choose with --only "
                     f"mode={repeated.iloc[0]['mode']} or --only settings={repeated.iloc[0]['settings']}"
                 )
-            name = f"{editor}{ALIGNED if aligned else ''}"
+            name = f"{editor}{' + EVK-Align' if aligned else ''}"
             cells = run_cells(line, list(line["run"]), metric)
-            look = {"color": 0 if aligned else 1, "style": editors.index(str(editor))}
+            look = {"color": WITH if aligned else WITHOUT, "style": editors.index(str(editor))}
             series.append(series_of(name, cells, positions=list(line["num_edits"]), **look))
         if series:
             panels.append(
@@ -78,8 +82,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                     title=title,
                     series=series,
                     position_label="number of edits",
-                    value_label=metric,
+                    value_label=value_label(of_task, metric),
                     references=unedited_reference(chosen[chosen["task"] == task], metric),
+                    log_positions=log_scale(list(of_task["num_edits"])),
                     whole_positions=True,
                     limits=SHARE if metric.startswith("f1") else None,
                 )

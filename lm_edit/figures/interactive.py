@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from edit_hooks.utils.files import write_atomically
 from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Series, Waterfall
 from lm_edit.figures.look import (
-    DASHES,
     FALL,
-    GRAY,
-    MARKERS,
+    MAX_TITLE,
     RISE,
     ROLES,
     TOTAL,
     UNSCORED,
     color_of,
+    dash_of,
     edge_look,
     legend_names,
+    marker_of,
     number,
     shown,
 )
@@ -148,7 +148,7 @@ def _draw_panel(figure: go.Figure, panel: Panel, cell: dict[str, int], named: se
 
 def _legend(name: str, named: set[str]) -> dict[str, Any]:
     """Options that put a name into the legend once, and switch all its traces together."""
-    options = {"name": _text(name), "legendgroup": name, "showlegend": name not in named}
+    options = {"name": _text(name, MAX_TITLE), "legendgroup": name, "showlegend": name not in named}
     named.add(name)
     return options
 
@@ -200,7 +200,7 @@ def _draw_bars(figure: go.Figure, panel: Bars, cell: dict[str, int], named: set[
     figure.update_yaxes(autorange="reversed", type="category", **cell)
     figure.update_xaxes(title_text=_text(panel.value_label), range=panel.limits, **cell)
     for reference in panel.references:
-        color = GRAY if reference.color is None else color_of(reference.color)
+        color = color_of(reference.color)
         figure.add_vline(x=reference.value, line={"dash": "dash", "color": color, "width": 1.5}, **cell)
         figure.add_trace(_line_sample(reference.name, color, named), **cell)
 
@@ -240,8 +240,8 @@ def _draw_lines(figure: go.Figure, panel: Lines, cell: dict[str, int], named: se
     for series in panel.series:
         trace = go.Scatter(
             x=list(series.positions), y=_values(series.values), mode="lines+markers",
-            line={"color": color_of(series.color), "dash": DASHES[series.style % len(DASHES)][1]},
-            marker={"symbol": MARKERS[series.style % len(MARKERS)][1], "size": 8},
+            line={"color": color_of(series.color), "dash": dash_of(series.style)[1]},
+            marker={"symbol": marker_of(series.style)[1], "size": 8},
             error_y=_errors(series.values, series.low, series.high), hovertext=_hover(series), hoverinfo="text+x",
             **_legend(series.name, named),
         )  # fmt: skip
@@ -252,7 +252,7 @@ def _draw_lines(figure: go.Figure, panel: Lines, cell: dict[str, int], named: se
         figure.update_xaxes(tickvals=positions, **cell)
     figure.update_yaxes(title_text=_text(panel.value_label), range=panel.limits, **cell)
     for reference in panel.references:
-        color = GRAY if reference.color is None else color_of(reference.color)
+        color = color_of(reference.color)
         figure.add_hline(y=reference.value, line={"dash": "dash", "color": color, "width": 1.5}, **cell)
         figure.add_trace(_line_sample(reference.name, color, named), **cell)
 
@@ -265,7 +265,7 @@ def _draw_points(figure: go.Figure, panel: Points, cell: dict[str, int], named: 
             x=list(series.positions), y=list(series.values), mode="markers+text" if panel.named else "markers",
             text=[_text(text) for text in series.texts] if panel.named else None, textposition="top right",
             marker={
-                "symbol": MARKERS[series.style % len(MARKERS)][1], "size": 10 if panel.named else 6,
+                "symbol": marker_of(series.style)[1], "size": 10 if panel.named or series.low else 6,
                 "color": color_of(series.color),
             },
             error_x=_errors(series.positions, series.position_low, series.position_high),
@@ -287,7 +287,11 @@ def _draw_heat_map(figure: go.Figure, panel: HeatMap, cell: dict[str, int]) -> N
     trace = go.Heatmap(
         z=matrix, x=list(map(_text, panel.columns)), y=list(map(_text, panel.rows)), colorscale="Purples",
         zmin=panel.limits[0], zmax=panel.limits[1], hoverongaps=False,
-        colorbar={"x": right + 0.005, "y": (bottom + top) / 2, "len": top - bottom, "thickness": 10},
+        colorbar={
+            "title": {"text": _text(panel.value_label), "side": "right"},
+            "x": right + 0.005, "y": (bottom + top) / 2, "len": top - bottom,
+            "thickness": 10,
+        },
         text=[["" if value is None else number(value) for value in row] for row in matrix] if panel.annotated else None,
         texttemplate="%{text}" if panel.annotated else None,
     )  # fmt: skip

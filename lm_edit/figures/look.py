@@ -8,7 +8,7 @@ from typing import NamedTuple
 from edit_hooks.utils.printable import printable
 from lm_edit.figures.charts import Bars, Chart, Lines, Network, Points
 
-# Okabe and Ito's colors, which people with color vision deficiencies tell apart; yellow is left out on white paper.
+# Okabe and Ito's colors, which are distinct with color vision deficiencies, too; without yellow, for white paper.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E4B1F", "#222222")
 GRAY = "#777777"
 TOTAL, RISE, FALL = PALETTE[0], PALETTE[2], PALETTE[3]  # bars of a waterfall
@@ -25,27 +25,39 @@ MARKERS = (
 DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 ROLES = {"start": "#CFE6F5", "end": "#FBE3B5", "other": "#F4F4F4"}
 UNSCORED = "unscored"
-MAX_LABEL = 60  # characters
+MAX_TITLE = 200  # characters of titles and of names in the legend
+MAX_LABEL = 60  # characters of other texts
 
 
 class EdgeLook(NamedTuple):
-    """Color, dash (of matplotlib, of plotly) and width in points."""
+    """Color, dash (of matplotlib, of plotly), width in points, and color of its label."""
 
     color: str
     dash: tuple[str, str]
     width: float
+    ink: str
 
 
 EDGE_LOOKS = (
-    EdgeLook("#D55E00", DASHES[0], 1.6),
-    EdgeLook("#999999", DASHES[1], 0.9),
-    EdgeLook("#0072B2", DASHES[2], 1.2),
+    EdgeLook("#D55E00", DASHES[0], 1.6, "#A34700"),
+    EdgeLook("#999999", DASHES[1], 0.9, "#444444"),
+    EdgeLook("#0072B2", DASHES[2], 1.2, "#0072B2"),
 )
 
 
-def color_of(index: int) -> str:
-    """A color of the palette, which repeats."""
-    return PALETTE[index % len(PALETTE)]
+def color_of(index: int | None) -> str:
+    """A color of the palette, which repeats; gray for None."""
+    return GRAY if index is None else PALETTE[index % len(PALETTE)]
+
+
+def marker_of(index: int) -> tuple[str, str]:
+    """A marker, of matplotlib and of plotly."""
+    return MARKERS[index % len(MARKERS)]
+
+
+def dash_of(index: int) -> tuple[str, str]:
+    """A dash, of matplotlib and of plotly; two lines of one color differ in it."""
+    return DASHES[(index + index // len(PALETTE)) % len(DASHES)]
 
 
 def edge_look(panel: Network, kind: str) -> EdgeLook:
@@ -68,7 +80,7 @@ def number(value: float) -> str:
     """A value with the digits that a reader of a figure needs."""
     if math.isnan(value):
         return UNSCORED
-    if value == int(value) and abs(value) >= 1:
+    if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.2g}" if 0 < abs(value) < 0.01 else f"{value:.2f}"
 
@@ -84,4 +96,4 @@ def legend_names(chart: Chart) -> list[str]:
     for panel in chart.panels:
         if isinstance(panel, (Bars, Lines)):
             names += [reference.name for reference in panel.references]
-    return list(dict.fromkeys(map(shown, names)))
+    return list(dict.fromkeys(shown(name, MAX_TITLE) for name in names))

@@ -6,7 +6,7 @@ Rows are those of :func:`lm_edit.results.load_results`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
@@ -24,6 +24,7 @@ NORMAL_95 = 1.959964  # quantile of the normal distribution for 95% intervals
 CONDITIONS = (
     "data", "data_revision", "data_hash", "task_version", "population", "judge", "protocol", "filter", "limit",
 )  # fmt: skip
+LOG_RANGE = 20  # positions with a larger ratio are drawn on a logarithmic axis
 NO_CONTEXT = ("no", "", "False", "None", "nan")
 
 
@@ -87,7 +88,7 @@ def require_comparable(rows: DataFrame, needs: Needs, varying: Sequence[str] = (
 
 
 def first_metric(rows: DataFrame, needs: Needs, options: Options, alternatives: Sequence[str]) -> tuple[str, list[str]]:
-    """The chosen column, or the first alternative that some row has; and what a caption says about the choice."""
+    """The chosen column, or the first alternative that some row has; and sentences about the choice for the caption."""
     present = set(rows[rows["stage"] == FINAL]["metric"])
     if options.metric:
         if options.metric not in present:
@@ -133,8 +134,8 @@ def run_labels(rows: DataFrame) -> dict[str, str]:
 
 def _part(column: str, value: object) -> str:
     text = _shown(value)
-    if column == "icl":
-        return "" if text in NO_CONTEXT else "in context"
+    if column == "icl":  # the editor's name has the context
+        return "" if text in (*NO_CONTEXT, "yes") else f"{text} only"
     if text in ("", "nan", "None"):
         return ""
     return {
@@ -153,6 +154,11 @@ def _shown(value: object) -> str:
 def has_context(icl: object) -> bool:
     """Whether a value of the column ``icl`` is an added context."""
     return _shown(icl) not in NO_CONTEXT
+
+
+def without_context(editor: str, icl: object) -> str:
+    """The editor to which a run added a context; with one, it is called ``<editor>+<context>``."""
+    return editor.rpartition("+")[0] or editor if has_context(icl) else editor
 
 
 def cell(rows: DataFrame) -> Cell:
@@ -202,6 +208,12 @@ def series_of(
     )
 
 
+def without_values(series: Sequence[Series]) -> list[str]:
+    """A sentence for the caption that names lines and points without values; bars have the reason in their place."""
+    names = [one.name for one in series if all(map(math.isnan, one.values))]
+    return [f"Unscored: {', '.join(dict.fromkeys(names))}."] if names else []
+
+
 def unedited_reference(rows: DataFrame, metric: str, name: str = UNEDITED, color: int | None = None) -> list[Reference]:
     """The value of the unedited model as a reference line; none without a run of it or without a value."""
     own = rows[(rows["editor"] == UNEDITED) & (rows["metric"] == metric)]
@@ -214,9 +226,46 @@ def unedited_reference(rows: DataFrame, metric: str, name: str = UNEDITED, color
     return [Reference(name=name, value=values[0], color=color)] if values else []
 
 
-def model_panels(rows: DataFrame) -> Mapping[str, DataFrame]:
-    """Model -> its rows, sorted by name."""
-    return {str(model): group for model, group in rows.groupby("model")}
+class ModelRuns(NamedTuple):
+    """A model, its rows, and run -> label of its edited runs."""
+
+    model: str
+    rows: DataFrame
+    labels: dict[str, str]
+
+
+def by_model(rows: DataFrame) -> list[ModelRuns]:
+    """The models with an edited run, sorted by name."""
+    models = [ModelRuns(str(model), group, run_labels(group)) for model, group in rows.groupby("model")]
+    return [model for model in models if model.labels]
+
+
+def run_looks(rows: DataFrame, models: Sequence[ModelRuns]) -> dict[str, int]:
+    """Label -> number of its color and marker.
+
+    Where each editor is drawn once, the numbers count the editors of all rows, so that an editor has one look in all
+    figures of the same files. Otherwise they count the labels.
+
+    Args:
+        rows: all rows that the figure is given. models: the drawn ones.
+    """
+    editors = sorted(set(edited(rows)["editor"]))
+    labels = sorted({label for model in models for label in model.labels.values()})
+    names = editors if set(labels) <= set(editors) else labels
+    return {label: names.index(label) for label in labels}
+
+
+def value_label(rows: DataFrame, metric: str, name: str | None = None) -> str:
+    """Label of an axis: the name of a column, and which direction is better where the task declares one."""
+    declared = set(rows[rows["metric"] == metric]["higher_is_better"].dropna().map(bool))
+    if len(declared) != 1:
+        return name or metric
+    return f"{name or metric} ({'higher' if declared.pop() else 'lower'} is better)"
+
+
+def log_scale(positions: Sequence[float]) -> bool:
+    """Whether positions spread so widely that the labels of a linear axis would cover each other."""
+    return min(positions) > 0 and max(positions) / min(positions) > LOG_RANGE
 
 
 def caption(rows: DataFrame, *, unedited: bool = True, whiskers: bool = True, notes: Sequence[str] = ()) -> list[str]:

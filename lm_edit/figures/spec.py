@@ -1,4 +1,4 @@
-"""Figures: their description, and what they read."""
+"""Figures: their descriptions and inputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RESULTS, SAMPLES, FILE, DATA = "results", "samples", "file", "data"
 
 
 class Needs(NamedTuple):
-    """What a figure reads.
+    """Inputs of a figure.
 
     Attributes:
         figure: name of the figure.
-        columns: tasks, columns and settings, for people.
+        columns: tasks, columns and settings, in words.
         command: a command that writes such files.
         reads: ``results`` (result files), ``samples`` (result files with their samples), ``file`` (one file of another
             verb) or ``data`` (records of a benchmark, named by ``--data``).
@@ -37,7 +37,7 @@ class Needs(NamedTuple):
     reads: str = RESULTS
 
     def missing(self, what: str) -> EditingError:
-        """The error for files without it."""
+        """The error for files that lack these inputs."""
         return EditingError(f"{self.figure}: {what}. It needs {self.columns}; for example: {self.command}")
 
 
@@ -112,7 +112,7 @@ class FigureSpec:
     """A figure or table of this package.
 
     Attributes:
-        title: what it shows, for lists.
+        title: its content, for lists.
         published: the figure or table of a paper that it follows.
         draw: reads the inputs and returns the chart or table; raises EditingError if something is missing.
     """

@@ -6,22 +6,24 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edit_hooks.utils.files import replacing
 from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
+from lm_edit.figures.layout import Drawn, Movable, Place, fit, legend_columns
 from lm_edit.figures.look import (
-    DASHES,
     FALL,
     GRAY,
-    MARKERS,
+    MAX_TITLE,
     RISE,
     ROLES,
     TOTAL,
     UNSCORED,
     color_of,
+    dash_of,
     edge_look,
     legend_names,
+    marker_of,
     number,
     shown,
     text_on,
@@ -31,17 +33,27 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 PANEL_WIDTH = 3.4  # inches: a column of a paper
 ROW_HEIGHT = 0.16  # of a bar
-CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 12  # of the caption, of the title
-PANEL_TITLE_CHARACTERS, CATEGORY_CHARACTERS = 48, 26  # in a line
-MAX_TITLE = 200
-LEGEND_CHARACTERS_PER_INCH, LEGEND_HANDLE = 17, 8  # a handle is as wide as this many characters
+# of the caption, of the title, of the legend beside its handle
+CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH, LEGEND_CHARACTERS_PER_INCH = 19, 12, 15
+CATEGORY_CHARACTERS = 26  # in a line
+COLUMN_SPACING, HANDLE_LENGTH = 1.2, 2.2  # of the legend, in units of its font size
+CATEGORY_LINE, CAPTION_LINE, TITLE_HEIGHT, HEADING_PAD = 0.125, 0.13, 0.17, 0.2  # inches
 BARS_WITH_NUMBERS = 60  # more bars than these have no number beside them
 NARROWEST_WITH_NUMBER = 0.07  # part of a stacked bar
-ROOM_FOR_NUMBERS = 1.12
 BEND = 0.08  # of the edges of a graph
+# Places of an edge's label, preferably nearer to its source, so that labels of opposite edges part.
+SHARES_OF_EDGE = (0.36, 0.44, 0.28, 0.52, 0.2, 0.6, 0.68, 0.76)
+# Offsets of a name from its point, in points.
+NAME_PLACES = (
+    Place((4, 3), "left", "bottom"), Place((4, -3), "left", "top"), Place((-4, 3), "right", "bottom"),
+    Place((-4, -3), "right", "top"), Place((0, 7), "center", "bottom"), Place((0, -7), "center", "top"),
+    Place((10, 10), "left", "bottom"), Place((10, -10), "left", "top"), Place((-10, 10), "right", "bottom"),
+    Place((-10, -10), "right", "top"),
+)  # fmt: skip
 WHISKERS = {"elinewidth": 0.7, "ecolor": "#222222", "capsize": 1.5}
 SETTINGS: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -78,24 +90,21 @@ def draw_static(chart: Chart) -> Figure:
         width = PANEL_WIDTH * (
             max(2, columns) if any(isinstance(panel, Network) for panel in chart.panels) else columns
         )
-        lines = caption_lines(chart.caption, width)
-        names = legend_names(chart)
-        longest = max((len(name) for name in names), default=0)
-        legend_columns = max(1, int(width * LEGEND_CHARACTERS_PER_INCH / (longest + LEGEND_HANDLE)))
-        title = textwrap.wrap(shown(chart.title, MAX_TITLE), int(width * TITLE_CHARACTERS_PER_INCH))
         heights = [max(map(panel_height, chart.panels[row * columns : (row + 1) * columns])) for row in range(rows)]
-        around = 0.2 + 0.17 * len(title) + 0.17 * math.ceil(len(names) / legend_columns) + 0.13 * len(lines)
-        figure = Figure(figsize=(width, sum(heights) + around), layout="constrained")
+        figure = Figure(figsize=(width, sum(heights)), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(rows, columns, height_ratios=heights)
+        drawn = []
         for index, panel in enumerate(chart.panels):
             axes = figure.add_subplot(grid[divmod(index, columns)])
-            _draw_panel(axes, panel)
-            axes.set_title(
-                wrapped(panel.title, int(PANEL_TITLE_CHARACTERS * width / columns / PANEL_WIDTH)), loc="left"
-            )
+            texts = _draw_panel(axes, panel)
+            drawn.append(Drawn(axes, index // columns, shown(panel.title, MAX_TITLE), *texts))
+        lines = caption_lines(chart.caption, width)
         figure.supxlabel("\n".join(lines), fontsize=6.5, color="#444444", x=0.01, ha="left", linespacing=1.35)
-        _add_heading(figure, "\n".join(title), names, legend_columns)
+        title = textwrap.wrap(shown(chart.title, MAX_TITLE), int(width * TITLE_CHARACTERS_PER_INCH))
+        heading = _add_heading(figure, "\n".join(title), legend_names(chart), width)
+        figure.set_size_inches(width, sum(heights) + heading + CAPTION_LINE * len(lines))
+        fit(figure, drawn)
     return figure
 
 
@@ -115,14 +124,16 @@ def write_static(chart: Chart, path: Path) -> Path:
 
 def caption_lines(caption: Sequence[str], width: float) -> list[str]:
     """The caption in lines for a figure of this width in inches."""
-    return [line for text in caption for line in textwrap.wrap(shown(text, 600), int(width * CHARACTERS_PER_INCH))]
+    characters = int(width * CHARACTERS_PER_INCH)
+    return [line for text in caption for line in textwrap.wrap(shown(text, 600), characters, break_on_hyphens=False)]
 
 
 def panel_height(panel: Panel) -> float:
     """Height of a panel in inches, with its axis labels."""
     if isinstance(panel, Bars):
         bars = 1 if panel.stacked else len(panel.series)
-        return 0.75 + len(panel.categories) * (bars + 0.6) * ROW_HEIGHT
+        lines = max(wrapped(name, CATEGORY_CHARACTERS).count("\n") + 1 for name in panel.categories)
+        return 0.75 + len(panel.categories) * max((bars + 0.6) * ROW_HEIGHT, lines * CATEGORY_LINE)
     if isinstance(panel, Waterfall):
         return 0.75 + 0.26 * len(panel.bars())
     if isinstance(panel, HeatMap):
@@ -132,42 +143,55 @@ def panel_height(panel: Panel) -> float:
     return 2.4
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
+class Texts(NamedTuple):
+    """The texts of a panel that :func:`~lm_edit.figures.layout.fit` has to find room for, see there."""
+
+    numbers: Sequence[Text] = ()
+    movable: Sequence[Movable] = ()
+    obstacles: Sequence[Text] = ()
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> Texts:
     if isinstance(panel, Bars):
-        _draw_bars(axes, panel)
-    elif isinstance(panel, Waterfall):
-        _draw_waterfall(axes, panel)
-    elif isinstance(panel, Lines):
+        return Texts(numbers=_draw_bars(axes, panel))
+    if isinstance(panel, Waterfall):
+        return Texts(numbers=_draw_waterfall(axes, panel))
+    if isinstance(panel, Lines):
         _draw_lines(axes, panel)
     elif isinstance(panel, Points):
-        _draw_points(axes, panel)
+        return Texts(movable=_draw_points(axes, panel))
     elif isinstance(panel, HeatMap):
         _draw_heat_map(axes, panel)
     else:
-        _draw_network(axes, panel)
+        return _draw_network(axes, panel)
+    return Texts()
 
 
-def _draw_bars(axes: Axes, panel: Bars) -> None:
+def _draw_bars(axes: Axes, panel: Bars) -> list[Text]:
+    """Draw bars; return the numbers beyond their ends."""
     places = 1 if panel.stacked else len(panel.series)
     thickness = 0.8 / places
     starts = [0.0] * len(panel.categories)
     with_numbers = len(panel.categories) * places <= BARS_WITH_NUMBERS
+    numbers: list[Text] = []
     for place, series in enumerate(panel.series):
         offset = 0.0 if panel.stacked else (place - (places - 1) / 2) * thickness
         rows = [row + offset for row in range(len(panel.categories))]
         axes.barh(
             rows, series.values, height=thickness * 0.92, left=starts, color=color_of(series.color),
-            label=shown(series.name), xerr=_errors(series.values, series.low, series.high), error_kw=WHISKERS,
+            label=shown(series.name, MAX_TITLE), xerr=_errors(series.values, series.low, series.high),
+            error_kw=WHISKERS, edgecolor="white", linewidth=0.6 if panel.stacked else 0.0,
         )  # fmt: skip
         for row, value in enumerate(series.values):
             if math.isnan(value):
-                _write_gap(axes, rows[row], series.gaps[row] if series.gaps else UNSCORED)
+                numbers.append(_write_gap(axes, rows[row], series.gaps[row] if series.gaps else UNSCORED))
             elif panel.stacked and value >= NARROWEST_WITH_NUMBER:
                 middle, ink = starts[row] + value / 2, text_on(color_of(series.color))
                 axes.text(middle, rows[row], number(value), ha="center", va="center", fontsize=6, color=ink)
             elif with_numbers and not panel.stacked:
                 end = series.high[row] if series.high and value >= 0 else series.low[row] if series.low else value
-                _write_number(axes, number(value), value if math.isnan(end) else end, rows[row], leftward=value < 0)
+                end = value if math.isnan(end) else end
+                numbers.append(_write_number(axes, number(value), end, rows[row], leftward=value < 0))
         if panel.stacked:
             starts = [
                 start + (0.0 if math.isnan(value) else value)
@@ -175,17 +199,17 @@ def _draw_bars(axes: Axes, panel: Bars) -> None:
             ]
     _label_bars(axes, panel.categories, panel.value_label)
     if panel.limits:
-        axes.set_xlim(panel.limits[0], panel.limits[1] if panel.stacked else panel.limits[1] * ROOM_FOR_NUMBERS)
-    else:
-        axes.margins(x=ROOM_FOR_NUMBERS - 1)
+        axes.set_xlim(*panel.limits)
     _draw_references(axes.axvline, panel.references)
+    return [] if panel.stacked else numbers
 
 
-def _draw_waterfall(axes: Axes, panel: Waterfall) -> None:
-    bars, series = panel.bars(), panel.values
+def _draw_waterfall(axes: Axes, panel: Waterfall) -> list[Text]:
+    """Draw the steps; return the numbers beyond their ends."""
+    bars, series, numbers = panel.bars(), panel.values, []
     for row, (_, start, end) in enumerate(bars):
         if math.isnan(end - start):
-            _write_gap(axes, row, UNSCORED)
+            numbers.append(_write_gap(axes, row, UNSCORED))
             continue
         is_total = row in (0, len(bars) - 1)
         color = TOTAL if is_total else RISE if end >= start else FALL
@@ -193,11 +217,13 @@ def _draw_waterfall(axes: Axes, panel: Waterfall) -> None:
         interval = [[end - series.low[index]], [series.high[index] - end]] if series.low else None
         axes.barh([row], [end - start], height=0.7, left=[start], color=color, xerr=interval, error_kw=WHISKERS)
         right = max(start, end, series.high[index] if series.high else end)
-        _write_number(axes, number(end) if is_total else f"{end - start:+.2f}", right, row, leftward=False)
+        text = number(end) if is_total else f"{end - start:+.2f}"
+        numbers.append(_write_number(axes, text, right, row, leftward=False))
         if row < len(bars) - 1:
             axes.plot([end, end], [row - 0.35, row + 1.35], color=GRAY, linewidth=0.5, zorder=0)
     _label_bars(axes, [name for name, _, _ in bars], panel.value_label)
-    axes.set_xlim(panel.limits[0], panel.limits[1] * ROOM_FOR_NUMBERS)
+    axes.set_xlim(*panel.limits)
+    return numbers
 
 
 def _label_bars(axes: Axes, names: Sequence[str], value_label: str) -> None:
@@ -207,23 +233,23 @@ def _label_bars(axes: Axes, names: Sequence[str], value_label: str) -> None:
     axes.grid(axis="x", color="#dddddd", linewidth=0.5)
 
 
-def _write_number(axes: Axes, text: str, end: float, place: float, *, leftward: bool) -> None:
+def _write_number(axes: Axes, text: str, end: float, place: float, *, leftward: bool) -> Text:
     """Write a number beyond the end of a bar and its whisker."""
-    axes.annotate(
+    return axes.annotate(
         text, (end, place), xytext=(-2 if leftward else 2, 0), textcoords="offset points", va="center",
         ha="right" if leftward else "left", fontsize=5.5, color="#333333", annotation_clip=False,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8},
     )  # fmt: skip
 
 
-def _write_gap(axes: Axes, place: float, reason: str) -> None:
-    axes.text(0.0, place, f" {reason}", va="center", fontsize=5.5, color=GRAY, style="italic")
+def _write_gap(axes: Axes, place: float, reason: str) -> Text:
+    return axes.text(0.0, place, f" {reason}", va="center", fontsize=5.5, color=GRAY, style="italic")
 
 
 def _draw_references(draw_line: Callable[..., object], references: Sequence[Reference]) -> None:
     for reference in references:
-        color = GRAY if reference.color is None else color_of(reference.color)
-        draw_line(reference.value, color=color, linestyle="--", linewidth=1.0, label=shown(reference.name))
+        name = shown(reference.name, MAX_TITLE)
+        draw_line(reference.value, color=color_of(reference.color), linestyle="--", linewidth=1.0, label=name)
 
 
 def _errors(values: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]] | None:
@@ -240,8 +266,8 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     for series in panel.series:
         axes.errorbar(
             series.positions, series.values, yerr=_errors(series.values, series.low, series.high),
-            color=color_of(series.color), marker=MARKERS[series.style % len(MARKERS)][0],
-            linestyle=DASHES[series.style % len(DASHES)][0], label=shown(series.name), capsize=2, elinewidth=0.7,
+            color=color_of(series.color), marker=marker_of(series.style)[0], linestyle=dash_of(series.style)[0],
+            label=shown(series.name, MAX_TITLE), capsize=2, elinewidth=0.7,
             markeredgecolor="white", markeredgewidth=0.4,
         )  # fmt: skip
     _draw_references(axes.axhline, panel.references)
@@ -253,32 +279,40 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(lambda value, _: "")
+    elif not panel.whole_positions:
+        axes.locator_params(axis="x", nbins=4)  # small numbers are wide
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if panel.whole_positions and len(positions) <= 8:
-        axes.set_xticks(positions, [number(position) for position in positions])
+        axes.set_xticks(positions, [f"{position:g}" for position in positions])
         axes.minorticks_off()
     if panel.limits:
         margin = 0.04 * (panel.limits[1] - panel.limits[0])
         axes.set_ylim(panel.limits[0] - margin, panel.limits[1] + margin)
 
 
-def _draw_points(axes: Axes, panel: Points) -> None:
+def _draw_points(axes: Axes, panel: Points) -> list[Movable]:
+    """Draw points; return the names beside them."""
+    names: list[Movable] = []
     for series in panel.series:
         has_errors = bool(series.low or series.position_low)
-        marker = MARKERS[series.style % len(MARKERS)][0]
+        marker = marker_of(series.style)[0]
         if has_errors:
             axes.errorbar(
                 series.positions, series.values, yerr=_errors(series.values, series.low, series.high),
                 xerr=_errors(series.positions, series.position_low, series.position_high), linestyle="none",
                 color=color_of(series.color), elinewidth=0.6, capsize=1.5, zorder=2,
             )  # fmt: skip
-        size = 26 if panel.named else 9
+        size, alpha = (26, 1.0) if panel.named or has_errors else (9, 0.75)
         axes.scatter(
             series.positions, series.values, s=size, marker=marker, color=color_of(series.color), linewidths=0.3,
-            edgecolors="white", label=shown(series.name), zorder=3, alpha=1.0 if panel.named else 0.75,
+            edgecolors="white", label=shown(series.name, MAX_TITLE), zorder=3, alpha=alpha,
         )  # fmt: skip
         if panel.named:
             for x, y, text in zip(series.positions, series.values, series.texts, strict=True):
-                axes.annotate(shown(text), (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6)
+                place = NAME_PLACES[0].position
+                name = axes.annotate(shown(text), (x, y), xytext=place, textcoords="offset points", fontsize=6)
+                name.set_in_layout(False)
+                names.append(Movable(name, NAME_PLACES))
     axes.set_xlabel(shown(panel.position_label))
     axes.set_ylabel(shown(panel.value_label))
     if panel.axes:
@@ -287,6 +321,7 @@ def _draw_points(axes: Axes, panel: Points) -> None:
     else:
         axes.set_xticks([])
         axes.set_yticks([])
+    return names
 
 
 def _draw_heat_map(axes: Axes, panel: HeatMap) -> None:
@@ -305,12 +340,13 @@ def _draw_heat_map(axes: Axes, panel: HeatMap) -> None:
     axes.set_yticks(range(len(panel.rows)), [shown(name) for name in panel.rows])
     axes.set_xlabel(shown(panel.column_label))
     axes.set_ylabel(shown(panel.row_label))
-    axes.figure.colorbar(image, ax=axes)
+    # The aspect is the length of the bar by its width.
+    axes.figure.colorbar(image, ax=axes, label=shown(panel.value_label), aspect=8 * panel_height(panel))
 
 
-def _draw_network(axes: Axes, panel: Network) -> None:
+def _draw_network(axes: Axes, panel: Network) -> Texts:
     places = {node.name: (node.x, node.y) for node in panel.nodes}
-    boxes = {}
+    boxes, names, labels = {}, [], []
     for node in panel.nodes:
         text = axes.text(
             node.x, node.y, wrapped(node.name, 16), fontsize=6, ha="center", va="center", zorder=4,
@@ -319,6 +355,7 @@ def _draw_network(axes: Axes, panel: Network) -> None:
             },
         )  # fmt: skip
         boxes[node.name] = text.get_bbox_patch()
+        names.append(text)
     for edge in panel.edges:
         look = edge_look(panel, edge.kind)
         axes.annotate(
@@ -330,44 +367,56 @@ def _draw_network(axes: Axes, panel: Network) -> None:
             },
         )  # fmt: skip
         if edge.label:
-            x, y = _beside(places[edge.source], places[edge.target])
-            axes.text(
-                x, y, shown(edge.label, 28), fontsize=5, color=look.color, ha="center", va="center", zorder=3.5,
+            along = [Place(_on_edge(places[edge.source], places[edge.target], share)) for share in SHARES_OF_EDGE]
+            text = axes.text(
+                *along[0].position, shown(edge.label, 28), fontsize=5.5, color=look.ink, zorder=3.5,
                 bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
+            labels.append(Movable(text, along))
     for kind in dict.fromkeys(edge.kind for edge in panel.edges):
         look, name = edge_look(panel, kind), shown(panel.kinds[kind])
         axes.plot([], [], color=look.color, linestyle=look.dash[0], linewidth=look.width, label=name)
     axes.set_xlim(-0.08, 1.08)
     axes.set_ylim(-0.03, 1.03)
     axes.set_axis_off()
+    return Texts(movable=labels, obstacles=names)
 
 
-def _beside(start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
-    """A point of a bent edge, a quadratic Bezier curve, nearer to its source, so that labels of opposite edges part."""
+def _on_edge(start: tuple[float, float], end: tuple[float, float], share: float) -> tuple[float, float]:
+    """The point of a bent edge, a quadratic Bezier curve, at this share of its way."""
     (x0, y0), (x1, y1) = start, end
-    share = 0.36
     bend = 2 * share * (1 - share) * BEND
     return x0 + share * (x1 - x0) + bend * (y1 - y0), y0 + share * (y1 - y0) - bend * (x1 - x0)
 
 
-def _add_heading(figure: Figure, title: str, names: Sequence[str], columns: int) -> None:
-    """The title with the legend below it, above all panels."""
+def _add_heading(figure: Figure, title: str, names: Sequence[str], width: float) -> float:
+    """Add the title with the legend below it, above all panels; return their height in inches."""
+    from matplotlib.container import ErrorbarContainer
+
     entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
+            # Without the whiskers of a line, which would cross the samples of other lines.
+            entries.setdefault(label, handle[0] if isinstance(handle, ErrorbarContainer) else handle)
     drawn = [name for name in names if name in entries]
     if not drawn:
         figure.suptitle(title, fontsize=9, fontweight="bold", x=0.01, ha="left")
-        return
+        return HEADING_PAD + TITLE_HEIGHT * (title.count("\n") + 1)
+    texts = [wrapped(name, int(width * LEGEND_CHARACTERS_PER_INCH)) for name in drawn]
+    handles = [entries[name] for name in drawn]
+    measured = figure.legend(handles, texts)
+    beside = (COLUMN_SPACING + HANDLE_LENGTH + 0.8) * SETTINGS["legend.fontsize"] / 72
+    widths = [text.get_window_extent().width / figure.dpi + beside for text in measured.get_texts()]
+    measured.remove()
     # As the title of the legend: a title of the figure would be drawn over a legend outside of the panels.
-    figure.legend(
-        [entries[name] for name in drawn], drawn, loc="outside upper left", ncols=columns, columnspacing=1.2,
-        handlelength=2.2, title=title, title_fontproperties={"weight": "bold", "size": 9}, alignment="left",
+    legend = figure.legend(
+        handles, texts, title=title, title_fontproperties={"weight": "bold", "size": 9}, loc="outside upper left",
+        alignment="left", ncols=legend_columns(widths, width - HEADING_PAD), columnspacing=COLUMN_SPACING,
+        handlelength=HANDLE_LENGTH,
     )  # fmt: skip
+    return HEADING_PAD + legend.get_window_extent().height / figure.dpi
 
 
 def wrapped(text: str, width: int) -> str:
     """A text in lines of at most this many characters."""
-    return "\n".join(textwrap.wrap(shown(text, MAX_TITLE), width))
+    return "\n".join(textwrap.wrap(shown(text, MAX_TITLE), width, break_on_hyphens=False))

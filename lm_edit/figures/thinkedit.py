@@ -1,4 +1,4 @@
-"""What the figures of ThinkEdit share: the columns of KnowGIC under one protocol."""
+"""Shared by the figures of ThinkEdit: the columns of KnowGIC under one protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMAND = "lm_eval --model edited_hf --tasks knowgic --model_args editor=r_rome 
 
 
 def choose_protocol(rows: DataFrame, needs: Needs, options: Options, columns: tuple[str, ...]) -> tuple[str, list[str]]:
-    """The ending under which some row has each of the columns, and what a caption says about the choice.
+    """The ending under which some row has each of the columns, and sentences about the choice for the caption.
 
     Raises:
         EditingError: if no ending has them all; for an unknown ``--metric``.

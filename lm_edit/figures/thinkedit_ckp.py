@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from lm_edit.figures.charts import Bars, Chart
 from lm_edit.figures.select import (
     MISSING,
+    by_model,
     caption,
-    model_panels,
     require_edited,
     require_rows,
     run_cells,
-    run_labels,
     series_of,
     unedited_reference,
+    value_label,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_edit.figures.thinkedit import BY_METRIC, COMMAND, choose_protocol
@@ -31,21 +31,23 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     metric = f"ckp_{protocol}"
     chosen = require_rows(rows, NEEDS, [metric])
     require_edited(chosen, NEEDS)
-    values = {}
-    for model, group in model_panels(chosen).items():
-        labels = run_labels(group)
-        if labels:
-            values[model] = dict(zip(labels.values(), run_cells(group, list(labels), metric), strict=True))
+    values = {
+        model: dict(zip(labels.values(), run_cells(group, list(labels), metric), strict=True))
+        for model, group, labels in by_model(chosen)
+    }
     names = sorted({name for cells in values.values() for name in cells})
     series = [
         series_of(model, [cells.get(name, MISSING) for name in names], color=index)
         for index, (model, cells) in enumerate(values.items())
     ]
     panel = Bars(
-        title=next(iter(values)) if len(values) == 1 else "", categories=names, series=series, value_label="CKP",
+        title=next(iter(values)) if len(values) == 1 else "",
+        categories=names,
+        series=series,
+        value_label=value_label(chosen, metric, "CKP"),
         references=unedited_reference(chosen, metric),
-    )  # fmt: skip
-    note = "Higher is better: facts around the edited one keep their answers. The unedited model has 1 by definition."
+    )
+    note = "Facts around the edited one keep their answers where CKP is high. The unedited model has 1 by definition."
     title = "Connected knowledge preservation"
     return Chart(name=NEEDS.figure, title=title, panels=[panel], caption=caption(chosen, notes=[note, *notes]))
 

@@ -78,7 +78,8 @@ def draw(documents: Sequence[CaseDocument], names: Mapping[str, str], options: O
     edit = of_case[0].edits[0]
     notes.append(
         "A chain recovers the fact if the product of its answers' probabilities (per token) after the edit is at least "
-        f"{RECOVERED:g} of that before ({document.task}). Edges: probability before and after the edit."
+        f"{RECOVERED:g} of that before ({document.task}). Edges: probability before and after the edit; n = 1 case, "
+        "without intervals."
     )
     title = f"Chains from {edit['subject']} to {edit['target_true']}, edited to {edit['target_new']} (case {case})"
     return Chart(name=NEEDS.figure, title=title, panels=panels, caption=notes, columns=1)
@@ -157,7 +158,7 @@ def place_nodes(start: str, end: str, new: str, chains: Sequence[Sequence[str]])
             # Alternating, so that names of neighboring layers are not on one line.
             heights[name] = min(1.0, (index + 0.5) / len(layer) + (0.07 if rank % 2 else -0.07))
             # Oblique, so that edges inside of a layer and their labels are not on one line.
-            places[name] = (rank + 0.5 * ((index + 0.5) / len(layer) - 0.5)) / (len(layers) + 1)
+            places[name] = (rank + 0.8 * ((index + 0.5) / len(layer) - 0.5)) / (len(layers) + 1)
     nodes = [Node(name=start, x=0.0, y=0.5, role="start"), Node(name=end, x=1.0, y=0.5, role="end")]
     nodes.append(Node(name=new, x=0.0, y=heights[new]))
     return nodes + [Node(name=name, x=places[name], y=heights[name]) for name in sorted(places)]

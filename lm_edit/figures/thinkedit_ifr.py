@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Chart, Lines
 from lm_edit.figures.select import (
+    by_model,
     caption,
     cell,
-    model_panels,
     require_edited,
     require_rows,
-    run_labels,
+    run_looks,
     series_of,
     unedited_reference,
+    value_label,
+    without_values,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_edit.figures.thinkedit import BY_METRIC, COMMAND, choose_protocol
@@ -33,29 +35,30 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     present = set(rows["metric"])
     chosen = require_rows(rows, NEEDS, [metric for metric in metrics if metric in present])
     require_edited(chosen, NEEDS)
-    names = sorted({label for _, group in model_panels(chosen).items() for label in run_labels(group).values()})
-    panels = []
-    for model, group in model_panels(chosen).items():
+    models = by_model(chosen)
+    looks = run_looks(rows, models)
+    panels: list[Lines] = []
+    for model, group, labels in models:
         series = []
-        for run, label in run_labels(group).items():
+        for run, label in labels.items():
             own = group[group["run"] == run]
             cells = {
                 length: cell(own[own["metric"] == metric]) for metric, length in metrics.items() if metric in present
             }
-            index = names.index(label)
-            series.append(series_of(label, list(cells.values()), positions=list(cells), color=index, style=index))
-        if series:
-            panels.append(
-                Lines(
-                    title=model,
-                    series=series,
-                    position_label="steps of the chain",
-                    value_label="IFR",
-                    references=unedited_reference(rows[rows["model"] == model], f"ifr_{protocol}"),
-                    whole_positions=True,
-                )
+            look = looks[label]
+            series.append(series_of(label, list(cells.values()), positions=list(cells), color=look, style=look))
+        panels.append(
+            Lines(
+                title=model,
+                series=series,
+                position_label="steps of the chain",
+                value_label=value_label(group, group.iloc[0]["metric"], "IFR"),
+                references=unedited_reference(rows[rows["model"] == model], f"ifr_{protocol}"),
+                whole_positions=True,
             )
-    note = "Lower is better: the original fact is no longer deducible. The unedited model has 1 by definition."
+        )
+    note = "The original fact is no longer deducible where IFR is low. The unedited model has 1 by definition."
+    notes += without_values([one for panel in panels for one in panel.series])
     title = "Indirect fact recovery by length of the chain"
     return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=[note, *notes]))
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from lm_edit.figures.charts import Chart, Points, Series
 from lm_edit.figures.select import (
     UNEDITED,
+    by_model,
     caption,
     cell,
-    model_panels,
     require_edited,
     require_rows,
-    run_labels,
+    run_looks,
+    value_label,
+    without_values,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_edit.figures.thinkedit import BY_METRIC, COMMAND, choose_protocol
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 NEEDS = Needs("thinkedit_tradeoff", f"the columns ifr and ckp of a KnowGIC task ({BY_METRIC})", COMMAND)
 
-LAST = -1  # color and marker of the unedited model
+MAX_NAMED, LONGEST_NAME = 12, 24  # more points, or longer names in characters, have a legend
 
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
@@ -31,38 +33,36 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     ifr, ckp = f"ifr_{protocol}", f"ckp_{protocol}"
     chosen = require_rows(rows, NEEDS, [ifr, ckp])
     require_edited(chosen, NEEDS)
-    names = sorted({label for _, group in model_panels(chosen).items() for label in run_labels(group).values()})
-    panels = []
-    for model, group in model_panels(chosen).items():
-        labels = run_labels(group)
-        if not labels:
-            continue
+    models = by_model(chosen)
+    looks = run_looks(rows, models)
+    panels: list[Points] = []
+    for model, group, labels in models:
         own = group[group["editor"] == UNEDITED]
-        labels |= dict.fromkeys(own["run"], UNEDITED)
         points = [
-            _point(label, group[group["run"] == run], ifr, ckp, names.index(label) if label in names else LAST)
-            for run, label in labels.items()
+            _point(label, group[group["run"] == run], ifr, ckp, looks.get(label))
+            for run, label in (labels | dict.fromkeys(own["run"], UNEDITED)).items()
         ]
         panels.append(
             Points(
                 title=model,
                 series=points,
-                position_label="CKP (higher is better)",
-                value_label="IFR (lower is better)",
-                named=True,
+                position_label=value_label(group, ckp, "CKP"),
+                value_label=value_label(group, ifr, "IFR"),
+                named=len(looks) <= MAX_NAMED and max(map(len, looks)) <= LONGEST_NAME,
             )
         )
     note = "The lower right corner is best: the fact is not deducible, and its surroundings are kept."
+    notes += without_values([one for panel in panels for one in panel.series])
     title = "Indirect fact recovery against knowledge preservation"
     return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=[note, *notes]))
 
 
-def _point(label: str, rows: DataFrame, ifr: str, ckp: str, look: int) -> Series:
+def _point(label: str, rows: DataFrame, ifr: str, ckp: str, look: int | None) -> Series:
     vertical, horizontal = (cell(rows[rows["metric"] == metric]) for metric in (ifr, ckp))
     return Series(
         name=label, values=[vertical.value], positions=[horizontal.value], low=[vertical.low], high=[vertical.high],
         position_low=[horizontal.low], position_high=[horizontal.high], counts=[vertical.n], texts=[label],
-        color=look, style=look,
+        color=look, style=look or 0,
     )  # fmt: skip
 
 

@@ -10,10 +10,12 @@ from lm_edit.figures.select import (
     caption,
     edited,
     first_metric,
+    log_scale,
     require_comparable,
     run_cells,
     series_of,
     unedited_reference,
+    value_label,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
@@ -60,9 +62,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                 title=f"{editor}, {model}, {task}",
                 series=series,
                 position_label="number of edits",
-                value_label=metric,
+                value_label=value_label(group, metric),
                 references=unedited_reference(of_metric[of_metric["task"] == task], metric),
-                log_positions=min(counts) * 50 < max(counts),
+                log_positions=log_scale(counts),
                 whole_positions=True,
                 limits=SHARE,
             )

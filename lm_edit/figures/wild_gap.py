@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Bars, Chart, Reference
 from lm_edit.figures.select import (
+    by_model,
     caption,
     first_metric,
-    model_panels,
     require_edited,
     require_rows,
     run_cells,
-    run_labels,
     series_of,
     unedited_reference,
+    value_label,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
@@ -43,10 +43,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     require_edited(chosen, NEEDS)
     panels = []
     for benchmark, title in BENCHMARKS.items():
-        for model, group in model_panels(chosen[chosen["task"].isin(tasks[benchmark])]).items():
+        for model, group, labels in by_model(chosen[chosen["task"].isin(tasks[benchmark])]):
             if set(group["metric"]) != {SYNTHETIC, wild}:
                 continue
-            labels = run_labels(group)
             series = [
                 series_of("synthetic (teacher forcing)", run_cells(group, list(labels), SYNTHETIC), color=5),
                 series_of(
@@ -59,7 +58,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                     title=f"{title}, {model}",
                     categories=list(labels.values()),
                     series=series,
-                    value_label="reliability",
+                    value_label=value_label(group, wild, "reliability"),
                     references=references,
                     limits=SHARE,
                 )

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, Waterfall
 from lm_edit.figures.select import (
+    by_model,
     caption,
     cell,
-    edited,
-    model_panels,
     require_comparable,
     require_edited,
-    run_labels,
     series_of,
+    value_label,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
@@ -53,9 +52,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     require_comparable(chosen, NEEDS)
     require_edited(chosen, NEEDS)
     panels = []
-    for model, group in model_panels(chosen).items():
-        for run, label in run_labels(group).items():
-            own = edited(group)[edited(group)["run"] == run]
+    for model, group, labels in by_model(chosen):
+        for run, label in labels.items():
+            own = group[group["run"] == run]
             panels.append(_panel(f"{label}, {model}", own, metric, places))
     title = "From synthetic to WILD evaluation, module by module"
     note = (
@@ -87,7 +86,7 @@ def _panel(title: str, rows: DataFrame, metric: str, places: list[tuple[str, str
         steps=[name.format(metric=METRICS[metric]) for name in STEPS],
         values=series_of("reliability", cells),
         last="WILD",
-        value_label="reliability",
+        value_label=value_label(rows, places[-1][1], "reliability"),
         limits=SHARE,
     )
 

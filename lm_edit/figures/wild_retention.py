@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import SHARE, Chart, HeatMap
-from lm_edit.figures.select import caption, edited, first_metric, require_comparable, run_labels
+from lm_edit.figures.select import caption, edited, first_metric, require_comparable, run_labels, value_label
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
 if TYPE_CHECKING:
@@ -40,15 +40,16 @@ def draw(rows: DataFrame, retention: DataFrame, options: Options = DEFAULTS) -> 
             (retention["run"] == row["run"]) & (retention["task"] == row["task"]) & (retention["metric"] == metric)
         ]
         if not own.empty:
-            panels.append(_matrix(own, f"{labels[row['run']]}, {row['model']}, {row['task']}", row["is_rate"]))
+            title = f"{labels[row['run']]}, {row['model']}, {row['task']}"
+            panels.append(_matrix(own, title, row["is_rate"], value_label(chosen, metric)))
     if not panels:
         raise NEEDS.missing(f"no run has {metric}@retention")
-    note = "A row is the model after that step, a column the cases edited in that step."
+    note = "A row is the model after that step, a column the cases edited in that step; without intervals."
     sentences = caption(chosen, unedited=False, whiskers=False, notes=[*notes, note])
     return Chart(name=NEEDS.figure, title="Earlier edits after later ones", panels=panels, caption=sentences)
 
 
-def _matrix(rows: DataFrame, title: str, is_rate: bool) -> HeatMap:
+def _matrix(rows: DataFrame, title: str, is_rate: bool, label: str) -> HeatMap:
     steps = sorted(set(map(int, rows["step"])))
     values = {(int(row["step"]), int(row["edited_at"])): float(row["value"]) for _, row in rows.iterrows()}
     matrix = [[values.get((step, column), math.nan) for column in steps if column <= step] for step in steps]
@@ -60,6 +61,7 @@ def _matrix(rows: DataFrame, title: str, is_rate: bool) -> HeatMap:
         values=matrix,
         row_label="after step",
         column_label="edited in step",
+        value_label=label,
         limits=SHARE if is_rate or not finite else (min(0.0, *finite), max(finite)),
         annotated=len(steps) <= 12,
     )

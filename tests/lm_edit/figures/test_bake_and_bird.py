@@ -77,15 +77,15 @@ class TestLogProbabilities:
 
 class TestContext:
     def rows(self):
-        for icl, value in (("no", 0.25), ("ike", 0.75)):
-            yield row("rome", "bake_rq", "rqs_prob", value, icl=icl)
-            yield row("rome", "bake_es", "es_prob", 1.0, icl=icl)
+        for editor, icl, value in (("rome", "no", 0.25), ("rome+ike", "yes", 0.75)):
+            yield row(editor, "bake_rq", "rqs_prob", value, icl=icl)
+            yield row(editor, "bake_es", "es_prob", 1.0, icl=icl)
         yield row("ike", "bake_rq", "rqs_prob", 0.5)
         yield row("ike", "bake_es", "es_prob", 0.9)
 
     def test_two_bars_per_editor(self):
         chart = bake_icl.draw(frame(*self.rows()))
-        assert [panel.value_label for panel in chart.panels] == ["es_prob", "rqs_prob"]
+        assert [panel.title for panel in chart.panels] == ["ES, the edit itself", "RQS, reverse questions"]
         assert categories(chart, 1) == ["ike", "rome"]
         assert bars(chart, 1) == [(0, 0.5), (0, 0.25), (0, 0.75)]  # ike and rome without, rome with context
         assert "not run" in texts(chart, 1)  # ike with a context: not a score of 0, and not unscored
@@ -97,7 +97,9 @@ class TestContext:
 
     def test_two_runs_of_one_kind_are_not_chosen_from(self):
         twice = row("rome", "bake_rq", "rqs_prob", 0.3, settings="ffff0000")
-        with pytest.raises(EditingError, match=r"2 runs of rome have the same context.*--only settings="):
+        with pytest.raises(
+            EditingError, match=r"2 runs of rome without icl=true are given; choose with --only settings="
+        ):
             bake_icl.draw(frame(*self.rows(), twice))
 
 

@@ -25,7 +25,7 @@ from lm_edit.figures.tables import Table, as_csv, as_markdown
 from lm_eval_tasks.common.benchmark import find_benchmark
 
 HOSTILE = "<img src=x onerror=alert(1)> $x^$ \x1b[31m </script>"
-has_matplotlib = pytest.mark.skipif(not pytest.importorskip("matplotlib"), reason="the report extra is not installed")
+pytest.importorskip("matplotlib", reason="the report extra is not installed")
 
 
 def chart(name="rome"):
@@ -85,7 +85,7 @@ def test_labels_name_what_differs():
 
 def test_numbers_and_inks():
     assert [number(value) for value in (0.0, 1.0, 0.456, 0.00123, 100.0, math.nan)] == [
-        "0.00", "1", "0.46", "0.0012", "100", "unscored",
+        "0.00", "1.00", "0.46", "0.0012", "100", "unscored",
     ]  # fmt: skip
     assert (text_on("#0072B2"), text_on("#E69F00")) == ("white", "black")
 

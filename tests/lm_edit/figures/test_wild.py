@@ -95,7 +95,7 @@ class TestGrid:
         chart = wild_grid.draw(frame(*self.rows()))
         # start and change: 1.0 from 0, then -0.1, -0.3, -0.1, -0.3, and 0.2 from 0
         assert bars(chart) == [(0, 1.0), (1.0, -0.1), (0.9, -0.3), (0.6, -0.1), (0.5, -0.3), (0, 0.2)]
-        assert texts(chart) == ["1", "-0.10", "-0.30", "-0.10", "-0.30", "0.20"]
+        assert texts(chart) == ["1.00", "-0.10", "-0.30", "-0.10", "-0.30", "0.20"]
 
     def test_unscored_steps_leave_gaps(self):
         chart = wild_grid.draw(frame(*self.rows((1.0, 0.9, math.nan, 0.5, 0.2))))

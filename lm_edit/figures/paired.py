@@ -1,0 +1,101 @@
+"""Editors with and without an addition: a panel per column, two bars per editor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.charts import SHARE, Bars, Chart
+from lm_edit.figures.select import (
+    MISSING,
+    Cell,
+    caption,
+    cell,
+    require_edited,
+    require_rows,
+    series_of,
+    unedited_reference,
+    value_label,
+    without_context,
+)
+from lm_edit.figures.spec import Needs
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+WITH, WITHOUT = 0, 1  # colors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A figure of this kind.
+
+    Attributes:
+        columns: column -> its tasks and the title of its panel.
+        setting: the addition, as a user sets it.
+        is_added: returns for each row whether its run has the addition.
+        with_name, without_name: names in the legend.
+        only_pairs: leave out editors that have runs of one kind only.
+    """
+
+    needs: Needs
+    title: str
+    columns: Mapping[str, tuple[Sequence[str], str]]
+    setting: str
+    is_added: Callable[[DataFrame], Sequence[bool]]
+    with_name: str
+    without_name: str
+    only_pairs: bool
+
+
+def draw_pairs(rows: DataFrame, figure: Comparison) -> Chart:
+    """Draw the figure; the caption names the editors that have runs of one kind only."""
+    needs = figure.needs
+    of_tasks = rows[rows["task"].isin([task for tasks, _ in figure.columns.values() for task in tasks])]
+    present = [metric for metric in figure.columns if metric in set(of_tasks["metric"])]
+    if not present:
+        raise needs.missing(f"no run has a column {' or '.join(figure.columns)}")
+    chosen = require_rows(of_tasks, needs, present)
+    if chosen["model"].nunique() > 1:
+        raise needs.missing(f"runs of several models are given; choose with --only model={chosen.iloc[0]['model']}")
+    edited = require_edited(chosen, needs)
+    names = [without_context(*pair) for pair in zip(edited["editor"], edited["icl"], strict=True)]
+    runs = edited.assign(added=figure.is_added(edited), editor=names)
+    editors = sorted(set(runs["editor"]))
+    both = [name for name in editors if runs[runs["editor"] == name]["added"].nunique() == 2]
+    if not both:
+        raise needs.missing(f"no editor has runs with and without {figure.setting} (editors: {', '.join(editors)})")
+    drawn = both if figure.only_pairs else editors
+
+    def cells(metric: str, added: bool) -> list[Cell]:
+        of_kind = runs[(runs["metric"] == metric) & (runs["added"] == added)]
+        return [_one(of_kind[of_kind["editor"] == editor], figure, editor, added) for editor in drawn]
+
+    panels = [
+        Bars(
+            title=figure.columns[metric][1],
+            categories=drawn,
+            series=[
+                series_of(figure.without_name, cells(metric, False), color=WITHOUT),
+                series_of(figure.with_name, cells(metric, True), color=WITH),
+            ],
+            value_label=value_label(chosen, metric),
+            references=unedited_reference(chosen, metric),
+            limits=SHARE,
+        )
+        for metric in present
+    ]
+    alone = [name for name in editors if name not in both]
+    only = "Not drawn, run" if figure.only_pairs else "Run"
+    notes = [f"{only} in one way only: {', '.join(alone)}."] if alone else []
+    return Chart(name=needs.figure, title=figure.title, panels=panels, caption=caption(chosen, notes=notes))
+
+
+def _one(rows: DataFrame, figure: Comparison, editor: str, added: bool) -> Cell:
+    if len(rows) > 1:
+        raise figure.needs.missing(
+            f"{len(rows)} runs of {editor} {'with' if added else 'without'} {figure.setting} are given; choose with "
+            f"--only settings={rows.iloc[0]['settings']} or --only mode={rows.iloc[0]['mode']}"
+        )
+    return MISSING if rows.empty else cell(rows)
