@@ -1,7 +1,11 @@
-"""Shared fixtures: tiny models and tokenizers, golden models, one thread per process so that runs repeat."""
+"""Shared fixtures: tiny models and tokenizers, golden models, one thread per process so that runs repeat.
+
+The controlling process of pytest-xdist loads this file, too, and runs no test: heavy imports are inside the fixtures.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -11,16 +15,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from golden_models import unpack_golden_model
 from hypothesis import HealthCheck, settings
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from edit_hooks.contract.tiny_models import build_model, build_tokenizer, save_tiny
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-torch.set_num_threads(1)
+gc.disable()  # until the tests are collected, see below
 settings.register_profile(
     "quick",
     deadline=None,
@@ -31,29 +35,49 @@ settings.register_profile(
 settings.load_profile("quick")
 
 
+def pytest_collection_finish() -> None:
+    """The million objects of imported libraries live as long as the process: the garbage collector skips them."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_report_on_the_machine() -> Iterator[None]:
-    """lm-eval describes the machine after every run by starting a dozen programs (seconds each time); not here."""
+    """lm-eval describes machine and folder after every run by starting a dozen programs and git; not here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)
+        patch.setattr("lm_eval.evaluator.get_git_commit_hash", lambda: None)
         yield
 
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Callable[..., PreTrainedModel]:
     """`tiny_model("gpt2", dtype=...)`: a cached tiny model; leave it as found (the contract tests check editors do)."""
+    from edit_hooks.contract.tiny_models import build_model
+
     return functools.cache(build_model)
 
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Callable[[str], PreTrainedTokenizerFast]:
     """`tiny_tokenizer("byte_bpe")`: a cached tokenizer of one of `TOKENIZER_KINDS`."""
+    from edit_hooks.contract.tiny_models import build_tokenizer
+
     return functools.cache(build_tokenizer)
 
 
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny_path("llama", "metaspace_bos", torch.bfloat16)`: folder of a saved tiny model, to test `pretrained=`."""
+    from edit_hooks.contract.tiny_models import save_tiny
+
     root = tmp_path_factory.mktemp("tiny")
     return functools.cache(functools.partial(save_tiny, root))
 
@@ -61,6 +85,8 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def golden_model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`golden_model_path("tiny-gpt2")`: folder of a model that the golden numbers were made with."""
+    from golden_models import unpack_golden_model
+
     root = tmp_path_factory.mktemp("golden")
     return functools.cache(lambda name: unpack_golden_model(name, root))
 
@@ -70,6 +96,8 @@ def golden_model(
     golden_model_path: Callable[[str], Path],
 ) -> Callable[..., tuple[PreTrainedModel, PreTrainedTokenizerFast]]:
     """`golden_model("tiny-llama", torch.float64)` -> (model, tokenizer), cached."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     @functools.cache
     def load(name: str, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:

@@ -36,7 +36,9 @@ def test_the_workflow_covers_the_supported_versions() -> None:
     prefix = "Programming Language :: Python :: "
     named = [text.removeprefix(prefix) for text in PROJECT["project"]["classifiers"] if text.startswith(prefix)]
     assert named == pythons
-    oldest, newest = re.fullmatch(r">=([\d.]+),(<[\d.]+)", lm_eval_bound()).groups()  # type: ignore[union-attr]
+    bounds = re.fullmatch(r">=([\d.]+),(<[\d.]+)", lm_eval_bound())
+    assert bounds
+    oldest, newest = bounds.groups()
     assert WORKFLOW["jobs"]["lm-eval"]["strategy"]["matrix"]["lm-eval"] == [f"=={oldest}", newest]
     assert newest == "<0.5"
 

@@ -152,7 +152,7 @@ def test_stock_tasks_keep_the_tokens_of_lm_eval(model_path: str, monkeypatch: py
     context, continuation = "Water boils at\n", "zero"
     (delta,) = lm.editor.edit(lm.model, lm.tokenizer, [request])
     seen: list[Any] = []
-    monkeypatch.setattr(lm, "_score_jobs", lambda jobs: [seen.append(jobs) or _nothing(item) for item, _ in jobs])
+    monkeypatch.setattr(lm.engine, "score", lambda jobs: [seen.append(jobs) or _nothing(item) for item, _ in jobs])
     lm._stock_edit = delta
     tokens = lm._encode_pair(context, continuation)
     assert "\n" in lm.tok_decode(tokens[1])

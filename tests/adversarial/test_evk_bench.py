@@ -137,6 +137,23 @@ def test_a_hand_made_edit_has_the_stability_worked_out_by_hand_in_float64(model_
     assert first_text["evk_ts"] == pytest.approx(by_hand[3], abs=1e-12) and max(by_hand) < 0.999
 
 
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_relative_noise_is_that_of_the_unedited_embeddings_whatever_an_edit_changes(
+    model_path: str, tmp_path: Path, engine: str
+) -> None:
+    """A saved edit that makes the embeddings three times as large: the noise of both models is the absolute one."""
+    lm = build(model_path, mode="none", editor_args=None)
+    embeddings = lm.model.get_input_embeddings()
+    name = next(name for name, module in lm.model.named_modules() if module is embeddings)
+    weight = embeddings.weight.detach()
+    assert float(embeddings(torch.arange(len(weight))).detach().std()) == pytest.approx(float(weight.std()), rel=1e-5)
+    Delta(dense={f"{name}.weight": 2 * weight.clone()}, meta={"editor": "hand"}).save(tmp_path / "edit")
+    edited = build(model_path, load_edit=str(tmp_path / "edit"), editor_args=None, engine=engine)
+    absolute = scores(evaluate(edited, [ES], load_edit="given", evk_noise=0.5 * float(weight.std())))
+    relative = scores(evaluate(edited, [ES], load_edit="given", evk_relative_noise=0.5))
+    assert relative == pytest.approx(absolute, abs=1e-6) and relative["evk_es"] < 0.999
+
+
 # ------------------------------------------------------------------ modes and engines
 
 

@@ -245,6 +245,39 @@ def test_an_unfinished_thought_is_unscored(thinker: Callable[..., EditedHFLM], e
         assert "thought has no end" in str(evaluate(lambda measure=measure: measure(answer)).reason)
 
 
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_thought_has_a_budget_beside_that_of_the_answer(thinker: Callable[..., EditedHFLM], engine: str) -> None:
+    """The answer to "of" has a thought of three tokens, then "A!" and so on, of which the task allows one."""
+
+    def answer(budget: int | None, length: int = 1) -> GeneratedText:
+        lm = thinker(FINISHED, think_end_token="#", engine=engine, max_thought_tokens=budget)
+        request = instance(case(), PROMPT, {**UNTIL, "max_gen_toks": length}, "generate_until")
+        (found,) = lm.generate_until([request])
+        assert isinstance(found.final, GeneratedText)
+        return found.final
+
+    assert answer(None).unfinished  # thought and answer share one token
+    assert answer(2).unfinished
+    finished = answer(3)
+    assert (finished.raw, finished.thought, finished.stop) == ("A", "?\n#", "length")
+    assert answer(64, 2).until(UNTIL["until"]).text == "A"
+    assert not thinker(FINISHED, think_end_token="#", max_thought_tokens=3).items.generate_item("<think># ", {}).cut
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_thought_tokens": 9}, "give that, too"),
+        ({"max_thought_tokens": 0, "think_end_token": "#"}, "max_thought_tokens"),
+    ],
+)
+def test_a_budget_for_thoughts_without_sense_is_refused(
+    thinker: Callable[..., EditedHFLM], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EditingError, match=message):
+        thinker(FINISHED, **options)
+
+
 def test_a_prompt_that_ends_the_thought_is_answered_at_once(thinker: Callable[..., EditedHFLM]) -> None:
     """Chat templates with enable_thinking=false write an empty thought into the prompt."""
     lm = thinker(FINISHED, think_end_token="#")

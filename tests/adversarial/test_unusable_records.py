@@ -145,6 +145,40 @@ def test_a_failure_in_a_batch_is_retried_one_by_one(
     assert order == sorted(order)
 
 
+class PickyByName(FTM):
+    """Names the requests that it cannot use, so that the others need no batch of their own each."""
+
+    name = "picky_by_name"
+    calls: ClassVar[list[int]] = []
+
+    def compute(self, job: Any) -> list[Delta]:
+        type(self).calls.append(len(job.requests))
+        reasons = {
+            request.key: "no table for this target"
+            for request in job.requests
+            if request.target_new == "The Amber Stair"
+        }
+        if reasons:
+            raise UnusableRequestError("no table for this target", reasons)
+        return super().compute(job)
+
+
+@pytest.mark.parametrize("mode", ["single", "batch"])
+def test_requests_that_an_error_names_are_left_out_of_the_batch(
+    mode: str, tiny_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    PickyByName.calls = []
+    data = str(write_jsonl(tmp_path / "records.jsonl", spoiled()))
+    options = {"edits": "bake", "mode": mode} if mode == "batch" else {}
+    lm = build(
+        str(tiny_path("gpt2")), editor=f"{__name__}:PickyByName", data=data, editor_args={"num_steps": 1}, **options
+    )
+    row = metrics_of(run(lm, ["bake_es"], data, {"generate": False, "mode": mode}), "bake_es")
+    assert (row["es_prob_n"], row["unscored"]) == (3, 1)
+    assert json.loads(row["unscored_reason"]) == {"edit failed: no table for this target": 1}
+    assert PickyByName.calls == [4, 3]
+
+
 @pytest.mark.parametrize("size", [{"mode": "batch"}, {"mode": "batch", "group_size": 2}], ids=str)
 def test_a_failure_in_a_joint_edit_leaves_the_rest_of_the_group(
     size: dict[str, Any], tiny_path: Callable[..., Path], tmp_path: Path
@@ -200,6 +234,23 @@ def test_editors_name_the_request_that_they_cannot_use(
     assert list(editor.find_unusable(tiny_tokenizer("byte_bpe"), [good, bad], 64)) == [bad.key]
     with pytest.raises(UnusableRequestError, match=reason):
         editor.edit(tiny_model("gpt2"), tiny_tokenizer("byte_bpe"), [good, bad])
+
+
+@pytest.mark.parametrize(
+    ("editor", "settings", "prompt", "reason"),
+    [
+        ("kn", {"layers": [1]}, "{} lies in", "no 'target_true'"),
+        ("rome", {**FAST, "evk_align": True, "evk_drifts": ["relation"]}, "{}", "no token for evk_drifts"),
+    ],
+    ids=["kn", "evk_align"],
+)
+def test_what_an_editor_finds_out_while_it_works_is_a_fault_of_the_request_too(
+    editor: str, settings: dict[str, Any], prompt: str, reason: str, tiny_model: Any, tiny_tokenizer: Any
+) -> None:
+    """Any other error in the first step of a stream ends the run."""
+    bad = EditRequest(prompt=prompt, subject="Velm", target_new="Karsk")
+    with pytest.raises(UnusableRequestError, match=reason):
+        load_editor(editor, settings).edit(tiny_model("gpt2"), tiny_tokenizer("byte_bpe"), [bad])
 
 
 def test_saved_edits_list_the_requests_that_they_write(tiny_path: Callable[..., Path], tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ def _no_weights(monkeypatch: pytest.MonkeyPatch, work: Path) -> Iterator[None]:
     monkeypatch.setattr(
         "lm_eval.models.huggingface.HFLM._create_model", lambda *_args, **_kwargs: pytest.fail("weights are loaded")
     )
-    monkeypatch.setattr("lm_eval.evaluator.get_git_commit_hash", lambda: None)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("LM_EDIT_CACHE", str(work / "cache"))
     monkeypatch.chdir(work)

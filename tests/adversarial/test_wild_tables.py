@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 from lm_runs import build, run
@@ -100,16 +101,16 @@ def results(model_path: str) -> dict[str, Any]:
     """The grid and the tasks with the same questions in one run, and the number of generations that it took."""
     lm = build(model_path)
     jobs: list[Any] = []
-    generate = lm._generate_jobs
+    generate = lm.engine.generate
 
     def counted(asked: Any) -> Any:
         jobs.extend(asked)
         return generate(asked)
 
-    lm._generate_jobs = counted  # type: ignore[method-assign]
     settings = {"population": "wrong_em"}
     tasks = ["wild_grid", "qaedit_syn_reliability", "qaedit_wild_reliability"]
-    found = run(lm, tasks, data="qaedit.jsonl", settings=settings, limit=3)
+    with mock.patch.object(lm.engine, "generate", counted):
+        found = run(lm, tasks, data="qaedit.jsonl", settings=settings, limit=3)
     return {"num_jobs": len(jobs), **{task: found["samples"][task] for task in found["samples"]}, "all": found}
 
 

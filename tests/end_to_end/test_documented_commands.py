@@ -46,7 +46,7 @@ def commands(program: str) -> list[str]:
     for path in FILES:
         for language, block in FENCED.findall(path.read_text(encoding="utf-8")):
             lines = block.replace("\\\n", " ").splitlines() if language in ("", "bash") else []
-            found += [line.split("   #")[0].strip() for line in lines if line.startswith(f"{program} ")]
+            found += [line.split(" #")[0].strip() for line in lines if line.startswith(f"{program} ")]
     return sorted(set(found))
 
 

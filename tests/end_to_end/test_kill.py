@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -32,9 +33,10 @@ class Forge:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join([str(HELPERS), str(ROOT)])
         command = [sys.executable, __file__]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True}
         self.log = log
-        self.parent = subprocess.Popen(command, env=environment, **pipes)  # type: ignore[call-overload]
+        self.parent = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True
+        )
 
     def start(self, folder: Path, model_args: str) -> int:
         """Begin a run; returns its process id."""
@@ -61,9 +63,9 @@ class Forge:
 
 def serve() -> None:
     """Loop of the parent: fork a child per line, print its process id, then its exit status."""
+    import lm_eval.evaluator
     from saved_results import evaluate_here
 
-    import edit_hooks.lm.model  # noqa: F401  # nothing is left to import after the fork
     from edit_hooks.base.registry import editor_class
     from edit_hooks.lm.model import ANSWERING_MODULES
     from edit_hooks.utils.hashing import code_fingerprint
@@ -71,6 +73,11 @@ def serve() -> None:
     # Cached for all children, so that a source file that changes during the test does not change the keys.
     code_fingerprint(editor_class("r_rome").__module__)
     code_fingerprint(*ANSWERING_MODULES)
+    lm_eval.evaluator.add_env_info = lambda storage: None  # a dozen programs describe the machine after every run
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        # lm-eval imports as it goes: a run without edits leaves nothing to import after the fork.
+        model = save_tiny(Path(folder), "llama")
+        evaluate_here(Path(folder) / "out", f"pretrained={model},mode=none", ["bake_ls"], BAKE, limit=1)
 
     for line in sys.stdin:
         order = json.loads(line)

@@ -1,7 +1,11 @@
-"""Two processes of the real command give the results of one: single edits, a stream, more ranks than documents."""
+"""Two processes of the real command give the results of one: single edits, a stream, more ranks than documents.
+
+The commands run one after another in one pair of processes, which takes most of its time to start.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import socket
@@ -10,6 +14,7 @@ import sys
 from typing import NamedTuple
 
 import pytest
+from lm_runs import SHORT
 from ordinary_tasks import write_tasks
 from paths import HELPERS, RECORDS, ROOT
 from saved_results import differences, evaluate_here, read_results
@@ -68,15 +73,21 @@ def one_process(settings, name):
     return read_results(folder)
 
 
-def two_processes(settings, name):
-    """Run the real command; return the results and the log."""
-    folder, arguments = folder_and_arguments(settings, name, 2)
+def two_processes(settings, names):
+    """Run the real command for each name; return the results and the log of each."""
+    folders, words = [], []
+    for name in names:
+        folder, arguments = folder_and_arguments(settings, name, 2)
+        folders.append(folder)
+        words += [
+            *["then", "--model", "edited_hf", "--model_args", arguments, "--tasks", ",".join(RUNS[name].tasks)],
+            *["--limit", str(RUNS[name].limit), "--device", "cpu", "--log_samples", "--output_path", str(folder)],
+            *["--include_path", str(settings[0] / "tasks"), "--metadata", f"data={BAKE}"],
+            *["--gen_kwargs", ",".join(f"{key}={value}" for key, value in SHORT.items())],
+        ]
     command = [
         *[sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"],
-        *["--main_process_port", _free_port(), COMMAND, "--model", "edited_hf", "--model_args", arguments],
-        *["--tasks", ",".join(RUNS[name].tasks), "--limit", str(RUNS[name].limit), "--device", "cpu", "--log_samples"],
-        *["--include_path", str(settings[0] / "tasks"), "--output_path", str(folder)],
-        *["--metadata", f"data={BAKE}"],
+        *["--main_process_port", _free_port(), COMMAND, *words],
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment["PYTHONPATH"] = str(ROOT)
@@ -84,7 +95,8 @@ def two_processes(settings, name):
     if done.returncode and re.search(r"(?i)address|rendezvous|gloo", done.stderr) and "EditingError" not in done.stderr:
         pytest.skip(f"processes cannot connect on this machine: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr[-3000:]
-    return read_results(folder), done.stderr
+    _, *logs = re.split(r"^then$", done.stderr, flags=re.MULTILINE)
+    return {name: (read_results(folder), log) for name, folder, log in zip(names, folders, logs, strict=True)}
 
 
 def _free_port():
@@ -93,12 +105,19 @@ def _free_port():
         return str(server.getsockname()[1])
 
 
-@pytest.mark.parametrize(
-    "name", ["single", "empty_rank", "compared", pytest.param("same_stream", marks=pytest.mark.slow)], ids=str
-)
-def test_two_processes_give_the_results_of_one(settings, name):
+TOGETHER = ("single", "empty_rank", "compared")
+
+
+@pytest.fixture(scope="module")
+def launched(settings):
+    """`launched(names)`: results and logs of two processes that run these commands; made once."""
+    return functools.cache(functools.partial(two_processes, settings))
+
+
+@pytest.mark.parametrize("name", [*TOGETHER, pytest.param("same_stream", marks=pytest.mark.slow)], ids=str)
+def test_two_processes_give_the_results_of_one(settings, launched, name):
     one = one_process(settings, name)
-    two, log = two_processes(settings, name)
+    two, log = launched(TOGETHER if name in TOGETHER else (name,))[name]
     assert two["config"]["edited_hf"]["num_processes"] == 2 and one["config"]["edited_hf"]["num_processes"] == 1
     for part in ("results", "counts", "samples"):
         assert not differences(one[part], two[part], TOLERANCE)[:5]

@@ -47,6 +47,11 @@ results = {
     "total_evaluation_time_seconds": "6.0",
     "date": 1.7e9,
 }
+if args.get("editor") in os.environ.get("FAKE_REFUSING", "").split(","):
+    for task in tasks[: int(os.environ.get("FAKE_REFUSED_TASKS", "9"))]:
+        reasons = {"the edit has no relation id": 2, "other": 1}
+        results["results"][task] |= {"es_prob,none": None, "es_prob_n,none": 0, "es_prob_failed,none": 2}
+        results["results"][task] |= {"unscored,none": 2, "unscored_reason,none": json.dumps(reasons)}
 for task in tasks:
     results["results"][task]["edit,none"] = json.dumps({"edits": 2, "failed": 0, "seconds_per_edit": 1.5})
 (folder / "results_2026-01-01T00-00-00.000000.json").write_text(json.dumps(results))
@@ -62,9 +67,10 @@ def install(folder: Path) -> dict[str, str]:
     """Write the package; return the variables under which ``python -m lm_eval`` is this one."""
     package = folder / "lm_eval"
     package.mkdir(parents=True)
-    real = Path(str(importlib.util.find_spec("lm_eval").origin)).parent  # type: ignore[union-attr]
+    real = importlib.util.find_spec("lm_eval")
+    assert real and real.origin
     # All but the command is the real package, which workers of clusters import.
-    (package / "__init__.py").write_text(f"__path__.append({str(real)!r})\n", encoding="utf-8")
+    (package / "__init__.py").write_text(f"__path__.append({str(Path(real.origin).parent)!r})\n", encoding="utf-8")
     (package / "__main__.py").write_text(MAIN, encoding="utf-8")
     return {"FAKE_LOG": str(folder / "executions.jsonl")}
 

@@ -18,6 +18,8 @@ from edit_hooks.lm.model import EditedHFLM
 
 FAST = {"context_templates": ["{}", "Then they said. {}"], "num_steps": 6}
 BAKE = ["bake_es", "bake_ls", "bake_rq"]
+# Random models hardly ever write a stop, and twelve tokens of an answer differ where fifty do.
+SHORT = {"max_gen_toks": 12}
 
 
 def build(model_path, tmp_path=None, **options):
@@ -29,7 +31,8 @@ def build(model_path, tmp_path=None, **options):
 
 def run(lm, tasks, data="bake_qa.jsonl", settings=None, **options):
     manager = task_manager({"data": str(RECORDS / data), **(settings or {})})
-    return lm_eval.simple_evaluate(model=lm, tasks=tasks, task_manager=manager, bootstrap_iters=0, **options)
+    options = {"gen_kwargs": dict(SHORT), "bootstrap_iters": 0, **options}
+    return lm_eval.simple_evaluate(model=lm, tasks=tasks, task_manager=manager, **options)
 
 
 def seed_as_lm_eval_does():

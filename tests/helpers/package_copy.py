@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from paths import ROOT
@@ -14,9 +15,9 @@ PACKAGES = ("edit_hooks", "judges", "lm_eval_tasks", "lm_edit")
 
 
 def copy_packages(folder: Path) -> Path:
-    """Copy the four packages into a folder."""
+    """Copy the four packages into a folder, byte code included: only changed files are compiled again."""
     for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, folder / package)
     return folder
 
 
@@ -38,3 +39,10 @@ def run_python(*words: str, path: Path, folder: Path | None = None) -> subproces
 def lm_edit(*words: str, path: Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the ``lm-edit`` command, see :func:`run_python`."""
     return run_python("-m", "lm_edit.cli.main", *words, path=path, folder=folder)
+
+
+def check_editors(*calls: Sequence[str], path: Path, then: str = "") -> subprocess.CompletedProcess[str]:
+    """Run ``lm-edit check-editor`` once per list of words and then some code, all in one process, up to a failure."""
+    code = f"import sys\nfrom lm_edit.cli.main import main\nfor words in {[list(words) for words in calls]!r}:\n"
+    code += f"    if main(['check-editor', *words]):\n        sys.exit(1)\n{then}"
+    return run_python("-c", code, path=path)

@@ -12,6 +12,7 @@ import lm_eval
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import simple_parse_args_string
+from lm_runs import SHORT
 from task_managers import FOLDER, task_manager
 
 import lm_eval_editing_autoload  # noqa: F401  # makes the model known
@@ -43,7 +44,7 @@ def evaluate_here(
         device="cpu",
         task_manager=manager,
         evaluation_tracker=tracker,
-        **{"bootstrap_iters": 0, **options},
+        **{"gen_kwargs": dict(SHORT), "bootstrap_iters": 0, **options},
     )
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)

@@ -48,6 +48,19 @@ def scores_of(table: ModuleType, part: str, value: float | None, cases: int = 4)
     return {task: {metric: [value] * cases} for _, task, metric in table.COLUMNS[part]}
 
 
+def index_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Index the tasks of this repository only; all of lm-eval's take long."""
+    evaluate = lm_eval.simple_evaluate
+
+    def evaluate_quickly(metadata: dict[str, Any], **options: Any) -> Any:
+        manager = TaskManager(
+            include_path=str(ROOT / "lm_eval_tasks"), include_defaults=False, metadata={"data": "mini", **metadata}
+        )
+        return evaluate(task_manager=manager, **options)
+
+    monkeypatch.setattr(lm_eval, "simple_evaluate", evaluate_quickly)
+
+
 def test_every_editor_has_a_row_or_a_reason(measure: ModuleType) -> None:
     plan = yaml.safe_load(measure.PLAN.read_text(encoding="utf-8"))
     measured = {editor for group in plan["groups"].values() for editor in group["rows"]}
@@ -67,15 +80,7 @@ def test_a_part_is_run_and_its_scores_are_kept_by_case(
 ) -> None:
     model = {"pretrained": str(tiny_path("llama")), "device": "cpu", "data": "mini", "store": "off"}
     monkeypatch.setattr(measure.Job, "options", property(lambda job: {"editor": job.row.editor, **model}))
-    evaluate = lm_eval.simple_evaluate
-
-    def evaluate_quickly(metadata: dict[str, Any], **options: Any) -> Any:  # indexing all tasks takes long
-        manager = TaskManager(
-            include_path=str(ROOT / "lm_eval_tasks"), include_defaults=False, metadata={"data": "mini", **metadata}
-        )
-        return evaluate(task_manager=manager, **options)
-
-    monkeypatch.setattr(lm_eval, "simple_evaluate", evaluate_quickly)
+    index_quickly(monkeypatch)
     job = measure.Job(measure.Row("tuned", "ice", {}), "single", 0)
     measure.execute(job, arguments(tmp_path, limit=2))
     result = measure.read_result(job.path(tmp_path))
@@ -118,6 +123,34 @@ def test_finished_runs_and_needless_seeds_are_not_run(measure: ModuleType, table
     path = measure.Job(draws, "single", 0).path(tmp_path)
     path.write_text(path.read_text().replace('"version": 1', '"version": 0'))
     assert names(0, ["single"]) == ["unedited single", "rome single"]  # of another version
+
+
+@pytest.mark.parametrize(("editor", "settings", "drawn"), [("ft_m", {"layers": [1]}, False), ("lora", {}, True)])
+def test_a_trial_shows_whether_an_editor_draws(
+    editor: str,
+    settings: dict[str, Any],
+    drawn: bool,
+    measure: ModuleType,
+    table: ModuleType,
+    tiny_path: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FT-M draws nothing, LoRA its starting weights; only the latter needs further seeds."""
+    model = {"pretrained": str(tiny_path("llama")), "device": "cpu", "data": "mini", "store": "off"}
+    monkeypatch.setattr(measure.Job, "options", property(lambda job: {"editor": job.row.editor, **model}))
+    monkeypatch.setattr(measure, "BAKE", ["bake_es"])
+    index_quickly(monkeypatch)
+    row = measure.Row("tuned", editor, {"num_steps": 1, **settings})
+    measure.execute(measure.Job(row, "trial", 0), arguments(tmp_path))
+    write_result(measure, tmp_path, row, "single", 0, scores_of(table, "single", 0.0))
+    assert measure.read_result(measure.Job(row, "trial", 0).path(tmp_path))["draws"] == {
+        "single": drawn,
+        "stream": drawn,
+    }
+    missing = [job.part for job in measure.missing_jobs([row], ["trial", "single", "stream48"], 1, tmp_path)]
+    assert missing == (["single", "stream48"] if drawn else [])
+    assert table.summarize([row], tmp_path)["rows"][0]["parts"]["single"]["seeds"] == ([0] if drawn else "any")
 
 
 def test_a_cell_is_a_mean_of_case_means_with_an_interval_of_the_cases(
