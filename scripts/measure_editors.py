@@ -13,9 +13,11 @@ interrupted. The parts of a row:
 ``stream48``    the first 48 cases of both samples as one stream each, in steps of 8 (one at a time for editors without
                 joint edits); the 48 cases are scored after the last step.
 ``stream200``   the first 200 records of CounterFact (flat; downloaded once) in steps of 20, scored after the last step.
+``trial``       four single edits, and a stream of them, under two seeds: whether the editor draws anything.
 ``seconds``     time per edit of eight single edits made together, after all other runs and one at a time.
 
-Seeds: where the second seed gives the same scores to the last bit, the editor draws nothing, and the third is not run.
+Seeds: an editor whose trial gives the same scores under both seeds, likelihoods included, to the last bit, draws
+nothing: one seed is run. Without a trial, two full runs are compared in the same way, and the third seed is left out.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ WILD = ["qaedit_wild_reliability"]
 COUNTERFACT = ["counterfact_flat_es", "counterfact_flat_gs", "counterfact_flat_ls"]
 # Likelihoods suffice for the first two, and no column needs the answers of the unedited model.
 METADATA = {"generate": False, "population": "all"}
-PARTS = ("single", "stream48", "stream200", "seconds")
+PARTS = ("trial", "single", "stream48", "stream200", "seconds")
+SEEDLESS = ("trial", "seconds")  # parts that are run once
 SEEDS = (0, 1, 2)
 NUM_TIMED = 8  # edits whose time is taken
+NUM_TRIED = 4  # edits made under two seeds
 UNEDITED = "unedited"
 VERSION = 1  # of the result files; a change makes them be measured again
 
@@ -93,6 +97,12 @@ class Job:
         elif self.part == "stream48":
             for edits, tasks in (("bake", BAKE), ("qaedit", WILD)):
                 yield self._stream(edits, 48, 8), tasks, METADATA
+        elif self.part == "trial":
+            for seed in SEEDS[:2]:
+                # Without a store, what shares a batch, and with it the last digits, is the same in both runs.
+                seeded = {"editor_args": {**self.row.settings, "seed": seed}, "store": "off"}
+                yield {**self.options, **seeded, "mode": "single"}, BAKE, METADATA
+                yield {**self._stream("bake", NUM_TRIED, 2), **seeded}, BAKE, METADATA
         elif self.part == "stream200":
             yield {**self._stream("counterfact_flat", 200, 20), "data": "hub"}, COUNTERFACT, METADATA
 
@@ -120,6 +130,8 @@ def execute(job: Job, args: argparse.Namespace) -> None:
     record: dict[str, Any] = {"version": VERSION, "job": asdict(job), "limit": args.limit}
     if job.part == "seconds":
         record |= measure_seconds(job)
+    elif job.part == "trial":
+        record |= {"draws": draws(job)}
     else:
         results = [evaluate(*evaluation, limit=args.limit) for evaluation in job.evaluations()]
         record |= {"scores": {}, "failed": {}, "runs": []}
@@ -173,6 +185,12 @@ def evaluate(options: dict[str, Any], tasks: list[str], metadata: dict[str, Any]
     return {"scores": scores, "failed": failed, "run": run}
 
 
+def draws(job: Job) -> dict[str, bool]:
+    """Kind of run -> whether two seeds give other scores."""
+    found = [evaluate(*evaluation, limit=NUM_TRIED)["scores"] for evaluation in job.evaluations()]
+    return {"single": found[0] != found[2], "stream": found[1] != found[3]}
+
+
 def read_scores(samples: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """Metric -> one value per case, in the order of the documents; ``None`` where a case has none."""
     samples = sorted(samples, key=lambda sample: int(sample["doc_id"]))
@@ -217,7 +235,10 @@ def read_result(path: Path) -> dict[str, Any] | None:
 
 
 def draws_nothing(row: Row, part: str, out: Path) -> bool:
-    """Whether two seeds gave the same scores, likelihoods included, to the last bit."""
+    """Whether two seeds gave the same scores, likelihoods included, to the last bit: in the trial, or in full."""
+    trial = read_result(Job(row, "trial", SEEDS[0]).path(out))
+    if trial is not None:
+        return not trial["draws"]["single" if part == "single" else "stream"]
     first, second = (read_result(Job(row, part, seed).path(out)) for seed in SEEDS[:2])
     return first is not None and second is not None and first["scores"] == second["scores"]
 
@@ -228,10 +249,10 @@ def missing_jobs(rows: list[Row], parts: list[str], seed: int, out: Path) -> lis
     for part in parts:
         for row in rows:
             job = Job(row, part, seed)
-            once = row.is_unedited or part == "seconds"
+            once = row.is_unedited or part in SEEDLESS
             if (row.is_unedited and part != "single") or (once and seed != SEEDS[0]):
                 continue
-            if seed > SEEDS[1] and draws_nothing(row, part, out):
+            if seed != SEEDS[0] and draws_nothing(row, part, out):
                 continue
             if read_result(job.path(out)) is None:
                 jobs.append(job)
