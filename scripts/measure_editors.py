@@ -2,12 +2,12 @@
 
     python scripts/measure_editors.py --out results/editors                  # many hours on two CPU cores; resumes
     python scripts/measure_editors.py --out results/editors --rows tuned/rome tuned/memit --parts single --seeds 0
-    python scripts/measure_editors.py --out results/editors --summary docs/measured_editors.json   # after the runs
-    python scripts/editors_table.py                             # renders that file into edit_hooks/README.md
+    python scripts/measure_editors.py --out results/editors --keep           # adds them to docs/measured_editors.jsonl
+    python scripts/editors_table.py                                          # renders that file into edit_hooks/README.md
 
 scripts/measure_editors.yaml lists the rows: a group, an editor, settings. Every run is a process of its own and ends as
-one JSON file under --out with the score of every case; finished files are never computed again, so the command can be
-interrupted. The parts of a row:
+one JSON file under --out with the score of every case. What has a file there, or a line in docs/measured_editors.jsonl,
+is not computed again (_measurements.py), so the command can be interrupted, and continued elsewhere. The parts of a row:
 
 ``single``      all 64 cases of BAKE's embedded sample and all 62 of QAEdit's, each edited alone on the unedited model.
 ``stream48``    the first 48 cases of both samples as one stream each, in steps of 8 (one at a time for editors without
@@ -17,7 +17,7 @@ interrupted. The parts of a row:
 ``seconds``     time per edit of eight single edits made together, after all other runs and one at a time.
 
 Seeds: an editor whose trial gives the same scores under both seeds, likelihoods included, to the last bit, draws
-nothing: one seed is run. Without a trial, two full runs are compared in the same way, and the third seed is left out.
+nothing: one seed is run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from _measurements import COLUMNS, KEPT, UNEDITED, VERSION, Finished, Row
 
 PLAN = Path(__file__).with_suffix(".yaml")
 BAKE = ["bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj"]
@@ -42,32 +43,11 @@ WILD = ["qaedit_wild_reliability"]
 COUNTERFACT = ["counterfact_flat_es", "counterfact_flat_gs", "counterfact_flat_ls"]
 # Likelihoods suffice for the first two, and no column needs the answers of the unedited model.
 METADATA = {"generate": False, "population": "all"}
-PARTS = ("trial", "single", "stream48", "stream200", "seconds")
+PARTS = ("trial", *COLUMNS, "seconds")
 SEEDLESS = ("trial", "seconds")  # parts that are run once
 SEEDS = (0, 1, 2)
 NUM_TIMED = 8  # edits whose time is taken
 NUM_TRIED = 4  # edits made under two seeds
-UNEDITED = "unedited"
-VERSION = 1  # of the result files; a change makes them be measured again
-
-
-@dataclass(frozen=True)
-class Row:
-    """An editor with settings, as part of a group of the table."""
-
-    group: str
-    editor: str
-    settings: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The name on the command line and in file names."""
-        return f"{self.group}/{self.editor}" if self.group else self.editor
-
-    @property
-    def is_unedited(self) -> bool:
-        """Whether this is the row of the unedited model."""
-        return self.editor == UNEDITED
 
 
 @dataclass(frozen=True)
@@ -124,10 +104,17 @@ def load_rows(path: Path, settings: Mapping[str, Mapping[str, Any]]) -> list[Row
     return rows
 
 
+def load_titles(path: Path) -> dict[str, str]:
+    """Group -> its title."""
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    return {name: str(group["title"]) for name, group in groups.items()}
+
+
 def execute(job: Job, args: argparse.Namespace) -> None:
     """Run one job in this process and write its file."""
     start = time.perf_counter()
-    record: dict[str, Any] = {"version": VERSION, "job": asdict(job), "limit": args.limit}
+    record: dict[str, Any] = {"version": VERSION, "row": job.row.name, "part": job.part, "seed": job.seed}
+    record |= {"settings": dict(job.row.settings), "limit": args.limit}
     if job.part == "seconds":
         record |= measure_seconds(job)
     elif job.part == "trial":
@@ -226,25 +213,8 @@ def measure_seconds(job: Job) -> dict[str, Any]:
     return {"seconds": (time.perf_counter() - start) / NUM_TIMED, "threads": torch.get_num_threads()}
 
 
-def read_result(path: Path) -> dict[str, Any] | None:
-    """A finished result file of this version, if there is one."""
-    if not path.exists():
-        return None
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return record if record["version"] == VERSION else None
-
-
-def draws_nothing(row: Row, part: str, out: Path) -> bool:
-    """Whether two seeds gave the same scores, likelihoods included, to the last bit: in the trial, or in full."""
-    trial = read_result(Job(row, "trial", SEEDS[0]).path(out))
-    if trial is not None:
-        return not trial["draws"]["single" if part == "single" else "stream"]
-    first, second = (read_result(Job(row, part, seed).path(out)) for seed in SEEDS[:2])
-    return first is not None and second is not None and first["scores"] == second["scores"]
-
-
-def missing_jobs(rows: list[Row], parts: list[str], seed: int, out: Path) -> list[Job]:
-    """Jobs of one seed without a result file, part by part."""
+def missing_jobs(rows: list[Row], parts: list[str], seed: int, finished: Finished) -> list[Job]:
+    """Jobs of one seed that are not finished, part by part."""
     jobs = []
     for part in parts:
         for row in rows:
@@ -252,9 +222,9 @@ def missing_jobs(rows: list[Row], parts: list[str], seed: int, out: Path) -> lis
             once = row.is_unedited or part in SEEDLESS
             if (row.is_unedited and part != "single") or (once and seed != SEEDS[0]):
                 continue
-            if seed != SEEDS[0] and draws_nothing(row, part, out):
+            if seed != SEEDS[0] and finished.draws_nothing(row, part):
                 continue
-            if read_result(job.path(out)) is None:
+            if finished.get(row, part, seed) is None:
                 jobs.append(job)
     return jobs
 
@@ -275,8 +245,9 @@ def execute_all(rows: list[Row], args: argparse.Namespace) -> None:
     untimed = [part for part in args.parts if part != "seconds"]
     for seed in args.seeds:  # all rows under one seed first; whether the third is needed shows after the second
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(start, missing_jobs(rows, untimed, seed, args.out)))
-    for job in missing_jobs(rows, [part for part in args.parts if part == "seconds"], SEEDS[0], args.out):
+            list(pool.map(start, missing_jobs(rows, untimed, seed, Finished.read(args.out, args.kept))))
+    timed = [part for part in args.parts if part == "seconds"]
+    for job in missing_jobs(rows, timed, SEEDS[0], Finished.read(args.out, args.kept)):
         start(job)
 
 
@@ -292,7 +263,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=SEEDS, help="seeds of the editors")
     parser.add_argument("--limit", type=int, help="first cases of each task only, to try the command")
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs; set OMP_NUM_THREADS accordingly")
-    parser.add_argument("--summary", type=Path, help="write the summary of the finished runs to this file and stop")
+    parser.add_argument("--keep", action="store_true", help="add the finished runs to the kept lines and stop")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="the kept lines (default: docs/measured_editors.jsonl)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     settings = yaml.safe_load(args.settings.read_text(encoding="utf-8")) if args.settings else {}
@@ -304,10 +276,8 @@ def main() -> None:
         execute(Job(rows[name], part, int(seed)), args)
         return
     chosen = [rows[name] for name in args.rows] if args.rows else list(rows.values())
-    if args.summary:
-        from editors_table import summarize
-
-        args.summary.write_text(json.dumps(summarize(chosen, args.out), indent=1) + "\n", encoding="utf-8")
+    if args.keep:
+        Finished.read(args.out, args.kept).keep(rows.values(), args.kept)
         return
     execute_all(chosen, args)
 

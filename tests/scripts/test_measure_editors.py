@@ -15,6 +15,7 @@ import lm_eval
 import pytest
 import yaml
 from lm_eval.tasks import TaskManager
+from model_shapes import MODELS, model_like
 from paths import ROOT
 
 from edit_hooks.base.registry import EDITORS, load_editor
@@ -24,7 +25,7 @@ from edit_hooks.base.registry import EDITORS, load_editor
 def measure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     yield importlib.import_module("measure_editors")
-    for name in ("measure_editors", "editors_table"):
+    for name in ("measure_editors", "editors_table", "_measurements"):
         sys.modules.pop(name, None)
 
 
@@ -38,14 +39,22 @@ def arguments(out: Path, **changes: Any) -> argparse.Namespace:
     return argparse.Namespace(**values)
 
 
-def write_result(measure: ModuleType, out: Path, row: Any, part: str, seed: int, scores: dict[str, Any]) -> None:
-    run = {"editor_config": {"lr": 1.0}, "warnings": {}, "weights": "abc", "versions": {"torch": "2"}}
-    record = {"version": measure.VERSION, "limit": None, "scores": scores, "runs": [run], "wall_seconds": 1800.0}
-    measure.Job(row, part, seed).path(out).write_text(json.dumps({**record, "commit": "f00"}))
-
-
-def scores_of(table: ModuleType, part: str, value: float | None, cases: int = 4) -> dict[str, Any]:
-    return {task: {metric: [value] * cases} for _, task, metric in table.COLUMNS[part]}
+def write_result(
+    measure: ModuleType, out: Path, row: Any, part: str, seed: int, value: float | None = 0.0, **changes: Any
+) -> None:
+    """A result file in which every case of a part has the same score."""
+    columns = measure.COLUMNS[part]
+    scores = {task: {metric: [value] * 4, "nll": [0.5] * 4} for _, task, metric in columns}
+    run = {
+        "editor_config": {"lr": 1.0},
+        "warnings": {},
+        "weights": "abc",
+        "versions": {"torch": "2"},
+        "code_fingerprint": "c",
+    }
+    record = {"version": measure.VERSION, "row": row.name, "part": part, "seed": seed, "settings": dict(row.settings)}
+    record |= {"limit": None, "scores": scores, "failed": {}, "runs": [run], "wall_seconds": 1800.0, "commit": "f00"}
+    measure.Job(row, part, seed).path(out).write_text(json.dumps({**record, **changes}))
 
 
 def index_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +92,7 @@ def test_a_part_is_run_and_its_scores_are_kept_by_case(
     index_quickly(monkeypatch)
     job = measure.Job(measure.Row("tuned", "ice", {}), "single", 0)
     measure.execute(job, arguments(tmp_path, limit=2))
-    result = measure.read_result(job.path(tmp_path))
+    result = json.loads(job.path(tmp_path).read_text())
     assert result["limit"] == 2 and len(result["scores"]["bake_es"]["es_prob"]) == 2
     assert {"bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj", "qaedit_wild_reliability"} == set(result["scores"])
     assert all(score in (None, 0.0, 1.0) for score in result["scores"]["bake_rj"]["rjs_prob"])
@@ -103,26 +112,49 @@ def test_the_streams_have_steps_for_joint_editors_only(measure: ModuleType) -> N
     assert stream("memit", "stream200") == ("counterfact_flat", 200, 20, 3)
 
 
-def test_finished_runs_and_needless_seeds_are_not_run(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
+def test_finished_runs_and_needless_seeds_are_not_run(measure: ModuleType, tmp_path: Path) -> None:
     draws, same = measure.Row("tuned", "rome", {}), measure.Row("tuned", "grace", {})
     rows = [measure.Row("", "unedited", {}), draws, same]
 
     def names(seed: int, parts: list[str]) -> list[str]:
-        return [f"{job.row.editor} {job.part}" for job in measure.missing_jobs(rows, parts, seed, tmp_path)]
+        finished = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl")
+        return [f"{job.row.editor} {job.part}" for job in measure.missing_jobs(rows, parts, seed, finished)]
 
     assert names(0, ["single", "stream48"]) == [
         "unedited single", "rome single", "grace single", "rome stream48", "grace stream48"
     ]  # fmt: skip
     assert names(1, ["single", "seconds"]) == ["rome single", "grace single"]  # nothing to repeat for the others
     assert names(0, ["seconds"]) == ["rome seconds", "grace seconds"]
-    for row, second in ((draws, 1.0), (same, 0.0)):
-        write_result(measure, tmp_path, row, "single", 0, scores_of(table, "single", 0.0))
-        write_result(measure, tmp_path, row, "single", 1, scores_of(table, "single", second))
-    assert names(0, ["single"]) == ["unedited single"] and names(1, ["single"]) == []
-    assert names(2, ["single"]) == ["rome single"]
+    for row, drawn in ((draws, True), (same, False)):
+        trial = {"version": measure.VERSION, "row": row.name, "part": "trial", "seed": 0, "settings": {}, "limit": None}
+        path = measure.Job(row, "trial", 0).path(tmp_path)
+        path.write_text(json.dumps({**trial, "draws": {"single": drawn, "stream": False}}))
+        write_result(measure, tmp_path, row, "single", 0)
+    assert names(0, ["single"]) == ["unedited single"]
+    assert names(1, ["single", "stream48"]) == ["rome single"]
     path = measure.Job(draws, "single", 0).path(tmp_path)
-    path.write_text(path.read_text().replace('"version": 1', '"version": 0'))
+    old = path.read_text()
+    path.write_text(old.replace(f'"version": {measure.VERSION}', '"version": 0'))
     assert names(0, ["single"]) == ["unedited single", "rome single"]  # of another version
+    path.write_text(old.replace('"settings": {}', '"settings": {"lr": 2.0}'))
+    assert names(0, ["single"]) == ["unedited single", "rome single"]  # of other settings
+
+
+def test_kept_runs_are_continued_elsewhere(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
+    """Lines of an earlier machine stay, those of this one are added, and both are in the table."""
+    rows = [measure.Row("", "unedited", {}), measure.Row("tuned", "rome", {}), measure.Row("tuned", "grace", {})]
+    kept, here, there = tmp_path / "kept.jsonl", tmp_path / "here", tmp_path / "there"
+    for folder, row, value in ((there, rows[2], 1.0), (here, rows[1], 0.5)):
+        folder.mkdir()
+        write_result(measure, folder, row, "single", 0, value)
+        measure.Finished.read(folder, kept).keep(rows, kept)
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert [(line["row"], line["scores"]["ES"]) for line in lines] == [
+        ("tuned/rome", [0.5] * 4), ("tuned/grace", [1.0] * 4)
+    ]  # fmt: skip
+    finished = measure.Finished.read(tmp_path / "empty", kept)
+    assert [job.row.name for job in measure.missing_jobs(rows, ["single"], 0, finished)] == ["unedited"]
+    assert {row["editor"] for row in table.summarize(rows, finished)} == {"rome", "grace"}
 
 
 @pytest.mark.parametrize(("editor", "settings", "drawn"), [("ft_m", {"layers": [1]}, False), ("lora", {}, True)])
@@ -143,14 +175,12 @@ def test_a_trial_shows_whether_an_editor_draws(
     index_quickly(monkeypatch)
     row = measure.Row("tuned", editor, {"num_steps": 1, **settings})
     measure.execute(measure.Job(row, "trial", 0), arguments(tmp_path))
-    write_result(measure, tmp_path, row, "single", 0, scores_of(table, "single", 0.0))
-    assert measure.read_result(measure.Job(row, "trial", 0).path(tmp_path))["draws"] == {
-        "single": drawn,
-        "stream": drawn,
-    }
-    missing = [job.part for job in measure.missing_jobs([row], ["trial", "single", "stream48"], 1, tmp_path)]
+    write_result(measure, tmp_path, row, "single", 0)
+    finished = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl")
+    assert finished.get(row, "trial", 0)["draws"] == {"single": drawn, "stream": drawn}
+    missing = [job.part for job in measure.missing_jobs([row], ["trial", "single", "stream48"], 1, finished)]
     assert missing == (["single", "stream48"] if drawn else [])
-    assert table.summarize([row], tmp_path)["rows"][0]["parts"]["single"]["seeds"] == ([0] if drawn else "any")
+    assert table.summarize([row], finished)[0]["parts"]["single"]["seeds"] == ("1" if drawn else "any")
 
 
 def test_a_cell_is_a_mean_of_case_means_with_an_interval_of_the_cases(
@@ -158,15 +188,16 @@ def test_a_cell_is_a_mean_of_case_means_with_an_interval_of_the_cases(
 ) -> None:
     row = measure.Row("tuned", "rome", {"lr": 1.0})
     for seed, values in ((0, [1.0, 1.0, 0.0, None]), (1, [1.0, 0.0, 0.0, None]), (2, [1.0, None, 0.0, None])):
-        write_result(measure, tmp_path, row, "stream200", seed, scores_of(table, "stream200", 0.0) | {
-            "counterfact_flat_es": {"es_prob": values}
-        })  # fmt: skip
-    summary = table.summarize([row], tmp_path)
-    cell = summary["rows"][0]["parts"]["stream200"]["cells"]["ES"]
+        scores = {task: {metric: values} for _, task, metric in measure.COLUMNS["stream200"]}
+        write_result(measure, tmp_path, row, "stream200", seed, scores=scores)
+    finished = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl")
+    summary = table.summarize([row], finished)[0]["parts"]["stream200"]
+    cell = summary["cells"]["ES"]
     assert cell["mean"] == 0.5  # case means 1, 0.5, 0
     assert (cell["cases"], cell["without_score"]) == (3, 1)
-    assert summary["rows"][0]["parts"]["stream200"]["seeds"] == [0, 1, 2]
-    assert summary["hours"] == 1.5 and summary["commits"] == ["f00"] and summary["weights"] == ["abc"]
+    assert summary["seeds"] == "3"
+    text = table.render([row], {"tuned": "T"}, finished)
+    assert text.endswith("The 3 runs behind these tables took 1.5 hours of wall time in all.")
     # Wilson, by hand: n = 3, p = 1/2, z^2 = 3.8415: half width sqrt(3.8415 / 12 + 3.8415^2 / 36) / (1 + 3.8415 / 3)
     assert (cell["low"], cell["high"]) == (0.1253, 0.8747)
 
@@ -177,28 +208,46 @@ def test_the_interval_of_a_perfect_score_is_not_empty(table: ModuleType) -> None
     assert table.wilson(0.0, 64) == pytest.approx((0.0, 1 - low))
 
 
-def test_a_limited_run_is_no_measurement(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
+def test_a_limited_run_is_no_measurement(measure: ModuleType, tmp_path: Path) -> None:
     row = measure.Row("tuned", "rome", {})
-    write_result(measure, tmp_path, row, "single", 0, scores_of(table, "single", 0.0))
-    path = measure.Job(row, "single", 0).path(tmp_path)
-    path.write_text(path.read_text().replace('"limit": null', '"limit": 2'))
+    write_result(measure, tmp_path, row, "single", 0, limit=2)
     with pytest.raises(SystemExit, match="--limit is no measurement"):
-        table.summarize([row], tmp_path)
+        measure.Finished.read(tmp_path, tmp_path / "kept.jsonl").keep([row], tmp_path / "kept.jsonl")
 
 
 def test_tables_have_a_hyphen_for_what_was_not_measured(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
     rows = [measure.Row("", "unedited", {}), measure.Row("tuned", "ice", {}), measure.Row("tuned", "rome", {})]
     for row, value in zip(rows, (0.0, 1.0, None), strict=True):
-        write_result(measure, tmp_path, row, "single", 0, scores_of(table, "single", value))
-    lines = table.render(table.summarize(rows, tmp_path)).splitlines()
+        write_result(measure, tmp_path, row, "single", 0, value)
+    finished = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl")
+    lines = table.render(rows, {"tuned": "settings for this model"}, finished).splitlines()
     assert [line for line in lines if line and not line.startswith("|")] == [
-        "Single edits, each on the unedited model; settings for this model:"
+        "Single edits, each on the unedited model; settings for this model:",
+        "The 3 runs behind these tables took 1.5 hours of wall time in all.",
     ]
     assert [line.split(" | ")[0] for line in lines if line.startswith("| `")] == ["| `unedited`", "| `rome`", "| `ice`"]
     rome = next(line for line in lines if "`rome`" in line)
     assert rome == "| `rome` | weights | - | - | - | - | - | - | - | 1 |"
     assert "1.00 (0.51-1.00)" in next(line for line in lines if "`ice`" in line)
     assert next(line for line in lines if "`unedited`" in line).endswith("| any |")
+
+
+def test_kept_runs_had_the_settings_that_the_editors_have_now(measure: ModuleType) -> None:
+    """A changed default or shipped file makes a row of the table be measured again."""
+    model = model_like(MODELS["gemma-3-270m"])
+    finished = measure.Finished.read(None)
+    checked = 0
+    for row in measure.load_rows(measure.PLAN, {}):
+        for part in measure.COLUMNS:
+            for record in finished.of(row, part).values():
+                if row.is_unedited:
+                    continue
+                editor = load_editor(row.editor, {**row.settings, "seed": record["seed"]})
+                expected = json.loads(json.dumps(editor.default_config(model).to_dict()))
+                chosen = {name: value for name, value in expected.items() if value is not None}
+                assert {name: record["editor_config"][name] for name in chosen} == chosen, (row.name, part)
+                checked += 1
+    assert checked or not finished.records
 
 
 def test_the_readme_has_the_tables_of_the_summary(table: ModuleType) -> None:

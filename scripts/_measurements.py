@@ -1,0 +1,116 @@
+"""Finished runs of measure_editors.py: files in a folder, and the lines of docs/measured_editors.jsonl.
+
+A run ends as a file in the folder of ``--out``, with the scores of all columns. ``--keep`` adds a line for it to the
+file that is part of the project: settings, versions, and the score of every case in the columns of the tables. A run
+that has a line is not repeated, so the measurement can be continued elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KEPT = Path(__file__).resolve().parents[1] / "docs" / "measured_editors.jsonl"
+VERSION = 2  # of the records; a change makes everything be measured again
+UNEDITED = "unedited"
+# part -> (heading, task, metric)
+SAMPLE_COLUMNS = (
+    ("ES", "bake_es", "es_prob"),
+    ("GS", "bake_gs", "gs_prob"),
+    ("LS", "bake_ls", "ls_prob"),
+    ("RQS", "bake_rq", "rqs_prob"),
+    ("RJS", "bake_rj", "rjs_prob"),
+    ("WILD EM", "qaedit_wild_reliability", "reliability_wild_em"),
+)
+COLUMNS = {
+    "single": SAMPLE_COLUMNS,
+    "stream48": SAMPLE_COLUMNS,
+    "stream200": (
+        ("ES", "counterfact_flat_es", "es_prob"),
+        ("GS", "counterfact_flat_gs", "gs_prob"),
+        ("LS", "counterfact_flat_ls", "ls_prob"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """An editor with settings, as part of a group of the table."""
+
+    group: str
+    editor: str
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name on the command line and in file names."""
+        return f"{self.group}/{self.editor}" if self.group else self.editor
+
+    @property
+    def is_unedited(self) -> bool:
+        """Whether this is the row of the unedited model."""
+        return self.editor == UNEDITED
+
+
+@dataclass
+class Finished:
+    """All finished runs: those of a folder, then those kept in the project."""
+
+    records: dict[tuple[str, str, int], dict[str, Any]]
+
+    @classmethod
+    def read(cls, out: Path | None, kept: Path = KEPT) -> Finished:
+        """Read the folder of the runs and the kept lines; records of another version count as missing."""
+        lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+        found = [json.loads(line) for line in lines]
+        if out is not None:
+            found += [shortened(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(out.glob("*.json"))]
+        return cls({(one["row"], one["part"], one["seed"]): one for one in found if one["version"] == VERSION})
+
+    def get(self, row: Row, part: str, seed: int) -> dict[str, Any] | None:
+        """The record of a run, unless the row had other settings then."""
+        record = self.records.get((row.name, part, seed))
+        return record if record is not None and record["settings"] == dict(row.settings) else None
+
+    def of(self, row: Row, part: str) -> dict[int, dict[str, Any]]:
+        """Seed -> record, of one part of a row."""
+        seeds = sorted(seed for name, found, seed in self.records if (name, found) == (row.name, part))
+        return {seed: record for seed in seeds if (record := self.get(row, part, seed)) is not None}
+
+    def draws_nothing(self, row: Row, part: str) -> bool:
+        """Whether four edits, likelihoods included, were the same to the last bit under two seeds."""
+        trial = self.get(row, "trial", 0)
+        return trial is not None and not trial["draws"]["single" if part == "single" else "stream"]
+
+    def keep(self, rows: Iterable[Row], path: Path = KEPT) -> None:
+        """Write one line per run of the rows, in their order.
+
+        Raises:
+            SystemExit: for a run with ``--limit``, which is no measurement.
+        """
+        order = {row.name: number for number, row in enumerate(rows)}
+        parts = ("trial", *COLUMNS, "seconds")
+        chosen = [one for one in self.records.values() if one["row"] in order]
+        for one in chosen:
+            if one["limit"] is not None:
+                raise SystemExit(f"{one['row']} {one['part']}: a run with --limit is no measurement; use another --out")
+        chosen.sort(key=lambda one: (order[one["row"]], parts.index(one["part"]), one["seed"]))
+        path.write_text("".join(json.dumps(one) + "\n" for one in chosen), encoding="utf-8")
+
+
+def shortened(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the columns of the tables only, and one configuration for all its evaluations."""
+    if "scores" not in record:
+        return record
+    short = {key: value for key, value in record.items() if key not in ("scores", "failed", "runs")}
+    run = record["runs"][0]
+    short |= {key: run[key] for key in ("editor_config", "code_fingerprint", "versions", "weights")}
+    short["warnings"] = [one["warnings"] for one in record["runs"] if one["warnings"]]
+    short["scores"] = {
+        heading: [None if score is None else round(score, 6) for score in record["scores"][task][metric]]
+        for heading, task, metric in COLUMNS[record["part"]]
+    }
+    return short
