@@ -2,12 +2,12 @@
 
     python scripts/measure_editors.py --out results/editors                  # many hours on two CPU cores; resumes
     python scripts/measure_editors.py --out results/editors --rows tuned/rome tuned/memit --parts single --seeds 0
-    python scripts/measure_editors.py --out results/editors --keep           # adds them to docs/measured_editors.jsonl
-    python scripts/editors_table.py                                          # renders that file into edit_hooks/README.md
+    python scripts/measure_editors.py --out results/editors --keep           # adds to docs/measured_editors.jsonl
+    python scripts/editors_table.py                                          # renders it into edit_hooks/README.md
 
 scripts/measure_editors.yaml lists the rows: a group, an editor, settings. Every run is a process of its own and ends as
 one JSON file under --out with the score of every case. What has a file there, or a line in docs/measured_editors.jsonl,
-is not computed again (_measurements.py), so the command can be interrupted, and continued elsewhere. The parts of a row:
+is not computed again (_measurements.py), so the command can be interrupted and continued elsewhere. Parts of a row:
 
 ``single``      all 64 cases of BAKE's embedded sample and all 62 of QAEdit's, each edited alone on the unedited model.
 ``stream48``    the first 48 cases of both samples as one stream each, in steps of 8 (one at a time for editors without
