@@ -1,7 +1,7 @@
 """Findings of the papers on the demo model: run them, and render docs/findings.md.
 
     python scripts/findings.py --out results/findings            # runs what is missing: hours on two CPU cores
-    python scripts/findings.py --out results/findings --summary  # writes docs/findings.json from the finished runs
+    python scripts/findings.py --out results/findings --summary  # adds the finished runs to docs/findings.json
     python scripts/findings.py                                   # renders docs/findings.md from that file
     python scripts/findings.py --check                           # exit code 1 if it is out of date
 
@@ -57,14 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--findings", nargs="+", help="names of findings; default: all")
     parser.add_argument("--runs", nargs="+", help="names of runs; default: all")
     parser.add_argument("--limit", type=int, help="first cases of each task only, to try the command")
-    parser.add_argument("--summary", action="store_true", help="write docs/findings.json from the finished runs")
+    parser.add_argument("--summary", action="store_true", help="add the finished runs to docs/findings.json")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
     args = parser.parse_args(arguments)
     plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
     if args.out is None:
         return render_page(args.check)
     if args.summary:
-        summary = {name: summarize(finding, args.out / name) for name, finding in plan.items()}
+        kept = json.loads(SUMMARY.read_text(encoding="utf-8")) if SUMMARY.exists() else {}
+        summary = {
+            name: merged(finding, kept.get(name, {}), summarize(finding, args.out / name))
+            for name, finding in plan.items()
+        }
         SUMMARY.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         return 0
     for name, finding in plan.items():
@@ -116,6 +120,11 @@ def summarize(finding: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             }
             runs[run]["against"] = {"run": base, "rows": compared}
     return runs
+
+
+def merged(finding: Mapping[str, Any], kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The runs of an earlier summary, which may be from another machine, and the new ones, in the order of the plan."""
+    return {run: new.get(run, kept.get(run)) for run in finding["runs"] if run in new or run in kept}
 
 
 def differences(first: Sequence[float | None], second: Sequence[float | None]) -> list[float | None]:

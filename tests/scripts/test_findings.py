@@ -66,6 +66,12 @@ def test_a_summary_is_made_of_the_finished_runs(findings: ModuleType, tmp_path: 
     assert "Cases per cell: 1 to 2. Commits cccccccc; torch 2." in text
 
 
+def test_a_summary_keeps_the_runs_of_another_machine(findings: ModuleType) -> None:
+    finding = {"runs": {"a": {}, "b": {}, "c": {}, "unfinished": {}}}
+    merged = findings.merged(finding, {"gone": 0, "c": 1, "a": 1}, {"b": 2, "c": 2})
+    assert list(merged.items()) == [("a", 1), ("b", 2), ("c", 2)]
+
+
 def test_runs_are_compared_case_by_case(findings: ModuleType, tmp_path: Any) -> None:
     finding = {
         "runs": {"plain": {}, "better": {}},
