@@ -30,7 +30,9 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EditedHFLM]:
     published_data()
     if not demo_model.demo_available():
         pytest.skip("needs the extra 'demo'")
-    yield EditedHFLM(editor_args={"num_steps": 4}, store=str(tmp_path_factory.mktemp("store")))
+    yield EditedHFLM(
+        editor_args={"num_steps": 1, "context_templates": ["{}"]}, store=str(tmp_path_factory.mktemp("store"))
+    )
 
 
 @pytest.mark.model

@@ -174,7 +174,7 @@ def threshold(values: list[OptimizedValue], where: float) -> float:
     return (low + high) / 2
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     model_type=st.sampled_from(["gpt2", "gptj", "mistral", "gemma2", "gemma3_text", "olmo2"]),
     requests=st.lists(random_requests, min_size=1, max_size=4),
