@@ -97,11 +97,6 @@ def editable(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return environment
 
 
-@pytest.fixture(params=["from_wheel", "editable"])
-def installed(request: pytest.FixtureRequest) -> Environment:
-    return request.getfixturevalue(request.param)
-
-
 @pytest.fixture
 def hook_only(tmp_path: Path) -> Environment:
     """Only the start-up hook, copied by hand, and none of the running environment's packages."""
@@ -202,9 +197,9 @@ FINDS = """
 """
 
 
-def test_our_model_is_found_and_the_built_in_ones_still_are(installed: Environment) -> None:
+def test_our_model_is_found_and_the_built_in_ones_still_are(from_wheel: Environment) -> None:
     """By the registry and `simple_evaluate`; every entry point resolves. One process for all."""
-    assert installed.evaluate(FINDS) == {
+    assert from_wheel.evaluate(FINDS) == {
         "models": ["EditedHFLM", "HFLM", "DummyLM"],
         "points": {
             "console_scripts lm-edit": "main",
