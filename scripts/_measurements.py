@@ -67,8 +67,9 @@ class Finished:
         lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
         found = [json.loads(line) for line in lines]
         if out is not None:
-            found += [shortened(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(out.glob("*.json"))]
-        return cls({(one["row"], one["part"], one["seed"]): one for one in found if one["version"] == VERSION})
+            found += [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
+        current = [shortened(one) for one in found if one["version"] == VERSION]
+        return cls({(one["row"], one["part"], one["seed"]): one for one in current})
 
     def get(self, row: Row, part: str, seed: int) -> dict[str, Any] | None:
         """The record of a run, unless the row had other settings then."""
@@ -103,7 +104,7 @@ class Finished:
 
 def shortened(record: dict[str, Any]) -> dict[str, Any]:
     """The record with the columns of the tables only, and one configuration for all its evaluations."""
-    if "scores" not in record:
+    if "runs" not in record:  # a trial, a timing, or a kept line
         return record
     short = {key: value for key, value in record.items() if key not in ("scores", "failed", "runs")}
     run = record["runs"][0]
