@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_json
+from lm_eval_tasks.common.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.knowgic.benchmark import relation_words
 
@@ -25,14 +26,6 @@ class Relation(NamedTuple):
 
     prompt: str
     question: str
-
-
-class Fact(NamedTuple):
-    """One edge of the graph."""
-
-    subject: str
-    relation: str
-    object: str
 
 
 class Edit(NamedTuple):
@@ -72,23 +65,16 @@ def read_graph(path: str | Path) -> KnowledgeGraph:
     if not isinstance(record, Mapping):
         raise EditingError(f"{path} is no object; one with relations, facts and edits is needed.")
     fields = Fields(record, str(path))
-    relations = {name: _relation(fields, name) for name in _names(fields, "relations")}
-    facts = [Fact(*triple) for triple in _triples(fields, "facts", relations)]
+    relations = {name: _relation(fields, name) for name in entry_names(fields, "relations")}
+    facts = list(read_facts(fields, "facts", relations))
     by_entities: dict[tuple[str, str], Fact] = {}
     for fact in facts:
         other = by_entities.setdefault((fact.subject, fact.object), fact)
         if other is not fact:
             raise fields.error("facts", f"links {fact.subject!r} to {fact.object!r} by two facts; keep one")
-    edits = [_edit(fields, facts, triple) for triple in _triples(fields, "edits", relations)]
+    edits = [_edit(fields, facts, triple) for triple in read_facts(fields, "edits", relations)]
     aliases = {name: fields.texts(f"aliases.{name}") for name in fields.record.get("aliases") or {}}
     return KnowledgeGraph(relations, facts, edits, aliases)
-
-
-def _names(fields: Fields, name: str) -> list[str]:
-    value = fields.record.get(name)
-    if not isinstance(value, Mapping) or not value:
-        raise fields.error(name, "must be an object of named entries")
-    return list(value)
 
 
 def _relation(fields: Fields, name: str) -> Relation:
@@ -102,20 +88,7 @@ def _relation(fields: Fields, name: str) -> Relation:
     return relation
 
 
-def _triples(fields: Fields, name: str, relations: Mapping[str, Relation]) -> Iterator[tuple[str, str, str]]:
-    rows = fields.record.get(name)
-    if not isinstance(rows, list) or not rows:
-        raise fields.error(name, "must be a list with entries [subject, relation, object]")
-    for number, row in enumerate(rows):
-        texts = [part.strip() for part in row if isinstance(part, str)] if isinstance(row, list) else []
-        if len(texts) != 3 or len(row) != 3 or not all(texts):
-            raise fields.error(f"{name}[{number}]", f"is {row!r}; three texts are needed")
-        if texts[1] not in relations:
-            raise fields.error(f"{name}[{number}]", f"has the relation {texts[1]!r}.{near_misses(texts[1], relations)}")
-        yield texts[0], texts[1], texts[2]
-
-
-def _edit(fields: Fields, facts: Sequence[Fact], triple: tuple[str, str, str]) -> Edit:
+def _edit(fields: Fields, facts: Sequence[Fact], triple: Fact) -> Edit:
     subject, relation, new = triple
     edited = [fact for fact in facts if fact[:2] == (subject, relation)]
     if len(edited) != 1 or edited[0].object == new:

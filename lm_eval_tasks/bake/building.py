@@ -1,0 +1,266 @@
+"""Records of BAKE-Q&J and BAKE-J from facts and templates, constructed as in sections 4.2 and 4.3 of the papers.
+
+An edit changes a fact (s, r, o) to (s, r, o*), where (s*, r, o*) is another fact of the same relation. Its prompt and
+its paraphrases are different templates of r, locality prompts state other facts whose object is o, of any relation, and
+the reverse questions are templates of the inverse relation about o*. The papers take facts from Wikidata and templates
+written by hand (first version) or by a language model (TMLR); both are given here. They keep an edit if the model
+gives s* and not s as the answer of the reverse question, which is tested after this step (:mod:`lm_edit.known_facts`).
+
+The papers leave open: how many locality prompts are drawn (here at most :data:`MAX_NEIGHBORS`, one template each), and
+whether a locality prompt may contain its answer (here not). An edit to an object that the subject has anyway is no
+edit, and in Q&J a new object with several subjects has no single reverse answer: such objects are not drawn.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.json_io import read_json
+from lm_eval_tasks.bake.benchmark import REWRITE
+from lm_eval_tasks.common.facts import Fact, entry_names, read_facts
+from lm_eval_tasks.common.fields import Fields
+
+FORMS = ("qa", "judge")  # BAKE-Q&J and BAKE-J
+NUM_PARAPHRASES = 2
+MAX_NEIGHBORS = 10
+NO_NEW_OBJECT = "no other fact of the relation has an object that can be the new one"
+NO_NEIGHBOR = "no other fact has the same object"
+TRIES = 20  # draws before the fitting facts are listed
+_SLOT = re.compile(r"\{(subject|object)\}")
+
+
+class Wording(NamedTuple):
+    """Templates of a relation.
+
+    Attributes:
+        prompts: statements or questions that the object completes, with ``{}`` for the subject.
+        reverse: the same for the inverse relation, with ``{}`` for the object.
+        judge: "Whether ...?" about the inverse relation, with ``{object}`` and ``{subject}``.
+    """
+
+    prompts: Sequence[str]
+    reverse: Sequence[str]
+    judge: str | None
+
+    def lacks(self, form: str) -> str | None:
+        """What an edit of the relation needs besides, if anything."""
+        if len(self.prompts) < 2:
+            return "two prompts, one for the edit and one for a paraphrase"
+        if form == "qa" and not self.reverse:
+            return "a reverse prompt (--form judge needs none)"
+        return "a judge question" if self.judge is None else None
+
+    def judge_question(self, subject: str, object: str) -> str:
+        """The judge question; a name that looks like a slot stays a name."""
+        names = {"subject": subject, "object": object}
+        assert self.judge is not None  # build_records has checked
+        return _SLOT.sub(lambda slot: names[slot[1]], self.judge)
+
+
+@dataclass(frozen=True)
+class FactTable:
+    """Facts and the wordings of their relations.
+
+    Attributes:
+        relations: by name; a Wikidata id as the name is what BIRD's shipped relations are keyed by.
+        facts: in the order of the file, each once.
+    """
+
+    relations: Mapping[str, Wording]
+    facts: Sequence[Fact]
+
+
+@dataclass
+class Built:
+    """The records, and what became of the other facts.
+
+    Attributes:
+        records: in the published schema, with the relation beside.
+        left_out: (fact, reason).
+    """
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[tuple[Fact, str]] = field(default_factory=list)
+
+
+def read_fact_table(path: str | Path) -> FactTable:
+    """Read ``relations`` (name -> prompts, reverse, judge) and ``facts`` (subject, relation, object) from JSON.
+
+    Raises:
+        EditingError: for unreadable JSON, another layout, templates without their slots, and repeated facts.
+    """
+    record = read_json(path, "table of facts")
+    if not isinstance(record, Mapping):
+        raise EditingError(f"{path} is no object; one with relations and facts is needed.")
+    fields = Fields(record, str(path))
+    relations = {name: _wording(fields, name) for name in entry_names(fields, "relations")}
+    facts = list(read_facts(fields, "facts", relations))
+    seen: set[Fact] = set()
+    for fact in facts:
+        if fact in seen:
+            raise fields.error("facts", f"has {list(fact)!r} twice; keep one")
+        seen.add(fact)
+    return FactTable(relations, facts)
+
+
+def _wording(fields: Fields, name: str) -> Wording:
+    entry = fields.record["relations"][name]
+    if not isinstance(entry, Mapping):
+        raise fields.error(f"relations.{name}", "must be an object with prompts, judge and, for Q&J, reverse")
+    own = Fields(entry, f"{fields.where}, relation {name!r}")
+    prompts, reverse = own.texts("prompts", required=True), own.texts("reverse")
+    judge = own.text("judge") if own.has("judge") else None
+    own.check_spelling(own.unread())
+    for key, template in [("prompts", text) for text in prompts] + [("reverse", text) for text in reverse]:
+        if template.count("{}") != 1 or template == "{}":
+            raise own.error(key, f"has {template!r}; words and one {{}} are needed")
+    if judge is not None and sorted(_SLOT.findall(judge)) != ["object", "subject"]:
+        raise own.error("judge", f"is {judge!r}; {{object}} and {{subject}} are needed once each")
+    if judge is not None and not (judge.startswith("Whether ") and judge.endswith("?")):
+        raise own.error("judge", f"is {judge!r}; it begins with 'Whether ' and ends with '?'")
+    return Wording(tuple(dict.fromkeys(prompts)), tuple(dict.fromkeys(reverse)), judge)
+
+
+def fill(template: str, name: str) -> str:
+    """Fill the slot of a template; braces in the name are kept."""
+    before, _, after = template.partition("{}")
+    return before + name + after
+
+
+def build_records(
+    table: FactTable,
+    form: str,
+    *,
+    num_paraphrases: int = NUM_PARAPHRASES,
+    max_neighbors: int = MAX_NEIGHBORS,
+    relations: Sequence[str] | None = None,
+    per_relation: int | None = None,
+    seed: int = 0,
+) -> Built:
+    """One record for every fact that can be edited.
+
+    What is drawn for a fact does not depend on which other facts are edited.
+
+    Args:
+        form: one of :data:`FORMS`.
+        num_paraphrases, max_neighbors: largest numbers of paraphrases and locality prompts of a record.
+        relations: edit facts of these only; those of the others are in locality prompts.
+        per_relation: take that many facts of every relation, drawn at random; all by default.
+
+    Raises:
+        EditingError: for an unknown relation, and for one to edit without the templates that an edit needs.
+    """
+    by_relation, with_object = defaultdict[str, list[Fact]](list), defaultdict[str, list[Fact]](list)
+    for fact in table.facts:
+        by_relation[fact.relation].append(fact)
+        with_object[fact.object].append(fact)
+    for name in dict.fromkeys(relations if relations is not None else (fact.relation for fact in table.facts)):
+        if name not in table.relations:
+            raise EditingError(f"there is no relation {name!r}.{near_misses(name, table.relations)}")
+        if lack := table.relations[name].lacks(form):
+            raise EditingError(f"relation {name!r} needs {lack}; or name the relations to edit (--relations).")
+    built = Built()
+    for relation, facts in by_relation.items():
+        if relations is not None and relation not in relations:
+            continue
+        others = _with_reverse_answer(facts, form)
+        objects: dict[str, set[str]] = defaultdict(set)
+        for fact in facts:
+            objects[fact.subject].add(fact.object)
+        for fact in _drawn(facts, per_relation, f"{seed}|{relation}"):
+            chance = random.Random("|".join([str(seed), *fact]))
+            other = _other_fact(fact, others, objects[fact.subject], chance)
+            neighbors = _neighbors(table, fact, with_object[fact.object], chance, max_neighbors)
+            if other is None or not neighbors:
+                built.left_out.append((fact, NO_NEW_OBJECT if other is None else NO_NEIGHBOR))
+                continue
+            record = _record(table.relations[relation], fact, other, form, num_paraphrases, chance)
+            built.records.append({"case_id": len(built.records), **record, "neighborhood_prompts": neighbors})
+    return built
+
+
+def _drawn(facts: Sequence[Fact], number: int | None, seed: str) -> list[Fact]:
+    if number is None or number >= len(facts):
+        return list(facts)
+    chosen = set(random.Random(seed).sample(facts, number))
+    return [fact for fact in facts if fact in chosen]
+
+
+def _with_reverse_answer(facts: Sequence[Fact], form: str) -> list[Fact]:
+    """The facts (s*, r, o*) whose object can be the new one; in Q&J only one subject has it."""
+    subjects: dict[str, set[str]] = defaultdict(set)
+    for fact in facts:
+        subjects[fact.object].add(fact.subject)
+    return [fact for fact in facts if form != "qa" or len(subjects[fact.object]) == 1]
+
+
+def _other_fact(fact: Fact, others: Sequence[Fact], objects: Container[str], chance: random.Random) -> Fact | None:
+    """A random fact of another subject, with an object that the edited subject does not have; ``None`` without any."""
+
+    def fits(other: Fact) -> bool:
+        return other.subject != fact.subject and other.object not in objects
+
+    for _ in range(TRIES if others else 0):
+        if fits(other := chance.choice(others)):
+            return other
+    left = [other for other in others if fits(other)]
+    return chance.choice(left) if left else None
+
+
+def _neighbors(table: FactTable, edited: Fact, facts: Iterable[Fact], chance: random.Random, largest: int) -> list[str]:
+    prompts = [
+        fill(chance.choice(table.relations[fact.relation].prompts), fact.subject)
+        for fact in facts
+        if fact.subject != edited.subject
+    ]
+    about = re.compile(rf"(?<!\w)({re.escape(edited.object)}|{re.escape(edited.subject)})(?!\w)")
+    pool = [prompt for prompt in dict.fromkeys(prompts) if not about.search(prompt)]
+    return chance.sample(pool, min(largest, len(pool)))
+
+
+def _record(
+    wording: Wording, fact: Fact, other: Fact, form: str, num_paraphrases: int, chance: random.Random
+) -> dict[str, Any]:
+    prompt, *rest = chance.sample(wording.prompts, len(wording.prompts))
+    record: dict[str, Any] = {
+        "relation": fact.relation,
+        REWRITE: {
+            "prompt": prompt,
+            "relation_id": fact.relation,
+            "subject": fact.subject,
+            "target_new": {"str": other.object},
+            "target_true": {"str": fact.object},
+        },
+        "paraphrase_prompts": [fill(template, fact.subject) for template in rest[:num_paraphrases]],
+    }
+    if form == "qa":
+        record["reverse_qa"] = {
+            "prompt": fill(chance.choice(wording.reverse), other.object),
+            "target_new": {"str": fact.subject},
+            "target_true": {"str": other.subject},
+        }
+    record["reverse_judge"] = {
+        "prompt": wording.judge_question(fact.subject, other.object),
+        "target_new": {"str": "yes"},
+        "target_true": {"str": "no"},
+    }
+    return record
+
+
+def reverse_question(record: Mapping[str, Any], form: str) -> tuple[str, str, str]:
+    """The question that decides whether a model has the original fact: prompt, original and desired answer."""
+    question = record["reverse_qa" if form == "qa" else "reverse_judge"]
+    return question["prompt"], question["target_true"]["str"], question["target_new"]["str"]
+
+
+def fact_of(record: Mapping[str, Any]) -> Fact:
+    """The edited fact of a record."""
+    rewrite = record[REWRITE]
+    return Fact(rewrite["subject"], record["relation"], rewrite["target_true"]["str"])
