@@ -106,9 +106,9 @@ def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -
             for row in sorted(shown, key=lambda row: GROUP_ORDER.index(row["changes"])):
                 lines.append(_line(_render_row(row, part, headings, timed)))
     records = [record for row in rows for part in COLUMNS for record in finished.of(row, part).values()]
-    hours = sum(record["wall_seconds"] for record in records) / 3600
+    hours = sum(record["cpu_seconds"] for record in records) / 3600
     return "\n".join(
-        [*lines, "", f"The {len(records)} runs behind these tables took {hours:.1f} hours of wall time in all."]
+        [*lines, "", f"The {len(records)} runs behind these tables took {hours:.1f} hours of processor time in all."]
     ).strip()
 
 
