@@ -106,10 +106,10 @@ def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -
             for row in sorted(shown, key=lambda row: GROUP_ORDER.index(row["changes"])):
                 lines.append(_line(_render_row(row, part, headings, timed)))
     records = [record for row in rows for part in COLUMNS for record in finished.of(row, part).values()]
-    hours = sum(record["cpu_seconds"] for record in records) / 3600
-    return "\n".join(
-        [*lines, "", f"The {len(records)} runs behind these tables took {hours:.1f} hours of processor time in all."]
-    ).strip()
+    costs = [record["cpu_seconds"] for record in records if record["cpu_seconds"] is not None]
+    unknown = f", {len(records) - len(costs)} of unknown cost not counted" if len(costs) < len(records) else ""
+    cost = f"The {len(records)} runs behind these tables took {sum(costs) / 3600:.1f} hours of processor time{unknown}."
+    return "\n".join([*lines, "", cost]).strip()
 
 
 def _render_row(row: dict[str, Any], part: str, headings: Sequence[str], timed: bool) -> list[str]:

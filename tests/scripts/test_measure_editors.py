@@ -197,7 +197,7 @@ def test_a_cell_is_a_mean_of_case_means_with_an_interval_of_the_cases(
     assert (cell["cases"], cell["without_score"]) == (3, 1)
     assert summary["seeds"] == "3"
     text = table.render([row], {"tuned": "T"}, finished)
-    assert text.endswith("The 3 runs behind these tables took 1.5 hours of processor time in all.")
+    assert text.endswith("The 3 runs behind these tables took 1.5 hours of processor time.")
     # Wilson, by hand: n = 3, p = 1/2, z^2 = 3.8415: half width sqrt(3.8415 / 12 + 3.8415^2 / 36) / (1 + 3.8415 / 3)
     assert (cell["low"], cell["high"]) == (0.1253, 0.8747)
 
@@ -223,7 +223,7 @@ def test_tables_have_a_hyphen_for_what_was_not_measured(measure: ModuleType, tab
     lines = table.render(rows, {"tuned": "settings for this model"}, finished).splitlines()
     assert [line for line in lines if line and not line.startswith("|")] == [
         "Single edits, each on the unedited model; settings for this model:",
-        "The 3 runs behind these tables took 1.5 hours of processor time in all.",
+        "The 3 runs behind these tables took 1.5 hours of processor time.",
     ]
     assert [line.split(" | ")[0] for line in lines if line.startswith("| `")] == ["| `unedited`", "| `rome`", "| `ice`"]
     rome = next(line for line in lines if "`rome`" in line)
