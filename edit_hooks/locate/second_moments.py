@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.locate.corpora import Corpus, Source, open_corpus
 from edit_hooks.locate.moment_documents import MAX_LENGTH, Meter, batch_documents, full_context, read_documents
+from edit_hooks.locate.sampled_texts import keep_documents, read_text_file, text_file
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, map_shape, unwrapped
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, stop_after
@@ -122,7 +123,8 @@ def second_moments(
             moments[layer] = stored
     missing = [layer for layer in layers if layer not in moments]
     if missing:
-        matrices, report = _collect(inner, tokenizer, missing, corpus, settings, quiet)
+        texts = text_file(root, _describe_text(descriptions[missing[0]])) if root and corpus.is_sampled else None
+        matrices, report = _collect(inner, tokenizer, missing, corpus, settings, quiet, texts)
         for layer, matrix_FF in matrices.items():
             moments[layer] = _make_moment(layer, matrix_FF, descriptions[layer], report, settings)
             if root:
@@ -201,15 +203,19 @@ def _collect(
     corpus: Corpus,
     settings: MomentSettings,
     quiet: bool,
+    texts: Path | None,
 ) -> tuple[dict[int, torch.Tensor], dict[str, Any]]:
-    """C in float64 by layer, and a report on the collection."""
+    """C in float64 by layer, and a report on the collection; ``texts`` is the file of sampled text."""
     start = time.perf_counter()
     sums = _KeySums(model, layers)
+    stored = read_text_file(texts) if texts is not None else None
     with frozen(model), Meter(corpus, settings.num_tokens, quiet) as meter:
-        documents = read_documents(model, tokenizer, corpus, settings, meter)
+        documents = iter(stored) if stored else read_documents(model, tokenizer, corpus, settings, meter)
+        if texts is not None and not stored:
+            documents = keep_documents(texts, documents)
         for batch in batch_documents(documents):
             sums.add(batch)
-            if not corpus.is_sampled:  # sampling takes longer than reading the keys, and counts by itself
+            if stored or not corpus.is_sampled:  # sampling takes longer than reading the keys, and counts by itself
                 meter.add(len(batch), sum(map(len, batch)))
     if not sums.num_tokens:
         raise EditingError("second moments need text; the given source gave no token.")
@@ -309,6 +315,11 @@ def _describe(
         }
         for layer in layers
     }
+
+
+def _describe_text(description: dict[str, Any]) -> dict[str, Any]:
+    """What determines a sampled text: all but the block and the precision of the matrix."""
+    return {name: description[name] for name in ("model", "corpus", "num_tokens", "max_length")}
 
 
 def _paths(root: Path, description: dict[str, Any]) -> tuple[Path, Path]:

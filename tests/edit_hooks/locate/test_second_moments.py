@@ -15,8 +15,10 @@ from hub_corpus import serve_corpus
 from edit_hooks import EditingError
 from edit_hooks.contract.tiny_models import SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate import second_moments as module
+from edit_hooks.locate.sampled_texts import FOLDER
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment
+from edit_hooks.modeling.tensors import read_tensors, write_tensors
 
 TEXTS = list(SENTENCES)
 
@@ -83,6 +85,37 @@ def test_a_second_call_loads_the_file_and_new_layers_are_added(tmp_path, monkeyp
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_the_text_is_sampled_once_for_all_layers_and_precisions(tmp_path, monkeypatch):
+    apart = collect("self", tmp_path / "apart", layers=[0])[0]
+    collect("self", tmp_path / "both")
+    monkeypatch.setattr(module, "read_documents", lambda *_: pytest.fail("sampled again"))
+    later = collect("self", tmp_path / "both", layers=[0])[0]
+    assert torch.equal(later.matrix_FF, apart.matrix_FF)
+    assert {**later.report, "seconds": 0, "folder": 0} == {**apart.report, "seconds": 0, "folder": 0}
+    assert collect("self", tmp_path / "both", dtype="bfloat16")[1].matrix_FF.dtype == torch.bfloat16
+    with pytest.raises(pytest.fail.Exception, match="sampled again"):
+        collect("self", tmp_path / "both", layers=[0], seed=1)
+
+
+@pytest.mark.parametrize("damage", ["cut", "swapped"])
+def test_a_damaged_text_is_sampled_again(damage, tmp_path, caplog):
+    first = collect("self", tmp_path, layers=[0])[0]
+    (text,) = (tmp_path / FOLDER).iterdir()
+    if damage == "cut":
+        text.write_bytes(text.read_bytes()[:200])
+    else:
+        header, tensors = read_tensors(text, "text")
+        write_tensors(text, tensors | {"ids": tensors["ids"].flip(0)}, header)
+    with caplog.at_level(logging.WARNING):
+        both = collect("self", tmp_path, layers=[0, 1])
+    assert f"cannot use the sampled text in {text}" in caplog.text
+    assert torch.equal(both[0].matrix_FF, first.matrix_FF)
+    assert torch.equal(both[1].matrix_FF, collect("self", tmp_path / "other")[1].matrix_FF)
+    caplog.clear()
+    collect("self", tmp_path, layers=[0], dtype="bfloat16")
+    assert "sampled text" not in caplog.text  # it was written again
+
+
 def test_everything_that_alters_the_matrix_gives_another_file(tmp_path):
     changes = ({}, {"seed": 1}, {"num_tokens": 300}, {"max_length": 16}, {"model": build_model("llama", seed=3)})
     matrices = [collect("self", tmp_path, **change)[1].matrix_FF for change in changes]
@@ -101,7 +134,7 @@ def test_sampling_repeats_and_leaves_the_global_generator_alone(tmp_path):
 
 def test_damaged_and_foreign_files_are_replaced(tmp_path, caplog):
     first = collect("self", tmp_path)[1].matrix_FF
-    (tensors,) = tmp_path.rglob("*.safetensors")
+    (tensors,) = (path for path in tmp_path.rglob("*.safetensors") if path.parent.name != FOLDER)
     (manifest,) = tmp_path.rglob("*.json")
     tensors.write_bytes(tensors.read_bytes()[:100])
     with caplog.at_level(logging.WARNING):
