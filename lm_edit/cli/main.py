@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, traceback_wanted
 from edit_hooks.utils.printable import printable
 from lm_edit.cli import (
+    build_qaedit,
     cache,
     catalog,
     contract,
@@ -40,6 +41,7 @@ VERBS: dict[str, Verb] = {
     **tune.VERBS,
     **training.VERBS,
     **conversion.VERBS,
+    **build_qaedit.VERBS,
     **cache.VERBS,
     **judging.VERBS,
     **results.VERBS,

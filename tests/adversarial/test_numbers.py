@@ -152,6 +152,7 @@ NEEDED = {
     "judge-quality": ["--judge", "published"],
     "stats": [],
     "build-knowgic": ["--graph", "x", "--out", "y"],
+    "build-qaedit": ["x", "--locality", "x", "--writer", "hf:x", "--out", "y"],
     "leaderboard": ["x", "--out", "y"],
     "sweep": ["example"],
 }
@@ -165,6 +166,7 @@ OPTIONS = {
     "judge-quality": ["--max-calls", "--min-coverage"],
     "stats": ["--layers", "--tokens", "--max-length", "--threshold", "--energy", "--seed"],
     "build-knowgic": ["--max-steps"],
+    "build-qaedit": ["--num-locality", "--seed", "--limit", "--max-calls"],
     "leaderboard": ["--resamples"],
     "sweep": ["--workers", "--limit"],
 }
