@@ -13,7 +13,7 @@ EMPTY_REPLY = "the judge's reply is empty"
 TRUNCATED_REPLY = "the judge's reply was cut before its verdict"
 REFUSED_REPLY = "the judge refused"
 
-_THINK_BLOCK = re.compile(r"<think>.*?</think>", re.DOTALL)
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 # Characters allowed around a label on its line: emphasis, quotes, brackets, and one closing mark.
 _WRAPPING = "*_`\"'()[]{}#> \t"
@@ -37,6 +37,19 @@ class ParsedReply(NamedTuple):
     reason: str | None = None
 
 
+def without_thoughts(reply: str) -> str | None:
+    """Return a reply without its closed ``<think>`` blocks; ``None`` if one is open, so that nothing follows it."""
+    parts, position = list[str](), 0
+    while (start := reply.find(_THINK_OPEN, position)) >= 0:
+        end = reply.find(_THINK_CLOSE, start)
+        if end < 0:
+            return None
+        parts.append(reply[position:start])
+        position = end + len(_THINK_CLOSE)
+    text = "".join([*parts, reply[position:]])
+    return None if _THINK_OPEN in text else text
+
+
 def read_verdict(reply: str, labels: Mapping[str, str], *, finish: str | None = None) -> ParsedReply:
     """Parse the verdict in a judge model's reply.
 
@@ -53,8 +66,8 @@ def read_verdict(reply: str, labels: Mapping[str, str], *, finish: str | None = 
     """
     if finish == "content_filter":
         return ParsedReply(reason=REFUSED_REPLY)
-    text = _THINK_BLOCK.sub("", reply)
-    if "<think>" in text:
+    text = without_thoughts(reply)
+    if text is None:
         return ParsedReply(reason=TRUNCATED_REPLY)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:

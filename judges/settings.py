@@ -157,21 +157,37 @@ class JudgeSettings:
         return {**shared, **sampling, "base_url": self.url}
 
 
-def read_settings(source: object, folder: Path | None = None) -> JudgeSettings:
+def read_settings(
+    source: object,
+    folder: Path | None = None,
+    *,
+    defaults: Mapping[str, object] | None = None,
+    how_to: str = HOW_TO,
+) -> JudgeSettings:
     """Build settings from a user's choice of judge.
 
     Args:
         source: a preset's name, ``openai:MODEL``, ``openai:MODEL@URL``, ``hf:MODEL``, the path of a YAML file, JSON
             text, or a mapping of settings with an optional ``preset``.
         folder: base of a relative ``prompt`` path.
+        defaults: values of settings that neither the source nor its preset names.
+        how_to: accepted sources, for messages.
 
     Raises:
         EditingError: for unknown presets, settings and values. The message never repeats a value that may be a key.
     """
+    values = _given_values(source, folder, how_to)
+    if missing := [name for name in ("backend", "model") if name not in values]:
+        raise EditingError(f"judge: {' and '.join(missing)} missing. Accepted: {how_to}.")
+    return JudgeSettings(**{**(defaults or {}), **values})
+
+
+def _given_values(source: object, folder: Path | None, how_to: str) -> dict[str, Any]:
+    """The settings that a source and its preset name."""
     if isinstance(source, Mapping):
         return _from_mapping(source, folder)
     if not isinstance(source, str) or not source:
-        raise EditingError(f"judge={source!r} names no judge. Accepted: {HOW_TO}.")
+        raise EditingError(f"judge={source!r} names no judge. Accepted: {how_to}.")
     if source.lstrip().startswith("{"):
         return _from_mapping(parse_json(source, "judge"), folder)
     if source in PRESETS or source in RENAMED_PRESETS:
@@ -182,15 +198,11 @@ def read_settings(source: object, folder: Path | None = None) -> JudgeSettings:
         return _from_mapping({"backend": backend, "model": name} | ({"base_url": f"http{url}"} if at else {}), folder)
     path = user_path(source, "judge")
     if path.suffix in (".yaml", ".yml", ".json"):
-        return _from_file(path)
-    raise EditingError(f"judge {source!r} is unknown.{near_misses(source, PRESETS)} Accepted: {HOW_TO}.")
+        return _from_mapping(read_yaml(path, "judge settings"), path.parent)
+    raise EditingError(f"judge {source!r} is unknown.{near_misses(source, PRESETS)} Accepted: {how_to}.")
 
 
-def _from_file(path: Path) -> JudgeSettings:
-    return _from_mapping(read_yaml(path, "judge settings"), path.parent)
-
-
-def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> JudgeSettings:
+def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> dict[str, Any]:
     known = [item.name for item in dataclasses.fields(JudgeSettings)]
     if any(_may_hold_secret(name) and name != "api_key_env" for name in _nested_keys(mapping)):
         raise EditingError(
@@ -206,11 +218,9 @@ def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> JudgeSetti
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
         raise EditingError(f"judge preset {preset!r} is unknown. Accepted: {', '.join(PRESETS)}.")
     values = {**PRESETS.get(preset or "", {}), **{key: value for key, value in mapping.items() if key != "preset"}}
-    if missing := [name for name in ("backend", "model") if name not in values]:
-        raise EditingError(f"judge: {' and '.join(missing)} missing. Accepted: {HOW_TO}.")
     if folder is not None and (folder / str(values.get("prompt", ""))).is_file():
         values["prompt"] = str(folder / str(values["prompt"]))
-    return JudgeSettings(**values)
+    return values
 
 
 def _local_files_digest(model: str) -> str | None:

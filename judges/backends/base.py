@@ -1,4 +1,4 @@
-"""The interface between a model judge and the backend that runs the model: chats in, replies or faults out."""
+"""The interface to the backend that runs a judge model or a writer: chats in, replies or faults out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,35 @@ from typing import NamedTuple, Protocol, TypeAlias
 from judges.prompt import Chat
 
 
+class Role(NamedTuple):
+    """The use of a backend's model, for messages and progress bars.
+
+    Args:
+        name: noun, as in ``the judge cannot be used``.
+        activity, unit: of the progress bar.
+        beside: what else is in memory, after "does not fit on cuda".
+        otherwise: the last remedy for a model that does not fit into memory.
+    """
+
+    name: str
+    activity: str
+    unit: str
+    beside: str
+    otherwise: str
+
+
+JUDGE = Role(
+    "judge",
+    "Judging",
+    "answer",
+    " beside the edited model",
+    "or judge the saved samples afterwards: lm-edit judge SAMPLES",
+)
+WRITER = Role("writer", "Writing", "request", "", "or a model behind a server: openai:MODEL@URL")
+
+
 class Reply(NamedTuple):
-    """A judge model's reply.
+    """A model's reply.
 
     Args:
         text: the full text.
@@ -52,7 +79,7 @@ class BackendResult(NamedTuple):
 
 
 class Backend(Protocol):
-    """Runs the judge model."""
+    """Runs the model."""
 
     def check(self) -> None:
         """Fail fast: raise EditingError for a missing key, package, model or server."""

@@ -13,14 +13,13 @@ from tqdm import tqdm
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from judges.backends.base import BackendResult, Fault, OnReply, Outcome, Reply
+from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Outcome, Reply, Role
 from judges.prompt import Chat
 
 log = get_logger("lm_eval.judges")
 
 BUDGET_SPENT = "not sent: the budget is spent"
 TOO_MANY_FAILURES = "not sent: too many consecutive failures"
-JUDGE_UNUSABLE = "not sent: the judge is unusable"
 
 FIRST_PAUSE_SECONDS = 1.0  # before the first retry; doubles with each further one
 
@@ -49,10 +48,12 @@ class RequestDispatcher:
     Args:
         send: sends one request; raises Fault if there is no reply.
         policy: limits.
+        role: use of the model, for messages.
     """
 
-    def __init__(self, send: Callable[[Chat], Reply], policy: DispatchPolicy) -> None:
-        self.send, self.policy = send, policy
+    def __init__(self, send: Callable[[Chat], Reply], policy: DispatchPolicy, role: Role = JUDGE) -> None:
+        self.send, self.policy, self.role = send, policy, role
+        self._unusable = f"not sent: the {role.name} is unusable"
         self.num_calls = self.num_tokens = 0
         self._consecutive_failures = 0
         self._paused_until = policy.clock()  # rate limit: no request before this time
@@ -70,7 +71,7 @@ class RequestDispatcher:
         queue = iter(range(len(chats)))
         running: dict[Future[Outcome], int] = {}
         with (
-            tqdm(total=len(chats), desc="Judging", unit="answer", disable=not chats) as bar,
+            tqdm(total=len(chats), desc=self.role.activity, unit=self.role.unit, disable=not chats) as bar,
             ThreadPoolExecutor(self.policy.concurrency) as pool,
         ):
             try:
@@ -84,10 +85,10 @@ class RequestDispatcher:
                         bar.update()
             except BaseException:
                 # Interrupted, or on_reply failed. Requests in flight finish when the pool closes; no new one is sent.
-                self._stop_reason = JUDGE_UNUSABLE
+                self._stop_reason = self._unusable
                 raise
         if self._fatal:
-            raise EditingError(f"the judge cannot be used: {self._fatal.reason}.")
+            raise EditingError(f"the {self.role.name} cannot be used: {self._fatal.reason}.")
         return BackendResult([outcome for outcome in outcomes if outcome is not None], self.num_calls)
 
     def _complete(self, index: int, chat: Chat, on_reply: OnReply) -> Outcome:
@@ -95,7 +96,7 @@ class RequestDispatcher:
         fault: Fault | None = None
         for attempt in range(self.policy.max_attempts):
             if not self._reserve_call():
-                return fault or Fault(self._stop_reason or JUDGE_UNUSABLE)
+                return fault or Fault(self._stop_reason or self._unusable)
             try:
                 reply = self.send(chat)
             except Fault as error:
@@ -151,7 +152,7 @@ class RequestDispatcher:
     def _record_failure(self, fault: Fault) -> None:
         with self._lock:
             if fault.fatal:
-                self._fatal, self._stop_reason = self._fatal or fault, JUDGE_UNUSABLE
+                self._fatal, self._stop_reason = self._fatal or fault, self._unusable
             elif fault.retryable:  # a request refused for its own content predicts nothing about the next one
                 self._consecutive_failures += 1
                 if self._consecutive_failures >= self.policy.give_up_after:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from edit_hooks.utils.checkpoints import REPORTED, require_complete
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from judges.backends.base import BackendResult, OnReply, Outcome, Reply
+from judges.backends.base import JUDGE, BackendResult, OnReply, Outcome, Reply, Role
 from judges.prompt import Chat
 from judges.settings import JudgeSettings
 
@@ -31,6 +31,7 @@ class HFBackend:
         settings: model, revision, dtype, device, batch size, reply length.
         model, tokenizer: a loaded pair; the backend then neither loads nor releases a model.
         edited: the model under edits, to check that ``model`` shares no weights with it.
+        role: use of the model, for messages.
 
     Raises:
         EditingError: if ``model`` is the edited model or shares weights with it.
@@ -42,15 +43,16 @@ class HFBackend:
         model: PreTrainedModel | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         edited: torch.nn.Module | None = None,
+        role: Role = JUDGE,
     ) -> None:
         if (model is None) != (tokenizer is None):
-            raise EditingError("a loaded judge model comes with its tokenizer; pass both or neither.")
+            raise EditingError(f"a loaded {role.name} model comes with its tokenizer; pass both or neither.")
         if model is not None and edited is not None and shares_weights(model, edited):
             raise EditingError(
                 "the judge model is the edited model, or shares weights with it: its verdicts would change with each "
                 "edit. Load the judge separately."
             )
-        self.settings = settings
+        self.settings, self.role = settings, role
         self._owns_model = model is None
         self._model, self._tokenizer = model, tokenizer
 
@@ -73,7 +75,7 @@ class HFBackend:
             AutoConfig.from_pretrained(self.settings.model, revision=self.settings.revision)
         except (OSError, ValueError) as error:
             raise EditingError(
-                f"judge hf:{self.settings.model} cannot be loaded: {str(error).strip().splitlines()[0]} "
+                f"{self.role.name} hf:{self.settings.model} cannot be loaded: {str(error).strip().splitlines()[0]} "
                 "Give the id of a causal language model on the hub, or a folder."
             ) from None
 
@@ -87,7 +89,7 @@ class HFBackend:
             order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
             replies: dict[int, Outcome] = {}
             size = self.settings.batch_size
-            with tqdm(total=len(prompts), desc="Judging", unit="answer") as bar:
+            with tqdm(total=len(prompts), desc=self.role.activity, unit=self.role.unit) as bar:
                 for start in range(0, len(order), size):
                     batch = order[start : start + size]
                     for index, reply in zip(batch, self._reply([prompts[index] for index in batch]), strict=True):
@@ -117,19 +119,19 @@ class HFBackend:
 
         settings = self.settings
         device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        log.info("loading the judge %s on %s", settings.model, device)
+        log.info("loading the %s %s on %s", self.role.name, settings.model, device)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(settings.model, revision=settings.revision)
             model, report = AutoModelForCausalLM.from_pretrained(
                 settings.model, revision=settings.revision, dtype=settings.dtype, **REPORTED
             )
-            require_complete(report, f"judge hf:{settings.model}")
+            require_complete(report, f"{self.role.name} hf:{settings.model}")
             self._model = model.to(device).eval()
         except torch.OutOfMemoryError:
             self.release()
             raise EditingError(
-                f"judge hf:{settings.model} does not fit on {device} beside the edited model. Use another device "
-                "(device: cpu, cuda:1), or judge the saved samples afterwards: lm-edit judge SAMPLES."
+                f"{self.role.name} hf:{settings.model} does not fit on {device}{self.role.beside}. Use another device "
+                f"(device: cpu, cuda:1), {self.role.otherwise}."
             ) from None
 
     def _render(self, chat: Chat) -> str:
@@ -152,8 +154,8 @@ class HFBackend:
         except torch.OutOfMemoryError:
             if len(prompts) == 1:
                 raise EditingError(
-                    f"judge hf:{self.settings.model}: a single prompt does not fit into memory. Use a smaller judge, "
-                    "another device, or judge the saved samples afterwards: lm-edit judge SAMPLES."
+                    f"{self.role.name} hf:{self.settings.model}: a single prompt does not fit into memory. Use a "
+                    f"smaller {self.role.name}, another device, {self.role.otherwise}."
                 ) from None
         torch.cuda.empty_cache()
         half = len(prompts) // 2

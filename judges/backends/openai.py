@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from edit_hooks.utils.errors import EditingError
-from judges.backends.base import BackendResult, Fault, OnReply, Reply
+from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Reply, Role
 from judges.backends.dispatcher import DispatchPolicy, RequestDispatcher
-from judges.parse import EMPTY_REPLY
 from judges.prompt import Chat
 from judges.settings import OPENAI_URL, JudgeSettings
 
@@ -38,10 +37,11 @@ class OpenAIBackend:
     Args:
         settings: model, server, limits.
         policy: limits of the dispatch; by default from the settings.
+        role: use of the model, for messages.
     """
 
-    def __init__(self, settings: JudgeSettings, policy: DispatchPolicy | None = None) -> None:
-        self.settings = settings
+    def __init__(self, settings: JudgeSettings, policy: DispatchPolicy | None = None, role: Role = JUDGE) -> None:
+        self.settings, self.role = settings, role
         self.policy = policy or DispatchPolicy(
             concurrency=settings.concurrency,
             max_attempts=settings.max_attempts,
@@ -64,13 +64,13 @@ class OpenAIBackend:
             client.with_options(timeout=min(CHECK_TIMEOUT_SECONDS, self.settings.timeout)).models.list()
         except (openai.AuthenticationError, openai.PermissionDeniedError):
             raise EditingError(
-                f"judge {self.settings.model} at {self.settings.url}: the key in {self.settings.key_variable} was not "
-                "accepted."
+                f"{self.role.name} {self.settings.model} at {self.settings.url}: the key in "
+                f"{self.settings.key_variable} was not accepted."
             ) from None
         except openai.APIConnectionError as error:
             raise EditingError(
-                f"judge {self.settings.model}: no server answers at {self.settings.url} ({type(error).__name__}). "
-                "Start it or correct base_url."
+                f"{self.role.name} {self.settings.model}: no server answers at {self.settings.url} "
+                f"({type(error).__name__}). Start it or correct base_url."
             ) from None
         except (openai.APIError, ValueError):
             pass  # not all servers offer the list; a missing model shows at the first request
@@ -80,7 +80,7 @@ class OpenAIBackend:
         if not chats:
             return BackendResult([], 0)
         self._client  # noqa: B018  # raises if the package or the key is missing, before threads start
-        return RequestDispatcher(self._send, self.policy).run(chats, on_reply)
+        return RequestDispatcher(self._send, self.policy, self.role).run(chats, on_reply)
 
     @functools.cached_property
     def _client(self) -> openai.OpenAI:
@@ -88,11 +88,11 @@ class OpenAIBackend:
             import openai
         except ImportError as error:
             raise EditingError(
-                'judges behind a server need the openai client: pip install "lm-eval-editing[judge]".'
+                'models behind a server need the openai client: pip install "lm-eval-editing[judge]".'
             ) from error
         if self._key is None and self.settings.url == OPENAI_URL:
             raise EditingError(
-                f"judge {self.settings.model}: put the API key into the environment variable "
+                f"{self.role.name} {self.settings.model}: put the API key into the environment variable "
                 f"{self.settings.key_variable} (keys are read from there only), or give another server as base_url."
             )
         return openai.OpenAI(
@@ -118,27 +118,27 @@ class OpenAIBackend:
                 model=settings.model, messages=cast(Any, chat), extra_body=dict(settings.extra) or None, **options
             )
         except openai.APITimeoutError:
-            raise Fault("the judge took too long", retryable=True) from None
+            raise Fault(f"the {self.role.name} took too long", retryable=True) from None
         except openai.APIConnectionError:
-            raise Fault("no connection to the judge", retryable=True) from None
+            raise Fault(f"no connection to the {self.role.name}", retryable=True) from None
         except openai.APIStatusError as error:
             raise self._fault(error.status_code, error.response.headers, getattr(error, "code", None)) from None
         except (openai.APIError, ValueError):
-            raise Fault("the judge's server sent no JSON", retryable=True) from None
+            raise Fault(f"the {self.role.name}'s server sent no JSON", retryable=True) from None
         return self._reply(completion)
 
     def _reply(self, completion: object) -> Reply:
         """Extract the reply. Servers deviate from the schema, so every field may be missing or of another type."""
         choices = getattr(completion, "choices", None)
         if not isinstance(choices, list):
-            raise Fault("the judge's server sent no JSON", retryable=True)
+            raise Fault(f"the {self.role.name}'s server sent no JSON", retryable=True)
         message = getattr(choices[0], "message", None) if choices else None
         text, refusal = getattr(message, "content", None), getattr(message, "refusal", None)
         finish = getattr(choices[0], "finish_reason", None) if choices else None
         if isinstance(refusal, str) and refusal:
             text, finish = refusal, "content_filter"
         if finish != "content_filter" and (not isinstance(text, str) or not text.strip()):
-            raise Fault(EMPTY_REPLY, retryable=True)
+            raise Fault(f"the {self.role.name}'s reply is empty", retryable=True)
         usage = getattr(completion, "usage", None)
         counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
         prompt_tokens, reply_tokens = (count if isinstance(count, int) else 0 for count in counts)

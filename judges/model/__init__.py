@@ -1,1 +1,1 @@
-"""The model judge, its stored verdicts, and judges from settings."""
+"""The model judge, its stored verdicts, the writer, and both from settings."""

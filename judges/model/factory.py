@@ -1,4 +1,4 @@
-"""Build a judge from a user's choice: a name, a settings file, JSON text or a mapping."""
+"""Build a judge or a writer from a user's choice: a name, a settings file, JSON text or a mapping."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from judges.backends.base import Backend
+from judges.backends.base import JUDGE, WRITER, Backend, Role
 from judges.backends.hf import HFBackend
 from judges.backends.openai import OpenAIBackend
 from judges.base import Judge
 from judges.model.judge import ModelJudge
+from judges.model.writer import Writer
 from judges.prompt import load_prompt
 from judges.settings import HOW_TO, JUDGE_VARIABLE, OFF, PRESETS, RENAMED_PRESETS, JudgeSettings, read_settings
 from judges.string_judge import RULES, StringJudge
+
+WRITER_REPLY_TOKENS = 128  # unless the settings name a limit; that of judges is for one letter
+WRITER_HOW_TO = (
+    "openai:MODEL (the key in OPENAI_API_KEY), openai:MODEL@http://HOST:PORT/v1 (any compatible server), hf:MODEL (a "
+    "local model), FILE.yaml (settings as of a judge), JSON text"
+)
 
 
 def chosen_judge(settings: Mapping[str, Any]) -> object | None:
@@ -45,8 +52,33 @@ def make_model_judge(source: object, *, edited: str | None = None, **overrides: 
     if overrides:
         settings = JudgeSettings(**{**vars(settings), **overrides})
     _refuse_edited_checkpoint(settings, edited)
-    backend: Backend = HFBackend(settings) if settings.backend == "hf" else OpenAIBackend(settings)
-    return ModelJudge(settings, load_prompt(settings.prompt), backend)
+    return ModelJudge(settings, load_prompt(settings.prompt), _make_backend(settings, JUDGE))
+
+
+def make_writer(source: object, **overrides: Any) -> Writer:
+    """Build a writer, which is named as a model judge is.
+
+    Args:
+        source: a choice of model, as for :func:`~judges.settings.read_settings`.
+        overrides: settings that replace those of ``source``.
+
+    Raises:
+        EditingError: for unknown settings and values, and for a judge's prompt.
+    """
+    try:
+        settings = read_settings(source, defaults={"max_reply_tokens": WRITER_REPLY_TOKENS}, how_to=WRITER_HOW_TO)
+        settings = JudgeSettings(**{**vars(settings), **overrides})
+    except EditingError as error:
+        raise EditingError(f"a writer is named as a judge is: {error}") from None
+    if settings.prompt != JudgeSettings.prompt:
+        raise EditingError(
+            "the prompt of a judge has no use for a writer; drop the setting 'prompt', or use another preset."
+        )
+    return Writer(settings, _make_backend(settings, WRITER))
+
+
+def _make_backend(settings: JudgeSettings, role: Role) -> Backend:
+    return HFBackend(settings, role=role) if settings.backend == "hf" else OpenAIBackend(settings, role=role)
 
 
 def make_judge(source: object, **overrides: Any) -> Judge:

@@ -76,7 +76,7 @@ class ModelJudge:
         chats = [self.prompt.chat(item) for item in distinct if item not in stored]
         limit = self.settings.max_reply_tokens
         reply_tokens = None if limit is None else limit * len(chats)
-        return Plan(len(items), len(distinct), len(stored), len(chats), sum(map(_estimate_tokens, chats)), reply_tokens)
+        return Plan(len(items), len(distinct), len(stored), len(chats), sum(map(estimate_tokens, chats)), reply_tokens)
 
     def judge(self, items: Sequence[Item]) -> Judged:
         """Return one verdict per item, in order. Each distinct item without a stored reply costs one request.
@@ -158,5 +158,6 @@ def _without_aliases(item: Item) -> Item:
     return item._replace(aliases=())
 
 
-def _estimate_tokens(chat: Chat) -> int:
+def estimate_tokens(chat: Chat) -> int:
+    """Estimate the tokens of a chat from its characters."""
     return math.ceil(sum(len(message["content"]) for message in chat) / CHARACTERS_PER_TOKEN)

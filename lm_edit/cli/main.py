@@ -13,6 +13,7 @@ from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, tra
 from edit_hooks.utils.printable import printable
 from lm_edit.cli import (
     build_bake,
+    build_qaedit,
     cache,
     catalog,
     contract,
@@ -42,6 +43,7 @@ VERBS: dict[str, Verb] = {
     **training.VERBS,
     **conversion.VERBS,
     **build_bake.VERBS,
+    **build_qaedit.VERBS,
     **cache.VERBS,
     **judging.VERBS,
     **results.VERBS,

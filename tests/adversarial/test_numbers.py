@@ -153,6 +153,7 @@ NEEDED = {
     "stats": [],
     "build-bake": ["x", "--out", "y"],
     "build-knowgic": ["--graph", "x", "--out", "y"],
+    "build-qaedit": ["x", "--locality", "x", "--writer", "hf:x", "--out", "y"],
     "leaderboard": ["x", "--out", "y"],
     "sweep": ["example"],
 }
@@ -167,6 +168,7 @@ OPTIONS = {
     "stats": ["--layers", "--tokens", "--max-length", "--threshold", "--energy", "--seed"],
     "build-bake": ["--per-relation", "--paraphrases", "--neighbors", "--seed"],
     "build-knowgic": ["--max-steps"],
+    "build-qaedit": ["--num-locality", "--seed", "--limit", "--max-calls"],
     "leaderboard": ["--resamples"],
     "sweep": ["--workers", "--limit"],
 }

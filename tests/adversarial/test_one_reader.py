@@ -37,6 +37,7 @@ ALLOWED = {
     "edit_hooks/utils/json_io.py": "the reader of JSON",
     "edit_hooks/utils/sqlite_cache.py": "the first bytes of a database",
     "judges/model/verdict_store.py": "rows of a cache whose checksums are compared",
+    "judges/model/writer.py": "rows of a cache whose checksums are compared",
     "lm_eval_tasks/common/result_table.py": "a cell of the table in memory",
     "lm_eval_tasks/common/run_names.py": "a round trip in memory",
     "lm_edit/cli/main.py": "redirects standard output",

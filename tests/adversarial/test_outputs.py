@@ -20,6 +20,7 @@ ROW = '{"question": "q", "gold": "g", "answer": "g"}\n'
 # verb -> arguments; ``{input}`` is the file that the verb reads
 FILES = {
     "judge": ["judge", "{input}", "--judge", "em", "--out"],
+    "build-qaedit": ["build-qaedit", "x.csv", "N={input}", "--locality", "z.json", "--writer", "hf:x", "--out"],
     "trace": ["trace", "--edits", "{input}", "--out"],
     "plot": ["trace", "--edits", "{input}", "--plot"],
     "tune": ["tune", "--edits", "{input}", "--editor", "r_rome", "--lr", "0.1", "--out"],

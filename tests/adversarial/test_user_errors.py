@@ -375,6 +375,18 @@ train-mend --edits nowhere.jsonl --out o MODEL | no such file
 train-mend --edits request.jsonl --out o MODEL | add some
 train-mend --edits bake --data BAKE --out a_file MODEL | a_file is not a folder
 train-mend --edits bake --data BAKE --out o --validation-share 2 MODEL | '2' is not accepted
+build-qaedit nowhere.jsonl --locality plain.jsonl --writer hf:x --out o.json | no such file
+build-qaedit =plain.jsonl --locality plain.jsonl --writer hf:x --out o.json | write NAME=FILE
+build-qaedit plain.jsonl --locality plain.jsonl --writer hf:x --out o.json | usable loc and loc_ans
+build-qaedit a_file --locality plain.jsonl --writer hf:x --out o.json | not valid JSON
+build-qaedit gz.jsonl --locality plain.jsonl --writer hf:x --out o.json | compressed (gzip)
+build-qaedit pipe.jsonl --locality plain.jsonl --writer hf:x --out o.json | a pipe or a device
+build-qaedit null.jsonl --locality plain.jsonl --writer hf:x --out o.json | the row is no object
+build-qaedit deep.jsonl --locality plain.jsonl --writer hf:x --out o.json | nested too deeply
+build-qaedit plain.jsonl --locality plain.jsonl --writer nobody --out o.json | a writer is named as a judge is
+build-qaedit plain.jsonl --locality plain.jsonl --writer bomb.yaml --out o.json | aliases write out
+build-qaedit plain.jsonl --locality plain.jsonl --writer hf:x --store a_file --out o.json | a_file is a file
+build-qaedit plain.jsonl --locality plain.jsonl --writer hf:x --seed -1 --out o.json | '-1' is not accepted
 judge nowhere --judge em | there is no file or folder
 judge empty --judge em | no samples_*.jsonl
 judge plain.jsonl | no judge is configured

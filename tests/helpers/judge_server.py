@@ -33,8 +33,9 @@ class ServerFault(NamedTuple):
     kind: str = "response"
 
 
-# (item in the prompt, number of earlier requests for it) -> text of the reply, or a fault
-Script = Callable[[Item, int], "str | ServerFault"]
+# (item in the prompt, number of earlier requests for it) -> text of the reply, or a fault. The item is what `parse`
+# returns; any other hashable value in servers of a writer.
+Script = Callable[[Any, int], "str | ServerFault"]
 
 
 def parse_item(prompt: str) -> Item:
@@ -54,12 +55,15 @@ class JudgeServer:
     Args:
         script: computes the replies.
         delay: seconds per request, so that requests overlap.
+        parse: reads the item in the last message.
     """
 
-    def __init__(self, script: Script = grade_by_equality, delay: float = 0.0) -> None:
-        self.script, self.delay = script, delay
-        self.requests: Counter[Item] = Counter()
-        self.replies: Counter[Item] = Counter()  # sent in full, hence paid for
+    def __init__(
+        self, script: Script = grade_by_equality, delay: float = 0.0, parse: Callable[[str], Any] = parse_item
+    ) -> None:
+        self.script, self.delay, self.parse = script, delay, parse
+        self.requests: Counter[Any] = Counter()
+        self.replies: Counter[Any] = Counter()  # sent in full, hence paid for
         self.bodies: list[dict[str, Any]] = []
         self.authorizations: set[str] = set()
         self.num_running = self.max_running = 0
@@ -100,7 +104,7 @@ class JudgeServer:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def respond(self, handler: Any, body: dict[str, Any]) -> None:
-        item = parse_item(body["messages"][-1]["content"])
+        item = self.parse(body["messages"][-1]["content"])
         with self.lock:
             self.bodies.append(body)
             attempt = self.requests[item]
@@ -155,9 +159,11 @@ def completion_body(text: str | None) -> bytes:
 
 
 @contextmanager
-def serve(script: Script = grade_by_equality, delay: float = 0.0) -> Iterator[JudgeServer]:
+def serve(
+    script: Script = grade_by_equality, delay: float = 0.0, parse: Callable[[str], Any] = parse_item
+) -> Iterator[JudgeServer]:
     """Run a server for the duration of a block."""
-    server = JudgeServer(script, delay)
+    server = JudgeServer(script, delay, parse)
     try:
         yield server
     finally:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from judges.base import CORRECT, INCORRECT, LABELS
-from judges.parse import EMPTY_REPLY, REFUSED_REPLY, TRUNCATED_REPLY, UNPARSABLE_REPLY, read_verdict, read_yes_no
+from judges.parse import (
+    EMPTY_REPLY,
+    REFUSED_REPLY,
+    TRUNCATED_REPLY,
+    UNPARSABLE_REPLY,
+    read_verdict,
+    read_yes_no,
+    without_thoughts,
+)
 from judges.prompt import DEFAULT_LABELS
 
 
@@ -126,3 +134,18 @@ def test_yes_or_no(text: str, expected: bool | None) -> None:
 def test_yes_or_no_is_never_both(text: str) -> None:
     assert read_yes_no(text) in (True, False, None)
     assert read_yes_no(f"maybe {text}") is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ("plain", "plain"),
+        ("<think>a</think>b<think>\n</think> c", "b c"),
+        ("</think> b", "</think> b"),
+        ("a <think> b", None),
+        ("<thi<think></think>nk> b", None),
+        ("<think>" * 200_000, None),  # in linear time
+    ],
+)
+def test_thoughts_are_left_out(reply: str, text: str | None) -> None:
+    assert without_thoughts(reply) == text

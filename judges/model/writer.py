@@ -1,0 +1,213 @@
+"""`Writer`: a language model that answers chats with texts, and the store of its replies.
+
+Each reply is written as soon as it arrives: a killed run loses only the requests in flight, and a second run sends only
+the missing ones. Replies are stored verbatim and checked on each read. Faults are not stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import cache_root, require_folder
+from edit_hooks.utils.sqlite_cache import CacheTable, Column, SQLiteCache
+from judges.backends.base import Backend, Fault, Outcome, Reply
+from judges.base import CoverageError
+from judges.model.judge import DRY_RUN, estimate_tokens
+from judges.prompt import Chat
+from judges.settings import OFF, JudgeSettings
+
+FILE = "writer.sqlite"
+
+TABLE = CacheTable(
+    name="replies",
+    columns="key TEXT PRIMARY KEY, writer TEXT, chat TEXT, reply TEXT, checksum TEXT, stored_at REAL",
+    value="reply",
+)
+
+
+class ReplyStore:
+    """Replies of one writer by chat.
+
+    Args:
+        folder: folder of the file, created at the first write. ``None`` keeps the replies in memory.
+        writer: all settings that a reply depends on (JSON-able).
+    """
+
+    def __init__(self, folder: Path | None, writer: Mapping[str, object]) -> None:
+        self.path = None if folder is None else folder / FILE
+        self.writer = json.dumps(writer, sort_keys=True, ensure_ascii=False)
+        self._cache = SQLiteCache(self.path, TABLE)
+        self._lock = threading.Lock()
+
+    def key(self, chat: Chat) -> str:
+        """SHA-256 (hex) over writer and chat."""
+        return hashlib.sha256(json.dumps([self.writer, chat]).encode()).hexdigest()
+
+    def read(self, chats: Iterable[Chat]) -> dict[str, Reply]:
+        """Return the stored replies by the chat's key."""
+        stored = self._cache.read([self.key(chat) for chat in chats])
+        return {key: Reply(**json.loads(reply)) for key, reply in stored.items()}
+
+    def write(self, chat: Chat, reply: Reply) -> None:
+        """Store a reply; safe to call from several threads."""
+        details: dict[str, Column] = {"writer": self.writer, "chat": json.dumps(chat), "stored_at": time.time()}
+        with self._lock:  # the threads of a process would otherwise wait for the file in SQLite's busy loop
+            self._cache.write({self.key(chat): json.dumps(reply._asdict())}, details)
+
+
+class WriterPlan(NamedTuple):
+    """Cost of some chats, computed without a request.
+
+    Args:
+        num_chats: distinct chats; ``num_stored`` of them have a stored reply, ``num_calls`` need a request.
+        prompt_tokens: estimate, characters / 4.
+        reply_tokens: upper bound; ``None`` if replies are not limited.
+    """
+
+    num_chats: int
+    num_stored: int
+    num_calls: int
+    prompt_tokens: int
+    reply_tokens: int | None
+
+    def __str__(self) -> str:
+        bound = "unbounded" if self.reply_tokens is None else f"at most {self.reply_tokens}"
+        return (
+            f"{self.num_chats} requests, {self.num_stored} in the store: {self.num_calls} calls, about "
+            f"{self.prompt_tokens} prompt tokens, {bound} reply tokens"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Outcomes in the order of the chats, and what they cost.
+
+    Args:
+        outcomes: a reply or a fault for each chat.
+        num_stored: distinct chats whose reply was in the store.
+        num_calls: requests sent, retries included.
+        prompt_tokens, reply_tokens: token counts that the server reported for the new replies.
+    """
+
+    outcomes: list[Outcome]
+    num_stored: int
+    num_calls: int
+    prompt_tokens: int
+    reply_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.outcomes)} requests, {self.num_stored} from the store, {self.num_calls} calls, "
+            f"{self.prompt_tokens} + {self.reply_tokens} tokens"
+        )
+
+    def require(self, min_coverage: float) -> None:
+        """Raise CoverageError if less than ``min_coverage`` (0..1) of the chats have a reply."""
+        faults = [outcome for outcome in self.outcomes if isinstance(outcome, Fault)]
+        num_replies = len(self.outcomes) - len(faults)
+        if num_replies < min_coverage * len(self.outcomes):
+            reasons = Counter(fault.reason for fault in faults).most_common()
+            raise CoverageError(
+                f"the writer replied to {num_replies} of {len(self.outcomes)} requests "
+                f"({num_replies / len(self.outcomes):.1%}), less than min_coverage={min_coverage:.0%}. Reasons: "
+                f"{', '.join(f'{reason} ({count})' for reason, count in reasons)}. All replies received so far are in "
+                "the store; the next run requests only the missing ones."
+            )
+
+
+class Writer:
+    """A language model that writes.
+
+    Args:
+        settings: model and limits. A system message precedes each chat.
+        backend: runs the model.
+    """
+
+    def __init__(self, settings: JudgeSettings, backend: Backend) -> None:
+        self.settings, self.backend = settings, backend
+        self.name = Path(settings.model).name if settings.backend == "hf" else settings.model  # last part of a folder
+        self.store = ReplyStore(_store_folder(settings), settings.identity)
+
+    def describe(self) -> dict[str, object]:
+        """Return all settings that the replies depend on besides the chats (JSON-able, without keys)."""
+        system = {} if self.settings.system is None else {"system": self.settings.system}
+        return {**self.settings.identity, **system}
+
+    def plan(self, chats: Sequence[Chat]) -> WriterPlan:
+        """Compute the cost of :meth:`write` without a request."""
+        distinct, stored = self._read_stored(chats)
+        missing = [chat for key, chat in distinct.items() if key not in stored]
+        limit = self.settings.max_reply_tokens
+        return WriterPlan(
+            num_chats=len(distinct),
+            num_stored=len(stored),
+            num_calls=len(missing),
+            prompt_tokens=sum(map(estimate_tokens, missing)),
+            reply_tokens=None if limit is None else limit * len(missing),
+        )
+
+    def write(self, chats: Sequence[Chat]) -> Written:
+        """Return one outcome per chat, in order. Each distinct chat without a stored reply costs one request.
+
+        Raises:
+            EditingError: if the estimate exceeds the budget, before any request; if the writer cannot be used.
+        """
+        distinct, stored = self._read_stored(chats)
+        missing = {key: chat for key, chat in distinct.items() if key not in stored}
+        outcomes: dict[str, Outcome] = dict(stored)
+        num_calls, new_replies = 0, list[Reply]()
+        if self.settings.dry_run:
+            outcomes |= {key: Fault(DRY_RUN) for key in missing}
+        elif missing:
+            self._check_budget(chats)
+            self.backend.check()
+            requests = list(missing.values())
+            result = self.backend.complete(requests, lambda index, reply: self.store.write(requests[index], reply))
+            outcomes |= dict(zip(missing, result.outcomes, strict=True))
+            num_calls = result.num_calls
+            new_replies = [outcome for outcome in result.outcomes if isinstance(outcome, Reply)]
+        return Written(
+            outcomes=[outcomes[self.store.key(self._with_system(chat))] for chat in chats],
+            num_stored=len(stored),
+            num_calls=num_calls,
+            prompt_tokens=sum(reply.prompt_tokens for reply in new_replies),
+            reply_tokens=sum(reply.reply_tokens for reply in new_replies),
+        )
+
+    def _read_stored(self, chats: Sequence[Chat]) -> tuple[dict[str, Chat], dict[str, Reply]]:
+        """Return the distinct chats, as they are sent, and the stored replies among them; both by key."""
+        sent = map(self._with_system, chats)
+        distinct = {self.store.key(chat): chat for chat in sent}
+        return distinct, self.store.read(distinct.values())
+
+    def _with_system(self, chat: Chat) -> Chat:
+        system = self.settings.system
+        return chat if system is None else [{"role": "system", "content": system}, *chat]
+
+    def _check_budget(self, chats: Sequence[Chat]) -> None:
+        plan, settings = self.plan(chats), self.settings
+        for name, estimate, budget in (
+            ("max_calls", plan.num_calls, settings.max_calls),
+            ("max_tokens", plan.prompt_tokens, settings.max_tokens),
+        ):
+            if budget is not None and estimate > budget:
+                raise EditingError(
+                    f"writer {self.name} would need {plan}; that is more than {name}={budget}. No request was "
+                    "sent. Raise the budget, or write less (--limit)."
+                )
+
+
+def _store_folder(settings: JudgeSettings) -> Path | None:
+    """Folder of the store; ``None`` with ``store=off``."""
+    if settings.store == OFF:
+        return None
+    return require_folder(settings.store or cache_root() / "writer", "reply store")

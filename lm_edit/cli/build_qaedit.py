@@ -1,0 +1,122 @@
+"""``lm-edit build-qaedit``: records of QAEdit from files of questions and answers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
+from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, whole, write_output
+from lm_edit.cli.conversion import MAX_NAMED
+
+if TYPE_CHECKING:
+    from judges.model.writer import Writer
+    from lm_eval_tasks.qaedit.building import Building
+    from lm_eval_tasks.qaedit.questions import LocalityPair, Question, QuestionFile, Reading
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "questions",
+        nargs="+",
+        metavar="[NAME=]FILE",
+        help="questions and answers as JSON, JSONL or CSV, in the layout of NQ-open, TriviaQA or SimpleQA; NAME is the "
+        "source in the records (default: the file's stem)",
+    )
+    parser.add_argument(
+        "--locality", required=True, metavar="FILE", help="unrelated questions: loc and loc_ans, as in ZsRE's files"
+    )
+    parser.add_argument(
+        "--writer",
+        required=True,
+        help="model that writes subjects and paraphrases: openai:MODEL, openai:MODEL@URL, hf:MODEL, FILE.yaml",
+    )
+    parser.add_argument("--out", required=True, help="file of records to write, for data=/path")
+    add_overwrite_argument(parser)
+    parser.add_argument("--categories", action="store_true", help="also choose one of the paper's ten categories")
+    parser.add_argument(
+        "--num-locality", type=whole(), default=5, help="locality pairs of a record (default: %(default)s, as released)"
+    )
+    parser.add_argument("--seed", type=whole(SEED), default=0, help="seed of the locality pairs (default: %(default)s)")
+    parser.add_argument("--limit", type=whole(), help="use the first usable questions only")
+    parser.add_argument("--dry-run", action="store_true", help="count calls and tokens without sending a request")
+    parser.add_argument("--max-calls", type=whole(NON_NEGATIVE), help="budget: maximum number of requests")
+    parser.add_argument("--store", help="folder of the writer's replies, or off; default: in the user's cache folder")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from judges.model.factory import make_writer
+    from lm_eval_tasks.qaedit.building import BuildSettings, build, check_pool, make_chats
+    from lm_eval_tasks.qaedit.questions import parse_question_file, read_locality, read_questions
+
+    files = [parse_question_file(text) for text in args.questions]
+    check_output_files(args, "out", inputs=[*(file.path for file in files), args.locality, args.writer])
+    overrides = {name: value for name in ("max_calls", "store") if (value := getattr(args, name)) is not None}
+    writer = make_writer(args.writer, **overrides)
+    settings = BuildSettings(num_locality=args.num_locality, seed=args.seed, categories=args.categories)
+    reading, locality = read_questions(files), read_locality(Path(args.locality))
+    check_pool(locality.pairs, settings)
+    _say_reading(reading, locality)
+    questions = reading.pairs[: args.limit]
+    chats = make_chats(questions, settings)
+    say(f"writer {writer.name}, {len(questions)} questions: {writer.plan(chats)}")
+    if args.dry_run or writer.settings.dry_run:
+        return 0
+    written = writer.write(chats)
+    written.require(writer.settings.min_coverage)
+    building = build(questions, written.outcomes, locality.pairs, settings, _provenance(writer, files, args.locality))
+    say(f"writer {writer.name}: {written}")
+    _say_building(building)
+    if not building.records:
+        raise EditingError(f"no reply of {writer.name} could be used; nothing is written. Use another model.")
+    write_output(args.out, json.dumps(building.records, ensure_ascii=False, indent=1) + "\n")
+    say(f"use it: lm_eval --model edited_hf --tasks qaedit_wild --model_args data={args.out},...")
+    return 0
+
+
+def _provenance(writer: Writer, files: Iterable[QuestionFile], locality: str) -> dict[str, Any]:
+    """Writer and input files of all records."""
+    from edit_hooks.utils.files import sha256_of, user_path
+
+    inputs = [*(file.path for file in files), user_path(locality, "file of locality questions")]
+    return {
+        "writer": writer.describe(),
+        "locality": str(inputs[-1]),
+        "sha256": {str(path): sha256_of(path) for path in inputs},
+    }
+
+
+def _say_reading(reading: Reading[Question], locality: Reading[LocalityPair]) -> None:
+    counts = Counter(question.file.origin for question in reading.pairs)
+    say(f"questions: {len(reading.pairs)} ({', '.join(f'{name} {count}' for name, count in counts.items())})")
+    _say_reasons("left out", reading.left_out)
+    say(f"locality questions: {len(locality.pairs)}")
+    _say_reasons("locality left out", locality.left_out)
+
+
+def _say_building(building: Building) -> None:
+    for name, count in building.statistics().items():
+        say(f"{name}: {count}")
+    _say_reasons("left out", building.left_out)
+    _say_reasons("without category", building.without_category)
+
+
+def _say_reasons(what: str, entries: Iterable[tuple[str, str]]) -> None:
+    """Print every reason with its count and the first places."""
+    places: dict[str, list[str]] = {}
+    for where, reason in entries:
+        places.setdefault(reason, []).append(where)
+    for reason in sorted(places):
+        named = places[reason]
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        say(f"{what}, {reason} ({len(named)}): {'; '.join(named[:MAX_NAMED])}{more}")
+
+
+VERBS: dict[str, Verb] = {
+    "build-qaedit": Verb("build records of QAEdit from questions and answers", _add_arguments, _run),
+}
