@@ -53,6 +53,7 @@ class HFBackend:
                 "edit. Load the judge separately."
             )
         self.settings, self.role = settings, role
+        self.keep_loaded = False
         self._owns_model = model is None
         self._model, self._tokenizer = model, tokenizer
 
@@ -80,7 +81,10 @@ class HFBackend:
             ) from None
 
     def complete(self, chats: Sequence[Chat], on_reply: OnReply) -> BackendResult:
-        """Reply greedily, in batches of prompts of similar length; the model is released afterwards."""
+        """Reply greedily, in batches of prompts of similar length; the model is released afterwards.
+
+        With ``keep_loaded`` it stays for the next call, until :meth:`release`.
+        """
         if not chats:
             return BackendResult([], 0)
         self._load()
@@ -98,7 +102,8 @@ class HFBackend:
                     bar.update(len(batch))
             return BackendResult([replies[index] for index in range(len(prompts))], len(prompts))
         finally:
-            self.release()
+            if not self.keep_loaded:
+                self.release()
 
     def release(self) -> None:
         """Free the model's memory; a no-op for a model of the caller."""

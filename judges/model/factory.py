@@ -55,18 +55,19 @@ def make_model_judge(source: object, *, edited: str | None = None, **overrides: 
     return ModelJudge(settings, load_prompt(settings.prompt), _make_backend(settings, JUDGE))
 
 
-def make_writer(source: object, **overrides: Any) -> Writer:
+def make_writer(source: object, *, reply_tokens: int = WRITER_REPLY_TOKENS, **overrides: Any) -> Writer:
     """Build a writer, which is named as a model judge is.
 
     Args:
         source: a choice of model, as for :func:`~judges.settings.read_settings`.
+        reply_tokens: limit of a reply where ``source`` names none.
         overrides: settings that replace those of ``source``.
 
     Raises:
         EditingError: for unknown settings and values, and for a judge's prompt.
     """
     try:
-        settings = read_settings(source, defaults={"max_reply_tokens": WRITER_REPLY_TOKENS}, how_to=WRITER_HOW_TO)
+        settings = read_settings(source, defaults={"max_reply_tokens": reply_tokens}, how_to=WRITER_HOW_TO)
         settings = JudgeSettings(**{**vars(settings), **overrides})
     except EditingError as error:
         raise EditingError(f"a writer is named as a judge is: {error}") from None

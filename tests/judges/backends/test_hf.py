@@ -56,6 +56,19 @@ def test_the_model_is_loaded_on_use_and_released(reader: Path, prompt: str) -> N
     assert not backend.loaded and reference() is None
 
 
+def test_a_model_that_is_kept_is_loaded_once(reader: Path, prompt: str) -> None:
+    judge = make_model_judge(settings_of(reader, prompt))
+    backend = judge.backend
+    assert isinstance(backend, HFBackend)
+    backend.keep_loaded = True
+    judge.judge(ITEMS[:1])
+    model = backend._model
+    judge.judge(ITEMS)
+    assert model is not None and backend._model is model
+    backend.release()
+    assert not backend.loaded
+
+
 def test_stored_replies_need_no_model(reader: Path, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = make_model_judge(settings_of(reader, prompt))
     expected = labels_of(judge.judge(ITEMS).verdicts)
