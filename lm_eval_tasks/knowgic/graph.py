@@ -65,7 +65,7 @@ def read_graph(path: str | Path) -> KnowledgeGraph:
     if not isinstance(record, Mapping):
         raise EditingError(f"{path} is no object; one with relations, facts and edits is needed.")
     fields = Fields(record, str(path))
-    relations = {name: _relation(fields, name) for name in entry_names(fields, "relations")}
+    relations = read_relations(fields)
     facts = list(read_facts(fields, "facts", relations))
     by_entities: dict[tuple[str, str], Fact] = {}
     for fact in facts:
@@ -73,13 +73,38 @@ def read_graph(path: str | Path) -> KnowledgeGraph:
         if other is not fact:
             raise fields.error("facts", f"links {fact.subject!r} to {fact.object!r} by two facts; keep one")
     edits = [_edit(fields, facts, triple) for triple in read_facts(fields, "edits", relations)]
-    aliases = {name: fields.texts(f"aliases.{name}") for name in fields.record.get("aliases") or {}}
-    return KnowledgeGraph(relations, facts, edits, aliases)
+    return KnowledgeGraph(relations, facts, edits, read_entity_names(fields))
+
+
+def read_relations(fields: Fields) -> dict[str, Relation]:
+    """The object ``relations`` (name -> prompt, question) of a file.
+
+    Raises:
+        EditingError: for another layout, and for a wording without one ``{}`` and words around it.
+    """
+    return {name: _relation(fields, name) for name in entry_names(fields, "relations")}
+
+
+def read_entity_names(fields: Fields) -> dict[str, list[str]]:
+    """The object ``aliases`` (entity -> other names) of a file; empty if it is absent.
+
+    Raises:
+        EditingError: for another layout.
+    """
+    entries = fields.optional("aliases") or {}
+    if not isinstance(entries, Mapping):
+        raise fields.error("aliases", "must be an object: entity -> list of other names")
+    # The names may hold dots, which would be steps of a path.
+    return {
+        name: Fields({"aliases": names}, f"{fields.where}, {name!r}").texts("aliases")
+        for name, names in entries.items()
+    }
 
 
 def _relation(fields: Fields, name: str) -> Relation:
-    entry = Fields(fields.record["relations"], fields.where)
-    relation = Relation(entry.text(f"{name}.prompt"), entry.text(f"{name}.question"))
+    # The name may hold dots, which would be steps of a path.
+    entry = Fields({"relations": fields.record["relations"][name]}, f"{fields.where}, {name!r}")
+    relation = Relation(entry.text("relations.prompt"), entry.text("relations.question"))
     for key, text in (("prompt", relation.prompt), ("question", relation.question)):
         if text.count("{}") != 1:
             raise fields.error(f"relations.{name}.{key}", f"is {text!r}; one {{}} for the subject is needed")

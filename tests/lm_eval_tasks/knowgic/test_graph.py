@@ -78,6 +78,17 @@ def test_the_longest_chain_is_a_setting(tmp_path: Path) -> None:
     assert (evaluate(found["ifr_longer_active_prob"]).value, evaluate(found["ifr_active_prob"]).value) == (1, 2)
 
 
+def test_names_may_hold_dots(tmp_path: Path) -> None:
+    names = tmp_path / "names.json"
+    relation = {"prompt": "{} is in", "question": "Where is {}?"}
+    graph = {"relations": {"in the U.S.": relation}, "facts": [["A", "in the U.S.", "St. Z"]],
+             "edits": [["A", "in the U.S.", "X"]], "aliases": {"St. Z": ["Zed"]}}  # fmt: skip
+    code, out = build(tmp_path, graph, "--aliases-out", str(names))
+    assert code == 0 and json.loads(names.read_text(encoding="utf-8")) == {"St. Z": {"answer_alias": ["Zed"]}}
+    (case,) = KNOWGIC.load({"data": str(out)}).records
+    assert case.request.target_true == "St. Z"
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
