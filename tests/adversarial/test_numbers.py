@@ -154,6 +154,7 @@ NEEDED = {
     "build-bake": ["x", "--out", "y"],
     "build-knowgic": ["--graph", "x", "--out", "y"],
     "build-qaedit": ["x", "--locality", "x", "--writer", "hf:x", "--out", "y"],
+    "grow-graph": ["x", "--writer", "hf:m", "--out", "y"],
     "leaderboard": ["x", "--out", "y"],
     "sweep": ["example"],
 }
@@ -169,6 +170,7 @@ OPTIONS = {
     "build-bake": ["--per-relation", "--paraphrases", "--neighbors", "--seed"],
     "build-knowgic": ["--max-steps"],
     "build-qaedit": ["--num-locality", "--seed", "--limit", "--max-calls"],
+    "grow-graph": ["--rounds", "--attempts", "--max-chains", "--max-facts", "--seed", "--max-calls"],
     "leaderboard": ["--resamples"],
     "sweep": ["--workers", "--limit"],
 }

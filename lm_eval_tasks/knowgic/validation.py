@@ -1,0 +1,177 @@
+"""Validation of triplets by questions to a model (ThinkEdit, arXiv:2506.01386, section 5.1).
+
+A triplet is valid if the model's response to the question about it has its object or another name of it, by the rule of
+KnowGIC's sampled scores.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from edit_hooks.utils.errors import EditingError
+from judges.backends.base import Fault, Outcome
+from judges.match import contains
+from judges.parse import without_thoughts
+from judges.prompt import Chat
+from lm_eval_tasks.common.facts import Fact
+from lm_eval_tasks.knowgic.graph import Relation
+from lm_eval_tasks.knowgic.growth_prompts import Unusable, parse_wording, question_chat, wording_chat
+from lm_eval_tasks.knowgic.seeds import Seeds
+
+# Reasons for which a triplet is not valid
+UNKNOWN = "the response does not have the object"
+NO_WORDING = "the writer gave no usable question and statement"
+UNFINISHED = "the response ended inside of a thought"
+
+ANOTHER_ANSWER = "the answer to it was another one"  # what the writer reads about its earlier question
+
+Ask: TypeAlias = Callable[[Sequence[Chat]], Sequence[Outcome]]
+
+
+class Candidate(NamedTuple):
+    """A triplet to validate, its origin, and the sentence of the model that states it."""
+
+    fact: Fact
+    origin: str
+    sentence: str = ""
+
+
+class Found(NamedTuple):
+    """A validated triplet, the question about it, the response, and the round of the growth."""
+
+    candidate: Candidate
+    question: str
+    response: str
+    round: int
+
+    @property
+    def fact(self) -> Fact:
+        """The triplet."""
+        return self.candidate.fact
+
+
+class Checked(NamedTuple):
+    """A triplet with question and response; ``problem`` is empty if it is valid."""
+
+    candidate: Candidate
+    question: str
+    response: str
+    problem: str
+
+
+class Response(NamedTuple):
+    """A reply without thoughts; ``text`` is ``None`` with a reason for having none."""
+
+    text: str | None
+    reason: str = ""
+    is_cut: bool = False
+
+
+def responses(ask: Ask, chats: Iterable[Chat]) -> list[Response]:
+    """Ask a model.
+
+    Raises:
+        EditingError: for requests without a reply, unless the server refuses the request for its content.
+    """
+    sent = list(chats)
+    outcomes = ask(sent) if sent else []
+    lost = Counter(one.reason for one in outcomes if isinstance(one, Fault) and not _is_final(one))
+    if lost:
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in lost.most_common())
+        raise EditingError(
+            f"the writer did not reply to {lost.total()} of {len(sent)} requests: {reasons}. All replies received so "
+            "far are in the store; run the same command again."
+        )
+    return [_response(outcome) for outcome in outcomes]
+
+
+def _is_final(fault: Fault) -> bool:
+    """Whether the server refused this request alone, such as with HTTP 400."""
+    return not fault.retryable and not fault.fatal and fault.reason.startswith("HTTP ")
+
+
+def _response(outcome: Outcome) -> Response:
+    if isinstance(outcome, Fault):
+        return Response(None, f"no response: {outcome.reason}")
+    text = without_thoughts(outcome.text)
+    return Response(text, "" if text is not None else UNFINISHED, outcome.finish == "length")
+
+
+class Validator:
+    """Validates triplets, and finds the wordings of their relations.
+
+    Args:
+        seeds: wordings by people, and other names of objects.
+        ask: sends chats to the model.
+        attempts: question-and-statement pairs for the first triplet of a relation.
+
+    Attributes:
+        relations: wordings so far, by name.
+        step: what the next requests are for.
+    """
+
+    def __init__(self, seeds: Seeds, ask: Ask, attempts: int) -> None:
+        self.seeds, self.ask, self.attempts = seeds, ask, attempts
+        self.relations: dict[str, Relation] = dict(seeds.relations)
+        self.step = ""
+
+    def validate(self, candidates: Sequence[Candidate]) -> list[Checked]:
+        """Check every candidate; return them in order.
+
+        The first triplet of a relation without wording goes ahead; if it fails, the next one does.
+        """
+        checked: dict[Fact, Checked] = {}
+        pending = list(candidates)
+        while pending:
+            worded = set(self.relations)
+            ready = [one for one in pending if one.fact.relation in worded]
+            first = {one.fact.relation: one for one in reversed(pending) if one.fact.relation not in worded}
+            leaders = [one for one in pending if first.get(one.fact.relation) is one]
+            self.step = (
+                f"validation of {len(pending)} triplets ({len(leaders)} the first of their relation): at least "
+                f"{len(ready) + len(leaders)} requests"
+            )
+            for one in [
+                *self._question([(one, self.relations[one.fact.relation]) for one in ready]),
+                *self._word(leaders),
+            ]:
+                checked[one.candidate.fact] = one
+            pending = [one for one in pending if one.fact not in checked]
+        return [checked[one.fact] for one in candidates]
+
+    def _word(self, candidates: Sequence[Candidate]) -> list[Checked]:
+        """Check triplets of relations without wording, one each; a valid one leaves its relation the wording."""
+        checked: dict[Candidate, Checked] = {}
+        earlier: dict[Candidate, list[Unusable]] = {one: [] for one in candidates}
+        for _ in range(self.attempts):
+            replies = responses(self.ask, (wording_chat(one.fact, failed) for one, failed in earlier.items()))
+            worded: list[tuple[Candidate, Relation]] = []
+            for one, reply in zip(earlier, replies, strict=True):
+                parsed = parse_wording(reply.text or "", one.fact, self.seeds.object_names(one.fact)[1:])
+                if isinstance(parsed, Relation):
+                    worded.append((one, parsed))
+                else:
+                    earlier[one].append(parsed)
+                    checked[one] = Checked(one, parsed.question or "", "", reply.reason or NO_WORDING)
+            for answered, (one, wording) in zip(self._question(worded), worded, strict=True):
+                checked[one] = answered
+                if answered.problem:
+                    earlier[one].append(Unusable(answered.question, ANOTHER_ANSWER))
+                else:
+                    self.relations[one.fact.relation] = wording
+                    del earlier[one]
+        return [checked[one] for one in candidates]
+
+    def _question(self, worded: Sequence[tuple[Candidate, Relation]]) -> list[Checked]:
+        """Ask about triplets with the given wordings."""
+        questions = [wording.question.replace("{}", one.fact.subject) for one, wording in worded]
+        checked = []
+        for (one, _), question, response in zip(
+            worded, questions, responses(self.ask, map(question_chat, questions)), strict=True
+        ):
+            names = self.seeds.object_names(one.fact)
+            is_known = response.text is not None and any(contains(response.text, name) for name in names)
+            checked.append(Checked(one, question, response.text or "", "" if is_known else response.reason or UNKNOWN))
+        return checked
