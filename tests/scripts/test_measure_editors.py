@@ -232,6 +232,10 @@ def test_tables_have_a_hyphen_for_what_was_not_measured(measure: ModuleType, tab
     assert next(line for line in lines if "`unedited`" in line).endswith("| any |")
 
 
+# Settings that name a rule; a run records the texts that it gave.
+SAMPLED = ("context_templates", "calibration")
+
+
 def test_kept_runs_had_the_settings_that_the_editors_have_now(measure: ModuleType) -> None:
     """A changed default or shipped file makes a row of the table be measured again."""
     model = model_like(MODELS["gemma-3-270m"])
@@ -244,7 +248,7 @@ def test_kept_runs_had_the_settings_that_the_editors_have_now(measure: ModuleTyp
                     continue
                 editor = load_editor(row.editor, {**row.settings, "seed": record["seed"]})
                 expected = json.loads(json.dumps(editor.default_config(model).to_dict()))
-                chosen = {name: value for name, value in expected.items() if value is not None}
+                chosen = {name: value for name, value in expected.items() if value is not None and name not in SAMPLED}
                 assert {name: record["editor_config"][name] for name in chosen} == chosen, (row.name, part)
                 checked += 1
     assert checked or not finished.records
