@@ -45,10 +45,23 @@ def private_attributes(path: Path) -> Iterator[str]:
 
 
 def private_definitions(path: Path) -> Iterator[str]:
-    """Names of the functions and methods that a module defines."""
+    """Functions and methods of a module, attributes that classes without a base set, and those of named tuples."""
+    yield from ("_asdict", "_replace")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef):
             yield node.name
+        elif isinstance(node, ast.ClassDef) and not node.bases:
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+                    yield inner.attr
+
+
+def test_an_attribute_of_a_base_is_no_own_one(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    for base, own in (("", True), ("(Task)", False)):
+        path.write_text(f"class A{base}:\n    def __init__(self):\n        self._config = 1\n", encoding="utf-8")
+        assert ("_config" in private_definitions(path)) == own
+        assert list(private_attributes(path)) == ["_config"]
 
 
 def test_pipelines_list_their_filter_classes() -> None:
