@@ -42,11 +42,14 @@ class Plan(NamedTuple):
     reply_tokens: int | None
 
     def __str__(self) -> str:
-        bound = "unbounded" if self.reply_tokens is None else f"at most {self.reply_tokens}"
-        return (
-            f"{self.num_items} answers, {self.num_distinct} distinct, {self.num_stored} in the store: "
-            f"{self.num_calls} calls, about {self.prompt_tokens} prompt tokens, {bound} reply tokens"
-        )
+        cost = cost_text(self.num_calls, self.prompt_tokens, self.reply_tokens)
+        return f"{self.num_items} answers, {self.num_distinct} distinct, {self.num_stored} in the store: {cost}"
+
+
+def cost_text(num_calls: int, prompt_tokens: int, reply_tokens: int | None) -> str:
+    """Estimated cost of some requests; ``reply_tokens`` is an upper bound, ``None`` without one."""
+    bound = "unbounded" if reply_tokens is None else f"at most {reply_tokens}"
+    return f"{num_calls} calls, about {prompt_tokens} prompt tokens, {bound} reply tokens"
 
 
 class ModelJudge:

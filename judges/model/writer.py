@@ -21,7 +21,7 @@ from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.sqlite_cache import CacheTable, Column, SQLiteCache
 from judges.backends.base import Backend, Fault, Outcome, Reply
 from judges.base import CoverageError
-from judges.model.judge import DRY_RUN, estimate_tokens
+from judges.model.judge import DRY_RUN, cost_text, estimate_tokens
 from judges.prompt import Chat
 from judges.settings import OFF, JudgeSettings
 
@@ -80,11 +80,8 @@ class WriterPlan(NamedTuple):
     reply_tokens: int | None
 
     def __str__(self) -> str:
-        bound = "unbounded" if self.reply_tokens is None else f"at most {self.reply_tokens}"
-        return (
-            f"{self.num_chats} requests, {self.num_stored} in the store: {self.num_calls} calls, about "
-            f"{self.prompt_tokens} prompt tokens, {bound} reply tokens"
-        )
+        cost = cost_text(self.num_calls, self.prompt_tokens, self.reply_tokens)
+        return f"{self.num_chats} requests, {self.num_stored} in the store: {cost}"
 
 
 @dataclass(frozen=True, kw_only=True)
