@@ -13,8 +13,6 @@ from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.prompt_context import BARE
 
-RULES = ("prob", "argmax")
-
 
 class Choice(NamedTuple):
     """A prompt with the answer that the model should have, and the one that it should not have."""

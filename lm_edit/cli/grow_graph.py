@@ -229,7 +229,7 @@ def _say_growth(grower: Grower, growth: Growth, args: argparse.Namespace, review
         say(f"lines of {args.review} without effect (not proposed, or for a later round): {unmet}")
     say(f"facts: {len(growth.facts)}, after {growth.rounds} rounds: {growth.stopped}")
     if review is None:
-        say("nobody has reviewed these facts: the model's mistakes are among them. --review FILE lets people decide.")
+        say("these facts are unreviewed and contain the model's mistakes; use --review FILE to decide on each.")
     say(f"use it: lm-edit build-knowgic {args.out} --out chains.json")
 
 

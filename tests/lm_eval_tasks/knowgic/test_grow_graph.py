@@ -39,7 +39,7 @@ def test_the_graph_becomes_records(tmp_path: Path, capsys: Any) -> None:
     with serve_world() as server:
         assert main(words_of(tmp_path, server)) == 0
     printed = capsys.readouterr().out
-    assert "chains of Ada Moss | school | Elmwood: 3" in printed and "nobody has reviewed these facts" in printed
+    assert "chains of Ada Moss | school | Elmwood: 3" in printed and "these facts are unreviewed" in printed
     assert f"discarded, {UNKNOWN} (1): Ada Moss | friend | Zed Orr" in printed
     assert "facts: 7, after 3 rounds: all rounds are done" in printed
     graph = tmp_path / "graph.json"
@@ -80,7 +80,7 @@ def test_a_review_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
         assert max(server.requests.values()) == 1
     content = json.loads(graph.read_text(encoding="utf-8"))
     assert len(content["facts"]) == 7 and content["provenance"]["reviewed_by_people"] is True
-    assert "nobody has reviewed" not in capsys.readouterr().out
+    assert "unreviewed" not in capsys.readouterr().out
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:
