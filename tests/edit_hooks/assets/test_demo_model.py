@@ -121,6 +121,23 @@ def cache_entries() -> list[str]:
     return sorted(path.name for path in (demo.cache_root() / "demo").iterdir() if path.name != ".conversion.lock")
 
 
+def test_the_file_is_parsed_once_and_the_library_left_as_it_was(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+
+    import gguf
+
+    parsed: list[object] = []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, *arguments: object) -> None:
+            parsed.append(arguments)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    demo.demo_model_path()
+    assert len(parsed) == 1 and gguf.GGUFReader is Counted and gc.isenabled()
+
+
 def test_conversion_gives_a_plain_folder_with_the_same_logits(fake: Path, tiny_gguf: Path) -> None:
     assert demo.demo_available()
     folder = demo.demo_model_path()
