@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lm_eval_tasks.knowgic.growth import Grower, Growth
     from lm_eval_tasks.knowgic.review import Review
 
+LIMITS = ("rounds", "attempts", "chain_questions", "max_chains", "max_facts", "seed")
 REPLY_TOKENS = 512  # unless the writer's settings name a limit; reasoning has several sentences
 
 
@@ -50,7 +51,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--attempts",
         type=whole(),
         default=3,
-        help="questions for the first triplet of a relation before it is discarded (default: %(default)s)",
+        help="questions for the first triplet of a relation, and about a chain, before it is discarded (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--chain-questions",
+        type=whole(NON_NEGATIVE),
+        default=10,
+        metavar="N",
+        help="in every round, also reason about questions over several facts, of N chains with a new one (default: "
+        "%(default)s)",
     )
     parser.add_argument(
         "--max-chains",
@@ -63,8 +73,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=whole(SEED),
         default=0,
-        help="seed of the order in which the facts of a round are added, which decides where a limit cuts (default: "
-        "%(default)s)",
+        help="seed of the chains that are asked about, and of the order in which the facts of a round are added, which "
+        "decides where a limit cuts (default: %(default)s)",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the next requests without sending one")
     parser.add_argument("--max-calls", type=whole(NON_NEGATIVE), help="budget: maximum number of requests of this run")
@@ -84,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
     writer = make_writer(args.writer, reply_tokens=REPLY_TOKENS, **overrides)
     if review is not None and writer.settings.store == "off":
         raise EditingError("--review needs stored replies, or every run would send all requests again; drop store off.")
-    limits = Limits(**{name: getattr(args, name) for name in ("rounds", "attempts", "max_chains", "max_facts", "seed")})
+    limits = Limits(**{name: getattr(args, name) for name in LIMITS})
     requests = _Requests(writer, is_dry=args.dry_run or writer.settings.dry_run)
     grower = Grower(seeds, requests, limits, review, say)
     if isinstance(writer.backend, HFBackend):
@@ -164,8 +174,9 @@ def _say_plan(planned: _Planned, grower: Grower, limits: Any) -> None:
         say(f"  {line}")
     say(
         "a round needs at least one request of reasoning for each new fact, one for each sentence of the responses, "
-        f"one question for each new triplet, and one to {limits.attempts} wordings for each new relation; how many "
-        "these are depends on the replies. Nothing was sent."
+        f"one question for each new triplet, one to {limits.attempts} wordings for each new relation, and two to "
+        f"{2 * limits.attempts} for each of at most {limits.chain_questions} chains; how many these are depends on the "
+        "replies. Nothing was sent."
     )
 
 
@@ -205,6 +216,10 @@ def _content(grower: Grower, growth: Growth, args: argparse.Namespace, writer: W
                 for found in growth.facts
             ],
             "discarded": [{"fact": list(fact), "reason": reason} for fact, reason in growth.discarded],
+            "chain_questions": [
+                {"chain": [list(fact) for fact in one.path], "question": one.question, "problem": one.problem or None}
+                for one in growth.chain_questions
+            ],
             "sentences": growth.num_sentences,
             "unreadable_replies": growth.num_unreadable,
             "unusable_names": growth.num_unusable,
@@ -219,6 +234,8 @@ def _say_growth(grower: Grower, growth: Growth, args: argparse.Namespace, review
         named = [" | ".join(fact) for fact, why in growth.discarded if why == reason][:MAX_NAMED]
         more = f" and {count - len(named)} more" if count > len(named) else ""
         say(f"discarded, {reason} ({count}): {'; '.join(named)}{more}")
+    valid = sum(not one.problem for one in growth.chain_questions)
+    say(f"questions about chains: {len(growth.chain_questions)}, {valid} of them answered with the last entity")
     say(
         f"sentences: {growth.num_sentences}; unreadable replies: {growth.num_unreadable}; triplets with an unusable "
         f"name: {growth.num_unusable}"

@@ -1,9 +1,9 @@
 """Growth of a knowledge graph from seed triplets by asking a model, as in ThinkEdit (arXiv:2506.01386, section 5).
 
-A round has the steps of the paper. The validated question of each new fact is answered step by step; every sentence of
-the response is searched for triplets (5.2). A triplet is valid if the model's response to a question about it has its
-object (5.1). People keep, reject, correct and add triplets. The kept ones become edges of the graph (5.3), at most one
-from one entity to another, and the new facts of the next round.
+A round has the steps of the paper. The validated questions about each new fact, and about chains with one, are answered
+step by step; every sentence of the response is searched for triplets (5.2). A triplet is valid if the model's response
+to a question about it has its object (5.1). People keep, reject, correct and add triplets. The kept ones become edges
+of the graph (5.3), at most one from one entity to another, and the new facts of the next round.
 
 Here the texts of a question and of a statement belong to the relation, since the benchmark needs both for every fact:
 the model writes them for the first triplet of a relation, with several attempts, and further triplets are validated
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from edit_hooks.utils.errors import EditingError
 from judges.match import alias_match
 from lm_eval_tasks.common.facts import Fact
+from lm_eval_tasks.knowgic.chain_questions import ChainQuestion, ChainQuestioner, draw_paths, find_paths
 from lm_eval_tasks.knowgic.graph import Edit, KnowledgeGraph, find_chains
 from lm_eval_tasks.knowgic.growth_prompts import extraction_chat, parse_triplets, reasoning_chat, split_sentences
 from lm_eval_tasks.knowgic.review import Proposal, Review
@@ -52,14 +53,17 @@ class Limits:
 
     Attributes:
         rounds: of reasoning and extraction.
-        attempts: question-and-statement pairs for the first triplet of a relation.
+        attempts: question-and-statement pairs for the first triplet of a relation, and questions about a chain.
+        chain_questions: chains of a round about which a question is asked.
         max_chains: chains of every seed.
         max_facts: facts of the graph, or ``None``.
-        seed: draws the order in which a round's facts are added, so that a limit favors no seed triplet.
+        seed: draws these chains, and the order in which a round's facts are added, so that a limit favors no seed
+            triplet.
     """
 
     rounds: int = 3
     attempts: int = 3
+    chain_questions: int = 10
     max_chains: int = 100
     max_facts: int | None = None
     seed: int = 0
@@ -72,6 +76,7 @@ class Growth:
     Attributes:
         facts: in the order of their addition.
         discarded: triplets with the reason, in the order of the decisions.
+        chain_questions: about paths of the graph, those with another answer included.
         rounds: number of completed ones.
         waiting: triplets of the last round without a decision; the growth goes on once they have one.
         proposed: triplets about which people decide, in all rounds.
@@ -84,6 +89,7 @@ class Growth:
 
     facts: list[Found] = field(default_factory=list)
     discarded: list[tuple[Fact, str]] = field(default_factory=list)
+    chain_questions: list[ChainQuestion] = field(default_factory=list)
     rounds: int = 0
     waiting: list[Proposal] = field(default_factory=list)
     proposed: set[Fact] = field(default_factory=set)
@@ -122,6 +128,7 @@ class Grower:
         self.seeds, self.ask, self.limits, self.review, self.report = seeds, ask, limits, review, report
         self.growth = Growth()
         self._validator = Validator(seeds, ask, limits.attempts)
+        self._questioner = ChainQuestioner(seeds, ask, limits.attempts)
         self._step, self._number = "", 0
         self._entity = Spelling(seeds.aliases)
         self._relation = Spelling(dict.fromkeys(seeds.relations, ()))
@@ -134,7 +141,7 @@ class Grower:
     @property
     def step(self) -> str:
         """What the next requests are for."""
-        return self._step or f"round {self._number}, {self._validator.step}"
+        return self._step or f"round {self._number}, {self._questioner.step or self._validator.step}"
 
     def grow(self) -> Growth:
         """Grow until a limit is reached, nothing is new, or triplets wait for people.
@@ -191,7 +198,8 @@ class Grower:
     def _explore(self, facts: Sequence[Found], number: int) -> list[Candidate]:
         """Triplets that the model states in its reasoning about facts and that are new."""
         growth = self.growth
-        questions = list(dict.fromkeys(found.question for found in facts))
+        about_chains = [one.question for one in self._question_chains(facts, number) if not one.problem]
+        questions = list(dict.fromkeys([*(found.question for found in facts), *about_chains]))
         self._step = f"round {number}, reasoning: at least {len(questions)} requests, then one for each sentence"
         sentences: dict[str, str] = {}  # sentence -> question that it belongs to
         for question, response in zip(questions, responses(self.ask, map(reasoning_chat, questions)), strict=True):
@@ -214,6 +222,19 @@ class Grower:
             f"{len(new)} to validate"
         )
         return new
+
+    def _question_chains(self, new: Sequence[Found], number: int) -> list[ChainQuestion]:
+        """Ask about paths with a new fact."""
+        growth = self.growth
+        paths = find_paths([one.fact for one in growth.facts], self._edits, {one.fact for one in new})
+        self._step, self._number = "", number
+        asked = self._questioner.question(draw_paths(paths, self.limits.chain_questions, self.limits.seed))
+        self._questioner.step = ""
+        growth.chain_questions += asked
+        if asked:
+            valid = sum(not one.problem for one in asked)
+            self.report(f"round {number}: {valid} of {len(asked)} questions about {len(paths)} new chains validated")
+        return asked
 
     def _screen(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Those that are new and may be in the graph, each once."""

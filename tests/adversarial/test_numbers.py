@@ -170,7 +170,15 @@ OPTIONS = {
     "build-bake": ["--per-relation", "--paraphrases", "--neighbors", "--seed"],
     "build-knowgic": ["--max-steps"],
     "build-qaedit": ["--num-locality", "--seed", "--limit", "--max-calls"],
-    "grow-graph": ["--rounds", "--attempts", "--max-chains", "--max-facts", "--seed", "--max-calls"],
+    "grow-graph": [
+        "--rounds",
+        "--attempts",
+        "--chain-questions",
+        "--max-chains",
+        "--max-facts",
+        "--seed",
+        "--max-calls",
+    ],
     "leaderboard": ["--resamples"],
     "sweep": ["--workers", "--limit"],
 }

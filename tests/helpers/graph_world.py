@@ -10,7 +10,12 @@ from typing import Any
 
 from judges.backends.base import Outcome, Reply
 from judges.prompt import Chat
-from lm_eval_tasks.knowgic.growth_prompts import EXTRACTION_PROMPT, REASONING_PROMPT, WORDING_PROMPT
+from lm_eval_tasks.knowgic.growth_prompts import (
+    CHAIN_PROMPT,
+    EXTRACTION_PROMPT,
+    REASONING_PROMPT,
+    WORDING_PROMPT,
+)
 
 SEEDS: dict[str, Any] = {
     "seeds": [["Ada Moss", "school", "Elmwood", "Oakridge"]],
@@ -71,6 +76,9 @@ def parse_prompt(prompt: str) -> tuple[str, Any]:
     if prompt.startswith(WORDING_PROMPT):
         fact, *earlier = prompt.removeprefix(WORDING_PROMPT).splitlines()
         return "wording", (tuple(json.loads(fact)), len(earlier[2:]))
+    if prompt.startswith(CHAIN_PROMPT):
+        path, *earlier = prompt.removeprefix(CHAIN_PROMPT).splitlines()
+        return "chain", (tuple(map(tuple, json.loads(path))), len(earlier[2:]))
     if prompt.startswith(REASONING_PROMPT):
         return "reasoning", json.loads(prompt.removeprefix(REASONING_PROMPT))
     if prompt.startswith(EXTRACTION_PROMPT):
@@ -81,6 +89,13 @@ def parse_prompt(prompt: str) -> tuple[str, Any]:
 
 def question_of(subject: str, relation: str) -> str:
     return f"What is the {relation} of {subject}?"
+
+
+def chain_question_of(path: Sequence[Sequence[str]]) -> str:
+    inner = path[0][0]
+    for _, relation, _ in path:
+        inner = f"the {relation} of {inner}"
+    return f"What is {inner}?"
 
 
 def write_wording(fact: Sequence[str], attempt: int) -> str:
@@ -110,6 +125,8 @@ class World:
     def _reply(self, kind: str, texts: Any) -> str:
         if kind == "wording":
             return write_wording(*texts)
+        if kind == "chain":
+            return json.dumps({"question": chain_question_of(texts[0])})
         if kind == "reasoning":
             return "\n".join(f"{n}. {text}" for n, text in enumerate(REASONING.get(texts, ["I do not know."]), start=1))
         if kind == "extraction":

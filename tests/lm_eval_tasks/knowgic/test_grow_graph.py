@@ -46,6 +46,13 @@ def test_the_graph_becomes_records(tmp_path: Path, capsys: Any) -> None:
     content = json.loads(graph.read_text(encoding="utf-8"))
     assert content["provenance"]["reviewed_by_people"] is False
     assert content["provenance"]["writer"]["max_reply_tokens"] == 512
+    assert "questions about chains: 5, 0 of them answered with the last entity" in printed
+    assert content["provenance"]["limits"]["chain_questions"] == 10
+    assert content["provenance"]["chain_questions"][0] == {
+        "chain": [["Ada Moss", "house", "Larkhall"], ["Larkhall", "home", "Elmwood"]],
+        "question": "What is the home of the house of Ada Moss?",
+        "problem": UNKNOWN,
+    }
     assert len(read_graph(graph).facts) == 7
     chains = tmp_path / "chains.json"
     assert main(["build-knowgic", str(graph), "--out", str(chains)]) == 0
