@@ -30,11 +30,11 @@ def grow(folder: Path, world: Any, **limits: Any) -> Any:
     return Grower(read_seeds(write_seeds(folder)), world.ask, Limits(**limits)).grow()
 
 
-PAIRS = [(start, end) for start in range(6) for end in range(6) if start != end]
+PAIRS = [(start, end) for start in range(7) for end in range(7) if start != end]
 FLAGS = st.lists(st.booleans(), min_size=len(PAIRS), max_size=len(PAIRS))
 
 
-@given(present=FLAGS, new=FLAGS, subjects=st.sets(st.integers(0, 5), min_size=1))
+@given(present=FLAGS, new=FLAGS, subjects=st.sets(st.integers(0, 6), min_size=1))
 def test_paths_are_those_of_a_search_over_all_orders(present: list[bool], new: list[bool], subjects: set[int]) -> None:
     facts = [Fact(f"e{a}", f"to {b}", f"e{b}") for (a, b), is_in in zip(PAIRS, present, strict=True) if is_in]
     links = {(fact.subject, fact.object): fact for fact in facts}
