@@ -16,6 +16,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.origin import SettingsOrigin, report_origin_once
 from edit_hooks.base.shipped import find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.placement import on_cpu, placed
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
@@ -41,7 +42,8 @@ class EditJob(Generic[ConfigT]):
         config: configuration with every setting explicit.
         requests: at least one.
         joint: one delta writes all requests.
-        history: deltas of the earlier steps of a stream, already applied to the weights.
+        history: deltas of the earlier steps of a stream, already applied to the weights. Updates are on the devices of
+            their weights, the tensors of ``stream_state`` and of hook edits on the CPU.
         progress: called with the number of requests finished since the last call.
     """
 
@@ -269,12 +271,14 @@ class Editor(abc.ABC, Generic[ConfigT]):
             if self.writes != ("context",):
                 report_origin_once(self.settings_origin(inner))
             report = progress or (lambda count: None)
-            job = EditJob(inner, tokenizer, config, list(requests), joint, list(history), report)
+            steps = [placed(inner, delta) for delta in history]  # some may come from the store, or another device
+            job = EditJob(inner, tokenizer, config, list(requests), joint, steps, report)
             deltas = self.compute(job)
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]
             delta.meta |= {"editor": self.name, "config": settings, "requests": requests_of_delta}
+            delta.stream_state = on_cpu(delta.stream_state)
             self._record_warnings(delta, self.warnings(job, group, delta))
         return deltas
 

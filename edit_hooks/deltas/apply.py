@@ -16,6 +16,7 @@ from torch import nn
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookEdit, attached
+from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.modeling.architectures import is_transposed, linear_of, map_shape, unwrapped
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import at_least_float32, bit_sum
@@ -137,13 +138,13 @@ class AppliedDeltas:
         }
         for name, module in quantized.items():
             self._add_to_output(name, module, delta)
-        for name, update in delta.weights(except_for=quantized).items():
+        for name, update in beside_weights(self.model, delta).weights(except_for=quantized).items():
             name = parameter_name(name, self._parameters)
             weight = self._parameters[name]
             if name not in self._originals:
                 self._originals[name] = weight.detach().clone()
             self._written.pop(name, None)
-            weight.copy_((at_least_float32(weight) + update.to(weight.device)).to(weight.dtype))
+            weight.copy_((at_least_float32(weight) + update).to(weight.dtype))
             self._written[name] = _Written.of(weight)
         if delta.runtime_part is not None:
             parts = [self.runtime_part, delta.runtime_part]

@@ -56,7 +56,8 @@ class Delta:
             by row). The update of a module without a mask is written whole.
         hook_edit: the part that acts through hooks while the model runs (a codebook, side memories, adapters).
         contexts: text for prompts, one per fact.
-        stream_state: tensors that later steps of a stream need from this one. Saved, but not part of the update.
+        stream_state: tensors that later steps of a stream need from this one, on the CPU. Saved, but not part of the
+            update.
         diagnostics: facts about how the edit was made (JSON-able): losses, steps, norms, warnings.
         meta: identity of the edit (JSON-able): editor, configuration, requests, base model fingerprint.
         intermediates: tensors for inspection (keys, values), on request. Never saved.
@@ -148,7 +149,7 @@ class Delta:
         """One delta equal to all of them applied in this order.
 
         Factors are concatenated (ranks add up), dense and masked updates are added, hook edits are combined by their
-        kind and contexts are concatenated.
+        kind and contexts are concatenated. A weight's updates are on the device of its first one.
 
         Raises:
             EditingError: for hook edits of several kinds or at several modules.
@@ -163,11 +164,12 @@ class Delta:
             # A masked update has no low rank, so a delta with masks is added as a dense one.
             dense, factors = (delta.weights(), {}) if delta.masks else (delta.dense, delta.factors)
             for name, update in dense.items():
-                total.dense[name] = total.dense[name] + update if name in total.dense else update
+                so_far = total.dense.get(name)
+                total.dense[name] = update if so_far is None else so_far + update.to(so_far.device)
             for name, factor in factors.items():
                 if name in total.factors:
-                    so_far = total.factors[name]
-                    left, right = torch.cat([so_far.left, factor.left], 1), torch.cat([so_far.right, factor.right], 1)
+                    earlier = total.factors[name]
+                    left, right = _joined(earlier.left, factor.left), _joined(earlier.right, factor.right)
                     factor = Factor(left, right, factor.transposed)
                 total.factors[name] = factor
         return total
@@ -261,3 +263,8 @@ class Delta:
         if self.contexts:
             settings["contexts"] = [context.to_dict() for context in self.contexts]
         return settings
+
+
+def _joined(earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+    """The columns of both, on the device of the first."""
+    return torch.cat([earlier, later.to(earlier.device)], 1)

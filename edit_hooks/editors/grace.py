@@ -84,7 +84,7 @@ class GRACEConfig(EditorConfig):
 
 @dataclass
 class Entry:
-    """One entry of a codebook; the label is the token ids of the target."""
+    """One entry of a codebook, on the CPU; the label is the token ids of the target."""
 
     key_F: torch.Tensor
     value_D: torch.Tensor
@@ -111,7 +111,8 @@ def add_edit(
     """Add an edit with key ``query_F`` by GRACE's rules; values are trained later.
 
     Args:
-        value_D: initial value of a new entry.
+        codebook, query_F: on the CPU, where steps of a stream are saved.
+        value_D: initial value of a new entry, on any device.
     """
     new = Entry(query_F, value_D, config.radius, label)
     if not codebook:
@@ -162,14 +163,14 @@ class GRACE(Editor[GRACEConfig]):
             query_RF, output_RD = _read_at_prompt_end(model, name, rows, context)
             values_RD = output_RD if config.value_init == "warm" else _cold_values(model, name, job.requests, config)
             changes = [
-                add_edit(codebook, query_F, value_D, [token for _, token in target.labels], config)
+                add_edit(codebook, query_F.cpu(), value_D, [token for _, token in target.labels], config)
                 for target, query_F, value_D in zip(targets, query_RF, values_RD, strict=True)
             ]
             start_RD = torch.stack([change.entries[change.trained].value_D.to(output_RD) for change in changes])
             values_RD, losses_SR = _train(model, name, rows, context, start_RD, config)
         deltas = []
         for row, change in enumerate(changes):
-            change.entries[change.trained].value_D = values_RD[row]
+            change.entries[change.trained].value_D = values_RD[row].cpu()
             deltas.append(_delta(change, len(codebook), losses_SR[:, row].tolist(), name, config))
         job.progress(len(deltas))
         return deltas
@@ -276,7 +277,7 @@ def _delta(change: CodebookChange, size_before: int, losses: list[float], name: 
         "labels": [entry.label for entry in entries],
     }
     return Delta(
-        hook_edit=HookEdit("codebook", {key: tensor.cpu() for key, tensor in tensors.items()}, settings),
+        hook_edit=HookEdit("codebook", tensors, settings),
         diagnostics={
             **loss_diagnostics(losses, num_steps=len(losses)),
             "entry": change.reason,

@@ -30,6 +30,7 @@ from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited, read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
+from edit_hooks.deltas.placement import placed
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError
@@ -100,10 +101,11 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         self._largest: dict[tuple[str, str], float] = {}
 
     def compute(self, job: EditJob[PRUNEConfig]) -> list[Delta]:
-        raw_history = [_raw_update(delta) for delta in job.history]
+        # Raw updates are saved with the stream's state, on the CPU.
+        raw_history = [placed(job.model, _raw_update(delta)) for delta in job.history]
         to_raw = _difference_of_sums(raw_history, job.history)
         with edited(job.model, to_raw) if job.history else contextlib.nullcontext():
-            raw_deltas = self.base_edits(job)
+            raw_deltas = [placed(job.model, delta) for delta in self.base_edits(job)]
         return [self._restrain_delta(job, raw, raw_history) for raw in raw_deltas]
 
     @torch.no_grad()

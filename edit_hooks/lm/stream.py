@@ -23,6 +23,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
+from edit_hooks.deltas.placement import placed
 from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
@@ -187,6 +188,7 @@ class EditStream:
         description = self._description(group, applied.state())
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
+            delta = placed(self.model, delta)  # once, where each later step would move it again
             applied.add(delta)
             self._verify(step, applied.state(), delta.meta["state_after"])
             return delta

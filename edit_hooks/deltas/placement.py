@@ -1,0 +1,75 @@
+"""Devices of an edit's tensors: updates beside the weights they change, bookkeeping on the CPU.
+
+A computed edit has its updates where the model is, a loaded one on the CPU. A stream that was resumed from the store
+has both, so they are brought together before tensors of several edits are combined, and before an update is formed
+from its factors: a product rounds differently on another device, and resumed streams are bit-identical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.modeling.architectures import linear_of, unwrapped
+
+CPU = torch.device("cpu")
+
+
+def placed(model: nn.Module, delta: Delta) -> Delta:
+    """The edit as the history of a stream needs it; itself if no tensor has to move.
+
+    Updates are on the devices of their weights, the tensors of ``stream_state`` and of the hook edit on the CPU.
+    """
+    delta = beside_weights(model, delta)
+    if not _all_on_cpu(delta.stream_state):
+        delta = replace(delta, stream_state=on_cpu(delta.stream_state))
+    hook_edit = delta.hook_edit
+    if hook_edit is not None and not _all_on_cpu(hook_edit.tensors):
+        delta = replace(delta, hook_edit=HookEdit(hook_edit.kind, on_cpu(hook_edit.tensors), hook_edit.settings))
+    return delta
+
+
+def beside_weights(model: nn.Module, delta: Delta) -> Delta:
+    """The edit with its factors and dense updates on the devices of their weights; itself if none has to move.
+
+    Updates of parameters that the model does not have stay where they are: applying them raises.
+    """
+    inner = unwrapped(model)
+    factors = {name: _moved(factor, _device(inner, f"{name}.weight")) for name, factor in delta.factors.items()}
+    dense = {name: _to(update, _device(inner, name)) for name, update in delta.dense.items()}
+    is_moved = any(factor is not delta.factors[name] for name, factor in factors.items())
+    is_moved |= any(update is not delta.dense[name] for name, update in dense.items())
+    return replace(delta, factors=factors, dense=dense) if is_moved else delta
+
+
+def on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, on the CPU."""
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def _all_on_cpu(tensors: Mapping[str, torch.Tensor]) -> bool:
+    return all(tensor.device == CPU for tensor in tensors.values())
+
+
+def _device(model: nn.Module, parameter: str) -> torch.device | None:
+    """Device of a parameter, inside an adapter layer or not; ``None`` if the model has no such parameter."""
+    module, _, leaf = parameter.rpartition(".")
+    try:
+        tensor = getattr(linear_of(model.get_submodule(module)), leaf, None)
+    except AttributeError:
+        return None
+    return tensor.device if isinstance(tensor, torch.Tensor) else None
+
+
+def _moved(factor: Factor, device: torch.device | None) -> Factor:
+    left, right = _to(factor.left, device), _to(factor.right, device)
+    return factor if left is factor.left and right is factor.right else factor._replace(left=left, right=right)
+
+
+def _to(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    return tensor if device is None else tensor.to(device)  # itself if it is there
