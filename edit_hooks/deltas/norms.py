@@ -30,9 +30,13 @@ def update_norm_ratio(model: nn.Module, delta: Delta) -> float:
 
 
 def largest_norm_ratio(model: nn.Module, delta: Delta) -> float:
-    """Largest ||update|| / ||W|| over the edited parameters; forms the dense updates, masks included."""
+    """Largest ||update|| / ||W|| over the edited parameters; 0 without any.
+
+    Forms the dense updates, masks included.
+    """
     inner = unwrapped(model)
-    return max(
+    ratios = [
         float(update.norm()) / float(at_least_float32(read_parameter(inner, name)).norm())
         for name, update in delta.weights().items()
-    )
+    ]
+    return max(ratios, default=0.0)

@@ -129,8 +129,11 @@ class LoRA(Editor[LoRAConfig]):
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         return list(range(num_layers(model_config)))
 
+    def target_modules(self, config: LoRAConfig, model: nn.Module) -> list[str]:
+        return architecture_of(model).all_module_names(config.modules, config.edited_layers)
+
     def compute(self, job: EditJob[LoRAConfig]) -> list[Delta]:
-        names = architecture_of(job.model).all_module_names(job.config.modules, job.config.edited_layers)
+        names = self.target_modules(job.config, job.model)
         for name in names:
             if hasattr(job.model.get_submodule(name), "base_layer"):
                 raise EditingError(

@@ -140,6 +140,9 @@ class MEND(Editor[MENDConfig]):
             self._apply_manifest(config, read_manifest(config.artifact))
         return config
 
+    def target_modules(self, config: MENDConfig, model: nn.Module) -> list[str]:
+        return list(edited_shapes(model, config))
+
     def check_inputs(self, config: MENDConfig) -> None:
         if config.artifact is None:
             raise EditingError(

@@ -14,7 +14,9 @@ on the weights written so far and the keys are read there (``running``):
     A <- A + D' K^T K P^-1,      D' the base editor's update of W_0 + A.
 
 A step of several requests is written request by request, as released (``joint_steps: one_by_one``),
-or from one joint edit of the base editor (``together``). K P^-1 is solved in float64 through the smaller of two
+or from one joint edit of the base editor (``together``). As released, the recursion covers every map that the base
+editor can change: a step whose edit leaves a map alone (KN chooses its blocks by the fact) has D = 0 there, so it adds
+its keys to P and corrects A. K P^-1 is solved in float64 through the smaller of two
 systems: f x f, or of the number of tokens seen so far (Woodbury). The update is thus a factor with one column per
 token. The keys are stored in ``Delta.stream_state``. While the base editor works, the earlier steps' deltas are
 subtracted from the weights, which gives W_0 up to one rounding of the weights.
@@ -29,6 +31,7 @@ Shapes: T tokens of a step, S tokens of earlier steps, N = S + T, f and d input 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -97,7 +100,7 @@ class SimIE(PostProcessingEditor[SimIEConfig]):
             for request in job.requests:
                 steps += self._steps(job, [request], [*job.history, *steps], joint=False)
                 applied.enter_context(edited(job.model, steps[-1]))
-        return [_concatenate(job.model, steps)]
+        return [concatenated(job.model, steps)]
 
     def _steps(
         self, job: EditJob[SimIEConfig], requests: Sequence[EditRequest], history: Sequence[Delta], joint: bool
@@ -109,13 +112,18 @@ class SimIE(PostProcessingEditor[SimIEConfig]):
         with edited(model, _negated_sum(history)) if starts_over else contextlib.nullcontext():
             ideals = self.base.edit(model, job.tokenizer, requests, joint=joint, progress=job.progress)
             keys = [
-                _read_keys(model, job.tokenizer, group, _edited_maps(ideal))
+                _read_keys(model, job.tokenizer, group, self._maps(job, ideal, history))
                 for group, ideal in zip(groups, ideals, strict=True)
             ]
         return [
             _combine(model, ideal, keys_of_group, history, config)
             for ideal, keys_of_group in zip(ideals, keys, strict=True)
         ]
+
+    def _maps(self, job: EditJob[SimIEConfig], ideal: Delta, history: Sequence[Delta]) -> list[str]:
+        """Names of the maps of the recursion: those that the base editor can change, changes now, or has changed."""
+        possible = self.base.target_modules(self.base.resolve_config(job.model, job.tokenizer), job.model)
+        return list(dict.fromkeys([*possible, *_edited_maps(ideal), *_maps_of_stream(history)]))
 
 
 @torch.no_grad()
@@ -127,33 +135,35 @@ def _combine(
     delta = Delta(diagnostics=ideal.diagnostics, meta=ideal.meta, intermediates=ideal.intermediates)
     shares = {}
     for name, keys_TF in keys.items():
-        past_SF = _past_keys(history, name, keys_TF)
-        right_TF = solve_keys(keys_TF, past_SF, ridge)
         module = model.get_submodule(name)
         transposed = is_transposed(module)
-        ideal_TD = output_change(ideal, name, transposed, keys_TF)
-        left_TD = ideal_TD.clone()
-        for step in history if config.base_weights == "initial" else ():
-            left_TD -= output_change(step, name, transposed, keys_TF)
         dtype = torch.promote_types(weight_of(module).dtype, torch.float32)
-        delta.factors[name] = Factor(left_TD.T.to(dtype), right_TF.T.to(dtype), transposed)
         delta.stream_state[f"{STATE_PREFIX}{name}"] = keys_TF.to(dtype)
-        written_TD = (keys_TF @ solve_keys(keys_TF, keys_TF[:0], ridge).T) @ ideal_TD
-        shares[name] = float(written_TD.norm() / ideal_TD.norm().clamp(min=1e-30))
+        outputs = [output_change(ideal, name, transposed, keys_TF)] if _changes(ideal, name) else []
+        if outputs:
+            written_TD = (keys_TF @ solve_keys(keys_TF, keys_TF[:0], ridge).T) @ outputs[0]
+            shares[name] = float(written_TD.norm() / outputs[0].norm().clamp(min=1e-30))
+        if config.base_weights == "initial":
+            outputs += [-output_change(step, name, transposed, keys_TF) for step in history if _changes(step, name)]
+        if not outputs:
+            continue  # D and A are zero
+        left_TD = functools.reduce(torch.add, outputs)  # (D - A) K^T, transposed
+        right_TF = solve_keys(keys_TF, _past_keys(history, name, keys_TF), ridge)
+        delta.factors[name] = Factor(left_TD.T.to(dtype), right_TF.T.to(dtype), transposed)
     delta.diagnostics["simie"] = {"written_share": shares}
     delta.diagnostics["update_norm_ratio"] = largest_norm_ratio(model, delta)
     return delta
 
 
-def _concatenate(model: nn.Module, steps: Sequence[Delta]) -> Delta:
+def concatenated(model: nn.Module, steps: Sequence[Delta]) -> Delta:
     """The sum of consecutive steps, with the keys of all."""
     total = Delta()
-    for name, factor in steps[0].factors.items():
-        factors = [step.factors[name] for step in steps]
+    for name in dict.fromkeys(name for step in steps for name in step.factors):
+        factors = [step.factors[name] for step in steps if name in step.factors]
         left, right = (torch.cat([getattr(one, side) for one in factors], 1) for side in ("left", "right"))
-        total.factors[name] = factor._replace(left=left, right=right)
-    for name in steps[0].stream_state:
-        total.stream_state[name] = torch.cat([step.stream_state[name] for step in steps])
+        total.factors[name] = factors[0]._replace(left=left, right=right)
+    for name in dict.fromkeys(name for step in steps for name in step.stream_state):
+        total.stream_state[name] = torch.cat([step.stream_state[name] for step in steps if name in step.stream_state])
     total.diagnostics = {
         "requests": [step.diagnostics for step in steps],
         "update_norm_ratio": largest_norm_ratio(model, total),
@@ -221,15 +231,31 @@ def _read_keys(
     return {name: torch.cat(keys) for name, keys in parts.items()}
 
 
+def _maps_of_stream(history: Sequence[Delta]) -> list[str]:
+    """Names of the maps whose keys the earlier steps have stored.
+
+    Raises:
+        EditingError: a step has stored none.
+    """
+    names = []
+    for delta in history:
+        stored = [key.removeprefix(STATE_PREFIX) for key in delta.stream_state if key.startswith(STATE_PREFIX)]
+        if not stored:
+            raise EditingError("a delta of the history was not made by SimIE; a stream has one editor throughout.")
+        names += stored
+    return names
+
+
 def _past_keys(history: Sequence[Delta], name: str, like: torch.Tensor) -> torch.Tensor:
     """Keys [S, f] of the earlier steps at one map."""
-    parts = [like[:0]]
-    for delta in history:
-        if not any(key.startswith(STATE_PREFIX) for key in delta.stream_state):
-            raise EditingError("a delta of the history was not made by SimIE; a stream has one editor throughout.")
-        if f"{STATE_PREFIX}{name}" in delta.stream_state:
-            parts.append(delta.stream_state[f"{STATE_PREFIX}{name}"].to(like))
-    return torch.cat(parts)
+    key = f"{STATE_PREFIX}{name}"
+    parts = [delta.stream_state[key].to(like) for delta in history if key in delta.stream_state]
+    return torch.cat([like[:0], *parts])
+
+
+def _changes(delta: Delta, name: str) -> bool:
+    """Whether a delta changes a map."""
+    return f"{name}.weight" in delta.parameter_names
 
 
 def output_change(delta: Delta, name: str, transposed: bool, keys_TF: torch.Tensor) -> torch.Tensor:

@@ -210,6 +210,9 @@ class UltraEdit(Editor[UltraEditConfig]):
         config.module_names(unwrapped(model))
         return config
 
+    def target_modules(self, config: UltraEditConfig, model: nn.Module) -> list[str]:
+        return config.module_names(model)
+
     def guesses(self, config: UltraEditConfig) -> Sequence[str]:
         if config.lr is not None or "relative_update" in self.overrides:
             return []

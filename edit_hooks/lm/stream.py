@@ -158,7 +158,7 @@ class EditStream:
                 if self.stopped and step >= len(self.steps):
                     break
                 delta = self._write(step, self.plan.usable(group), applied, history)
-                if delta.writes:  # a step without a usable request changes nothing
+                if delta.writes or delta.stream_state:  # a step without a usable request has neither
                     history.append(delta)
                 bar.update(len(self.plan.usable(group)))
                 visitor(step, applied.runtime_part)

@@ -8,8 +8,13 @@ from editor_settings import FT_CONFIG, MEMIT_CONFIG, ROME_CONFIG
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
-from edit_hooks.editors.simie import output_change, solve_keys
-from edit_hooks.modeling.architectures import is_transposed
+from edit_hooks.deltas.delta import Factor
+from edit_hooks.editors import kn
+from edit_hooks.editors.simie import STATE_PREFIX, concatenated, output_change, solve_keys
+from edit_hooks.lm.plan import EditPlan, chunked
+from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.modeling.architectures import architecture_of, is_transposed
+from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
@@ -30,38 +35,55 @@ def keys_of(model, tokenizer, name: str, request) -> torch.Tensor:
     return kept[0]
 
 
-def recursion(model, tokenizer, base, steps) -> list[dict[str, torch.Tensor]]:
-    """A after every step [d, f] by map: ideal edits on the unedited model, dense P and its plain inverse."""
-    written: dict[str, torch.Tensor] = {}
-    seen: dict[str, torch.Tensor] = {}
+def recursion(model, tokenizer, base, steps, weights: str = "initial") -> list[dict[str, torch.Tensor]]:
+    """A after every step [d, f] by map: dense P and its plain inverse, for all maps that the base can edit."""
+    names = [architecture_of(model).rewrite_name(layer) for layer in base.default_config(model).edited_layers]
+    transposed = is_transposed(model.get_submodule(names[0]))
+    identity = torch.eye(keys_of(model, tokenizer, names[0], steps[0][0]).shape[1], dtype=torch.float64)
+    seen = dict.fromkeys(names, RIDGE * identity)
+    written = {name: torch.zeros(model.config.hidden_size, len(identity), dtype=torch.float64) for name in names}
     history = []
     for requests in steps:
-        (ideal,) = base.edit(model, tokenizer, requests, joint=len(requests) > 1)
-        for parameter, update in ideal.weights().items():
-            name = parameter.removesuffix(".weight")
-            d_DF = update.T if is_transposed(model.get_submodule(name)) else update
-            keys_TF = torch.cat([keys_of(model, tokenizer, name, request) for request in requests])
-            width = keys_TF.shape[1]
-            p_FF = seen.get(name, RIDGE * torch.eye(width, dtype=torch.float64)) + keys_TF.T @ keys_TF
-            a_DF = written.get(name, torch.zeros_like(d_DF))
-            written[name] = a_DF + (d_DF - a_DF) @ keys_TF.T @ keys_TF @ torch.linalg.inv(p_FF)
-            seen[name] = p_FF
-        history.append(dict(written))
+        dense = {f"{name}.weight": a_DF.T if transposed else a_DF for name, a_DF in written.items()}
+        with edited(model, Delta(dense=dense if weights == "running" else {})):
+            (ideal,) = base.edit(model, tokenizer, requests, joint=len(requests) > 1)
+            keys = {
+                name: torch.cat([keys_of(model, tokenizer, name, request) for request in requests]) for name in names
+            }
+        for name, keys_TF in keys.items():
+            update = ideal.weights().get(f"{name}.weight", dense[f"{name}.weight"] * 0)
+            target_DF = update.T if transposed else update
+            if weights == "initial":
+                target_DF = target_DF - written[name]
+            seen[name] = seen[name] + keys_TF.T @ keys_TF
+            written[name] = written[name] + target_DF @ keys_TF.T @ keys_TF @ torch.linalg.inv(seen[name])
+        history.append({name: a_DF for name, a_DF in written.items() if a_DF.any()})
     return history
 
 
+# Edits of different facts touch different blocks: on Llama all three, then one, two, and all again.
+KN_CONFIG = {"layers": [0, 1, 2], "threshold": 0.5, "num_steps": 4}
+
+
 @pytest.mark.parametrize(
-    ("base", "settings", "size"),
-    [("rome", ROME_CONFIG, 1), ("memit", MEMIT_CONFIG, 2), ("ft_m", {**FT_CONFIG, "train_bias": False}, 2)],
+    ("base", "settings", "size", "weights"),
+    [
+        ("rome", ROME_CONFIG, 1, "initial"),
+        ("memit", MEMIT_CONFIG, 2, "initial"),
+        ("ft_m", {**FT_CONFIG, "train_bias": False}, 2, "initial"),
+        ("kn", KN_CONFIG, 1, "initial"),
+        ("kn", KN_CONFIG, 1, "running"),
+    ],
 )
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
-def test_a_stream_is_the_recursion(model_type, base, settings, size, tmp_path):
+def test_a_stream_is_the_recursion(model_type, base, settings, size, weights, tmp_path):
     """Low-rank and dense bases, steps of one and of two; deltas go through the disk as in a resumed run."""
     model, tokenizer = wide(model_type)
     steps = [EDITS[start : start + size] for start in range(0, len(EDITS), size)]
-    wanted = recursion(model, tokenizer, load_editor(base, settings), steps)
+    wanted = recursion(model, tokenizer, load_editor(base, settings), steps, weights)
     # The base is resolved once, on the unedited weights, as a stream does.
-    config = {"base": base, "base_settings": settings, "ridge": RIDGE, "joint_steps": "together"}
+    config = {"base": base, "base_settings": settings, "layers": settings["layers"], "ridge": RIDGE}
+    config |= {"joint_steps": "together", "base_weights": weights}
     editor = load_editor("simie", config)
     history: list[Delta] = []
     for number, requests in enumerate(steps):
@@ -69,12 +91,66 @@ def test_a_stream_is_the_recursion(model_type, base, settings, size, tmp_path):
             (delta,) = editor.edit(model, tokenizer, requests, joint=size > 1, history=history)
         delta.save(tmp_path / f"{number}.safetensors")
         history.append(Delta.load(tmp_path / f"{number}.safetensors"))
-        assert delta.is_low_rank and set(delta.factors) == set(wanted[number])
+        assert delta.is_low_rank
+        assert {name for step in history for name in step.factors} == set(wanted[number])
         for name, expected_DF in wanted[number].items():
-            total = sum(step.weights()[f"{name}.weight"] for step in history)
+            total = Delta.summed(history).weights()[f"{name}.weight"]
             ours_DF = total.T if is_transposed(model.get_submodule(name)) else total
             # W_0 is had back up to rounding, and the base's optimization runs on it: Adam makes more of that.
             assert float((ours_DF - expected_DF).norm() / expected_DF.norm()) < 1e-6, (number, name)
+
+
+def test_a_joint_step_joins_edits_of_different_maps():
+    model, _ = wide("llama")
+    first, second = "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"
+    generator = torch.Generator().manual_seed(0)
+
+    def step(*names: str) -> Delta:
+        sides = {name: [torch.randn(n, 2, generator=generator) for n in (32, 64)] for name in names}
+        keys = {f"{STATE_PREFIX}{name}": torch.randn(2, 64, generator=generator) for name in names}
+        return Delta(factors={name: Factor(*pair) for name, pair in sides.items()}, stream_state=keys)
+
+    steps = [step(first), step(second, first), step(second)]
+    total = concatenated(model, steps)
+    for name, pair in ((first, steps[:2]), (second, steps[1:])):
+        torch.testing.assert_close(total.weights()[f"{name}.weight"], Delta.summed(pair).weights()[f"{name}.weight"])
+        key = f"{STATE_PREFIX}{name}"
+        assert torch.equal(total.stream_state[key], torch.cat([part.stream_state[key] for part in pair]))
+
+
+def test_an_edit_that_changes_nothing_still_protects_its_keys(monkeypatch):
+    """KN selects no unit where no attribution is positive; later steps of a stream have the keys of its text."""
+    model, tokenizer = wide("llama")
+    config = {"base": "kn", "base_settings": KN_CONFIG, "layers": KN_CONFIG["layers"], "ridge": RIDGE}
+    coarse_neurons = kn.coarse_neurons
+    selections = iter([lambda *_: [], coarse_neurons])
+    monkeypatch.setattr(kn, "coarse_neurons", lambda *scores: next(selections)(*scores))
+    plan = EditPlan(chunked([(request,) for request in EDITS[:2]], 1, cumulative=True), cumulative=True)
+    identity = model_identity(model, tokenizer)
+    stream = EditStream(model, tokenizer, load_editor("simie", config), plan, None, identity, Guard(), quiet=True)
+    stream.make()
+    first, second = stream.deltas
+    assert not first.writes and first.diagnostics["update_norm_ratio"] == 0
+    assert len(first.stream_state) == 3 and all(len(keys_TF) > 1 for keys_TF in first.stream_state.values())
+    monkeypatch.setattr(kn, "coarse_neurons", coarse_neurons)
+    (expected,) = load_editor("simie", config).edit(model, tokenizer, EDITS[1:2], history=[first])
+    assert second.checksum() == expected.checksum()
+
+
+@pytest.mark.parametrize(
+    ("base", "settings"),
+    [
+        ("lora", {"modules": ["query_value"], "num_steps": 2}),
+        ("ultraedit", {"modules": {"gate": [1]}, "calibration": []}),
+        ("mend", {"modules": ["mlp_in"], "artifact": "identity"}),
+    ],
+)
+def test_keys_are_those_of_the_maps_that_the_base_edits(base, settings):
+    model, tokenizer = wide("llama")
+    editor = load_editor("simie", {"base": base, "base_settings": settings, "layers": [1]})
+    (delta,) = editor.edit(model, tokenizer, EDITS[:1])
+    assert {f"{STATE_PREFIX}{name}" for name in delta.factors} == delta.stream_state.keys()
+    assert not any("down_proj" in name for name in delta.factors)
 
 
 def test_independent_edits_are_first_steps_and_a_small_ridge_keeps_the_ideal_edit():
