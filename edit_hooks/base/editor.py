@@ -22,7 +22,7 @@ from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
 from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout
 from edit_hooks.request import SLOT, EditRequest, require_subjects, require_text
-from edit_hooks.utils.errors import EditingError, UnusableRequestError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.progress import Progress
 
@@ -263,8 +263,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             raise EditingError(f"editor {self.name!r} writes one request at a time; joint=True is not possible.")
         self.check_model(model)
         inner = unwrapped(model)
-        if unusable := self.find_unusable(tokenizer, requests, position_limit(inner.config), inner):
-            raise UnusableRequestError(next(iter(unusable.values())), unusable)
+        refuse(self.find_unusable(tokenizer, requests, position_limit(inner.config), inner))
         # lm-eval disables gradients; editors need them in any mode of the caller.
         with gradients(True):
             config = self.resolve_config(inner, tokenizer)
@@ -309,16 +308,40 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
         Args:
             limit: number of positions of the model, if it has one.
-            model: extends the check to context templates that are resolved for this model.
+            model: extends the check to its shipped settings, and to context templates that are resolved for it.
         """
         prefix = max((template.partition(SLOT)[0] for template in self.known_contexts(model)), key=len, default="")
         reasons: dict[str, str] = {}
         for request in requests:
             try:
                 self._check_request(tokenizer, request, prefix, limit)
+                self.check_request(tokenizer, request, model)
             except UnusableRequestError as error:
                 reasons[request.key] = str(error)
         return reasons
+
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        """Hook: refuse a request that this editor cannot use under its settings (:meth:`known_config`).
+
+        For what can be told from the request and the settings alone. All requests of a call are checked before any of
+        them is computed, so that the error names every one at fault.
+
+        Raises:
+            UnusableRequestError: with the reason.
+        """
+
+    def known_config(self, model: PreTrainedModel | None = None) -> ConfigT:
+        """Return the configuration as far as it is known: resolved for a model, else without sampled settings.
+
+        Without a model, settings of its shipped file are missing.
+        """
+        if model is not None and model in self._resolved:
+            return self._resolved[model]
+        chosen = self.overrides.get("shipped")
+        shipped = {} if model is None else find_shipped(self.config_folders, model.config, chosen).settings
+        return self.config_class.from_mapping(self.config_class.overridden(shipped, self.overrides))
 
     def num_tokens_past_target(self) -> int:
         """Hook: number of tokens that are run behind those that predict the target.
@@ -330,13 +353,18 @@ class Editor(abc.ABC, Generic[ConfigT]):
     def _check_request(
         self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, prefix: str, limit: int | None
     ) -> None:
-        """Refuse a request without a subject or tokens for it, without target tokens, or longer than the context."""
+        """Refuse a request without tokens of its prompt, subject or target, or longer than the context."""
         require_text(request.text + request.target_new)
         if self.needs_subject:
             require_subjects([request], self.name)
         case = f"case {request.case_id}"
         placed = request.in_template(prefix + SLOT)
         encoding = encode(tokenizer, placed.text + placed.continuation)
+        alone = encode(tokenizer, request.text + request.continuation) if prefix else encoding
+        if self.writes != ("context",) and first_token_past(alone, len(request.text)) == 0:
+            raise UnusableRequestError(
+                f"{case}: prompt {request.text!r} has no token before the target, so nothing could predict it."
+            )
         if first_token_past(encoding, len(placed.text)) == len(encoding.ids):
             raise UnusableRequestError(
                 f"{case}: target_new {request.target_new!r} has no token of its own after {request.text!r}."

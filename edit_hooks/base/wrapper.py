@@ -17,6 +17,7 @@ from edit_hooks.base.registry import editor_class
 from edit_hooks.base.shipped import find_shipped
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 
 SHARED_SETTINGS = ("layers", "seed", "engine")
@@ -93,6 +94,11 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
 
     def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
         return self.base.known_contexts(model)
+
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        self.base.check_request(tokenizer, request, model)
 
     def base_edits(self, job: EditJob[WrapperConfigT]) -> list[Delta]:
         """Compute the base editor's deltas for the same job."""

@@ -45,8 +45,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
-from edit_hooks.deltas.delta import Delta
 from edit_hooks.editors.rome import RankOneEditor, ROMEConfig
+from edit_hooks.locate.context_templates import BARE
 from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.locate.rows import Row, fact_position, key_row
 from edit_hooks.locate.suffix_forward import SuffixForward
@@ -134,10 +134,16 @@ class BIRD(RankOneEditor[BIRDConfig]):
         config.phrase_table_digest = key_of(phrase_table(config.wording))
         return config
 
-    def compute(self, job: EditJob[BIRDConfig]) -> list[Delta]:
-        for request in job.requests:
-            expressions_of(request, job.config)  # fail before any optimization
-        return super().compute(job)
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        config = self.known_config(model)
+        expressions = [text for text in expressions_of(request, config) if text is not None]
+        try:
+            for text in expressions:
+                _encode_expression(tokenizer, text, BARE, config)
+        except UnusableRequestError as error:
+            raise UnusableRequestError(f"case {request.case_id}: {error}") from None
 
     def terms(self, job: EditJob[BIRDConfig], make_forward: MakeForward) -> TermMaker | None:
         make_others = super().terms(job, make_forward)

@@ -187,13 +187,17 @@ class KN(Editor[KNConfig]):
         is_long = delta.diagnostics["target_tokens"] > LONG_TARGET
         return [LONG_TARGET_WARNING] if is_long and job.config.factors != "original" else []
 
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        if request.target_true is None:
+            raise UnusableRequestError(
+                f"case {request.case_id} (prompt {request.text!r}) has no 'target_true'; editor 'kn' needs the old "
+                "answer to find its units. Add it to the record, or use another editor."
+            )
+        _answer_tokens(tokenizer, request.text, request.continued_by(request.target_true))
+
     def compute(self, job: EditJob[KNConfig]) -> list[Delta]:
-        for request in job.requests:
-            if request.target_true is None:
-                raise UnusableRequestError(
-                    f"case {request.case_id} (prompt {request.text!r}) has no 'target_true'; editor 'kn' needs the old "
-                    "answer to find its units. Add it to the record, or use another editor."
-                )
         if job.model.get_input_embeddings().weight.shape[1] != job.model.config.hidden_size:
             raise EditingError(
                 "editor 'kn' adds embeddings to MLP outputs, and this model's embeddings have another width; use "
@@ -355,12 +359,7 @@ def _answer_contexts(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, kind: AnswerContext
 ) -> Iterator[tuple[list[int], int]]:
     """For every token of the answer, the ids that precede it."""
-    ids, answer_ids = split_continuation(tokenizer, prompt, answer)
-    if not ids or not answer_ids:
-        raise UnusableRequestError(
-            f"answer {answer!r} after prompt {prompt!r} has no token to attribute; give a prompt and an answer that "
-            "are not empty."
-        )
+    ids, answer_ids = _answer_tokens(tokenizer, prompt, answer)
     if kind == "in_context":
         yield from (([*ids, *answer_ids[:i]], token) for i, token in enumerate(answer_ids))
         return
@@ -370,6 +369,21 @@ def _answer_contexts(
         yield ids, token
         if kind == "own":  # as released: the model's own token, appended as text
             text += tokenizer.decode(greedy_continuation(model, ids, 1))
+
+
+def _answer_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> tuple[list[int], list[int]]:
+    """The ids of a prompt and of the answer after it.
+
+    Raises:
+        UnusableRequestError: one of them has no token.
+    """
+    ids, answer_ids = split_continuation(tokenizer, prompt, answer)
+    if not ids or not answer_ids:
+        raise UnusableRequestError(
+            f"answer {answer!r} after prompt {prompt!r} has no token to attribute; give a prompt and an answer that "
+            "are not empty."
+        )
+    return ids, answer_ids
 
 
 def _token_attributions(

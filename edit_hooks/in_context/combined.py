@@ -74,6 +74,12 @@ class EditorWithContext(Editor[CombinedConfig]):
     def known_contexts(self, model: PreTrainedModel | None = None) -> Sequence[str]:
         return self.base.known_contexts(model)
 
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        self.base.check_request(tokenizer, request, model)
+        self.context.check_request(tokenizer, request, model)
+
     def edit(
         self,
         model: nn.Module,

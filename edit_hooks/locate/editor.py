@@ -27,7 +27,7 @@ from edit_hooks.modeling.architectures import num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import UnusableRequestError
+from edit_hooks.utils.errors import refuse
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 UNLIKELY_NLL = 1.0
@@ -254,17 +254,20 @@ def check_reach(job: EditJob[LocateThenEditConfigT], problems: Sequence[ValuePro
     predicted at the fact token, the gradient is zero and nothing is learned.
 
     Raises:
-        EditingError: an edit cannot reach its target.
+        UnusableRequestError: edits cannot reach their targets; it names all of them.
     """
     if layer != num_layers(job.model) - 1:
         return
-    for request, (rows, _) in zip(job.requests, problems, strict=True):
-        if not any(position == row.position for row in rows for position, _ in row.labels):
-            raise UnusableRequestError(
-                f"case {request.case_id}: block {layer} is the last one, so an edit at the fact token of "
-                f"{request.text!r} cannot reach the target after it. Choose an earlier block with 'layers', or "
-                "fact_token=last."
-            )
+    unreachable = {
+        request.key: (
+            f"case {request.case_id}: block {layer} is the last one, so an edit at the fact token of "
+            f"{request.text!r} cannot reach the target after it. Choose an earlier block with 'layers', or "
+            "fact_token=last."
+        )
+        for request, (rows, _) in zip(job.requests, problems, strict=True)
+        if not any(position == row.position for row in rows for position, _ in row.labels)
+    }
+    refuse(unreachable)
 
 
 def value_settings(config: LocateThenEditConfig, layer: int, site: Site) -> ValueSettings:

@@ -49,7 +49,7 @@ from edit_hooks.modeling.tokens import encode
 from edit_hooks.modeling.vocab_loss import top_tokens
 from edit_hooks.request import EditRequest
 from edit_hooks.state_reading import Drift
-from edit_hooks.utils.errors import EditingError, UnusableRequestError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE
 
@@ -251,11 +251,18 @@ def evk_term(
     """The EVK-Align term of requests that are solved together.
 
     Raises:
-        UnusableRequestError: the instances of a request are answered like its prompt.
+        UnusableRequestError: prompts have no token to perturb, or their instances are answered like them; it names all
+            such requests.
     """
     width = model.get_input_embeddings().weight.shape[1]
     sigma = noise_of(model, config)
-    instances = [draw_instances(tokenizer, request, width, sigma, config) for request in requests]
+    instances, reasons = [], {}
+    for request in requests:
+        try:
+            instances.append(draw_instances(tokenizer, request, width, sigma, config))
+        except UnusableRequestError as error:
+            reasons[request.key] = str(error)
+    refuse(reasons)
     term = EVKTerm(model, make_forward, instances, config)
     if config.evk_weight > 0:
         rows = [group[0].row for group in instances]
@@ -268,7 +275,7 @@ def _check_divergence(
     requests: Sequence[EditRequest], divergences: Sequence[float], sigma: float, ratio: float
 ) -> None:
     """Refuse requests whose instances are answered like their prompts."""
-    reasons = {
+    too_close = {
         request.key: (
             f"case {request.case_id}: EVK-Align's perturbed prompt is answered like the edit prompt {request.text!r} "
             f"(divergence {divergence:.4f} nats, at least {SMALLEST_DIVERGENCE:g} are needed), so it would preserve "
@@ -278,8 +285,7 @@ def _check_divergence(
         for request, divergence in zip(requests, divergences, strict=True)
         if divergence < SMALLEST_DIVERGENCE
     }
-    if reasons:
-        raise UnusableRequestError(next(iter(reasons.values())), reasons)
+    refuse(too_close)
 
 
 def noise_of(model: Any, config: EVKSettings) -> float:

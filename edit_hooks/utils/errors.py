@@ -39,6 +39,12 @@ class UnusableRequestError(EditingError):
         self.reasons = {key: printable(reason) for key, reason in (reasons or {}).items()}
 
 
+def refuse(reasons: Mapping[str, str]) -> None:
+    """Raise one UnusableRequestError for all requests with a reason (request key -> reason), if there are any."""
+    if reasons:
+        raise UnusableRequestError(next(iter(reasons.values())), reasons)
+
+
 def traceback_wanted() -> bool:
     """Whether commands show tracebacks of user errors: ``LM_EDIT_DEBUG=1`` in the environment."""
     return os.environ.get(DEBUG_VARIABLE, "0").strip().lower() not in ("", "0", "false", "no", "off")
