@@ -27,6 +27,10 @@ gradients of the summed loss (unless ``variance`` and ``gradients`` are set), so
 of one token and a token's gradient does not depend on other requests. It is this package's own variant, and the
 default only for edits made alone (``start: calibrated_alone``); batches and streams run as released.
 
+The first step of a stream through ``edit`` is an edit made alone if it is not ``joint``. It is calibrated, but leaves
+the released statistics of its own tokens, without the calibration, so every later step follows the release.
+``joint=True`` or ``start: empty`` makes the first step the release's, too.
+
 The release's ``lr`` of 1e-6 belongs to its models: on others it may change nothing at all. Without an ``lr`` the step
 is relative, also an own variant: all maps of an update of n requests are scaled by one factor, after which the update
 has ``relative_update * sqrt(n)`` times the norm of the weights it changes.
@@ -79,14 +83,8 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 ROLES = ("rewrite", "up", "gate")
-
-
 CALIBRATION_TEXTS, CALIBRATION_LENGTH = 4, 24  # per seed word, tokens
-
-
 MAX_TOKENS = 2048
-
-
 STATE_PREFIX = "ultraedit"  # of the statistics in saved edits
 
 
@@ -107,7 +105,7 @@ class UltraEditConfig(EditorConfig):
     )
     start: Literal["calibrated_alone", "calibrated", "empty"] = config_field(
         "running statistics at the start; empty: released; calibrated: of the calibration texts; calibrated_alone: "
-        "calibrated for edits made alone, empty for batches and streams",
+        "calibrated for edits made alone, empty for batches, streams and whatever follows an edit made alone",
         default="calibrated_alone",
     )
     variance: VarianceRule | None = config_field(
@@ -251,6 +249,10 @@ class UltraEdit(Editor[UltraEditConfig]):
             losses_after = _losses_under(model, [rows[index] for index in group], delta)
             before = sum(features[index].mean_loss for index in group) / len(group)
             _diagnose(model, delta, before, sum(losses_after) / len(group))
+            if is_calibrated and config.start == "calibrated_alone":
+                released = Rules.of(config, is_calibrated=False)
+                own = released.micro_batches([(rows[index], features[index]) for index in group])
+                delta.stream_state = _stream_state(_merge_features(model, names, {}, own, released))
             delta.diagnostics["start"] = "calibrated" if is_calibrated else "empty"
             deltas.append(delta)
             job.progress(len(group))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
+from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 from edit_hooks.modeling.tokens import split_continuation
 
@@ -123,12 +126,45 @@ def test_only_edits_made_alone_are_calibrated_by_default():
     def update(joint: bool, **settings):
         editor = load_editor("ultraedit", {"layers": [1], "lr": 3e-3, "calibration": TEXTS, **settings})
         (delta,) = editor.edit(model, tokenizer, EDITS[2:3], joint=joint)
-        return delta.diagnostics["start"], delta.checksum()
+        # Beside its update an edit made alone leaves other statistics, see below.
+        return delta.diagnostics["start"], dataclasses.replace(delta, stream_state={}).checksum()
 
     assert update(False) == update(False, start="calibrated") == update(True, start="calibrated")
     assert update(True) == update(True, start="empty") == update(False, start="empty")
     assert update(False)[0] == "calibrated" and update(True)[0] == "empty"
     assert update(False)[1] != update(True)[1]
+
+
+def test_a_stream_of_edits_made_alone_is_the_released_one_from_its_second_step_on():
+    """Through the public API, without ``joint``: the calibration of the first step does not enter the statistics."""
+    model, tokenizer = wide("llama")
+    name = ARCHITECTURES["llama"].rewrite_name(1)
+    settings = {"layers": [1], "lr": 3e-3, "calibration": TEXTS}
+    editor = load_editor("ultraedit", settings)
+    history: list[Delta] = []
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with AppliedDeltas(model) as applied:
+        for request in EDITS[:3]:
+            inputs_TF, gradients_TD = request_features(model, tokenizer, name, request)
+            new = (inputs_TF, gradients_TD / len(inputs_TF))  # of the mean loss
+            (delta,) = editor.edit(model, tokenizer, [request], history=history)
+            seen.append(new)
+            steps = [torch.cat(pair, 1) for pair in seen]
+            everything = torch.cat(steps)
+            # Released: a step of T tokens adds T / (T - 1) times its squared deviations.
+            squares = sum(len(x) * x.var(0) + len(x) * (x.mean(0) - everything.mean(0)) ** 2 for x in steps)
+            shape = "64x32"
+            assert int(delta.stream_state[f"ultraedit/count/{shape}"]) == len(everything)
+            torch.testing.assert_close(delta.stream_state[f"ultraedit/squares/{shape}"], squares)
+            if history:
+                std = (squares / (len(everything) - 1)).sqrt()
+                wanted = expected_update([new], seen[:-1], 3e-3, 1.0, std)
+                assert relative(delta.weights()[f"{name}.weight"], wanted) < UPDATE_BOUND
+            history.append(delta)
+            applied.add(delta)
+    assert [delta.diagnostics["start"] for delta in history] == ["calibrated", "empty", "empty"]
+    (alone,) = load_editor("ultraedit", {**settings, "start": "calibrated"}).edit(model, tokenizer, EDITS[:1])
+    assert torch.equal(alone.weights()[f"{name}.weight"], history[0].weights()[f"{name}.weight"])
 
 
 @pytest.mark.parametrize("start", ["empty", "calibrated"])
