@@ -24,11 +24,13 @@ CPU = torch.device("cpu")
 
 
 def quick(subject: Subject) -> dict[str, Any]:
-    """Settings with two steps of training, where the editor, or its base, trains."""
+    """Settings with two steps of training and one context, where the editor, or its base, has them."""
+    wanted = {"num_steps": 2, "context_templates": ["{}"], "calibration": ["He speaks English, French and Italian."]}
     known = {field.name for field in dataclasses.fields(subject.editor_class.config_class)}
-    steps = {"num_steps": 2} if "num_steps" in known else {}
-    base = {"base_settings": {**subject.settings["base_settings"], "num_steps": 2}} if "base_settings" in known else {}
-    return {**steps, **base}
+    settings = {name: value for name, value in wanted.items() if name in known}
+    if "base_settings" in known:  # the bases have both settings
+        settings["base_settings"] = {**subject.settings["base_settings"], "num_steps": 2, "context_templates": ["{}"]}
+    return settings
 
 
 @pytest.mark.parametrize("editor", EDITORS)
