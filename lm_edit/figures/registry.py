@@ -27,6 +27,7 @@ from lm_edit.figures import (
     wild_gap,
     wild_grid,
     wild_retention,
+    wild_table,
 )
 from lm_edit.figures.output import check_output, write_figure
 from lm_edit.figures.spec import DATA, DEFAULTS, FigureSpec, Inputs, Options
@@ -35,9 +36,9 @@ from lm_edit.figures.spec import DATA, DEFAULTS, FigureSpec, Inputs, Options
 @functools.cache
 def _by_name() -> Mapping[str, FigureSpec]:
     modules = (
-        bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_batches, wild_retention,
-        wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp, thinkedit_tradeoff,
-        thinkedit_graph, knowgic_lengths, causal_trace,
+        bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table, wild_batches,
+        wild_retention, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp,
+        thinkedit_tradeoff, thinkedit_graph, knowgic_lengths, causal_trace,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 
