@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lm_edit.figures.select import by_model, first_metric, require_edited, require_rows, run_cells
+from lm_edit.figures.select import MISSING, Cell, by_model, first_metric, require_edited, require_rows, run_cells
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_edit.figures.tables import Table
 from lm_edit.figures.wild_gap import BENCHMARKS, SYNTHETIC, WILD
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NEEDS = Needs("wild_table", GAP.columns, GAP.command)
-UNSCORED = "unscored"
 
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
@@ -29,27 +29,26 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
     chosen = require_rows(of_tasks, NEEDS, [SYNTHETIC, wild])
     require_edited(chosen, NEEDS)
     header = ["editor"]
-    columns: list[dict[str, float]] = []  # label of a run -> value
+    columns: list[dict[str, Cell]] = []  # by the label of the run
     for benchmark, title in BENCHMARKS.items():
         for model, group, labels in by_model(chosen[chosen["task"].isin(tasks[benchmark])]):
             if set(group["metric"]) != {SYNTHETIC, wild}:
                 continue
             for metric, name in ((SYNTHETIC, "synthetic"), (wild, "WILD")):
                 header.append(f"{title}, {model}, {name}")
-                cells = run_cells(group, list(labels), metric)
-                columns.append(dict(zip(labels.values(), (cell.value for cell in cells), strict=True)))
+                columns.append(dict(zip(labels.values(), run_cells(group, list(labels), metric), strict=True)))
     if not columns:
         raise NEEDS.missing(f"no benchmark has both {SYNTHETIC} and {wild}")
     editors = list(dict.fromkeys(label for column in columns for label in column))
     body: list[list[str | int | float]] = [
         [editor, *(_written(column, editor) for column in columns)] for editor in editors
     ]
-    pairs = list(zip(columns[::2], columns[1::2], strict=True))
     mean: list[str | int | float] = ["mean over editors"]
     number: list[str | int | float] = ["editors in the mean"]
-    for pair in pairs:
-        both = [editor for editor in editors if all(math.isfinite(column.get(editor, math.nan)) for column in pair)]
-        mean += [f"{math.fsum(column[one] for one in both) / len(both):.3f}" if both else "-" for column in pair]
+    for pair in zip(columns[::2], columns[1::2], strict=True):
+        both = [editor for editor in editors if all(math.isfinite(_value(column, editor)) for column in pair)]
+        sums = [math.fsum(_value(column, editor) for editor in both) for column in pair]
+        mean += [f"{total / len(both):.3f}" if both else "-" for total in sums]
         number += [len(both), len(both)]
     return Table(
         name=NEEDS.figure,
@@ -60,10 +59,13 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
     )
 
 
-def _written(column: dict[str, float], editor: str) -> str:
-    if editor not in column:
-        return "not run"
-    return f"{column[editor]:.3f}" if math.isfinite(column[editor]) else UNSCORED
+def _value(column: Mapping[str, Cell], editor: str) -> float:
+    return column.get(editor, MISSING).value
+
+
+def _written(column: Mapping[str, Cell], editor: str) -> str:
+    cell = column.get(editor, MISSING)
+    return f"{cell.value:.3f}" if math.isfinite(cell.value) else cell.gap
 
 
 SPEC = FigureSpec(
