@@ -66,9 +66,11 @@ def draw_figure(
     """Draw a figure from files and write it; equal inputs give equal bytes.
 
     Raises:
-        EditingError: if the files lack what the figure needs, naming the tasks and settings that write it.
+        EditingError: if the files lack what the figure needs, naming the tasks and settings that write it; for a choice
+            that the figure does not have.
     """
     check_output(output, is_table=spec.needs.reads == DATA)
+    spec.refuse_unread(options)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")
     return write_figure(spec.draw(Inputs(paths, only or {}), options), output)

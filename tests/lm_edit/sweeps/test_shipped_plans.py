@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import functools
 import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from command_line import run_verb
 from paths import ROOT
 
+from edit_hooks import load_editor
 from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.shipped import find_shipped
+from lm_edit.figures import evk_align
 from lm_edit.sweeps.checks import check_plan, origin_of, shape_config
 from lm_edit.sweeps.choices import UNEDITED, Plan
 from lm_edit.sweeps.grid import Grid
 from lm_edit.sweeps.plan import EDITOR_KEYS, load_plan, shipped_plans
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
 from lm_eval_tasks.common.benchmark import all_benchmarks
+from lm_eval_tasks.common.editor_settings import find_setting
 
 # Entries in comments, which need a file of the user.
 COMMENTED = re.compile(r"^ *# - (\{editor: .*\}) *(?:#.*)?$", flags=re.MULTILINE)
@@ -107,6 +111,38 @@ def test_every_published_table_has_a_plan() -> None:
     }
     assert len(tables) > 10
     assert {table for table in tables if not set(leaf_tasks(table)) <= planned} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "editors"),
+    [
+        ("evk_figure3", {"rome", "memit", "prune", "rect", "alphaedit"}),
+        ("evk_figure4", {"rome", "memit", "prune", "rect"}),
+    ],
+)
+def test_the_figures_of_evk_align_have_each_editor_with_and_without_it(name: str, editors: set[str]) -> None:
+    """Read from the settings that a run records, which is how the figures choose the color."""
+    plan, _ = checked(name)
+    model = SimpleNamespace(config=shape_config("llama-3-8b"))
+    kinds: dict[str, list[tuple[bool, float, float]]] = {}
+    for choice in plan.editors:
+        if choice.editor != UNEDITED:
+            config = load_editor(choice.editor, choice.settings).default_config(model).to_dict()
+            values = tuple(find_setting(config, key) for key in ("evk_align", "evk_sigma", "evk_weight"))
+            kinds.setdefault(choice.editor, []).append(values)
+    assert set(kinds) == editors
+    for own in kinds.values():
+        assert [is_on for is_on, *_ in own] == [False, True] and own[1] == (True, 0.2, 0.05)  # the paper's, for Llama 3
+
+
+def test_the_plan_of_evk_figure_4_scores_its_panels() -> None:
+    _, grid = checked("evk_figure4")
+    tasks = {leaf for run in grid.runs for task in run.tasks for leaf in leaf_tasks(task)}
+    drawn = {task for tasks_of_panel, _ in evk_align.COLUMNS.values() for task in tasks_of_panel}
+    assert tasks == {task for task in drawn if "evk" not in task}  # EVK-Bench is not in the paper's figure
+    steps = {(run.editor, run.model_args["edit_batch_size"]) for run in grid.runs if run.mode == "sequential"}
+    assert {size for editor, size in steps if editor.startswith("rome")} == {1}
+    assert {size for editor, size in steps if not editor.startswith("rome")} == {100}
 
 
 def test_the_example_covers_all_benchmarks_on_the_demo_model() -> None:
