@@ -13,6 +13,7 @@ from lm_edit.figures import (
     bake_logprob,
     bake_statistics,
     bird_weights,
+    case_answers,
     causal_trace,
     evk_align,
     evk_glue,
@@ -38,7 +39,7 @@ def _by_name() -> Mapping[str, FigureSpec]:
     modules = (
         bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table, wild_batches,
         wild_retention, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp,
-        thinkedit_tradeoff, thinkedit_graph, knowgic_lengths, causal_trace,
+        thinkedit_tradeoff, thinkedit_graph, knowgic_lengths, causal_trace, case_answers,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 
@@ -69,7 +70,7 @@ def draw_figure(
         EditingError: if the files lack what the figure needs, naming the tasks and settings that write it; for a choice
             that the figure does not have.
     """
-    check_output(output, is_table=spec.needs.reads == DATA)
+    check_output(output, is_table=spec.is_table)
     spec.refuse_unread(options)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")

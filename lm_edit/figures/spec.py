@@ -116,6 +116,7 @@ class FigureSpec:
         published: the figure or table of a paper that it follows.
         draw: reads the inputs and returns the chart or table; raises EditingError if something is missing.
         options: the names of :class:`Options` beside ``data`` that ``draw`` reads.
+        is_table: ``draw`` returns a table.
     """
 
     name: str
@@ -124,6 +125,7 @@ class FigureSpec:
     needs: Needs
     draw: Callable[[Inputs, Options], Chart | Table]
     options: tuple[str, ...] = ()
+    is_table: bool = False
 
     def refuse_unread(self, options: Options) -> None:
         """Raise EditingError for a choice of the user that this figure does not read."""

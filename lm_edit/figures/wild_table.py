@@ -74,4 +74,6 @@ SPEC = FigureSpec(
     published="WILD tables 1, 3 and 9, reliability",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
+    is_table=True,
 )
