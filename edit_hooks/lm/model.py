@@ -351,7 +351,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             found = check_base(delta, self.model, self.identity, options.load_edit)
             facts = {"loaded_from": options.load_edit, "checksum": delta.checksum(), "model_differences": found}
             report = EditReport(editor=editor_of(delta), diagnostics=facts)
-            requests, measured = requests_of(delta), options.first_token_kl
+            requests, measured = requests_of(delta), options.measure_edits
             return SavedEditSession(self.model, self.tokenizer, delta, report, requests, measured)
         store = self._store
         if store:
@@ -365,7 +365,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
                 self.identity,
                 self.quiet,
                 partial_groups=bool(self.plan.groups),
-                first_token_kl=options.first_token_kl,
+                measure_edits=options.measure_edits,
             )
             return SingleEditSession(edits, self.plan)
         guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
@@ -379,7 +379,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             guard,
             self.quiet,
             shared=self.world_size > 1,
-            first_token_kl=options.first_token_kl,
+            measure_edits=options.measure_edits,
         )
         return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 

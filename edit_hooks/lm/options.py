@@ -90,7 +90,7 @@ class EditingOptions:
         compare_unedited: also evaluate lm-eval's own tasks on the unedited model, which gives each of their metrics the
             columns ``@unedited`` and ``@difference``; not with edits of single cases, under which such tasks have no
             edited model.
-        first_token_kl: measure the first-token divergence on neutral prompts after every edit or step.
+        measure_edits: measure after every edit or step what it does to neutral prompts and to its targets' likelihood.
         max_thought_tokens: longest thought of a generated answer, in addition to the answer; with ``think_end_token``.
             By default thought and answer share the length of the task (``max_gen_toks``).
         guard: sequential: ``report`` or ``stop`` if the edited weights or the model's loss diverge.
@@ -122,7 +122,7 @@ class EditingOptions:
     immediate: bool = True
     retention: bool = False
     compare_unedited: bool = False
-    first_token_kl: bool = True
+    measure_edits: bool = True
     max_thought_tokens: int | None = None
     guard: Literal["report", "stop"] = "report"
     guard_norm_ratio: float = 1.0
@@ -188,7 +188,7 @@ class EditingOptions:
         for name in ("num_edits", "edit_batch_size", "group_size", "max_thought_tokens"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name))
-        for name in ("immediate", "retention", "compare_unedited", "first_token_kl"):
+        for name in ("immediate", "retention", "compare_unedited", "measure_edits"):
             if not isinstance(getattr(self, name), bool):
                 raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
         _one_of("guard", self.guard, ("report", "stop"))

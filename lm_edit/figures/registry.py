@@ -27,6 +27,7 @@ from lm_edit.figures import (
     wild_gap,
     wild_grid,
     wild_retention,
+    wild_table,
 )
 from lm_edit.figures.output import check_output, write_figure
 from lm_edit.figures.spec import DATA, DEFAULTS, FigureSpec, Inputs, Options
@@ -35,9 +36,9 @@ from lm_edit.figures.spec import DATA, DEFAULTS, FigureSpec, Inputs, Options
 @functools.cache
 def _by_name() -> Mapping[str, FigureSpec]:
     modules = (
-        bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_batches, wild_retention,
-        wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp, thinkedit_tradeoff,
-        thinkedit_graph, knowgic_lengths, causal_trace,
+        bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table, wild_batches,
+        wild_retention, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp,
+        thinkedit_tradeoff, thinkedit_graph, knowgic_lengths, causal_trace,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 
@@ -65,9 +66,11 @@ def draw_figure(
     """Draw a figure from files and write it; equal inputs give equal bytes.
 
     Raises:
-        EditingError: if the files lack what the figure needs, naming the tasks and settings that write it.
+        EditingError: if the files lack what the figure needs, naming the tasks and settings that write it; for a choice
+            that the figure does not have.
     """
     check_output(output, is_table=spec.needs.reads == DATA)
+    spec.refuse_unread(options)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")
     return write_figure(spec.draw(Inputs(paths, only or {}), options), output)

@@ -25,7 +25,7 @@ class Deviation(NamedTuple):
     """A setting in which shipped files differ from their source.
 
     Attributes:
-        ours: its value in these files.
+        ours: its value in these files; for ``layers`` the first and the last block.
         says: the words by which their text names the difference.
         files: without ``.yaml``; by default all files of the editor but the demo's.
     """
@@ -71,14 +71,19 @@ DEVIATIONS = [
         "targets",
         "in_context",
         "(targets: alone)",
-        ("llama-2-7b", "llama-3-8b", "llama-3.2-3b", "mistral-7b"),
+        ("llama-2-7b", "llama-2-13b", "llama-3-8b", "llama-3.2-3b", "mistral-7b"),
     ),
     # A route per forward pass changes in the middle of an answer.
     Deviation("wise", "decide", "prompt", "routing once per prompt (decide:every_call as there"),
     # Base models of the same shape have no template.
     Deviation(
-        "wise", "chat", "auto", "chat: auto edits in the chat template as released", ("llama-3-8b", "qwen2.5-7b")
+        "wise", "chat", "auto", "chat: auto edits in the chat template", ("llama-3-8b", "qwen2.5-7b", "qwen3-8b")
     ),
+    # The neighbor whose values these files have is shallower: its relative depth, or its last blocks.
+    Deviation("ft_l", "layers", [35, 35], "27 of 28 blocks there", ("qwen3-8b",)),
+    Deviation("wise", "layers", [30, 30], "23 of 28 blocks there", ("qwen3-8b",)),
+    Deviation("mend", "layers", [37, 39], "29 to 31 of 32 blocks there", ("llama-2-13b",)),
+    Deviation("mend", "layers", [33, 35], "25 to 27 of 28 blocks there", ("qwen3-8b",)),
     # The paper subtracts.
     Deviation("mend", "sign", "minus", "there it is added (sign: plus)"),
     # An integral over one step is none.
