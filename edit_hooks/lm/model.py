@@ -101,6 +101,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if kwargs.get("device") is None:  # the parent's default is a GPU, also where there is none
             kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"
         self._settings_file = settings_file(own.get("editor_args"))
+        self._loading_options = [  # of `lm-edit tune` for the same model
+            word
+            for name in ("revision", "dtype")
+            if kwargs.get(name) is not None
+            for word in (f"--{name}", str(kwargs[name]).removeprefix("torch."))
+        ]
         self.options = EditingOptions(**own)
         self.editor = self._new_editor()
         self.is_demo = pretrained is None
@@ -148,7 +154,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             self.editor.check_settings(outline)
             if self.editor.writes != ("context",):
                 origin = self.editor.settings_origin(outline)
-                self._origin = origin.of_run(None if self.is_demo else origin.pretrained, self._settings_file)
+                self._origin = origin.of_run(
+                    pretrained=None if self.is_demo else origin.pretrained,
+                    settings_file=self._settings_file,
+                    editor=self.options.editor,
+                    tune_options=(*self._loading_options, *self.options.facts_to_tune_on(self.is_demo)),
+                )
                 report_origin(self._origin, self.rank == 0)
         return None
 

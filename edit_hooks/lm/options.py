@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edit_hooks.base.origin import LAST_FACTS
 from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.parent_options import check_parent_options
 from edit_hooks.lm.plan import MODES
@@ -25,6 +26,9 @@ TEXT_OPTIONS = ("editor", "mode", "load_edit", "data", "answer", "engine", "stor
 # Options that choose a benchmark's records, besides `data` and those that end with SET_SUFFIX; its package checks them.
 DATA_OPTIONS = ("data_revision", "bad_records", "subset", "subset_seed")
 SET_SUFFIX = "_set"  # as in qaedit_set=inter_1k: a published file by name
+
+# Values of `data`: the embedded samples, the published files, and embedded facts for the search over settings.
+MINI, HUB, HELD_OUT = "mini", "hub", "mini:held_out"
 
 # icl -> the editor of the context, and its settings
 ICL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -228,6 +232,18 @@ class EditingOptions:
         place = {"data": self.data} if self.data else {"pretrained": None if is_demo else True}
         given = {name: getattr(self, name) for name in DATA_OPTIONS}
         return {**place, **{name: value for name, value in given.items() if value is not None}}
+
+    def facts_to_tune_on(self, is_demo: bool) -> tuple[str, ...]:
+        """Options of ``lm-edit tune`` for facts that this run does not evaluate.
+
+        Of published data the last ones, in this run's order, since the number of records that the tasks read is unknown
+        here. Else the embedded facts that belong to no benchmark's sample.
+        """
+        data = self.data or (MINI if is_demo else HUB)
+        if data.partition(":")[0] != HUB:
+            return ("--edits", "bake", "--data", MINI if data == HELD_OUT else HELD_OUT)
+        is_shuffled = self.subset is not None or self.subset_seed is not None
+        return (*LAST_FACTS, "--subset-seed", str(self.subset_seed or 0)) if is_shuffled else LAST_FACTS
 
     @property
     def makes_edits(self) -> bool:
