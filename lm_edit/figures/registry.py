@@ -22,6 +22,7 @@ from lm_edit.figures import (
     thinkedit_ckp,
     thinkedit_graph,
     thinkedit_ifr,
+    thinkedit_steps,
     thinkedit_tradeoff,
     wild_batches,
     wild_gap,
@@ -37,7 +38,7 @@ def _by_name() -> Mapping[str, FigureSpec]:
     modules = (
         bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_batches, wild_retention,
         wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp, thinkedit_tradeoff,
-        thinkedit_graph, knowgic_lengths, causal_trace,
+        thinkedit_graph, thinkedit_steps, knowgic_lengths, causal_trace,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 
@@ -67,7 +68,7 @@ def draw_figure(
     Raises:
         EditingError: if the files lack what the figure needs, naming the tasks and settings that write it.
     """
-    check_output(output, is_table=spec.needs.reads == DATA)
+    check_output(output, is_table=spec.is_table)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")
     return write_figure(spec.draw(Inputs(paths, only or {}), options), output)

@@ -115,6 +115,7 @@ class FigureSpec:
         title: its content, for lists.
         published: the figure or table of a paper that it follows.
         draw: reads the inputs and returns the chart or table; raises EditingError if something is missing.
+        is_table: it returns a table, which is written as .md or .csv.
     """
 
     name: str
@@ -122,6 +123,7 @@ class FigureSpec:
     published: str
     needs: Needs
     draw: Callable[[Inputs, Options], Chart | Table]
+    is_table: bool = False
 
 
 def keep_only(rows: DataFrame, only: Mapping[str, Sequence[str]]) -> DataFrame:
