@@ -60,16 +60,6 @@ class Seeds:
         return (fact.object, *self.aliases.get(fact.object, ()))
 
 
-class _AnyRelation:
-    """The relations of a file in which they need no entry."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-
 def read_seeds(path: str | Path) -> Seeds:
     """Read ``seeds`` (subject, relation, object, new object), and ``facts``, ``relations`` and ``aliases`` if any.
 
@@ -102,7 +92,7 @@ def parse_seeds(record: object, where: str) -> Seeds:
     ]
     facts = [
         Fact(entity(fact.subject), relation(fact.relation), entity(fact.object))
-        for fact in (read_facts(fields, "facts", _AnyRelation()) if record.get("facts") else ())
+        for fact in (read_facts(fields, "facts") if record.get("facts") else ())
     ]
     seeds = Seeds(edits=edits, facts=facts, relations=relations, aliases=aliases)
     _check(fields, seeds)
