@@ -238,6 +238,7 @@ class TestSteps:
             assert int(rows[length][3]) == content[f"ifr_{length}_active_after_sampled,none"]
             assert float(rows[length][4]) == pytest.approx(content[f"ifr_{length}_sampled,none"], abs=5e-5)
         assert float(rows["all"][5]) == content["deep_edited_sampled,none"]
+        assert float(rows["all"][4]) == pytest.approx(content["ifr_sampled,none"], abs=5e-5)  # pooled over the edits
 
     def test_runs_and_unscored_edits_are_named(self, results: Path) -> None:
         documents = [one for one in load_documents([str(results)]) if one.task == "knowgic"]
