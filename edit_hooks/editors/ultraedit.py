@@ -46,7 +46,7 @@ import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -79,14 +79,8 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 ROLES = ("rewrite", "up", "gate")
-
-
 CALIBRATION_TEXTS, CALIBRATION_LENGTH = 4, 24  # per seed word, tokens
-
-
 MAX_TOKENS = 2048
-
-
 STATE_PREFIX = "ultraedit"  # of the statistics in saved edits
 
 
@@ -94,12 +88,23 @@ STATE_PREFIX = "ultraedit"  # of the statistics in saved edits
 class UltraEditConfig(EditorConfig):
     """Settings of UltraEdit."""
 
-    modules: dict[str, list[int]] | None = config_field(
-        "role (rewrite, up, gate) -> blocks; null: the rewrite modules of 'layers'", within=NON_NEGATIVE, default=None
+    layers: list[int] | None = config_field(
+        "blocks whose rewrite module is edited, ascending", within=NON_NEGATIVE, instead_of="modules", default=None
     )
-    lr: float | None = config_field("eta, the size of the step; null: relative_update", within=POSITIVE, default=None)
+    modules: dict[str, list[int]] | None = config_field(
+        "role (rewrite, up, gate) -> blocks; null: the rewrite modules of 'layers'",
+        within=NON_NEGATIVE,
+        instead_of="layers",
+        default=None,
+    )
+    lr: float | None = config_field(
+        "eta, the size of the step; null: relative_update", within=POSITIVE, instead_of="relative_update", default=None
+    )
     relative_update: float = config_field(
-        "without an lr: norm of a request's update over that of the weights it changes", within=POSITIVE, default=0.006
+        "without an lr: norm of a request's update over that of the weights it changes",
+        within=POSITIVE,
+        instead_of="lr",
+        default=0.006,
     )
     ridge: float = config_field("weight of the identity that is added to H^T H", within=POSITIVE, default=1.0)
     tokens: Literal["target", "all"] = config_field(
@@ -209,6 +214,13 @@ class UltraEdit(Editor[UltraEditConfig]):
         config = super().default_config(model)
         config.module_names(unwrapped(model))
         return config
+
+    def names_layers(self, settings: Settings) -> bool:
+        return settings.get("modules") is not None or super().names_layers(settings)
+
+    def layer_settings(self, model: nn.Module) -> dict[str, Any]:
+        config = self.default_config(model)
+        return super().layer_settings(model) if config.modules is None else {"modules": config.modules}
 
     def guesses(self, config: UltraEditConfig) -> Sequence[str]:
         if config.lr is not None or "relative_update" in self.overrides:
@@ -457,10 +469,7 @@ def _calibrate(
 
 
 def _text_row(tokenizer: PreTrainedTokenizerBase, text: str) -> LabeledRow | None:
-    """A text with every token but the first as a label.
-
-    ``None`` for fewer than two tokens.
-    """
+    """A text with every token but the first as a label; ``None`` for fewer than two tokens."""
     ids = encode(tokenizer, text).ids
     return LabeledRow(ids[:-1], list(enumerate(ids[1:]))) if len(ids) > 1 else None
 

@@ -122,4 +122,5 @@ SPEC = FigureSpec(
     published="ThinkEdit figures 1 to 3 and 15 to 20",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.documents(), inputs.run_names(), options),
+    options=("metric", "case"),
 )

@@ -136,5 +136,6 @@ SPEC = FigureSpec(
     published="ThinkEdit tables 1 and 2",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.documents(), inputs.run_names(), options),
+    options=("metric", "case"),
     is_table=True,
 )
