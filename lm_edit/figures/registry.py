@@ -23,6 +23,7 @@ from lm_edit.figures import (
     thinkedit_ckp,
     thinkedit_graph,
     thinkedit_ifr,
+    thinkedit_steps,
     thinkedit_tradeoff,
     wild_batches,
     wild_gap,
@@ -39,7 +40,7 @@ def _by_name() -> Mapping[str, FigureSpec]:
     modules = (
         bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table, wild_batches,
         wild_retention, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp,
-        thinkedit_tradeoff, thinkedit_graph, knowgic_lengths, causal_trace, case_answers,
+        thinkedit_tradeoff, thinkedit_graph, thinkedit_steps, knowgic_lengths, causal_trace, case_answers,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 
