@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig
-from edit_hooks.base.origin import SettingsOrigin, report_origin_once
+from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
 from edit_hooks.base.shipped import find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.placement import on_cpu, placed
@@ -133,13 +133,27 @@ class Editor(abc.ABC, Generic[ConfigT]):
         return SettingsOrigin(
             editor=self.name,
             model=f"{model_config.model_type} model of {num_layers(model_config)} blocks",
-            pretrained=getattr(model_config, "_name_or_path", None) or None,
+            pretrained=getattr(model_config, "_name_or_path", None) or UNNAMED,
             shipped=(shipped.file,) if shipped.file else (),
             given=tuple(name for name in self.overrides if name not in ("seed", "engine")),
+            settings=self.overrides,
             layers=tuple(config.edited_layers),
-            by_depth={**shipped.settings, **self.overrides}.get("layers") is None,
+            layers_from=self._layers_from(shipped.settings),
             guesses=tuple(self.guesses(config)),
         )
+
+    def _layers_from(self, shipped: Mapping[str, Any]) -> LayersFrom:
+        if not self.names_layers(self.config_class.overridden(shipped, self.overrides)):
+            return "by depth"
+        return "given" if self.names_layers(self.overrides) else "shipped"
+
+    def names_layers(self, settings: Mapping[str, Any]) -> bool:
+        """Hook: whether settings, shipped or given, determine the edited blocks; otherwise they are chosen by depth."""
+        return settings.get("layers") is not None
+
+    def layer_settings(self, model: nn.Module) -> dict[str, Any]:
+        """Hook: the settings that determine the blocks edited in a model, for a search around them."""
+        return {"layers": self.default_config(model).layers}
 
     def guesses(self, config: ConfigT) -> Sequence[str]:
         """Hook: clauses about settings besides ``layers`` that were not chosen for the model."""

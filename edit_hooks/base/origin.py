@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, Literal
 
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.options import has_text_form, inline_settings
 
 log = get_logger("lm_eval.edited_hf")
+
+UNNAMED = "<model>"  # a model that was built in memory
+LayersFrom = Literal["given", "shipped", "by depth"]
+# Facts for a search on the published data: runs take records from the start, so the last ones are the least evaluated.
+LAST_FACTS = ("--edits", "bake", "--last")
 
 _reported: set[tuple[str, str]] = set()  # editor and model of the lines so far in this process
 
@@ -18,11 +27,15 @@ class SettingsOrigin:
 
     Attributes:
         editor: its name. base: the editor whose update it post-processes, or that it combines with a context.
-        model: kind and depth of the model. pretrained: its hub id or folder, if known.
+        model: kind and depth of the model. pretrained: its hub id or folder; ``None`` for the demo model of a run.
         shipped: shipped files, selected by the shape of the model.
-        given: settings given by the user. settings_file: the file that holds them.
-        layers: the edited blocks. by_depth: they are a share of the depth, because no file and no user names them.
+        given: names of settings given by the user, those of the base editor included. settings: the editor's own, with
+            seed and engine. settings_file: the file that holds them.
+        layers: the edited blocks. layers_from: who named them, by whatever setting; ``by depth`` if nobody did, so that
+            they are a share of the depth.
         guesses: further settings that were not chosen for this model, as clauses.
+        tune_editor: the editor as its user spells it; by default its name.
+        tune_options: further options of ``lm-edit tune`` for the model and the facts of a run.
     """
 
     editor: str
@@ -31,19 +44,35 @@ class SettingsOrigin:
     pretrained: str | None = None
     shipped: tuple[str, ...]
     given: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     settings_file: str | None = None
     layers: tuple[int, ...]
-    by_depth: bool
+    layers_from: LayersFrom
     guesses: tuple[str, ...] = ()
+    tune_editor: str | None = None
+    tune_options: tuple[str, ...] = LAST_FACTS
+
+    @property
+    def by_depth(self) -> bool:
+        """Whether nobody named the edited blocks."""
+        return self.layers_from == "by depth"
 
     @property
     def is_guess(self) -> bool:
         """Whether some setting was chosen without knowledge of the model."""
         return self.by_depth or bool(self.guesses)
 
-    def of_run(self, pretrained: str | None, settings_file: str | None) -> SettingsOrigin:
-        """The same with the names that a run has for the model and the user's settings."""
-        return replace(self, pretrained=pretrained, settings_file=settings_file)
+    def of_run(
+        self, *, pretrained: str | None, settings_file: str | None, editor: str, tune_options: Sequence[str]
+    ) -> SettingsOrigin:
+        """The same with the names that a run has for the model, the editor and the user's settings."""
+        return replace(
+            self,
+            pretrained=pretrained,
+            settings_file=settings_file,
+            tune_editor=editor,
+            tune_options=tuple(tune_options),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The record for result files."""
@@ -51,7 +80,7 @@ class SettingsOrigin:
             "shipped": list(self.shipped),
             "given": list(self.given),
             "settings_file": self.settings_file,
-            "layers": "by depth" if self.by_depth else "given" if "layers" in self.given else "shipped",
+            "layers": self.layers_from,
             "guesses": list(self.guesses),
         }
 
@@ -67,14 +96,38 @@ class SettingsOrigin:
             parts.append(f"no settings are shipped for this {self.model}, so the editor's defaults")
         parts.append(f"blocks {list(self.layers)}{' by depth' if self.by_depth else ''}")
         line = f"editor {self.editor}: {'; '.join([*parts, *self.guesses])}."
-        return f"{line} To search better ones: {self.tune_command}" if self.is_guess else line
+        if not self.is_guess:
+            return line
+        lost = [name for name, value in self._own_settings.items() if not has_text_form(value)]
+        with_lost = f" with your {' and '.join(lost)}, which a command cannot hold" if lost else ""
+        return f"{line} To search better ones: {self.tune_command}; then editor_args={self._tuned_file}{with_lost}"
 
     @property
     def tune_command(self) -> str:
-        """The command that searches settings, and the use of its result."""
-        pretrained = f" --pretrained {self.pretrained}" if self.pretrained else ""
-        command = f"lm-edit tune{pretrained} --editor {self.editor} --edits bake --out tuned.yaml"
-        return f"{command}; then editor_args=tuned.yaml"
+        """The command that searches settings around the user's, quoted for a shell.
+
+        Settings without a text form, such as tensors, are left out.
+        """
+        words = ["lm-edit", "tune"]
+        if self.pretrained:
+            words += ["--pretrained", self.pretrained]
+        words += ["--editor", self.tune_editor or self.editor]
+        spelled = {name: value for name, value in self._own_settings.items() if has_text_form(value)}
+        if self.settings_file or spelled:
+            words += ["--editor-args", self.settings_file or inline_settings(spelled)]
+        if seed := self.settings.get("seed"):
+            words += ["--seed", str(seed)]
+        return shlex.join([*words, *self.tune_options, "--out", self._tuned_file])
+
+    @property
+    def _own_settings(self) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.items() if name not in ("seed", "engine")}
+
+    @property
+    def _tuned_file(self) -> str:
+        """The file for the result, which must not be the one that is read."""
+        is_taken = self.settings_file is not None and PurePath(self.settings_file).name == "tuned.yaml"
+        return "tuned_again.yaml" if is_taken else "tuned.yaml"
 
 
 def report_origin(origin: SettingsOrigin, is_first_process: bool = True) -> None:

@@ -74,7 +74,11 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
             base=base.editor,
             shipped=(own, *base.shipped) if own else base.shipped,
             given=tuple(dict.fromkeys([*names, *base.given])),
+            settings=self.overrides,
         )
+
+    def layer_settings(self, model: nn.Module) -> dict[str, Any]:
+        return self.base.layer_settings(model)
 
     def check_settings(self, outline: nn.Module) -> None:
         super().check_settings(outline)

@@ -143,6 +143,10 @@ class MEND(Editor[MENDConfig]):
     def target_modules(self, config: MENDConfig, model: nn.Module) -> list[str]:
         return list(edited_shapes(model, config))
 
+    def names_layers(self, settings: Settings) -> bool:
+        """Also a trained hyper-network determines them; see :meth:`_apply_manifest`."""
+        return settings.get("artifact") not in (None, IDENTITY) or super().names_layers(settings)
+
     def check_inputs(self, config: MENDConfig) -> None:
         if config.artifact is None:
             raise EditingError(

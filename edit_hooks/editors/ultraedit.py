@@ -50,7 +50,7 @@ import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -62,7 +62,12 @@ from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.gradient.diagnostics import loss_diagnostics
-from edit_hooks.gradient.feature_statistics import FeatureStatistics, VarianceRule
+from edit_hooks.gradient.feature_statistics import (
+    FeatureStatistics,
+    VarianceRule,
+    load_statistics,
+    save_statistics,
+)
 from edit_hooks.gradient.labeled_rows import LabeledRow, LabeledRows, batch_rows, label_nll, target_row
 from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.locate.solve import ridge_keys
@@ -85,19 +90,29 @@ from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 ROLES = ("rewrite", "up", "gate")
 CALIBRATION_TEXTS, CALIBRATION_LENGTH = 4, 24  # per seed word, tokens
 MAX_TOKENS = 2048
-STATE_PREFIX = "ultraedit"  # of the statistics in saved edits
 
 
 @dataclass(kw_only=True)
 class UltraEditConfig(EditorConfig):
     """Settings of UltraEdit."""
 
-    modules: dict[str, list[int]] | None = config_field(
-        "role (rewrite, up, gate) -> blocks; null: the rewrite modules of 'layers'", within=NON_NEGATIVE, default=None
+    layers: list[int] | None = config_field(
+        "blocks whose rewrite module is edited, ascending", within=NON_NEGATIVE, instead_of="modules", default=None
     )
-    lr: float | None = config_field("eta, the size of the step; null: relative_update", within=POSITIVE, default=None)
+    modules: dict[str, list[int]] | None = config_field(
+        "role (rewrite, up, gate) -> blocks; null: the rewrite modules of 'layers'",
+        within=NON_NEGATIVE,
+        instead_of="layers",
+        default=None,
+    )
+    lr: float | None = config_field(
+        "eta, the size of the step; null: relative_update", within=POSITIVE, instead_of="relative_update", default=None
+    )
     relative_update: float = config_field(
-        "without an lr: norm of a request's update over that of the weights it changes", within=POSITIVE, default=0.006
+        "without an lr: norm of a request's update over that of the weights it changes",
+        within=POSITIVE,
+        instead_of="lr",
+        default=0.006,
     )
     ridge: float = config_field("weight of the identity that is added to H^T H", within=POSITIVE, default=1.0)
     tokens: Literal["target", "all"] = config_field(
@@ -211,6 +226,13 @@ class UltraEdit(Editor[UltraEditConfig]):
     def target_modules(self, config: UltraEditConfig, model: nn.Module) -> list[str]:
         return config.module_names(model)
 
+    def names_layers(self, settings: Settings) -> bool:
+        return settings.get("modules") is not None or super().names_layers(settings)
+
+    def layer_settings(self, model: nn.Module) -> dict[str, Any]:
+        config = self.default_config(model)
+        return super().layer_settings(model) if config.modules is None else {"modules": config.modules}
+
     def guesses(self, config: UltraEditConfig) -> Sequence[str]:
         if config.lr is not None or "relative_update" in self.overrides:
             return []
@@ -238,7 +260,7 @@ class UltraEdit(Editor[UltraEditConfig]):
         is_calibrated = config.start == "calibrated" or (is_alone and config.start == "calibrated_alone")
         rules = Rules.of(config, is_calibrated)
         at_start = self._start[model] if is_calibrated else {}
-        statistics = _statistics_after(job.history) if job.history else at_start
+        statistics = load_statistics(job.history[-1].stream_state) if job.history else at_start
         rows = [target_row(job.tokenizer, request.text, request.continuation) for request in job.requests]
         features = _capture(model, rows, names, config)
         deltas = []
@@ -252,7 +274,7 @@ class UltraEdit(Editor[UltraEditConfig]):
             if is_calibrated and config.start == "calibrated_alone":
                 released = Rules.of(config, is_calibrated=False)
                 own = released.micro_batches([(rows[index], features[index]) for index in group])
-                delta.stream_state = _stream_state(_merge_features(model, names, {}, own, released))
+                delta.stream_state = save_statistics(_merge_features(model, names, {}, own, released))
             delta.diagnostics["start"] = "calibrated" if is_calibrated else "empty"
             deltas.append(delta)
             job.progress(len(group))
@@ -308,7 +330,7 @@ def _step(
 ) -> Delta:
     """The update for all tokens: statistics first, then one regression per map."""
     statistics = _merge_features(model, names, statistics, batches, rules)
-    delta = Delta(stream_state=_stream_state(statistics))
+    delta = Delta(stream_state=save_statistics(statistics))
     with torch.no_grad():
         factors = {
             name: _regress(model.get_submodule(name), [batch[name] for batch in batches], statistics, config)
@@ -462,34 +484,6 @@ def _calibrate(
 
 
 def _text_row(tokenizer: PreTrainedTokenizerBase, text: str) -> LabeledRow | None:
-    """A text with every token but the first as a label.
-
-    ``None`` for fewer than two tokens.
-    """
+    """A text with every token but the first as a label; ``None`` for fewer than two tokens."""
     ids = encode(tokenizer, text).ids
     return LabeledRow(ids[:-1], list(enumerate(ids[1:]))) if len(ids) > 1 else None
-
-
-def _statistics_after(history: Sequence[Delta]) -> dict[str, FeatureStatistics]:
-    """The statistics after the last step of a stream."""
-    stream_state = history[-1].stream_state
-    shapes = [key.rpartition("/")[2] for key in stream_state if key.startswith(f"{STATE_PREFIX}/count/")]
-    if not shapes:
-        raise EditingError("the history's last delta was not made by UltraEdit; a stream has one editor throughout.")
-    return {
-        shape: FeatureStatistics(
-            int(stream_state[f"{STATE_PREFIX}/count/{shape}"]),
-            stream_state[f"{STATE_PREFIX}/mean/{shape}"],
-            stream_state[f"{STATE_PREFIX}/squares/{shape}"],
-        )
-        for shape in shapes
-    }
-
-
-def _stream_state(statistics: Mapping[str, FeatureStatistics]) -> dict[str, torch.Tensor]:
-    stream_state = {}
-    for shape, numbers in statistics.items():
-        stream_state[f"{STATE_PREFIX}/count/{shape}"] = torch.tensor(numbers.count)
-        stream_state[f"{STATE_PREFIX}/mean/{shape}"] = numbers.mean_X.cpu()
-        stream_state[f"{STATE_PREFIX}/squares/{shape}"] = numbers.squares_X.cpu()
-    return stream_state

@@ -5,6 +5,7 @@ Shapes: T tokens of a batch, X features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,8 @@ import torch
 from edit_hooks.utils.errors import EditingError
 
 VarianceRule = Literal["released", "pooled"]
+
+STATE_PREFIX = "ultraedit"  # of the statistics in saved edits
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,32 @@ class FeatureStatistics:
         std_X = (self.squares_X / (self.count - 1)).sqrt().to(features_TX.device)
         centered_TX = features_TX - self.mean_X.to(features_TX.device)
         return torch.where(std_X > 0, centered_TX / std_X, 0.0)
+
+
+def load_statistics(stream_state: Mapping[str, torch.Tensor]) -> dict[str, FeatureStatistics]:
+    """The statistics that a step of a stream has stored, by shape of map.
+
+    Raises:
+        EditingError: the step was made by another editor.
+    """
+    shapes = [key.rpartition("/")[2] for key in stream_state if key.startswith(f"{STATE_PREFIX}/count/")]
+    if not shapes:
+        raise EditingError("the history's last delta was not made by UltraEdit; a stream has one editor throughout.")
+    return {
+        shape: FeatureStatistics(
+            int(stream_state[f"{STATE_PREFIX}/count/{shape}"]),
+            stream_state[f"{STATE_PREFIX}/mean/{shape}"],
+            stream_state[f"{STATE_PREFIX}/squares/{shape}"],
+        )
+        for shape in shapes
+    }
+
+
+def save_statistics(statistics: Mapping[str, FeatureStatistics]) -> dict[str, torch.Tensor]:
+    """The tensors that :func:`load_statistics` reads."""
+    stream_state = {}
+    for shape, numbers in statistics.items():
+        stream_state[f"{STATE_PREFIX}/count/{shape}"] = torch.tensor(numbers.count)
+        stream_state[f"{STATE_PREFIX}/mean/{shape}"] = numbers.mean_X.cpu()
+        stream_state[f"{STATE_PREFIX}/squares/{shape}"] = numbers.squares_X.cpu()
+    return stream_state

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
+from edit_hooks.lm.edit_effects import EFFECTS, EditEffects
+from edit_hooks.lm.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, named_reasons, warn_of_unusable
 from edit_hooks.lm.writing import write_together
@@ -56,15 +57,15 @@ class IndependentEdits:
         identity: ModelIdentity,
         quiet: bool = False,
         partial_groups: bool = False,
-        first_token_kl: bool = True,
+        measure_edits: bool = True,
     ) -> None:
         """Set up the edits; none is made yet.
 
         Args:
             partial_groups: a group whose requests belong to several cases is written without unusable ones.
-            first_token_kl: measure the divergence on neutral prompts.
+            measure_edits: measure what the edits do to neutral prompts and to their targets' likelihood.
         """
-        self._has_divergence = first_token_kl and editor.writes != ("context",)
+        self._is_measured = measure_edits and editor.writes != ("context",)
         self.partial_groups = partial_groups
         self.model, self.tokenizer, self.editor, self.store, self.quiet = model, tokenizer, editor, store, quiet
         self.identity = identity
@@ -115,23 +116,25 @@ class IndependentEdits:
     def _load(self, group: RequestGroup) -> bool:
         delta = self.store.load_delta(self._description(group)) if self.store else None
         if delta is not None:
-            self._measure(delta)
+            self._measure(group, delta)
             self._edits[group_key(group)] = delta
         return delta is not None
 
-    def _measure(self, delta: Delta) -> None:
-        """Add the divergence on neutral prompts to the diagnostics, unless the store had it; contexts have none."""
-        if not self._has_divergence:
-            delta.diagnostics.pop(FIRST_TOKEN_KL, None)  # a stored edit may have it
+    def _measure(self, group: RequestGroup, delta: Delta) -> None:
+        """Add the edit's effects to the diagnostics, unless the store had them; contexts have none."""
+        if not self._is_measured:
+            for name in EFFECTS:
+                delta.diagnostics.pop(name, None)  # a stored edit may have them
             return
-        code = code_fingerprint(NeutralPrompts.__module__)
-        if delta.meta.get("neutral_prompts") != code:
-            delta.diagnostics[FIRST_TOKEN_KL] = self._neutral.divergence(delta)
-            delta.meta["neutral_prompts"] = code
+        code = code_fingerprint(EditEffects.__module__, NeutralPrompts.__module__)
+        if delta.meta.get("effects") != code:
+            left_out = delta.meta.get("unusable", {})
+            delta.diagnostics |= self._effects.of_independent(delta, [one for one in group if one.key not in left_out])
+            delta.meta["effects"] = code
 
     @functools.cached_property
-    def _neutral(self) -> NeutralPrompts:
-        return NeutralPrompts(self.model, self.tokenizer)
+    def _effects(self) -> EditEffects:
+        return EditEffects(self.model, self.tokenizer)
 
     def _failed(self, group: RequestGroup) -> bool:
         return isinstance(self._edits.get(group_key(group)), FailedEdit)
@@ -248,7 +251,7 @@ class IndependentEdits:
             log.warning("case %s: %s", group[0].case_id, error)
             self._edits[group_key(group)] = FailedEdit(str(error))
             return
-        self._measure(delta)
+        self._measure(group, delta)
         self._edits[group_key(group)] = delta
         if self.store:
             self.store.save_delta(self._description(group), delta)

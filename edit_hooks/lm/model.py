@@ -101,6 +101,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if kwargs.get("device") is None:  # the parent's default is a GPU, also where there is none
             kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"
         self._settings_file = settings_file(own.get("editor_args"))
+        self._loading_options = [  # of `lm-edit tune` for the same model
+            word
+            for name in ("revision", "dtype")
+            if kwargs.get(name) is not None
+            for word in (f"--{name}", str(kwargs[name]).removeprefix("torch."))
+        ]
         self.options = EditingOptions(**own)
         self.editor = self._new_editor()
         self.is_demo = pretrained is None
@@ -148,7 +154,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             self.editor.check_settings(outline)
             if self.editor.writes != ("context",):
                 origin = self.editor.settings_origin(outline)
-                self._origin = origin.of_run(None if self.is_demo else origin.pretrained, self._settings_file)
+                self._origin = origin.of_run(
+                    pretrained=None if self.is_demo else origin.pretrained,
+                    settings_file=self._settings_file,
+                    editor=self.options.editor,
+                    tune_options=(*self._loading_options, *self.options.facts_to_tune_on(self.is_demo)),
+                )
                 report_origin(self._origin, self.rank == 0)
         return None
 
@@ -340,7 +351,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             found = check_base(delta, self.model, self.identity, options.load_edit)
             facts = {"loaded_from": options.load_edit, "checksum": delta.checksum(), "model_differences": found}
             report = EditReport(editor=editor_of(delta), diagnostics=facts)
-            requests, measured = requests_of(delta), options.first_token_kl
+            requests, measured = requests_of(delta), options.measure_edits
             return SavedEditSession(self.model, self.tokenizer, delta, report, requests, measured)
         store = self._store
         if store:
@@ -354,7 +365,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
                 self.identity,
                 self.quiet,
                 partial_groups=bool(self.plan.groups),
-                first_token_kl=options.first_token_kl,
+                measure_edits=options.measure_edits,
             )
             return SingleEditSession(edits, self.plan)
         guard = Guard(options.guard, options.guard_norm_ratio, options.guard_loss_increase)
@@ -368,7 +379,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             guard,
             self.quiet,
             shared=self.world_size > 1,
-            first_token_kl=options.first_token_kl,
+            measure_edits=options.measure_edits,
         )
         return StreamSession(stream, options.immediate and options.mode == "sequential", options.retention)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edit_hooks.base.origin import LAST_FACTS
 from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.parent_options import check_parent_options
 from edit_hooks.lm.plan import MODES
@@ -25,6 +26,9 @@ TEXT_OPTIONS = ("editor", "mode", "load_edit", "data", "answer", "engine", "stor
 # Options that choose a benchmark's records, besides `data` and those that end with SET_SUFFIX; its package checks them.
 DATA_OPTIONS = ("data_revision", "bad_records", "subset", "subset_seed")
 SET_SUFFIX = "_set"  # as in qaedit_set=inter_1k: a published file by name
+
+# Values of `data`: the embedded samples, the published files, and embedded facts for the search over settings.
+MINI, HUB, HELD_OUT = "mini", "hub", "mini:held_out"
 
 # icl -> the editor of the context, and its settings
 ICL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -86,7 +90,7 @@ class EditingOptions:
         compare_unedited: also evaluate lm-eval's own tasks on the unedited model, which gives each of their metrics the
             columns ``@unedited`` and ``@difference``; not with edits of single cases, under which such tasks have no
             edited model.
-        first_token_kl: measure the first-token divergence on neutral prompts after every edit or step.
+        measure_edits: measure after every edit or step what it does to neutral prompts and to its targets' likelihood.
         max_thought_tokens: longest thought of a generated answer, in addition to the answer; with ``think_end_token``.
             By default thought and answer share the length of the task (``max_gen_toks``).
         guard: sequential: ``report`` or ``stop`` if the edited weights or the model's loss diverge.
@@ -118,7 +122,7 @@ class EditingOptions:
     immediate: bool = True
     retention: bool = False
     compare_unedited: bool = False
-    first_token_kl: bool = True
+    measure_edits: bool = True
     max_thought_tokens: int | None = None
     guard: Literal["report", "stop"] = "report"
     guard_norm_ratio: float = 1.0
@@ -184,7 +188,7 @@ class EditingOptions:
         for name in ("num_edits", "edit_batch_size", "group_size", "max_thought_tokens"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name))
-        for name in ("immediate", "retention", "compare_unedited", "first_token_kl"):
+        for name in ("immediate", "retention", "compare_unedited", "measure_edits"):
             if not isinstance(getattr(self, name), bool):
                 raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
         _one_of("guard", self.guard, ("report", "stop"))
@@ -228,6 +232,18 @@ class EditingOptions:
         place = {"data": self.data} if self.data else {"pretrained": None if is_demo else True}
         given = {name: getattr(self, name) for name in DATA_OPTIONS}
         return {**place, **{name: value for name, value in given.items() if value is not None}}
+
+    def facts_to_tune_on(self, is_demo: bool) -> tuple[str, ...]:
+        """Options of ``lm-edit tune`` for facts that this run does not evaluate.
+
+        Of published data the last ones, in this run's order, since the number of records that the tasks read is unknown
+        here. Else the embedded facts that belong to no benchmark's sample.
+        """
+        data = self.data or (MINI if is_demo else HUB)
+        if data.partition(":")[0] != HUB:
+            return ("--edits", "bake", "--data", MINI if data == HELD_OUT else HELD_OUT)
+        is_shuffled = self.subset is not None or self.subset_seed is not None
+        return (*LAST_FACTS, "--subset-seed", str(self.subset_seed or 0)) if is_shuffled else LAST_FACTS
 
     @property
     def makes_edits(self) -> bool:

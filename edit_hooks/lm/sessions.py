@@ -29,8 +29,8 @@ from edit_hooks.decoding import AskedModel
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Item
+from edit_hooks.lm.edit_effects import EditEffects
 from edit_hooks.lm.independent import FailedEdit, IndependentEdits, group_key
-from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
 from edit_hooks.request import EditRequest, RequestGroup
@@ -133,7 +133,7 @@ class SavedEditSession(Session):
     Args:
         report: editor, file and checksum for samples and results.
         requests: the requests in the edit by their keys without context; ``None`` if the file does not list them.
-        first_token_kl: measure the divergence on neutral prompts.
+        measure_edits: measure what the edit does to neutral prompts and to its targets' likelihood.
     """
 
     def __init__(
@@ -143,17 +143,18 @@ class SavedEditSession(Session):
         delta: Delta,
         report: EditReport,
         requests: Mapping[str, EditRequest] | None,
-        first_token_kl: bool = True,
+        measure_edits: bool = True,
     ) -> None:
         self.model, self.delta, self.requests = model, delta, requests
         self.editor_name, self.writes = report.editor, tuple(delta.writes)
-        measured = first_token_kl and self.writes != ("context",)
-        neutral = NeutralPrompts(model, tokenizer) if measured else None
+        effects = EditEffects(model, tokenizer) if measure_edits and self.writes != ("context",) else None
+        known = list((requests or {}).values())
+        before = effects.target_nlls(known, None)[0] if effects else {}
         with AppliedDeltas(model) as applied:
             applied.add(delta)
             facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}
-            if neutral:
-                facts[FIRST_TOKEN_KL] = neutral.divergence(applied.runtime_part)
+            if effects:
+                facts |= effects.of_step(applied.runtime_part, known, before)
         self.report = dataclasses.replace(report, diagnostics=facts)
 
     def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.deltas.placement import placed
-from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL, NeutralPrompts
+from edit_hooks.lm.edit_effects import EditEffects
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
@@ -86,13 +86,13 @@ class EditStream:
         guard: Guard,
         quiet: bool = False,
         shared: bool = False,
-        first_token_kl: bool = True,
+        measure_edits: bool = True,
     ) -> None:
         """Set up the stream; nothing is edited yet.
 
         Args:
             shared: other processes make the same stream; one of them computes each step, the others load it.
-            first_token_kl: measure the divergence on neutral prompts after every step.
+            measure_edits: measure what every step does to neutral prompts and to its targets' likelihood.
         """
         self.model, self.tokenizer, self.editor, self.plan = model, tokenizer, editor, plan
         self.shared = shared
@@ -101,8 +101,8 @@ class EditStream:
         self.identity = identity
         self.config = resolve_with_store(model, tokenizer, editor, store, identity)
         self._unedited_loss, _ = self._probe()
-        measured = first_token_kl and editor.writes != ("context",)
-        self._neutral = NeutralPrompts(model, tokenizer) if measured else None
+        measured = measure_edits and editor.writes != ("context",)
+        self._effects = EditEffects(model, tokenizer) if measured else None
         self.steps: list[dict[str, Any]] = []
         self.stopped: str | None = None
         self.deltas: list[Delta] = []
@@ -178,9 +178,10 @@ class EditStream:
             applied.add(self.deltas[step])
             self._verify(step, applied.state(), self.steps[step]["state_after"])
             return self.deltas[step]
+        before = self._effects.target_nlls(group, applied.runtime_part)[0] if self._effects else {}
         with self._one_at_a_time():
             delta = self._load_or_make(step, group, applied, history)
-        self._watch(step, delta, applied)
+        self._watch(step, group, delta, applied, before)
         self.deltas.append(delta)  # last: a step that was interrupted is made again by the next pass
         return delta
 
@@ -240,8 +241,11 @@ class EditStream:
                 "do not belong to this stream. Remove them with lm-edit cache prune and run again."
             )
 
-    def _watch(self, step: int, delta: Delta, applied: AppliedDeltas) -> None:
-        """Record the weights' norms and the loss of a plain sentence; apply the guard."""
+    def _watch(
+        self, step: int, group: RequestGroup, delta: Delta, applied: AppliedDeltas, before: Mapping[str, float]
+    ) -> None:
+        """Record the weights' norms, the step's effects and the loss of a plain sentence; apply the guard."""
+        written = [request for request in group if request.key not in delta.meta.get("unusable", {})]
         with attached(self.model, applied.hook_edit):
             loss, finite = self._probe()
         record = {
@@ -250,7 +254,7 @@ class EditStream:
             "norm_ratio": applied.norm_ratio(),
             "probe_loss": loss,
             "finite": finite,
-            **({FIRST_TOKEN_KL: self._neutral.divergence(applied.runtime_part)} if self._neutral else {}),
+            **(self._effects.of_step(applied.runtime_part, written, before) if self._effects else {}),
             **({"unusable": len(delta.meta["unusable"])} if delta.meta.get("unusable") else {}),
             "state_after": delta.meta["state_after"],
             **{name: value for name, value in delta.diagnostics.items() if name != "losses"},

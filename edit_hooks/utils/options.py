@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from edit_hooks.utils.numbers import NON_NEGATIVE, require_number, require_numbe
 from edit_hooks.utils.yaml_io import parse_yaml, read_yaml
 
 # ``name:`` or ``name=``; a single letter before ``:\`` or ``:/`` is the drive of a Windows path.
+_PLAIN = re.compile(r"[A-Za-z][\w.-]*")  # a text that needs no quotes
 _SETTING = re.compile(r"\s*([A-Za-z_]\w+|[A-Za-z_](?=\s*[:=](?![\\/])))\s*[:=]\s*")
 
 
@@ -74,6 +76,53 @@ def parse_editor_args(value: Mapping[str, Any] | str | None, option: str = "edit
             f"{option}={value!r} is not readable; write {option}=lr:0.3;num_steps:10 or name a YAML file."
         )
     return parsed
+
+
+def inline_settings(settings: Mapping[str, Any]) -> str:
+    """The text of settings that :func:`parse_editor_args` reads back, as ``name:value;name:value``.
+
+    Raises:
+        ValueError: for a value without a text form, see :func:`has_text_form`.
+    """
+    return ";".join(f"{name}:{_inline(value)}" for name, value in settings.items())
+
+
+def has_text_form(value: object) -> bool:
+    """Whether a setting can be written inline: ``None``, switches, numbers, texts, and lists and mappings of them."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and has_text_form(entry) for key, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(has_text_form, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _inline(value: object) -> str:
+    """A value as YAML of one line without a semicolon, which separates settings."""
+    if not has_text_form(value):
+        raise ValueError(f"{shorten(value)} has no text form")
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_inline(key)}: {_inline(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and parse_yaml(value) == value else _quoted(value)
+    if isinstance(value, bool) or value is None:
+        return str(value).lower() if value is not None else "null"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
+    text = repr(float(value)) if isinstance(value, float) else str(value)  # numpy's numbers have another repr
+    return text.replace("e", ".0e") if "e" in text and "." not in text else text  # YAML reads 1e-06 as text
+
+
+def _quoted(text: str) -> str:
+    """A text in YAML's double quotes."""
+    escaped = (one if one.isprintable() and one not in ';"\\' else _escaped(one) for one in text)
+    return f'"{"".join(escaped)}"'
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\U{code:08x}"
 
 
 # lm-eval's names of the longest generation

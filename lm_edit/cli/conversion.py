@@ -49,7 +49,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "graph", help='JSON with "relations" (name -> prompt, question), "facts", "edits" and, if wanted, "aliases"'
+        "graph",
+        help='JSON with "relations" (name -> prompt, question), "facts", "edits" and, if wanted, "aliases" and '
+        '"wordings" (of single facts: fact, prompt, question)',
     )
     parser.add_argument(
         "--max-steps", type=whole(), default=5, help="longest chain (default: %(default)s, as published)"

@@ -18,7 +18,9 @@ def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", action="append", default=[], metavar="COLUMN=VALUE[,VALUE]",
         help="use the rows with these values only, as in --only editor=memit,rome; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--metric", help="column to draw in place of the default one, see lm-edit figures NAME")
+    parser.add_argument(
+        "--metric", help="column to draw in place of the default; an error where a figure has no choice of it"
+    )
     parser.add_argument("--case", help="case id, for figures of one case")
     parser.add_argument("--data", default="mini", help=f"tables of a data set: {DATA_HELP} (default mini)")
     add_overwrite_argument(parser)
@@ -61,6 +63,8 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     spec = find_figure(args.name)
     say(f"{spec.name}: {spec.title} ({spec.published})\nneeds: {spec.needs.columns}\nfor example: {spec.needs.command}")
+    if spec.options:
+        say(f"choices: {', '.join(f'--{name}' for name in spec.options)}")
     return 0
 
 

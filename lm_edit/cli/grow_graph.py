@@ -41,8 +41,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--review",
         metavar="FILE",
-        help="JSONL in which people decide: new triplets are written to it with keep: null; set true or false, and run "
-        "the same command again. Default: all validated triplets are kept",
+        help="JSONL in which people decide: new triplets are written to it with keep: null, those that failed "
+        "validation with keep: false; set true or false, correct triplets and questions, and run the same command "
+        "again. Default: all validated triplets are kept",
     )
     parser.add_argument(
         "--rounds", type=whole(), default=3, help="rounds of reasoning and extraction (default: %(default)s)"
@@ -111,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
         say(f"the store has all replies: {growth.stopped}. Nothing was sent or written; run without --dry-run.")
         return 0
     say(f"writer {writer.settings.model}: {requests.num_calls} calls")
-    if growth.waiting or growth.num_own_waiting:
+    if growth.waiting or growth.num_own_waiting or growth.failures:
         assert review is not None
         _hand_over(args, growth, review)
         return 0
@@ -181,17 +182,34 @@ def _say_plan(planned: _Planned, grower: Grower, limits: Any) -> None:
 
 
 def _hand_over(args: argparse.Namespace, growth: Growth, review: Review) -> None:
-    """Write what waits for people, and tell them."""
-    from lm_eval_tasks.knowgic.review import append_proposals
+    """Write what waits for people and what failed, and tell them."""
+    from lm_eval_tasks.knowgic.review import ChainFailure, append_lines
 
     new = [proposal for proposal in growth.waiting if review.lacks(proposal)]
-    if new:
-        append_proposals(args.review, new)
+    if new or growth.failures:
+        append_lines(args.review, [*new, *growth.failures])
     say(
-        f"round {growth.rounds + 1}: {len(growth.waiting) + growth.num_own_waiting} triplets wait for a decision in "
-        f"{args.review}, {len(new)} of them new. Set keep to true or false (or correct the triplet, or append lines of "
-        "your own) and run the same command again; no graph is written before."
+        f"round {growth.rounds + 1 if growth.facts else 0}: {len(growth.waiting) + growth.num_own_waiting} triplets "
+        f"wait for a decision in {args.review}, {len(new)} of them new. Set keep to true or false (or correct the "
+        "triplet, or append lines of your own) and run the same command again; no graph is written before."
     )
+    if growth.failures:
+        num_chains = sum(isinstance(one, ChainFailure) for one in growth.failures)
+        say(
+            f"also listed: {len(growth.failures) - num_chains} triplets that failed validation, with keep: false, and "
+            f"{num_chains} failed questions about chains. To have a triplet validated again, correct it, or give "
+            "another question and statement, and set keep to true; of a chain, change the question. Otherwise leave "
+            "them as they are."
+        )
+    _say_idle(args, review)
+
+
+def _say_idle(args: argparse.Namespace, review: Review) -> None:
+    if idle := review.num_idle():
+        say(
+            f"lines of failed triplets in {args.review} without effect (corrected but keep: false, or keep: true "
+            f"without a correction): {idle}"
+        )
 
 
 def _content(grower: Grower, growth: Growth, args: argparse.Namespace, writer: Writer) -> dict[str, Any]:
@@ -199,11 +217,13 @@ def _content(grower: Grower, growth: Growth, args: argparse.Namespace, writer: W
     from edit_hooks.utils.files import sha256_of, user_path
 
     graph = grower.graph()
+    wordings = [{"fact": list(fact), **wording._asdict()} for fact, wording in graph.wordings.items()]
     return {
         "relations": {name: relation._asdict() for name, relation in graph.relations.items()},
         "facts": [list(fact) for fact in graph.facts],
         "edits": [[*edit.fact[:2], edit.target_new] for edit in graph.edits],
         "aliases": {entity: list(names) for entity, names in graph.aliases.items()},
+        **({"wordings": wordings} if wordings else {}),
         "provenance": {
             "writer": writer.describe(),
             "seeds_sha256": sha256_of(user_path(args.seeds, "file of seeds")),
@@ -212,7 +232,12 @@ def _content(grower: Grower, growth: Growth, args: argparse.Namespace, writer: W
             "stopped": growth.stopped,
             "reviewed_by_people": args.review is not None,
             "facts": [
-                {"fact": list(found.fact), "from": found.candidate.origin, "round": found.round}
+                {
+                    "fact": list(found.fact),
+                    "from": found.candidate.origin,
+                    "round": found.round,
+                    **({"question_from": "people"} if found.candidate.wordings else {}),
+                }
                 for found in growth.facts
             ],
             "discarded": [{"fact": list(fact), "reason": reason} for fact, reason in growth.discarded],
@@ -242,8 +267,11 @@ def _say_growth(grower: Grower, growth: Growth, args: argparse.Namespace, review
     )
     if dropped := [edit for edit in grower.seeds.edits if edit not in grower.graph().edits]:
         say(f"dropped seeds: {'; '.join(' | '.join(edit.fact) for edit in dropped)}")
-    if review is not None and (unmet := review.num_unmet(growth.proposed, growth.rounds)):
-        say(f"lines of {args.review} without effect (not proposed, or for a later round): {unmet}")
+    if review is not None:
+        asked = {one.path for one in growth.chain_questions}
+        if unmet := review.num_unmet(growth.proposed, growth.rounds, asked):
+            say(f"lines of {args.review} without effect (not proposed, or for a later round): {unmet}")
+        _say_idle(args, review)
     say(f"facts: {len(growth.facts)}, after {growth.rounds} rounds: {growth.stopped}")
     if review is None:
         say("these facts are unreviewed and contain the model's mistakes; use --review FILE to decide on each.")

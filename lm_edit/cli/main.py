@@ -14,6 +14,7 @@ from edit_hooks.utils.printable import printable
 from lm_edit.cli import (
     build_bake,
     build_qaedit,
+    build_seeds,
     cache,
     catalog,
     contract,
@@ -45,6 +46,7 @@ VERBS: dict[str, Verb] = {
     **conversion.VERBS,
     **build_bake.VERBS,
     **build_qaedit.VERBS,
+    **build_seeds.VERBS,
     **grow_graph.VERBS,
     **cache.VERBS,
     **judging.VERBS,

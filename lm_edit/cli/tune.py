@@ -46,6 +46,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_arguments(parser)
     parser.add_argument("--num-edits", type=whole(), default=16, help="number of facts (default 16)")
     parser.add_argument("--skip", type=whole(NON_NEGATIVE), default=0, help="skip this many facts at the beginning")
+    parser.add_argument(
+        "--last",
+        action="store_true",
+        help="take the last facts, which runs of the first ones (--limit, num_edits, subset) do not evaluate; with "
+        "--skip, those before that many at the end",
+    )
     parser.add_argument("--layers", nargs="+", help="candidates: 5 6 7, or for several layers 3,4,5 4,5,6")
     parser.add_argument("--lr", nargs="+", type=real(), help="candidates for the learning rate; by default found first")
     parser.add_argument("--clamp", nargs="+", type=real(), help="candidates for clamp_factor")
@@ -88,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
         return 1
     best = outcome.trials[0]
     if args.out:
-        facts = f"{len(cases)} facts of {args.edits} from number {args.skip} on"
+        facts = f"{len(cases)} facts of {args.edits}{f' (data={args.data})' if args.data else ''} {_place(args)}"
         write_settings(args.out, best, editor=args.editor, model=model_name(lm), facts=facts)
         say(f"written to {args.out}; use it with editor={args.editor},editor_args={args.out}, on other facts")
     return 0
@@ -98,10 +104,19 @@ def _load_facts(args: argparse.Namespace) -> list[Case]:
     """The facts that the options select."""
     from lm_edit.tuning.cases import load_cases
 
-    cases = load_cases(args.edits, data_settings(args))[args.skip :]
-    if len(cases) < args.num_edits:
-        raise EditingError(f"{args.edits} has {len(cases)} facts after --skip {args.skip}; lower --num-edits.")
-    return cases[: args.num_edits]
+    cases = load_cases(args.edits, data_settings(args))
+    remaining = max(0, len(cases) - args.skip)
+    if remaining < args.num_edits:
+        raise EditingError(f"{args.edits} has {remaining} facts after --skip {args.skip}; lower --num-edits.")
+    start = remaining - args.num_edits if args.last else args.skip
+    return cases[start : start + args.num_edits]
+
+
+def _place(args: argparse.Namespace) -> str:
+    """Where the facts of the options are among those of their source."""
+    if not args.last:
+        return f"from number {args.skip} on"
+    return f"before the last {args.skip}" if args.skip else "at the end"
 
 
 def _parse_candidates(args: argparse.Namespace) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lm_edit.figures.charts import Chart
 from lm_edit.figures.paired import Comparison, draw_pairs
 from lm_edit.figures.select import has_context
-from lm_edit.figures.spec import FigureSpec, Needs
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -24,7 +24,7 @@ COLUMNS = {
 NEEDS = Needs(
     "bake_icl",
     "runs of the same editors with and without icl=true, on tasks of bake_qj (any of the columns "
-    f"{', '.join(COLUMNS)})",
+    f"{', '.join(COLUMNS)}, or another one of their tasks by --metric)",
     "lm_eval --model edited_hf --tasks bake_qj --model_args editor=r_rome,icl=true --output_path results, and the same "
     "without icl=true",
 )
@@ -42,9 +42,9 @@ FIGURE = Comparison(
 )
 
 
-def draw(rows: DataFrame) -> Chart:
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     """A panel per column, two bars per editor."""
-    return draw_pairs(rows, FIGURE)
+    return draw_pairs(rows, FIGURE, options)
 
 
 SPEC = FigureSpec(
@@ -52,5 +52,6 @@ SPEC = FigureSpec(
     title="editors with and without an in-context prompt on top",
     published="BAKE (TMLR) figure 4",
     needs=NEEDS,
-    draw=lambda inputs, options: draw(inputs.rows()),
+    draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

@@ -47,4 +47,5 @@ SPEC = FigureSpec(
     published="BAKE (TMLR) table 8",
     needs=NEEDS,
     draw=lambda inputs, options: draw(options),
+    is_table=True,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.hashing import key_of
@@ -19,6 +18,7 @@ from lm_edit.figures.select import (
     value_label,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_eval_tasks.common.editor_settings import find_setting, without_setting
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -37,7 +37,9 @@ NEEDS = Needs(
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     """A panel per weight; a line connects the runs that differ in nothing else."""
-    has_weights = [isinstance(config, Mapping) and set(WEIGHTS) <= set(config) for config in rows["editor_config"]]
+    has_weights = [
+        all(find_setting(config, weight) is not None for weight in WEIGHTS) for config in rows["editor_config"]
+    ]
     of_weights = rows.loc[has_weights]
     metric, notes = first_metric(of_weights, NEEDS, options, METRICS)
     chosen = require_rows(rows, NEEDS, [metric])
@@ -69,7 +71,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
 
 def _lines(runs: DataFrame, weight: str, metric: str, first_color: int) -> list[Series]:
     """A line for each group of runs that differ in this weight only."""
-    values = runs["editor_config"].map(lambda config: float(config[weight]))
+    values = runs["editor_config"].map(lambda config: float(find_setting(config, weight)))
     others = runs.apply(lambda row: _without(row, weight), axis=1)
     series: list[Series] = []
     for _, group in runs.assign(weight=values).groupby(others, sort=False):
@@ -84,12 +86,11 @@ def _lines(runs: DataFrame, weight: str, metric: str, first_color: int) -> list[
 
 def _without(row: DataFrame, weight: str) -> str:
     """Key of the runs of a line: all settings but the weight."""
-    config = {name: value for name, value in row["editor_config"].items() if name != weight}
     rest = [
         str(row[column])
         for column in ("model", "editor", "mode", "num_edits", "edit_batch_size", "seed", "task", "icl")
     ]
-    return key_of({"config": config, "rest": rest})
+    return key_of({"config": without_setting(row["editor_config"], weight), "rest": rest})
 
 
 def _line_name(rows: DataFrame, runs: DataFrame, weight: str) -> str:
@@ -97,7 +98,7 @@ def _line_name(rows: DataFrame, runs: DataFrame, weight: str) -> str:
     first = rows.iloc[0]
     (other,) = (name for name in WEIGHTS if name != weight)
     names = [str(first[column]) for column in ("editor", "model", "task") if runs[column].nunique() > 1]
-    return ", ".join([*names, f"{other} = {first['editor_config'][other]:g}"])
+    return ", ".join([*names, f"{other} = {find_setting(first['editor_config'], other):g}"])
 
 
 SPEC = FigureSpec(
@@ -106,4 +107,5 @@ SPEC = FigureSpec(
     published="BIRD figure 4",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

@@ -99,4 +99,5 @@ SPEC = FigureSpec(
     published="EVK figure 3",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

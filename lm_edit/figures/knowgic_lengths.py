@@ -37,4 +37,5 @@ SPEC = FigureSpec(
     published="ThinkEdit table 4",
     needs=NEEDS,
     draw=lambda inputs, options: draw(options),
+    is_table=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lm_edit.figures.charts import SHARE, Bars, Chart
 from lm_edit.figures.select import (
@@ -19,7 +19,7 @@ from lm_edit.figures.select import (
     value_label,
     without_context,
 )
-from lm_edit.figures.spec import Needs
+from lm_edit.figures.spec import DEFAULTS, Needs, Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -49,14 +49,24 @@ class Comparison:
     only_pairs: bool
 
 
-def draw_pairs(rows: DataFrame, figure: Comparison) -> Chart:
-    """Draw the figure; the caption names the editors that have runs of one kind only."""
+class Panel(NamedTuple):
+    """A panel: a column of these tasks."""
+
+    metric: str
+    tasks: Sequence[str]
+    title: str
+
+
+def draw_pairs(rows: DataFrame, figure: Comparison, options: Options = DEFAULTS) -> Chart:
+    """Draw the figure; the caption names the editors that have runs of one kind only.
+
+    Args:
+        options: ``metric``: any column of the figure's tasks, drawn in place of its columns.
+    """
     needs = figure.needs
     of_tasks = rows[rows["task"].isin([task for tasks, _ in figure.columns.values() for task in tasks])]
-    present = [metric for metric in figure.columns if metric in set(of_tasks["metric"])]
-    if not present:
-        raise needs.missing(f"no run has a column {' or '.join(figure.columns)}")
-    chosen = require_rows(of_tasks, needs, present)
+    wanted = _panels(of_tasks, figure, options)
+    chosen = require_rows(of_tasks, needs, [panel.metric for panel in wanted])
     if chosen["model"].nunique() > 1:
         raise needs.missing(f"runs of several models are given; choose with --only model={chosen.iloc[0]['model']}")
     edited = require_edited(chosen, needs)
@@ -68,28 +78,44 @@ def draw_pairs(rows: DataFrame, figure: Comparison) -> Chart:
         raise needs.missing(f"no editor has runs with and without {figure.setting} (editors: {', '.join(editors)})")
     drawn = both if figure.only_pairs else editors
 
-    def cells(metric: str, added: bool) -> list[Cell]:
-        of_kind = runs[(runs["metric"] == metric) & (runs["added"] == added)]
+    def cells(panel: Panel, added: bool) -> list[Cell]:
+        of_panel = (runs["metric"] == panel.metric) & runs["task"].isin(panel.tasks)
+        of_kind = runs[of_panel & (runs["added"] == added)]
         return [_one(of_kind[of_kind["editor"] == editor], figure, editor, added) for editor in drawn]
 
     panels = [
         Bars(
-            title=figure.columns[metric][1],
+            title=panel.title,
             categories=drawn,
             series=[
-                series_of(figure.without_name, cells(metric, False), color=WITHOUT),
-                series_of(figure.with_name, cells(metric, True), color=WITH),
+                series_of(figure.without_name, cells(panel, False), color=WITHOUT),
+                series_of(figure.with_name, cells(panel, True), color=WITH),
             ],
-            value_label=value_label(chosen, metric),
-            references=unedited_reference(chosen, metric),
-            limits=SHARE,
+            value_label=value_label(chosen, panel.metric),
+            references=unedited_reference(chosen[chosen["task"].isin(panel.tasks)], panel.metric),
+            limits=SHARE if panel.metric in figure.columns or _is_share(chosen, panel.metric) else None,
         )
-        for metric in present
+        for panel in wanted
     ]
     alone = [name for name in editors if name not in both]
     only = "Not drawn, run" if figure.only_pairs else "Run"
     notes = [f"{only} in one way only: {', '.join(alone)}."] if alone else []
     return Chart(name=needs.figure, title=figure.title, panels=panels, caption=caption(chosen, notes=notes))
+
+
+def _panels(rows: DataFrame, figure: Comparison, options: Options) -> list[Panel]:
+    """The panels that some row has; those of the chosen column if there is one."""
+    wanted = [Panel(options.metric or column, *place) for column, place in figure.columns.items()]
+    present = set(zip(rows["metric"], rows["task"], strict=True))
+    panels = [panel for panel in wanted if any((panel.metric, task) in present for task in panel.tasks)]
+    if not panels:
+        raise figure.needs.missing(f"no run has a column {options.metric or ' or '.join(figure.columns)}")
+    return panels
+
+
+def _is_share(rows: DataFrame, metric: str) -> bool:
+    """Whether a column is a share in 0..1, and no magnitude or entropy."""
+    return bool(rows[rows["metric"] == metric]["is_rate"].map(bool).all())
 
 
 def _one(rows: DataFrame, figure: Comparison, editor: str, added: bool) -> Cell:

@@ -44,4 +44,5 @@ SPEC = FigureSpec(
     published="WILD table 10",
     needs=NEEDS,
     draw=lambda inputs, options: draw(options),
+    is_table=True,
 )

@@ -13,6 +13,7 @@ from lm_edit.figures import (
     bake_logprob,
     bake_statistics,
     bird_weights,
+    case_answers,
     causal_trace,
     evk_align,
     evk_glue,
@@ -22,11 +23,13 @@ from lm_edit.figures import (
     thinkedit_ckp,
     thinkedit_graph,
     thinkedit_ifr,
+    thinkedit_steps,
     thinkedit_tradeoff,
     wild_batches,
     wild_gap,
     wild_grid,
     wild_retention,
+    wild_table,
 )
 from lm_edit.figures.output import check_output, write_figure
 from lm_edit.figures.spec import DATA, DEFAULTS, FigureSpec, Inputs, Options
@@ -35,9 +38,9 @@ from lm_edit.figures.spec import DATA, DEFAULTS, FigureSpec, Inputs, Options
 @functools.cache
 def _by_name() -> Mapping[str, FigureSpec]:
     modules = (
-        bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_batches, wild_retention,
-        wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp, thinkedit_tradeoff,
-        thinkedit_graph, knowgic_lengths, causal_trace,
+        bake_logprob, bake_icl, bake_answers, bake_statistics, bird_weights, wild_gap, wild_table, wild_batches,
+        wild_retention, wild_grid, qaedit_categories, evk_glue, evk_align, evk_map, thinkedit_ifr, thinkedit_ckp,
+        thinkedit_tradeoff, thinkedit_graph, thinkedit_steps, knowgic_lengths, causal_trace, case_answers,
     )  # fmt: skip
     return {module.SPEC.name: module.SPEC for module in modules}
 
@@ -65,9 +68,11 @@ def draw_figure(
     """Draw a figure from files and write it; equal inputs give equal bytes.
 
     Raises:
-        EditingError: if the files lack what the figure needs, naming the tasks and settings that write it.
+        EditingError: if the files lack what the figure needs, naming the tasks and settings that write it; for a choice
+            that the figure does not have.
     """
-    check_output(output, is_table=spec.needs.reads == DATA)
+    check_output(output, is_table=spec.is_table)
+    spec.refuse_unread(options)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")
     return write_figure(spec.draw(Inputs(paths, only or {}), options), output)

@@ -115,6 +115,8 @@ class FigureSpec:
         title: its content, for lists.
         published: the figure or table of a paper that it follows.
         draw: reads the inputs and returns the chart or table; raises EditingError if something is missing.
+        options: the names of :class:`Options` beside ``data`` that ``draw`` reads.
+        is_table: ``draw`` returns a table.
     """
 
     name: str
@@ -122,6 +124,18 @@ class FigureSpec:
     published: str
     needs: Needs
     draw: Callable[[Inputs, Options], Chart | Table]
+    options: tuple[str, ...] = ()
+    is_table: bool = False
+
+    def refuse_unread(self, options: Options) -> None:
+        """Raise EditingError for a choice of the user that this figure does not read."""
+        for name in ("metric", "case"):
+            value = getattr(options, name)
+            if value is not None and name not in self.options:
+                raise EditingError(
+                    f"--{name} {value}: the figure {self.name} has no such choice. Leave it out; lm-edit figures "
+                    f"{self.name} prints what is drawn."
+                )
 
 
 def keep_only(rows: DataFrame, only: Mapping[str, Sequence[str]]) -> DataFrame:

@@ -1,13 +1,16 @@
-"""Shared by the figures of ThinkEdit: the columns of KnowGIC under one protocol."""
+"""Shared by the figures of ThinkEdit: the columns and samples of KnowGIC under one protocol."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lm_edit.figures.spec import Needs, Options
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from lm_edit.results import CaseDocument
 
 # Endings of the columns, the published protocol first.
 PROTOCOLS = (
@@ -33,3 +36,32 @@ def choose_protocol(rows: DataFrame, needs: Needs, options: Options, columns: tu
             return protocol, [] if is_published else [f"Protocol: {protocol}; the published one is {PROTOCOLS[0]}."]
     wanted = " and ".join(f"{column}_<{'|'.join(accepted)}>" for column in columns)
     raise needs.missing(f"no run has the columns {wanted}")
+
+
+def choose_documents(
+    documents: Sequence[CaseDocument], needs: Needs, options: Options, protocols: Sequence[str] = PROTOCOLS
+) -> tuple[str, list[CaseDocument]]:
+    """The first ending that some sample has, or that of ``--metric``, and its documents of ``--case``, if given.
+
+    Args:
+        protocols: the accepted endings, in the order of preference.
+
+    Raises:
+        EditingError: for an ending that is not accepted, or that no sample has, and for an unknown case.
+    """
+    if options.metric is not None and options.metric not in protocols:
+        raise needs.missing(f"--metric {options.metric} is none of {', '.join(protocols)}")
+    accepted = protocols if options.metric is None else (options.metric,)
+    by_protocol: dict[str, list[CaseDocument]] = {}
+    for document in documents:
+        if document.extras.get("chains"):
+            by_protocol.setdefault(str(document.extras.get("columns")), []).append(document)
+    protocol = next((name for name in accepted if name in by_protocol), None)
+    if protocol is None:
+        raise needs.missing(f"no sample has chains of facts under {' or '.join(accepted)}")
+    of_protocol = by_protocol[protocol]
+    chosen = [one for one in of_protocol if options.case in (None, one.case_id) and one.edits]
+    if not chosen:
+        known = ", ".join(list(dict.fromkeys(one.case_id for one in of_protocol))[:20])
+        raise needs.missing(f"there is no case {options.case!r}; there are {known}")
+    return protocol, chosen

@@ -58,4 +58,5 @@ SPEC = FigureSpec(
     published="ThinkEdit figure 6",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

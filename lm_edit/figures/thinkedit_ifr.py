@@ -69,4 +69,5 @@ SPEC = FigureSpec(
     published="ThinkEdit figure 5",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

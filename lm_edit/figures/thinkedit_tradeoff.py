@@ -72,4 +72,5 @@ SPEC = FigureSpec(
     published="ThinkEdit figure 7",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

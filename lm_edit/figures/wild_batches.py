@@ -91,4 +91,5 @@ SPEC = FigureSpec(
     published="WILD figure 4",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

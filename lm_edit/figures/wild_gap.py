@@ -75,4 +75,5 @@ SPEC = FigureSpec(
     published="WILD figure 1",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

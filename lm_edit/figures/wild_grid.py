@@ -97,4 +97,5 @@ SPEC = FigureSpec(
     published="WILD section 6, tables 4 to 8, as a figure",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
 )

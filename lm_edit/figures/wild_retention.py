@@ -73,4 +73,5 @@ SPEC = FigureSpec(
     published="WILD figure 5",
     needs=NEEDS,
     draw=lambda inputs, options: draw(inputs.rows(), inputs.retention(), options),
+    options=("metric",),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -33,24 +33,31 @@ def make_candidates(
     Args:
         shared: settings of every candidate.
         vary: setting -> values. Without ``layers`` five depths are tried, with as many blocks as the editor's
-            configuration has; without a step size :data:`STEP_FACTORS` of it.
+            configuration has, as far as they fit and the editor accepts them, else its configuration's blocks alone;
+            without a step size :data:`STEP_FACTORS` of it.
         step_size: the step found by :func:`~lm_edit.tuning.steps.find_step`; by default the editor's own.
 
     Raises:
         EditingError: for settings the editor does not have, and values it refuses.
     """
-    config = load_editor(editor, shared).default_config(model)
+    loaded = load_editor(editor, shared)
+    config, own_layers = loaded.default_config(model), loaded.layer_settings(model)
     step = step_of(editor, model, shared, vary)
-    depths = _default_layers(config, num_layers(unwrapped(model)))
-    vary = {"layers": [layers for layers in depths if _accepts(editor, model, shared, layers)], **vary}
-    vary = {name: list(values) for name, values in vary.items()}
+    if "layers" in vary:
+        places = [{"layers": layers} for layers in vary["layers"]]
+    else:
+        depths = _default_layers(config, num_layers(unwrapped(model)))
+        places = [{"layers": layers} for layers in depths if _accepts(editor, model, {**shared, "layers": layers})]
+    others = {name: list(values) for name, values in vary.items() if name != "layers"}
     if step is not None:
         size = step.size if step_size is None else step_size
-        vary[step.name] = [scaled(size, factor) for factor in STEP_FACTORS]
-    candidates = [{**shared, "layers": config.layers}]
+        others[step.name] = [scaled(size, factor) for factor in STEP_FACTORS]
+    candidates = [_with_settings(editor, shared, own_layers)]
     configs = [config.to_dict()]
     tried = [
-        _with_settings(editor, shared, zip(vary, values, strict=True)) for values in itertools.product(*vary.values())
+        _with_settings(editor, shared, {**place, **dict(zip(others, values, strict=True))})
+        for place in places or [own_layers]
+        for values in itertools.product(*others.values())
     ]
     if step is not None and step_size is not None:
         tried.insert(0, step.with_size(step_size))
@@ -65,17 +72,22 @@ def make_candidates(
 def step_of(editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> Step | None:
     """The editor's step, to be tried on the first of the varied layers.
 
-    ``None`` for an editor without one, and where ``vary`` names its values.
+    ``None`` for an editor without one, where ``vary`` names its values, and where the editor refuses other ones, as
+    with a trained hyper-network.
     """
     if vary.keys() & set(STEP_SETTINGS):
         return None
-    config = load_editor(editor, shared).default_config(model)
+    loaded = load_editor(editor, shared)
+    config = loaded.default_config(model)
     sizes = ((name, _get_setting(config, name)) for name in STEP_SETTINGS)
     found = next(((name, size) for name, size in sizes if size is not None), None)
     if found is None:
         return None
     name, size = found
-    settings = {**shared, "layers": vary["layers"][0] if "layers" in vary else config.layers}
+    place = {"layers": vary["layers"][0]} if "layers" in vary else loaded.layer_settings(model)
+    settings = _with_settings(editor, shared, place)
+    if not _accepts(editor, model, _with_setting(editor, shared, name, scaled(size, STEP_FACTORS[0]))):
+        return None
     return Step(name, size, lambda size: _with_setting(editor, settings, name, size))
 
 
@@ -96,10 +108,10 @@ def _default_layers(config: EditorConfig, depth: int) -> list[list[int]]:
     return [list(range(last - size + 1, last + 1)) for last in sorted(last_blocks) if last - size + 1 >= 0]
 
 
-def _accepts(editor: str, model: nn.Module, shared: Mapping[str, Any], layers: Sequence[int]) -> bool:
-    """Whether an editor can edit these blocks; one that also reads a block below cannot edit the first."""
+def _accepts(editor: str, model: nn.Module, settings: Mapping[str, Any]) -> bool:
+    """Whether an editor has these settings for the model; one that reads a block below cannot edit the first."""
     try:
-        load_editor(editor, {**shared, "layers": list(layers)}).default_config(model)
+        load_editor(editor, settings).default_config(model)
     except EditingError:
         return False
     return True
@@ -110,9 +122,9 @@ def _get_setting(config: EditorConfig, name: str) -> Any:
     return getattr(config, name, None) if hasattr(config, name) else getattr(config, "base_settings", {}).get(name)
 
 
-def _with_settings(editor: str, shared: Mapping[str, Any], named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _with_settings(editor: str, shared: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(shared)
-    for name, value in named:
+    for name, value in named.items():
         settings = _with_setting(editor, settings, name, value)
     return settings
 

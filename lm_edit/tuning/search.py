@@ -19,7 +19,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from edit_hooks.base.registry import editor_class
+from edit_hooks.base.registry import editor_class, load_editor
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.request import require_subjects
 from edit_hooks.store.store import Store
@@ -196,4 +196,15 @@ def check_search(
         )
     if editor_type.needs_subject:
         require_subjects([case.request for case in cases], editor)
-    make_candidates(editor, unwrapped(outline), shared, vary)
+    _require_usable(editor, outline, make_candidates(editor, unwrapped(outline), shared, vary))
+
+
+def _require_usable(editor: str, outline: nn.Module, candidates: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a search in which every candidate lacks an input, as MEND without a hyper-network."""
+    for number, candidate in enumerate(candidates):
+        try:
+            load_editor(editor, candidate).check_settings(outline)
+            return
+        except EditingError:
+            if number == len(candidates) - 1:
+                raise

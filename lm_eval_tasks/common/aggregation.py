@@ -178,12 +178,15 @@ def judge_summary(values: Sequence[Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _is_target_no_likelier(edit: Mapping[str, Any]) -> bool:
-    """Whether the optimization of an edit left its target as unlikely as it was.
+    """Whether an edit left its target as unlikely as it was.
 
-    Editors without another term in their loss report the last one as ``final_loss`` only. A target that was likely from
-    the start cannot gain, and an edit of it may stop at once.
+    Without a measurement (``measure_edits=false``, models of other classes) the losses of the editor's optimization are
+    compared; editors without another term in their loss report the last one as ``final_loss`` only. A target that was
+    likely from the start cannot gain, and an edit of it may stop at once.
     """
-    before, after = edit.get("initial_nll"), edit.get("final_nll", edit.get("final_loss"))
+    before, after = edit.get("target_nll_before"), edit.get("target_nll_after")
+    if before is None:
+        before, after = edit.get("initial_nll"), edit.get("final_nll", edit.get("final_loss"))
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
         return False
     return after > LEAST_FALL * before and after > LIKELY_NLL

@@ -121,7 +121,7 @@ def _target_nll(results: Mapping[str, Any]) -> Iterator[str]:
         count, edits, task = worst
         yield (
             f"{task}: the target's negative log-likelihood did not fall in the edits of {count} of {edits} cases; the "
-            "samples (--log_samples) name them (initial_nll, final_nll)."
+            "samples (--log_samples) name them (target_nll_before, target_nll_after)."
         )
 
 

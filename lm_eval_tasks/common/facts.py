@@ -33,8 +33,11 @@ def entry_names(fields: Fields, name: str) -> list[str]:
     return list(value)
 
 
-def read_facts(fields: Fields, name: str, relations: Names) -> Iterator[Fact]:
+def read_facts(fields: Fields, name: str, relations: Names | None = None) -> Iterator[Fact]:
     """The triples of a list with entries ``[subject, relation, object]``.
+
+    Args:
+        relations: the known ones; by default any text is one.
 
     Raises:
         EditingError: for anything but such a list, and for an unknown relation.
@@ -46,6 +49,6 @@ def read_facts(fields: Fields, name: str, relations: Names) -> Iterator[Fact]:
         texts = [part.strip() for part in row if isinstance(part, str)] if isinstance(row, list) else []
         if len(texts) != 3 or len(row) != 3 or not all(texts):
             raise fields.error(f"{name}[{number}]", f"is {row!r}; three texts are needed")
-        if texts[1] not in relations:
+        if relations is not None and texts[1] not in relations:
             raise fields.error(f"{name}[{number}]", f"has the relation {texts[1]!r}.{near_misses(texts[1], relations)}")
         yield Fact(*texts)

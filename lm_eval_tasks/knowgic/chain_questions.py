@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from judges.match import contains
@@ -65,13 +65,16 @@ class ChainQuestioner:
         seeds: other names of entities.
         ask: sends chats to the model.
         attempts: questions about a path.
+        given: questions of people, which are tried after those of the writer.
 
     Attributes:
         step: what the next requests are for.
     """
 
-    def __init__(self, seeds: Seeds, ask: Ask, attempts: int) -> None:
-        self.seeds, self.ask, self.attempts = seeds, ask, attempts
+    def __init__(
+        self, seeds: Seeds, ask: Ask, attempts: int, given: Mapping[Path, Sequence[str]] | None = None
+    ) -> None:
+        self.seeds, self.ask, self.attempts, self.given = seeds, ask, attempts, given or {}
         self.step = ""
 
     def question(self, paths: Sequence[Path]) -> list[ChainQuestion]:
@@ -95,7 +98,16 @@ class ChainQuestioner:
                     earlier[one.path].append(Unusable(one.question, ANOTHER_ANSWER))
                 else:
                     del earlier[one.path]
+        self._try_given(checked)
         return [checked[path] for path in paths]
+
+    def _try_given(self, checked: dict[Path, ChainQuestion]) -> None:
+        """Replace failed questions by those of people; the first valid one counts, or the last one."""
+        for turn in range(max(map(len, self.given.values()), default=0)):
+            left = [path for path, one in checked.items() if one.problem and self.given.get(path, ())[turn:]]
+            self.step = f"questions of people about {len(left)} chains: {len(left)} requests"
+            for one in self._answer([(path, self.given[path][turn]) for path in left]):
+                checked[one.path] = one
 
     def _answer(self, written: Sequence[tuple[Path, str]]) -> Iterator[ChainQuestion]:
         answers = responses(self.ask, (question_chat(question) for _, question in written))

@@ -12,6 +12,10 @@ with the answer or one of its other names (``_sampled``), or exp of the answer's
 (``_prob``). Products and ratios are computed from log-probabilities, since exp of these can be 0 where their ratio is
 not.
 
+A fact is deep edited up to n steps (section 4) if it cannot be deduced from retained knowledge by any sequence of at
+most n steps: with sampled responses, if R_post = 0 for every such chain of the edit. A likelihood is never 0, so the
+columns ``deep_edited_*`` and the counts of chains that are active after the edit are for sampled responses only.
+
 All questions of an edit are in one document, each once, whatever the number of chains that it is in. Every occurrence
 is scored with its own answer.
 """
@@ -169,6 +173,7 @@ def score_chains(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
         "ifr_active_after": lambda: scores.num_active(chains, edited=True),
         "ckp_questions": lambda: len(context),
         "ckp_active": lambda: scores.num_active([place] for place in context),
+        "deep_edited": lambda: scores.deep_edited(chains),
     }
     by_length = {
         str(steps): ([chain for chain in chains if len(chain) == steps], f"chains of length {steps}")
@@ -178,6 +183,10 @@ def score_chains(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Meas
     for length, (some, noun) in by_length.items():
         found[f"ifr_{length}"] = functools.partial(scores.recovery, some, noun=noun)
         found[f"ifr_{length}_active"] = functools.partial(scores.num_active, some)
+        found[f"ifr_{length}_active_after"] = functools.partial(scores.num_active, some, edited=True)
+    for steps in range(1, MAX_STEPS + 1):
+        short = [chain for chain in chains if len(chain) <= steps]
+        found[f"deep_edited_{steps}"] = functools.partial(scores.deep_edited, short, f"chains of at most {steps} steps")
     return {f"{name}_{doc['columns']}": measure for name, measure in found.items()}
 
 
@@ -206,11 +215,10 @@ class ChainScores:
         """The share of responses with the answer or another name of it; for yes or no, that begin with yes."""
         texts = [measures.generated_text(one, unedited=unedited).text for one in answered.generations]
         if self.competitor:
-            hits = [first_word(text) == answer.lower() for text in texts]
+            share = sum(first_word(text) == answer.lower() for text in texts) / len(texts)
         else:
-            names = [answer, *self.aliases.get(answer, ())]
-            hits = [any(contains(text, name) for name in names) for text in texts]
-        return math.log(sum(hits) / len(hits)) if any(hits) else -math.inf
+            share = share_with_answer(texts, [answer, *self.aliases.get(answer, ())])
+        return math.log(share) if share else -math.inf
 
     def _log_likelihood(self, answered: ProbeAnswers, answer: str, *, unedited: bool) -> float:
         """The answer's mean log-probability per token; with a competitor, log of its share of both."""
@@ -261,6 +269,19 @@ class ChainScores:
         """Number of chains with R > 0 on the unedited, or on the edited model."""
         return sum(self.log_products(chain)[edited] > -math.inf for chain in chains)
 
+    def deep_edited(self, chains: Sequence[Sequence[Place]], noun: str = "chains") -> float:
+        """1 if no chain is active on the edited model, 0 if one is.
+
+        Raises:
+            Unscored: if no chain is active on the unedited model: it could not deduce the fact either, so nothing is
+                left for the edit to remove.
+        """
+        if not chains:
+            raise Unscored(f"the record has no {noun}")
+        if not self.num_active(chains):
+            raise Unscored(f"the unedited model answers none of the {noun}")
+        return float(not self.num_active(chains, edited=True))
+
     def knows(self, place: Place) -> float:
         """1 if the unedited model has the answer: in one response or more, as its argmax, or before the competitor."""
         probe, answer = self.answers.probes[place[0]], place[1]
@@ -269,6 +290,11 @@ class ChainScores:
         if self.competitor:
             return float(self.log_probabilities(place)[0] > math.log(0.5))
         return measures.tf_exact(self._scored(probe, answer), unedited=True)
+
+
+def share_with_answer(texts: Sequence[str], names: Sequence[str]) -> float:
+    """The share of responses with an answer, given all names of it; the rule of the sampled scores."""
+    return sum(any(contains(text, name) for name in names) for text in texts) / len(texts)
 
 
 def _pooled(values: Iterator[float], noun: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ model's reasoning, corrected by annotators, is not part of this: the facts are g
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,22 +44,30 @@ class KnowledgeGraph:
         facts: in the order of the file.
         edits: each of one of the facts.
         aliases: entity -> other names.
+        wordings: of facts that have another one than their relation.
     """
 
     relations: Mapping[str, Relation]
     facts: Sequence[Fact]
     edits: Sequence[Edit]
     aliases: Mapping[str, Sequence[str]]
+    wordings: Mapping[Fact, Relation] = field(default_factory=dict)
+
+    def wording(self, fact: Fact) -> Relation:
+        """Statement and question of a fact."""
+        return self.wordings.get(fact, self.relations[fact.relation])
 
 
 def read_graph(path: str | Path) -> KnowledgeGraph:
-    """Read a graph from JSON: ``relations`` (name -> prompt, question), ``facts``, ``edits``, and ``aliases`` if any.
+    """Read a graph from JSON: ``relations`` (name -> prompt, question), ``facts``, ``edits``.
 
-    Facts are lists of subject, relation and object, edits lists of subject, relation and new object.
+    Facts are lists of subject, relation and object, edits lists of subject, relation and new object. Optional:
+    ``aliases`` (entity -> other names) and ``wordings``, objects with ``fact``, ``prompt`` and ``question``, for facts
+    with another wording than their relation.
 
     Raises:
         EditingError: for unreadable JSON, another layout, an unknown relation, two facts between the same entities, and
-            an edit of a fact that the graph lacks, or of one of several objects.
+            an edit or a wording of a fact that the graph lacks, or an edit of one of several objects.
     """
     record = read_json(path, "knowledge graph")
     if not isinstance(record, Mapping):
@@ -73,7 +81,8 @@ def read_graph(path: str | Path) -> KnowledgeGraph:
         if other is not fact:
             raise fields.error("facts", f"links {fact.subject!r} to {fact.object!r} by two facts; keep one")
     edits = [_edit(fields, facts, triple) for triple in read_facts(fields, "edits", relations)]
-    return KnowledgeGraph(relations, facts, edits, read_entity_names(fields))
+    wordings = dict(_fact_wordings(fields, facts))
+    return KnowledgeGraph(relations, facts, edits, read_entity_names(fields), wordings)
 
 
 def read_relations(fields: Fields) -> dict[str, Relation]:
@@ -105,12 +114,30 @@ def _relation(fields: Fields, name: str) -> Relation:
     # The name may hold dots, which would be steps of a path.
     entry = Fields({"relations": fields.record["relations"][name]}, f"{fields.where}, {name!r}")
     relation = Relation(entry.text("relations.prompt"), entry.text("relations.question"))
-    for key, text in (("prompt", relation.prompt), ("question", relation.question)):
-        if text.count("{}") != 1:
-            raise fields.error(f"relations.{name}.{key}", f"is {text!r}; one {{}} for the subject is needed")
-        if not relation_words(text):
-            raise fields.error(f"relations.{name}.{key}", f"is {text!r}; words around {{}} are needed")
+    _check_relation(fields, f"relations.{name}", relation)
     return relation
+
+
+def _check_relation(fields: Fields, place: str, relation: Relation) -> None:
+    for key, text in relation._asdict().items():
+        if text.count("{}") != 1:
+            raise fields.error(f"{place}.{key}", f"is {text!r}; one {{}} for the subject is needed")
+        if not relation_words(text):
+            raise fields.error(f"{place}.{key}", f"is {text!r}; words around {{}} are needed")
+
+
+def _fact_wordings(fields: Fields, facts: Sequence[Fact]) -> Iterator[tuple[Fact, Relation]]:
+    """The wordings of single facts."""
+    for number, entry in enumerate(fields.objects("wordings") if fields.record.get("wordings") else ()):
+        fact, wording = (
+            tuple(entry.texts("fact", required=True)),
+            Relation(entry.text("prompt"), entry.text("question")),
+        )
+        found = next((one for one in facts if one == fact), None)
+        if found is None:
+            raise fields.error(f"wordings[{number}]", f"is about {list(fact)!r}, which is none of the facts")
+        _check_relation(fields, f"wordings[{number}]", wording)
+        yield found, wording
 
 
 def _edit(fields: Fields, facts: Sequence[Fact], triple: Fact) -> Edit:
@@ -153,7 +180,7 @@ def build_record(graph: KnowledgeGraph, edit: Edit, case_id: int, max_steps: int
         "case_id": case_id,
         "requested_rewrite": [
             {
-                "prompt": graph.relations[edit.fact.relation].prompt,
+                "prompt": graph.wording(edit.fact).prompt,
                 "target_new": {"str": edit.target_new},
                 "target_true": {"str": edit.fact.object},
                 "subject": edit.fact.subject,
@@ -165,7 +192,7 @@ def build_record(graph: KnowledgeGraph, edit: Edit, case_id: int, max_steps: int
 
 
 def _lists(graph: KnowledgeGraph, facts: Sequence[Fact]) -> dict[str, list[str]]:
-    wordings = [graph.relations[fact.relation] for fact in facts]
+    wordings = [graph.wording(fact) for fact in facts]
     return {
         "questions": [
             wording.question.replace("{}", fact.subject) for wording, fact in zip(wordings, facts, strict=True)

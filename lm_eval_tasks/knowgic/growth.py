@@ -2,8 +2,9 @@
 
 A round has the steps of the paper. The validated questions about each new fact, and about chains with one, are answered
 step by step; every sentence of the response is searched for triplets (5.2). A triplet is valid if the model's response
-to a question about it has its object (5.1). People keep, reject, correct and add triplets. The kept ones become edges
-of the graph (5.3), at most one from one entity to another, and the new facts of the next round.
+to a question about it has its object (5.1). People keep, reject, correct and add triplets, and give other questions for
+those that failed. The kept ones become edges of the graph (5.3), at most one from one entity to another, and the new
+facts of the next round.
 
 Here the texts of a question and of a statement belong to the relation, since the benchmark needs both for every fact:
 the model writes them for the first triplet of a relation, with several attempts, and further triplets are validated
@@ -23,9 +24,17 @@ from edit_hooks.utils.errors import EditingError
 from judges.match import alias_match
 from lm_eval_tasks.common.facts import Fact
 from lm_eval_tasks.knowgic.chain_questions import ChainQuestion, ChainQuestioner, draw_paths, find_paths
-from lm_eval_tasks.knowgic.graph import Edit, KnowledgeGraph, find_chains
-from lm_eval_tasks.knowgic.growth_prompts import extraction_chat, parse_triplets, reasoning_chat, split_sentences
-from lm_eval_tasks.knowgic.review import Proposal, Review
+from lm_eval_tasks.knowgic.graph import Edit, KnowledgeGraph, Relation, find_chains
+from lm_eval_tasks.knowgic.growth_prompts import (
+    Unusable,
+    chain_question_problem,
+    check_wording,
+    extraction_chat,
+    parse_triplets,
+    reasoning_chat,
+    split_sentences,
+)
+from lm_eval_tasks.knowgic.review import ChainFailure, Failure, Line, Proposal, Review, triplet_id
 from lm_eval_tasks.knowgic.seeds import Seeds, Spelling
 from lm_eval_tasks.knowgic.validation import Ask, Candidate, Found, Validator, responses
 
@@ -79,6 +88,7 @@ class Growth:
         chain_questions: about paths of the graph, those with another answer included.
         rounds: number of completed ones.
         waiting: triplets of the last round without a decision; the growth goes on once they have one.
+        failures: triplets and questions of that round that failed and that people have not seen.
         proposed: triplets about which people decide, in all rounds.
         num_own_waiting: undecided lines that people added for that round.
         num_sentences: sentences searched for triplets.
@@ -92,6 +102,7 @@ class Growth:
     chain_questions: list[ChainQuestion] = field(default_factory=list)
     rounds: int = 0
     waiting: list[Proposal] = field(default_factory=list)
+    failures: list[Failure | ChainFailure] = field(default_factory=list)
     proposed: set[Fact] = field(default_factory=set)
     num_own_waiting: int = 0
     num_sentences: int = 0
@@ -128,12 +139,15 @@ class Grower:
         self.seeds, self.ask, self.limits, self.review, self.report = seeds, ask, limits, review, report
         self.growth = Growth()
         self._validator = Validator(seeds, ask, limits.attempts)
-        self._questioner = ChainQuestioner(seeds, ask, limits.attempts)
         self._step, self._number = "", 0
         self._entity = Spelling(seeds.aliases)
         self._relation = Spelling(dict.fromkeys(seeds.relations, ()))
         for fact in seeds.triplets:
             self._spell(fact)
+        self._check_review()
+        given = review.chain_questions() if review is not None else {}
+        self._questioner = ChainQuestioner(seeds, ask, limits.attempts, given)
+        self._failed: list[Failure | ChainFailure] = []  # of the current round
         self._seen: set[Fact] = set()
         self._links: set[tuple[str, str]] = set()
         self._edits: list[Edit] = []
@@ -172,7 +186,8 @@ class Grower:
         facts = [found.fact for found in self.growth.facts]
         used = {fact.relation for fact in facts}
         relations = {name: relation for name, relation in self._validator.relations.items() if name in used}
-        return KnowledgeGraph(relations, facts, self._edits, self.seeds.aliases)
+        wordings = {fact: self._validator.wordings[fact] for fact in facts if fact in self._validator.wordings}
+        return KnowledgeGraph(relations, facts, self._edits, self.seeds.aliases, wordings)
 
     # -------------------------------------------------------------------- steps
 
@@ -181,8 +196,13 @@ class Grower:
         seeds = [edit.fact for edit in self.seeds.edits]
         given = [Candidate(fact, SEED if fact in seeds else PEOPLE) for fact in self.seeds.triplets]
         self._seen.update(self.seeds.triplets)
-        given += self._own(0)
         found = self._validate(given, 0)
+        own = self._own(0, found)
+        found += self._validate(own, 0)
+        self.growth.num_own_waiting = self.review.num_undecided(0) if self.review is not None else 0
+        if self._shows_failures() or self.growth.num_own_waiting:
+            self.growth.stopped = WAITING
+            return []
         validated = {one.fact for one in found}
         self._edits = [edit for edit in self.seeds.edits if edit.fact in validated]
         if not self._edits:
@@ -192,7 +212,9 @@ class Grower:
                 "their aliases or the wordings of their relations, or use another writer."
             )
         new = self._add(found, draw=False)
-        self.report(f"start: {len(found)} of {len(given)} given triplets validated; chains: {self._chain_counts()}")
+        self.report(
+            f"start: {len(found)} of {len(given) + len(own)} given triplets validated; chains: {self._chain_counts()}"
+        )
         return new
 
     def _explore(self, facts: Sequence[Found], number: int) -> list[Candidate]:
@@ -231,6 +253,9 @@ class Grower:
         asked = self._questioner.question(draw_paths(paths, self.limits.chain_questions, self.limits.seed))
         self._questioner.step = ""
         growth.chain_questions += asked
+        self._failed += [
+            ChainFailure(number, one.path, one.question, one.response, one.problem) for one in asked if one.problem
+        ]
         if asked:
             valid = sum(not one.problem for one in asked)
             self.report(f"round {number}: {valid} of {len(asked)} questions about {len(paths)} new chains validated")
@@ -268,26 +293,73 @@ class Grower:
         decisions = {one.fact: self.review.decision(one.fact) for one in found}
         self.growth.proposed |= set(decisions)
         self.growth.num_own_waiting = self.review.num_undecided(number)
-        if None in decisions.values() or self.growth.num_own_waiting:
-            self.growth.waiting = [
-                Proposal(number, one.fact, one.question, one.response, one.candidate.sentence)
-                for one in found
-                if decisions[one.fact] is None
-            ]
+        self.growth.waiting = [
+            Proposal(number, one.fact, one.question, one.response, one.candidate.sentence)
+            for one in found
+            if decisions[one.fact] is None
+        ]
+        if self._shows_failures() or self.growth.waiting or self.growth.num_own_waiting:
             self.growth.stopped = WAITING
             return []
         kept = [one for one in found if decisions[one.fact]]
         self.growth.discarded += [(one.fact, REJECTED) for one in found if not decisions[one.fact]]
-        return [*kept, *self._validate(self._own(number, kept), number)]
+        own = self._validate(self._own(number, kept), number)
+        if self._shows_failures():
+            self.growth.stopped = WAITING
+            return []
+        return [*kept, *own]
 
-    def _own(self, number: int, kept: Sequence[Found] = ()) -> list[Candidate]:
-        """Triplets that people give for a round. One that was discarded before is tried again."""
+    def _shows_failures(self) -> bool:
+        """Whether some of the round failed that the review does not list yet; people then have to see them."""
+        failed, self._failed = self._failed, []
+        if self.review is not None:
+            self.growth.failures += [one for one in failed if self.review.lacks(one)]
+        return bool(self.growth.failures)
+
+    def _own(self, number: int, valid: Sequence[Found]) -> list[Candidate]:
+        """Triplets that people give for a round, with their wordings. One that was discarded before is tried again."""
         if self.review is None:
             return []
-        facts = [self._spell(fact) for fact in self.review.own(number)]
-        valid = {one.fact for one in [*self.growth.facts, *kept]}
-        self._seen -= {fact for fact in facts if fact not in valid and fact not in self.seeds.triplets}
-        return self._screen(Candidate(fact, PEOPLE) for fact in facts)
+        wordings: dict[Fact, list[Relation]] = {}
+        for line in self.review.own(number):
+            of_fact = wordings.setdefault(self._spell(line.fact), [])
+            if line.has_other_wording:
+                of_fact.append(self._wording(line))
+        done = {one.fact for one in [*self.growth.facts, *valid]}
+        self._seen -= wordings.keys() - done
+        seeds = [edit.fact for edit in self.seeds.edits]
+        return self._screen(
+            Candidate(fact, SEED if fact in seeds else PEOPLE, wordings=tuple(texts))
+            for fact, texts in wordings.items()
+        )
+
+    def _wording(self, line: Line) -> Relation:
+        """Question and statement of people for a triplet; raises EditingError if no record can have them."""
+        question, statement = (" ".join(text.split()) for text in (line.question, line.statement))
+        wording = check_wording(question, statement, line.fact, self.seeds.object_names(line.fact)[1:])
+        if isinstance(wording, Unusable):
+            raise EditingError(
+                f"{line.where}: question {line.question!r} and statement {line.statement!r} cannot be used: "
+                f"{wording.problem}. Give both for {' | '.join(line.fact)}, or leave them as they were written."
+            )
+        return wording
+
+    def _check_review(self) -> None:
+        """Check the texts of people before any request.
+
+        Raises:
+            EditingError: for texts that cannot be used, and for a corrected seed, whose edit would be lost.
+        """
+        seeds = {triplet_id(edit.fact) for edit in self.seeds.edits}
+        for line in self.review.lines if self.review is not None else ():
+            if line.is_failed and line.keep and line.has_other_fact and str(line.id).split("-")[1] in seeds:
+                raise EditingError(f"{line.where} corrects a seed triplet; correct it in the file of seeds.")
+            if line.keep and line.has_other_wording:
+                self._wording(line)
+        for chain in self.review.chains if self.review is not None else ():
+            names = self.seeds.object_names(chain.path[-1])[1:]
+            if chain.is_own and (problem := chain_question_problem(chain.question, chain.path, names)):
+                raise EditingError(f"{chain.where}: {chain.question!r} cannot be asked about the chain: {problem}.")
 
     def _add(self, found: Sequence[Found], *, draw: bool = True) -> list[Found]:
         """Add facts to the graph until a limit is reached; return those added."""
@@ -319,7 +391,15 @@ class Grower:
         """Those whose object the model gives, in order; the others are discarded."""
         self._step, self._number = "", number
         checked = self._validator.validate(candidates)
+        again = {one.fact for one in candidates}  # people may give one that failed before
+        self.growth.discarded = [one for one in self.growth.discarded if one[0] not in again]
         self.growth.discarded += [(one.candidate.fact, one.problem) for one in checked if one.problem]
+        self._failed += [
+            Failure(number, one.candidate.fact, one.question, one.statement, one.response, one.candidate.sentence,
+                    one.problem)
+            for one in checked
+            if one.problem
+        ]  # fmt: skip
         found = [Found(one.candidate, one.question, one.response, number) for one in checked if not one.problem]
         if candidates:
             self.report(f"round {number}: {len(found)} of {len(candidates)} triplets validated")

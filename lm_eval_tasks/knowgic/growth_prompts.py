@@ -177,11 +177,16 @@ def parse_wording(reply: str, fact: Fact, aliases: Sequence[str] = ()) -> Relati
     if len(found) != 1 or len(texts) != 2:
         return Unusable(None, "the reply is not one JSON object with the texts question and statement")
     question, statement = texts
+    return check_wording(question, statement, fact, aliases)
+
+
+def check_wording(question: str, statement: str, fact: Fact, aliases: Sequence[str] = ()) -> Relation | Unusable:
+    """Question and statement for a triplet, of the model or of people, as the templates of its relation."""
     if not is_usable(question, MAX_WORDING) or not is_usable(statement, MAX_WORDING):
         return Unusable(None, "a text is empty, too long, or has brackets or markup")
     if not question.endswith("?"):
         return Unusable(question, "the question does not end with a question mark")
-    if (template := _template(question, fact.subject)) is None:
+    if (template := template_of(question, fact.subject)) is None:
         return Unusable(question, "the subject does not occur exactly once in the question")
     names = (fact.object, *aliases)
     if alias_match(template.replace("{}", " "), names):
@@ -189,7 +194,7 @@ def parse_wording(reply: str, fact: Fact, aliases: Sequence[str] = ()) -> Relati
     ends = [end for end in (fact.object, f"{fact.object}.", f"{fact.object}!") if statement.endswith(f" {end}")]
     if not ends:
         return Unusable(question, "the statement does not end with the object")
-    prompt = _template(statement.removesuffix(ends[0]).rstrip(), fact.subject)
+    prompt = template_of(statement.removesuffix(ends[0]).rstrip(), fact.subject)
     if prompt is None or not relation_words(prompt):
         return Unusable(question, "the statement does not have the subject exactly once, and words beside it")
     if alias_match(prompt.replace("{}", " "), names):
@@ -208,18 +213,25 @@ def parse_chain_question(reply: str, path: Sequence[Fact], aliases: Sequence[str
     if len(found) != 1 or not isinstance(found[0], str):
         return Unusable(None, "the reply is not one JSON object with the text question")
     question = " ".join(found[0].split())
-    if not is_usable(question, MAX_WORDING):
-        return Unusable(None, "the question is empty, too long, or has brackets or markup")
-    if not question.endswith("?"):
-        return Unusable(question, "the question does not end with a question mark")
-    if _template(question, path[0].subject) is None:
-        return Unusable(question, "the first subject does not occur exactly once in the question")
-    if alias_match(question, (path[-1].object, *aliases)):
-        return Unusable(question, "the last object occurs in the question")
+    if problem := chain_question_problem(question, path, aliases):
+        return Unusable(question if is_usable(question, MAX_WORDING) else None, problem)
     return question
 
 
-def _template(text: str, subject: str) -> str | None:
+def chain_question_problem(question: str, path: Sequence[Fact], aliases: Sequence[str] = ()) -> str:
+    """Why a text, of the model or of people, cannot be the question about a path; empty if it can."""
+    if not is_usable(question, MAX_WORDING):
+        return "the question is empty, too long, or has brackets or markup"
+    if not question.endswith("?"):
+        return "the question does not end with a question mark"
+    if template_of(question, path[0].subject) is None:
+        return "the first subject does not occur exactly once in the question"
+    if alias_match(question, (path[-1].object, *aliases)):
+        return "the last object occurs in the question"
+    return ""
+
+
+def template_of(text: str, subject: str) -> str | None:
     """A text with ``{}`` for its subject; ``None`` unless this occurs once, as whole words."""
     template, count = re.subn(rf"(?<!\w){re.escape(subject)}(?!\w)", "{}", text)
     return template if count == 1 else None

@@ -14,7 +14,7 @@ from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.knowgic.graph import Edit, Relation, read_entity_names, read_relations
 from lm_eval_tasks.knowgic.growth_prompts import MAX_NAME, is_usable
 
-KEYS = ("seeds", "facts", "relations", "aliases")
+KEYS = ("seeds", "facts", "relations", "aliases", "provenance")
 
 
 class Spelling:
@@ -60,31 +60,29 @@ class Seeds:
         return (fact.object, *self.aliases.get(fact.object, ()))
 
 
-class _AnyRelation:
-    """The relations of a file in which they need no entry."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-
 def read_seeds(path: str | Path) -> Seeds:
     """Read ``seeds`` (subject, relation, object, new object), and ``facts``, ``relations`` and ``aliases`` if any.
 
     Raises:
-        EditingError: for unreadable JSON, another layout, a name that no question can hold, and triplets that cannot be
-            in one graph: repeated ones, two between the same entities, or a second object of an edited relation.
+        EditingError: for unreadable JSON, and as :func:`parse_seeds`.
     """
-    record = read_json(path, "file of seeds")
+    return parse_seeds(read_json(path, "file of seeds"), str(path))
+
+
+def parse_seeds(record: object, where: str) -> Seeds:
+    """Check and convert the content of a file of seeds; ``provenance`` is for people.
+
+    Raises:
+        EditingError: for another layout, a name that no question can hold, and triplets that cannot be in one graph:
+            repeated ones, two between the same entities, or a second object of an edited relation.
+    """
     if not isinstance(record, Mapping):
         raise EditingError(
-            f'{path} is no object; one with "seeds": [[subject, relation, object, new object]] is needed.'
+            f'{where} is no object; one with "seeds": [[subject, relation, object, new object]] is needed.'
         )
     if unknown := set(record) - set(KEYS):
-        raise unknown_keys_error(f"key in {path}:", map(str, unknown), KEYS)
-    fields = Fields(record, str(path))
+        raise unknown_keys_error(f"key in {where}:", map(str, unknown), KEYS)
+    fields = Fields(record, where)
     aliases = {entity: [name for name in names if name] for entity, names in read_entity_names(fields).items()}
     relations = read_relations(fields) if record.get("relations") else {}
     entity, relation = Spelling(aliases), Spelling(dict.fromkeys(relations, ()))
@@ -94,7 +92,7 @@ def read_seeds(path: str | Path) -> Seeds:
     ]
     facts = [
         Fact(entity(fact.subject), relation(fact.relation), entity(fact.object))
-        for fact in (read_facts(fields, "facts", _AnyRelation()) if record.get("facts") else ())
+        for fact in (read_facts(fields, "facts") if record.get("facts") else ())
     ]
     seeds = Seeds(edits=edits, facts=facts, relations=relations, aliases=aliases)
     _check(fields, seeds)

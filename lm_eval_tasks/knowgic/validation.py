@@ -31,11 +31,18 @@ Ask: TypeAlias = Callable[[Sequence[Chat]], Sequence[Outcome]]
 
 
 class Candidate(NamedTuple):
-    """A triplet to validate, its origin, and the sentence of the model that states it."""
+    """A triplet to validate.
+
+    Attributes:
+        origin: who gives it.
+        sentence: that of the model that states it.
+        wordings: question and statement that people give for it, to be tried in turn; empty for those of its relation.
+    """
 
     fact: Fact
     origin: str
     sentence: str = ""
+    wordings: tuple[Relation, ...] = ()
 
 
 class Found(NamedTuple):
@@ -53,12 +60,13 @@ class Found(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A triplet with question and response; ``problem`` is empty if it is valid."""
+    """A triplet with the texts that were tried last, and the response; ``problem`` is empty if it is valid."""
 
     candidate: Candidate
     question: str
     response: str
     problem: str
+    statement: str = ""
 
 
 class Response(NamedTuple):
@@ -109,21 +117,24 @@ class Validator:
 
     Attributes:
         relations: wordings so far, by name.
+        wordings: those of triplets that differ from their relation's, since people gave another one.
         step: what the next requests are for.
     """
 
     def __init__(self, seeds: Seeds, ask: Ask, attempts: int) -> None:
         self.seeds, self.ask, self.attempts = seeds, ask, attempts
         self.relations: dict[str, Relation] = dict(seeds.relations)
+        self.wordings: dict[Fact, Relation] = {}
         self.step = ""
 
     def validate(self, candidates: Sequence[Candidate]) -> list[Checked]:
         """Check every candidate; return them in order.
 
-        The first triplet of a relation without wording goes ahead; if it fails, the next one does.
+        Those with wordings of people go ahead, then the first triplet of a relation without wording; if it fails, the
+        next one does.
         """
-        checked: dict[Fact, Checked] = {}
-        pending = list(candidates)
+        checked = {one.candidate.fact: one for one in self._refine([one for one in candidates if one.wordings])}
+        pending = [one for one in candidates if one.fact not in checked]
         while pending:
             worded = set(self.relations)
             ready = [one for one in pending if one.fact.relation in worded]
@@ -140,6 +151,24 @@ class Validator:
                 checked[one.candidate.fact] = one
             pending = [one for one in pending if one.fact not in checked]
         return [checked[one.fact] for one in candidates]
+
+    def _refine(self, candidates: Sequence[Candidate]) -> list[Checked]:
+        """Check triplets with the wordings of people; the first valid one counts."""
+        checked: dict[Candidate, Checked] = {}
+        for turn in range(max((len(one.wordings) for one in candidates), default=0)):
+            left = [one for one in candidates if one.wordings[turn:] and (turn == 0 or checked[one].problem)]
+            self.step = f"validation of {len(left)} triplets with questions of people: {len(left)} requests"
+            for answered in self._question([(one, one.wordings[turn]) for one in left]):
+                one = answered.candidate
+                checked[one] = answered
+                if not answered.problem:
+                    self._adopt(one.fact, one.wordings[turn])
+        return list(checked.values())
+
+    def _adopt(self, fact: Fact, wording: Relation) -> None:
+        """Keep a valid wording of people: for the relation if it has none yet, otherwise for the triplet alone."""
+        if self.relations.setdefault(fact.relation, wording) != wording:
+            self.wordings[fact] = wording
 
     def _word(self, candidates: Sequence[Candidate]) -> list[Checked]:
         """Check triplets of relations without wording, one each; a valid one leaves its relation the wording."""
@@ -168,10 +197,12 @@ class Validator:
         """Ask about triplets with the given wordings."""
         questions = [wording.question.replace("{}", one.fact.subject) for one, wording in worded]
         checked = []
-        for (one, _), question, response in zip(
+        for (one, wording), question, response in zip(
             worded, questions, responses(self.ask, map(question_chat, questions)), strict=True
         ):
             names = self.seeds.object_names(one.fact)
             is_known = response.text is not None and any(contains(response.text, name) for name in names)
-            checked.append(Checked(one, question, response.text or "", "" if is_known else response.reason or UNKNOWN))
+            problem = "" if is_known else response.reason or UNKNOWN
+            statement = f"{wording.prompt.replace('{}', one.fact.subject)} {one.fact.object}"
+            checked.append(Checked(one, question, response.text or "", problem, statement))
         return checked

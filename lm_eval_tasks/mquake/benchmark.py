@@ -72,7 +72,7 @@ def _answers(fields: Fields, name: str) -> list[str]:
 
 
 def _hops(fields: Fields, name: str, edited: set[str]) -> list[Hop]:
-    """The facts of a chain; the relations come from its triples.
+    """The facts of a chain; the relations come from its triples, their labels from the labeled ones.
 
     Raises:
         EditingError: if there are triples, but not one for each fact.
@@ -82,6 +82,9 @@ def _hops(fields: Fields, name: str, edited: set[str]) -> list[Hop]:
     triples = fields.optional(path) if path else [["", "", ""]] * len(items)
     if not isinstance(triples, list) or len(triples) != len(items) or any(not _is_triple(one) for one in triples):
         raise fields.error(str(path), f"is no list of {len(items)} triples of texts, one for each of {name!r}")
+    labeled = fields.optional(f"{path}_labeled") if path else None
+    if not isinstance(labeled, list) or len(labeled) != len(items) or any(not _is_triple(one) for one in labeled):
+        labeled = [["", "", ""]] * len(items)  # no score depends on labels, so a record without them is as good
     return [
         Hop(
             question=item.text("question"),
@@ -89,8 +92,9 @@ def _hops(fields: Fields, name: str, edited: set[str]) -> list[Hop]:
             answers=_answers(item, "answer"),
             relation_id=triple[1],
             edited=cloze in edited,
+            relation=label[1],
         )
-        for item, triple in zip(items, triples, strict=True)
+        for item, triple, label in zip(items, triples, labeled, strict=True)
     ]
 
 

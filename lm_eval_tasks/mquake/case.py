@@ -16,6 +16,7 @@ class Hop:
         question, cloze: the fact as a question and as a beginning of a sentence.
         answers: its object, then aliases.
         relation_id: Wikidata id of the relation; empty if the record has none.
+        relation: its label, such as "country of citizenship"; empty if the record has none.
         edited: one of the case's edits has this cloze prompt.
     """
 
@@ -24,6 +25,7 @@ class Hop:
     answers: Sequence[str]
     relation_id: str
     edited: bool
+    relation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,13 @@
 Source: the ZsRE evaluation of Meng et al., Mass-Editing Memory in a Transformer (ICLR 2023), and its released code,
 which AlphaEdit and later papers run unchanged. Specificity is accuracy, too, not agreement with the unedited model.
 
-Every question is scored twice. ``_token_acc`` is the released form: each target token has a prompt of its own, the
+Every question is asked twice. ``_token_acc`` is the released form: each target token has a prompt of its own, the
 question followed by the decoded gold tokens before it, and the argmax after that prompt is compared with the first id
 of the token's own text, tokenized alone. ``_match`` compares token ids along the target in one forward pass. They
 differ where decoding and tokenizing again gives other ids: in the former, the tokens of a character that has several
-are wanted as the first token of the replacement character.
+are wanted as the first token of the replacement character. ``_argmax`` reads the same pass as
+``_match`` and is 1 where every token is right: the exact match by which Liu et al., Beyond Local Edits (EVK), equations
+15 and 16, define efficacy and generalization. The values that they print are not of that form (README of zsre).
 """
 
 from __future__ import annotations
@@ -70,12 +72,12 @@ def _rule(settings: Settings) -> TokenPrompts:
 
 
 def score_efficacy(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """Accuracy of the edit's answer after the edit question."""
+    """Accuracy of the edit's answer after the edit question, also in whole (EVK, equation 15)."""
     return _accuracies("efficacy", answers, EFFICACY)
 
 
 def score_paraphrase(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Measure]:
-    """Accuracy of the edit's answer after the paraphrased questions."""
+    """Accuracy of the edit's answer after the paraphrased questions, also in whole (EVK, equation 16)."""
     return _accuracies("paraphrase", answers, PARAPHRASE)
 
 
@@ -92,6 +94,7 @@ def _accuracies(prefix: str, answers: CaseAnswers, kind: str) -> dict[str, Measu
     return {
         f"{prefix}_token_acc": _mean(own_prompts, kind, measures.tf_match),
         f"{prefix}_match": _mean(along_target, kind, measures.tf_match),
+        f"{prefix}_argmax": _mean(along_target, kind, measures.tf_exact),
     }
 
 

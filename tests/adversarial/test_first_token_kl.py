@@ -126,16 +126,16 @@ def test_it_can_be_switched_off(model_path, tmp_path, monkeypatch) -> None:
     forward = NeutralPrompts._log_probs
     monkeypatch.setattr(NeutralPrompts, "_log_probs", lambda self, delta: passes.append(delta) or forward(self, delta))
     options = {"editor": "ft_m", "editor_args": FT}
-    off = run(build(model_path, tmp_path, **options, first_token_kl=False), ["bake_es"], limit=1)
+    off = run(build(model_path, tmp_path, **options, measure_edits=False), ["bake_es"], limit=1)
     assert "first_token_kl" not in off["samples"]["bake_es"][0]["edit"] and "first_token_kl" not in summary(off)
-    stream = run(build(model_path, **options, **STREAM, data=data(), first_token_kl=False), ["bake_es"], limit=1)
+    stream = run(build(model_path, **options, **STREAM, data=data(), measure_edits=False), ["bake_es"], limit=1)
     assert not any("first_token_kl" in step for step in stream["config"]["edited_hf"]["steps"]) and not passes
     (found,) = divergences(run(build(model_path, tmp_path, **options), ["bake_es"], limit=1))
     assert found > 0 and len(passes) == 2  # the stored edit and the unedited model
-    again = run(build(model_path, tmp_path, **options, first_token_kl=False), ["bake_es"], limit=1)
+    again = run(build(model_path, tmp_path, **options, measure_edits=False), ["bake_es"], limit=1)
     assert "first_token_kl" not in summary(again) and len(passes) == 2
-    with pytest.raises(EditingError, match="first_token_kl='no'; accepted: true, false"):
-        build(model_path, first_token_kl="no")
+    with pytest.raises(EditingError, match="measure_edits='no'; accepted: true, false"):
+        build(model_path, measure_edits="no")
 
 
 def test_edits_of_contexts_have_none(model_path) -> None:

@@ -154,6 +154,7 @@ NEEDED = {
     "build-bake": ["x", "--out", "y"],
     "build-knowgic": ["--graph", "x", "--out", "y"],
     "build-qaedit": ["x", "--locality", "x", "--writer", "hf:x", "--out", "y"],
+    "build-seeds": ["--out", "y"],
     "grow-graph": ["x", "--writer", "hf:m", "--out", "y"],
     "leaderboard": ["x", "--out", "y"],
     "sweep": ["example"],
@@ -170,6 +171,7 @@ OPTIONS = {
     "build-bake": ["--per-relation", "--paraphrases", "--neighbors", "--seed"],
     "build-knowgic": ["--max-steps"],
     "build-qaedit": ["--num-locality", "--seed", "--limit", "--max-calls"],
+    "build-seeds": ["--per-relation", "--seed"],
     "grow-graph": [
         "--rounds",
         "--attempts",

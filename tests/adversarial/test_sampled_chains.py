@@ -56,6 +56,10 @@ def test_without_a_change_every_ratio_is_one(model: str, options: dict[str, Any]
         assert ratios == dict.fromkeys(RATIOS, 1.0) | {"ifr_4": None}  # no invented chain has four steps
         assert found[task][f"ifr_active_{ending},none"] == found[task][f"ifr_chains_{ending},none"] == 8
         assert found[task][f"ifr_{ending}_stderr,none"] == 0.0
+    row = found["knowgic"]
+    assert row["deep_edited_sampled,none"] == row["deep_edited_2_sampled,none"] == 0.0  # nothing was edited
+    for length in (1, 2, 3, 4, 5, "longer"):
+        assert row[f"ifr_{length}_active_after_sampled,none"] == row[f"ifr_{length}_active_sampled,none"]
 
 
 def test_an_edit_changes_ratios(edited: dict[str, Any]) -> None:

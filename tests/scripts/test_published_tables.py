@@ -17,6 +17,8 @@ from edit_hooks import EDITORS
 from edit_hooks.base.registry import editor_class
 from edit_hooks.lm.model import OWN_OPTIONS
 from judges.settings import PRESETS
+from lm_edit.sweeps.choices import UNEDITED
+from lm_edit.sweeps.plan import load_plan, shipped_plans
 from lm_eval_tasks.bake.reversal import JUDGE_TEMPLATES
 from lm_eval_tasks.common.dataset import HUB, named_set
 from lm_eval_tasks.common.population import POPULATION, POPULATIONS, WRONG_EM, WRONG_JUDGE
@@ -108,6 +110,27 @@ def test_every_named_editor_configuration_exists(editor: dict[str, Any]) -> None
     folders = [ROOT / "edit_hooks/configs" / folder for folder in editor_class(editor["editor"]).config_folders]
     for name in editor["configs"]:
         assert any((folder / f"{name}.yaml").is_file() for folder in folders), name
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "name"),
+    [
+        ("counterfact", "evk_table1"),
+        ("counterfact", "evk_figure4"),
+        ("zsre", "evk_table1"),
+        ("zsre", "evk_figure4"),
+        ("zsre", "bird_table5"),
+        ("mquake", "mquake_table"),
+    ],
+)
+def test_the_editors_of_a_plan_are_listed_with_the_files_of_its_models(benchmark: str, name: str) -> None:
+    plan = load_plan(shipped_plans()[name])
+    shapes = {model.shape for model in plan.models}
+    for editor in {choice.editor for choice in plan.editors} - {UNEDITED}:
+        listed = {config for row in MAP[benchmark]["editors"] if row["editor"] == editor for config in row["configs"]}
+        folders = [ROOT / "edit_hooks/configs" / folder for folder in editor_class(editor).config_folders]
+        exist = {shape for shape in shapes if any((folder / f"{shape}.yaml").is_file() for folder in folders)}
+        assert editor in {row["editor"] for row in MAP[benchmark]["editors"]} and exist <= listed, editor
 
 
 def test_the_readmes_show_the_map(published_tables: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

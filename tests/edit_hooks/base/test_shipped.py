@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model_shapes import MODELS, model_like
@@ -102,6 +103,49 @@ def test_a_users_null_space_rule_takes_the_place_of_the_shipped_one(editor: str)
         0.5,
         0.3,
     )  # as recorded in results: the threshold decides
+
+
+# Blocks, modules, lr and relative_update.
+ULTRAEDIT = {
+    "gpt-j-6b": (list(range(18, 27)), None, 1e-6, 0.006),
+    "llama-3-8b": (
+        [*range(11, 16), *range(18, 25)],
+        {"gate": [11, 12, 13, 14, 15], "up": [18, 19, 20, 21, 22, 23, 24]},
+        1e-6,
+        0.006,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "changed"),
+    [
+        ("llama-3-8b", {}, {}),
+        ("llama-3-8b", {"relative_update": 0.5}, {"lr": None, "relative_update": 0.5}),
+        ("llama-3-8b", {"lr": 1e-4}, {"lr": 1e-4}),
+        ("llama-3-8b", {"lr": 1e-4, "relative_update": 0.5}, {"lr": 1e-4, "relative_update": 0.5}),
+        ("llama-3-8b", {"layers": [5, 6]}, {"layers": [5, 6], "modules": None}),
+        ("llama-3-8b", {"modules": {"up": [5]}}, {"layers": [5], "modules": {"up": [5]}}),
+        ("gpt-j-6b", {"modules": {"up": [5]}}, {"layers": [5], "modules": {"up": [5]}}),
+        ("gpt-j-6b", {"layers": [5]}, {"layers": [5]}),
+    ],
+)
+def test_a_users_setting_of_ultraedit_takes_the_place_of_the_shipped_alternative(
+    model: str, settings: dict[str, Any], changed: dict[str, Any]
+) -> None:
+    """A shipped lr decided although the user had set relative_update; layers beside shipped modules were refused."""
+    names = ("layers", "modules", "lr", "relative_update")
+    config = load_editor("ultraedit", settings).default_config(model_like(MODELS[model]))
+    expected = {**dict(zip(names, ULTRAEDIT[model], strict=True)), **changed}
+    assert {name: getattr(config, name) for name in names} == expected
+    recorded = load_editor("ultraedit", config.to_dict()).default_config(model_like(MODELS[model]))
+    assert recorded == config  # as in the results of a run, where all settings are given
+
+
+def test_a_users_lr_drops_a_shipped_relative_update() -> None:
+    """No shipped file has one; a file of another package may."""
+    overridden = editor_class("ultraedit").config_class.overridden
+    assert overridden({"relative_update": 0.01, "ridge": 2.0}, {"lr": 0.1}) == {"ridge": 2.0, "lr": 0.1}
 
 
 @pytest.mark.parametrize("editor", PUBLISHED)

@@ -233,7 +233,11 @@ def test_edits_in_chat_by_default_are_named_in_a_warning(chat, template, warned,
 
 def test_released_chat_and_gpt2_xl_settings_are_selected_by_shape():
     configs = {name: load_editor("wise").default_config(model_like(shape)) for name, shape in MODELS.items()}
-    assert {name for name, config in configs.items() if config.chat == "auto"} == {"llama-3-8b", "qwen2.5-7b"}
+    assert {name for name, config in configs.items() if config.chat == "auto"} == {
+        "llama-3-8b",
+        "qwen2.5-7b",
+        "qwen3-8b",
+    }
     xl = configs["gpt2-xl"]
     assert (xl.layers, xl.module, xl.num_steps, xl.act_ratio) == ([8], "mlp_in", 40, 0.8)
 

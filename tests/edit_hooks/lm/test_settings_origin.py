@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 from lm_runs import BAKE, build, run
+from mend_runs import trainer
 from model_shapes import MODELS, model_like
 
 from edit_hooks import load_editor
 from edit_hooks.base import origin as origins
-from edit_hooks.contract.tiny_models import REQUESTS, build_model, build_tokenizer
+from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.request import EditRequest
 
 QUICK = {"num_steps": 1, "lr": 0.01}
@@ -36,7 +39,7 @@ def test_a_run_on_an_unknown_model_has_one_line_with_the_command_that_tunes(tiny
     )
     assert "blocks [1, 2] by depth" in line and "updates 0.006 times the norm" in line
     assert line.endswith(
-        f"lm-edit tune --pretrained {path} --editor ultraedit --edits bake --out tuned.yaml; then "
+        f"lm-edit tune --pretrained {path} --editor ultraedit --edits bake --last --out tuned.yaml; then "
         "editor_args=tuned.yaml"
     )
     record = results["config"]["edited_hf"]["settings_origin"]
@@ -67,6 +70,35 @@ def test_both_files_of_a_post_processing_editor_are_named() -> None:
     origin = load_editor("rect", {"base_settings": {"lr": 0.3}}).settings_origin(model_like(MODELS["gpt2-xl"]))
     assert (origin.editor, origin.base, origin.given) == ("rect", "memit", ("lr",))
     assert origin.shipped == ("memit/gpt2-xl.yaml",)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "qwen2.5-7b"])
+def test_blocks_named_by_modules_are_no_guess(name: str) -> None:
+    """The files of these models set `modules`, not `layers`, and were reported as guesses by depth."""
+    origin = load_editor("ultraedit").settings_origin(model_like(MODELS[name]))
+    assert not origin.is_guess and origin.to_json()["layers"] == "shipped"
+    assert "by depth" not in str(origin) and "lm-edit tune" not in str(origin)
+    without = load_editor("ultraedit", {"modules": None}).settings_origin(model_like(MODELS[name]))
+    assert without.is_guess and without.to_json()["layers"] == "by depth"
+
+
+@pytest.mark.parametrize("settings", [{"layers": [1]}, {"modules": {"up": [1]}}])
+def test_blocks_are_given_by_either_setting(settings: dict[str, Any]) -> None:
+    model = build_model("llama")
+    origin = load_editor("ultraedit", {**settings, "lr": 1e-3}).settings_origin(model)
+    assert not origin.is_guess and origin.layers == (1,) and origin.to_json()["layers"] == "given"
+    base = load_editor("rect", {"base": "ultraedit", "base_settings": {**settings, "lr": 1e-3}})
+    assert base.settings_origin(model).to_json() == {**origin.to_json(), "given": ["base", *origin.given]}
+
+
+def test_a_trained_hyper_network_determines_its_blocks(tmp_path: Path) -> None:
+    """Its blocks were reported as chosen by depth, though it edits no others."""
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    trainer(model, tokenizer, tmp_path / "run", num_steps=1, validate_every=1, rank=2).run()
+    origin = load_editor("mend", {"artifact": str(tmp_path / "run")}).settings_origin(model)
+    assert not origin.is_guess and origin.layers == (EDIT_LAYER,) and origin.to_json()["layers"] == "given"
+    untrained = load_editor("mend", {"artifact": "identity"}).settings_origin(model)
+    assert untrained.is_guess and untrained.to_json()["layers"] == "by depth"
 
 
 def test_use_without_a_harness_has_the_line_once(caplog) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.options import choice, parse_checkpoints, parse_editor_args, switch
+from edit_hooks.utils.options import (
+    choice,
+    has_text_form,
+    inline_settings,
+    parse_checkpoints,
+    parse_editor_args,
+    settings_file,
+    switch,
+)
 
 
 def test_a_choice_has_a_default_and_near_misses() -> None:
@@ -89,3 +97,50 @@ def test_a_file_of_editor_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         parse_editor_args("C:/settings.yaml")
     with pytest.raises(EditingError, match=r"icl_args=.*write icl_args="):
         parse_editor_args("k", "icl_args")
+
+
+TEXTS = [
+    *("", " ", "yes", "null", "5", "1e-3", "a;b", "a: b", "#x", "it's", 'say "no"', "C:\\new", "~/x y.yaml", "{}"),
+    *(
+        "two\nlines",
+        "tab\t",
+        "Marković 😀",
+        "\u2028",
+        "\x85",
+        "\ufeff",
+        "-",
+        "a,b]",
+        "*",
+        "{a: 1}",
+        "x.yaml",
+        "editor.v-2",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": 1e-6, "ridge": 1e22, "l2": 0.1 + 0.2, "num_steps": 3, "chat": True, "second_moments": None},
+        {"low": -1e-300, "high": float("inf"), "base_settings": {"lr": 5e-05, "layers": [3, 4], "modules": {"up": []}}},
+        *({"name": text} for text in TEXTS),
+        {"texts": TEXTS, "by_text": dict.fromkeys(TEXTS, TEXTS)},
+    ],
+)
+def test_inline_settings_are_read_back(settings):
+    text = inline_settings(settings)
+    assert parse_editor_args(text) == settings and "\n" not in text
+    assert settings_file(text) is None
+    assert [type(value) for value in parse_editor_args(text).values()] == [type(value) for value in settings.values()]
+
+
+def test_plain_values_are_written_plainly():
+    settings = {"base": "memit", "lr": 0.5, "layers": [3, 4], "start": "empty", "texts": ["a b"]}
+    assert inline_settings(settings) == 'base:memit;lr:0.5;layers:[3, 4];start:empty;texts:["a b"]'
+
+
+def test_values_without_a_text_form_are_refused():
+    for value in (object(), [object()], {"a": object()}, {1: "a"}):
+        assert not has_text_form(value)
+        with pytest.raises(ValueError, match="no text form"):
+            inline_settings({"second_moments": value})

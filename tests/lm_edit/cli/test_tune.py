@@ -61,7 +61,7 @@ def test_the_best_settings_are_accepted_as_editor_args(run, tmp_path, capsys, mo
     (header,) = (number for number, line in enumerate(lines) if line.startswith("layers"))
     assert lines[header + 1].split()[:2] == ["[0]", "0.900"] and lines[-1].startswith(f"written to {out}")
     text = out.read_text()
-    assert text.startswith("# r_rome for ") and "3 facts of bake from number 2 on, score 0.900" in text
+    assert text.startswith("# r_rome for ") and "3 facts of bake (data=mini) from number 2 on, score 0.900" in text
     options = EditingOptions(editor="r_rome", editor_args=str(out))
     config = load_editor("r_rome", options.overrides).default_config(build_model("llama"))
     assert (config.layers, config.lr, config.num_steps) == ([0], 0.5, 3)
@@ -127,6 +127,7 @@ def test_an_editor_that_nothing_makes_take_ends_with_the_reason(tune_file, tmp_p
         (["--num-edits", "1000"], "has 64 facts"),
         (["--trials", "0"], "argument --trials: '0' is not accepted; a positive"),
         (["--skip", "-1"], "argument --skip: '-1' is not accepted"),
+        (["--skip", "60", "--last"], "has 4 facts after --skip 60"),
     ],
 )
 def test_mistakes_are_explained(tmp_path, capsys, arguments, message):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -17,12 +16,10 @@ from lm_edit.figures import (
     evk_glue,
     evk_map,
     thinkedit_ckp,
-    thinkedit_graph,
     thinkedit_ifr,
     thinkedit_tradeoff,
 )
 from lm_edit.figures.spec import Inputs, Options
-from lm_edit.results import CaseDocument, Question, SavedResponse
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 from drawn import bars, categories, lines, points, texts
@@ -151,62 +148,3 @@ class TestRecoveryAndPreservation:
     def test_other_tasks(self, draw):
         with pytest.raises(EditingError, match="lm_eval --model edited_hf --tasks knowgic"):
             draw(frame(row("rome", "bake_es", "es_prob", 0.5)))
-
-
-def answer(probability):
-    return SavedResponse(logprob=2 * math.log(probability), num_tokens=2)  # per token: the probability itself
-
-
-class TestGraph:
-    """S -> T directly, and S -> A -> T; the direct fact falls from 0.8 to 0.1, the others stay."""
-
-    def document(self, **changes):
-        facts = {("S?", "T"): (0.8, 0.1), ("A of S?", "A"): (0.5, 0.5), ("T of A?", "T"): (0.8, 0.6)}
-        questions = [
-            Question(
-                kind="chain", prompt=prompt, wanted=target, target=target,
-                answers={"": answer(after)}, unedited=answer(before),
-            )
-            for (prompt, target), (before, after) in facts.items()
-        ]  # fmt: skip
-        values = {
-            "run": "r", "task": "knowgic_prob", "doc_id": 0, "case_id": "0", "category": "", "questions": questions,
-            "edits": [{"subject": "S", "target_true": "T", "target_new": "N"}], "metrics": {}, "reasons": {},
-            "report": {}, "extras": {"chains": [[[0, "T"]], [[1, "A"], [2, "T"]]]},
-        }  # fmt: skip
-        return CaseDocument(**values | changes)
-
-    def test_chains_with_their_strengths(self):
-        direct, long = thinkedit_graph.read_paths(self.document())
-        assert direct.ratio == pytest.approx(0.1 / 0.8)
-        assert long.ratio == pytest.approx((0.5 * 0.6) / (0.5 * 0.8))
-        assert [(step.subject, step.answer) for step in long.steps] == [("S", "A"), ("A", "T")]
-
-    def test_recovering_chains_are_marked(self):
-        chart = thinkedit_graph.draw([self.document()], {"r": "rome, tiny"})
-        (panel,) = chart.panels
-        assert panel.title == "rome, tiny: 1 of 2 chains recover the fact"
-        kinds = {(edge.source, edge.target): (edge.kind, edge.label) for edge in panel.edges}
-        assert kinds == {
-            ("S", "T"): ("lost", "0.80 → 0.10"), ("S", "A"): ("kept", "0.50 → 0.50"),
-            ("A", "T"): ("kept", "0.80 → 0.60"), ("S", "N"): ("edit", ""),
-        }  # fmt: skip
-        assert {"S", "A", "T", "N", "0.80 → 0.10"} <= set(texts(chart))
-        places = {node.name: node.x for node in panel.nodes}
-        assert places["S"] == 0 < places["A"] < places["T"] == 1
-
-    def test_errors(self):
-        with pytest.raises(EditingError, match="there is no case '7'; there are 0"):
-            thinkedit_graph.draw([self.document()], {}, Options(case="7"))
-        with pytest.raises(EditingError, match="no sample has chains"):
-            thinkedit_graph.draw([self.document(extras={})], {})
-        with pytest.raises(EditingError, match="5 runs and tasks have case 0; choose with --only"):
-            thinkedit_graph.draw([self.document()] * 5, {})
-
-
-def test_chains_through_the_new_object_and_against_the_order_of_layers_are_placed() -> None:
-    """B follows the new object only; C is deepest in the second chain, so D of the first follows nothing before it."""
-    chains = [["New", "B", "Old"], ["C", "D", "Old"], ["E", "F", "C", "Old"]]
-    nodes = thinkedit_graph.place_nodes("S", "Old", "New", chains)
-    assert {node.name for node in nodes} == {"S", "Old", "New", "B", "C", "D", "E", "F"}
-    assert all(0.0 <= node.x <= 1.0 and 0.0 <= node.y <= 1.1 for node in nodes)

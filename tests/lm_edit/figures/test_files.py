@@ -142,7 +142,8 @@ class TestVerbs:
         listed = capsys.readouterr().out
         assert all(spec.name in listed for spec in all_figures())
         assert run_verb(["figures", "wild_grid"]) == 0
-        assert "needs: the tasks of wild_grid" in capsys.readouterr().out
+        assert "needs: the tasks of wild_grid" in (shown := capsys.readouterr().out) and "choices: --metric" in shown
+        assert run_verb(["figures", "bake_logprob"]) == 0 and "choices" not in capsys.readouterr().out
 
     def test_a_figure_is_drawn_from_rows(self, tmp_path, monkeypatch, capsys):
         rows = [row(editor, "bake_rq", name, -1.0) for editor in ("rome", "memit") for name in bake_logprob.ANSWERS]
@@ -161,6 +162,12 @@ class TestVerbs:
             (["bake_statistics", "-o", "f.svg"], "ends in .md, .csv"),
             (["bake_logprob", "-o", "f.svg"], "no files are given. It needs the columns rq_logprob_new"),
             (["bake_logprob", "x", "--only", "editor", "-o", "f.svg"], "COLUMN=VALUE"),
+            (
+                ["bake_logprob", "x", "--metric", "es_prob", "-o", "f.svg"],
+                "--metric es_prob: the figure",
+            ),
+            (["evk_align", "x", "--case", "3", "-o", "f.svg"], "--case 3: the figure evk_align has no such choice"),
+            (["bake_statistics", "--metric", "es_prob", "-o", "f.md"], "the figure bake_statistics has no such choice"),
         ],
     )
     def test_user_errors(self, arguments, message, tmp_path, monkeypatch, capsys):

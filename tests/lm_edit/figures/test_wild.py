@@ -9,7 +9,7 @@ import pytest
 from result_rows import frame, row
 
 from edit_hooks import EditingError
-from lm_edit.figures import wild_batches, wild_gap, wild_grid, wild_retention
+from lm_edit.figures import wild_batches, wild_gap, wild_grid, wild_retention, wild_table
 from lm_edit.figures.spec import Options
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
@@ -42,6 +42,44 @@ class TestGap:
         other = row("memit", "qaedit_syn_reliability", "reliability_syn", 0.9, population="wrong_em")
         with pytest.raises(EditingError, match=r"differ in population of reliability_syn.*--only population=all"):
             wild_gap.draw(frame(*self.rows(), other))
+
+
+class TestTable:
+    def rows(self, **values):
+        for editor, pairs in values.items():
+            for task, metric, value in zip(
+                ("qaedit_syn_reliability", "qaedit_wild_reliability"),
+                ("reliability_syn", "reliability_wild_em"),
+                pairs,
+                strict=True,
+            ):
+                if value is not None:
+                    yield row(editor, task, metric, value)
+
+    def test_the_mean_is_over_editors_with_both_values(self):
+        """0.9 and 0.5 against 0.4 and 0.2; an unscored or missing value takes its editor out of both means."""
+        rows = frame(*self.rows(rome=(0.9, 0.4), ft_m=(0.5, 0.2), wise=(1.0, math.nan), grace=(0.7, None)))
+        table = wild_table.draw(rows)
+        assert [name.rpartition(", ")[2] for name in table.header] == ["editor", "synthetic", "WILD"]
+        cells = {line[0]: tuple(line[1:]) for line in table.rows}
+        assert cells == {
+            "rome": ("0.900", "0.400"),
+            "ft_m": ("0.500", "0.200"),
+            "wise": ("1.000", "unscored"),
+            "grace": ("0.700", "not run"),
+            "mean over editors": ("0.700", "0.300"),
+            "editors in the mean": (2, 2),
+        }
+        assert "the files have no reliability_wild_judge" in table.notes[0]
+
+    def test_the_unedited_model_is_no_editor(self):
+        table = wild_table.draw(frame(*self.rows(unedited=(0.1, 0.0), rome=(0.9, 0.4))))
+        assert [line[0] for line in table.rows] == ["rome", "mean over editors", "editors in the mean"]
+        assert table.rows[1][1:] == ["0.900", "0.400"]
+
+    def test_no_editor_with_both_has_no_mean(self):
+        table = wild_table.draw(frame(*self.rows(rome=(0.9, math.nan), ft_m=(math.nan, 0.2))))
+        assert table.rows[-2][1:] == ["-", "-"] and table.rows[-1][1:] == [0, 0]
 
 
 class TestBatches:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import functools
+import re
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from command_line import run_verb
 from paths import ROOT
 
-from edit_hooks.base.registry import EDITORS
-from lm_edit.sweeps.checks import check_plan, origin_of
+from edit_hooks import load_editor
+from edit_hooks.base.registry import EDITORS, editor_class
+from edit_hooks.base.shipped import find_shipped
+from lm_edit.figures import evk_align
+from lm_edit.sweeps.checks import check_plan, origin_of, shape_config
 from lm_edit.sweeps.choices import UNEDITED, Plan
 from lm_edit.sweeps.grid import Grid
-from lm_edit.sweeps.plan import load_plan, shipped_plans
+from lm_edit.sweeps.plan import EDITOR_KEYS, load_plan, shipped_plans
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
 from lm_eval_tasks.common.benchmark import all_benchmarks
+from lm_eval_tasks.common.editor_settings import find_setting
+
+# Entries in comments, which need a file of the user.
+COMMENTED = re.compile(r"^ *# - (\{editor: .*\}) *(?:#.*)?$", flags=re.MULTILINE)
+MODEL = re.compile(r"\b(llama|qwen|gpt|mistral)[- ]?(\d(?:\.\d)?|j)(?:[- ](\d+b))?")  # family, version, size
 
 
 @functools.cache
@@ -33,11 +43,65 @@ def test_a_shipped_plan_is_valid_and_names_its_source(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", shipped_plans())
-def test_settings_of_shipped_plans_fit_their_models(name: str) -> None:
+def test_what_is_unstated_is_about_models_and_settings_of_the_plan(name: str) -> None:
+    """The lines of one plan were those of another."""
+    plan, grid = checked(name)
+    models = [re.sub(r"[^a-z0-9.]", "", model.name.lower()) for model in plan.models]
+    for line in plan.unstated:
+        for words in MODEL.findall(line.lower()):
+            assert any(model.startswith("".join(words)) for model in models), f"{line}: no {' '.join(words)} in {name}"
+        if "judge_template" in line:
+            assert any("judge_template" in run.metadata for run in grid.runs), line
+
+
+def says(plan: Plan, *names: str) -> bool:
+    """Whether one line of ``unstated`` has all of these names."""
+    return any(all(name in line for name in names) for line in plan.unstated)
+
+
+@pytest.mark.parametrize("name", shipped_plans())
+def test_editors_of_shipped_plans_have_settings_for_their_models(name: str) -> None:
     plan, grid = checked(name)
     for run in {(run.model, run.editor): run for run in grid.runs}.values():
-        if run.model != "llama-2-13b":  # no settings have its shape, and its config is on the hub
-            assert origin_of(plan, run).tuning != "unknown"
+        tuning = origin_of(plan, run).tuning
+        assert tuning != "unknown", run.name
+        assert tuning != "untuned" or says(plan, run.model, run.editor), f"{run.name}: neither settings nor unstated"
+
+
+@pytest.mark.parametrize("name", shipped_plans())
+def test_editors_in_comments_of_shipped_plans_have_settings_for_their_models(name: str) -> None:
+    """Those that need a file of the user: a trained network, a pool."""
+    plan, _ = checked(name)
+    for comment in COMMENTED.findall(plan.file.text):
+        entry = yaml.safe_load(comment)
+        assert set(entry) <= set(EDITOR_KEYS), comment
+        assert set(entry.get("modes", [])) <= {mode.name for mode in plan.modes}, comment
+        assert set(entry.get("models", [])) <= {model.name for model in plan.models}, comment
+        kind = editor_class(entry["editor"])
+        kind.config_class.from_mapping(entry["editor_args"])
+        for model in plan.models:
+            if kind.writes == ("context",) or model.name not in entry.get("models", [model.name]):
+                continue
+            has_settings = find_shipped(kind.config_folders, shape_config(str(model.shape))).file is not None
+            assert has_settings or says(plan, model.name, entry["editor"]), f"{model.name}, {comment}"
+
+
+def test_mend_is_in_the_comments_of_plans_whose_papers_have_it() -> None:
+    commented = {name for name, path in shipped_plans().items() if "editor: mend" in path.read_text(encoding="utf-8")}
+    assert commented >= {"bake_table3", "bake_table9", "bird_tables", "bird_table5", "mquake_table"}
+    assert commented >= {"wild_table3", "wild_table9", "wild_figure4"}
+
+
+@pytest.mark.parametrize("name", ["bake_table3", "bake_table5", "bake_table9"])
+def test_rect_of_bake_is_that_of_its_release(name: str) -> None:
+    """On ROME, a fifth of the entries (edit_hooks/editors/rect.py); the defaults are on MEMIT."""
+    _, grid = checked(name)
+    settings = [
+        dict(run.model_args.get("editor_args", {})) for run in grid.runs if run.model_args.get("editor") == "rect"
+    ]
+    assert settings and all(
+        given == {"base": "rome", "keep": 0.2, "guard": 0, "at_threshold": "zero"} for given in settings
+    )
 
 
 def test_every_published_table_has_a_plan() -> None:
@@ -47,6 +111,38 @@ def test_every_published_table_has_a_plan() -> None:
     }
     assert len(tables) > 10
     assert {table for table in tables if not set(leaf_tasks(table)) <= planned} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "editors"),
+    [
+        ("evk_figure3", {"rome", "memit", "prune", "rect", "alphaedit"}),
+        ("evk_figure4", {"rome", "memit", "prune", "rect"}),
+    ],
+)
+def test_the_figures_of_evk_align_have_each_editor_with_and_without_it(name: str, editors: set[str]) -> None:
+    """Read from the settings that a run records, which is how the figures choose the color."""
+    plan, _ = checked(name)
+    model = SimpleNamespace(config=shape_config("llama-3-8b"))
+    kinds: dict[str, list[tuple[bool, float, float]]] = {}
+    for choice in plan.editors:
+        if choice.editor != UNEDITED:
+            config = load_editor(choice.editor, choice.settings).default_config(model).to_dict()
+            values = tuple(find_setting(config, key) for key in ("evk_align", "evk_sigma", "evk_weight"))
+            kinds.setdefault(choice.editor, []).append(values)
+    assert set(kinds) == editors
+    for own in kinds.values():
+        assert [is_on for is_on, *_ in own] == [False, True] and own[1] == (True, 0.2, 0.05)  # the paper's, for Llama 3
+
+
+def test_the_plan_of_evk_figure_4_scores_its_panels() -> None:
+    _, grid = checked("evk_figure4")
+    tasks = {leaf for run in grid.runs for task in run.tasks for leaf in leaf_tasks(task)}
+    drawn = {task for tasks_of_panel, _ in evk_align.COLUMNS.values() for task in tasks_of_panel}
+    assert tasks == {task for task in drawn if "evk" not in task}  # EVK-Bench is not in the paper's figure
+    steps = {(run.editor, run.model_args["edit_batch_size"]) for run in grid.runs if run.mode == "sequential"}
+    assert {size for editor, size in steps if editor.startswith("rome")} == {1}
+    assert {size for editor, size in steps if not editor.startswith("rome")} == {100}
 
 
 def test_the_example_covers_all_benchmarks_on_the_demo_model() -> None:

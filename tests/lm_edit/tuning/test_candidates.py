@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+from mend_runs import trainer
+from model_shapes import MODELS, model_like
 
 from edit_hooks import EditingError, load_editor
-from edit_hooks.contract.tiny_models import build_model
-from lm_edit.tuning.candidates import make_candidates, sample_candidates
+from edit_hooks.base.shipped import FOLDER
+from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
+from edit_hooks.utils.yaml_io import read_yaml
+from lm_edit.tuning.candidates import make_candidates, sample_candidates, step_of
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +48,55 @@ def test_a_relative_step_is_varied_where_no_lr_is_known(model):
     assert len(sizes) == 3 and max(sizes) / min(sizes) == pytest.approx(10)
     with_lr = make_candidates("ultraedit", model, {"lr": 1e-3}, {"layers": [[1]]})
     assert {candidate["lr"] for candidate in with_lr} == {1e-3, 3e-4, 3e-3}
+
+
+def test_an_editor_of_all_blocks_is_tried_with_other_steps():
+    """No depth fits as many blocks as the model has, and the search ended with the first candidate."""
+    candidates = make_candidates("lora", build_model("llama", num_hidden_layers=16), {}, {})
+    lr = load_editor("lora").default_config(build_model("llama")).lr
+    assert candidates[0] == {"layers": list(range(16))}
+    assert [one["lr"] for one in candidates[1:]] == pytest.approx([0.3 * lr, 3 * lr])
+    assert all(one["layers"] == list(range(16)) for one in candidates)
+    around = make_candidates("lora", build_model("llama", num_hidden_layers=16), {}, {}, step_size=0.2)
+    assert [one.get("lr") for one in around] == [None, 0.2, 0.06, 0.6]
+
+
+@pytest.mark.parametrize("base", [None, "rect"])
+def test_shipped_modules_are_the_first_candidate_and_layers_take_their_place(base: str | None):
+    """`--layers 5 6` was refused on these models, and without it there was a single candidate."""
+    editor, shared = ("ultraedit", {}) if base is None else (base, {"base": "ultraedit"})
+    llama = model_like(MODELS["llama-3-8b"])
+    modules = read_yaml(FOLDER / "ultraedit/llama-3-8b.yaml")["config"]["modules"]
+
+    def settings_of(candidate: dict[str, Any]) -> tuple[Any, Any, Any]:
+        config = load_editor(editor, candidate).default_config(llama)
+        of_base = config.base_settings if base else vars(config)
+        return of_base["modules"], config.layers, of_base["lr"]
+
+    first, *rest = [settings_of(one) for one in make_candidates(editor, llama, shared, {"layers": [[5], [6]]})]
+    assert first[0] == modules and first[2] == 1e-6
+    assert rest == [(None, [layer], lr) for layer in (5, 6) for lr in (3e-7, 1e-6, 3e-6)]
+    depths = make_candidates(editor, llama, shared, {})
+    assert settings_of(depths[0]) == first and len(depths) == 1 + 2 * 3  # two depths fit as many blocks, three steps
+    found = make_candidates(editor, llama, shared, {}, step_size=1e-3)
+    assert settings_of(found[1]) == (modules, first[1], 1e-3)  # where the step was searched
+
+
+def test_modules_that_the_user_gives_stay():
+    llama = model_like(MODELS["llama-3-8b"])
+    candidates = make_candidates("ultraedit", llama, {"modules": {"up": [3]}}, {})
+    assert [(one["modules"], one.get("lr")) for one in candidates] == [
+        ({"up": [3]}, lr) for lr in (None, 3e-7, 3e-6)
+    ]  # the shipped step is the first candidate's
+
+
+def test_a_trained_hyper_network_leaves_no_step_to_vary(tmp_path: Path):
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    trainer(model, tokenizer, tmp_path / "run", num_steps=1, validate_every=1, rank=2).run()
+    shared = {"artifact": str(tmp_path / "run")}
+    assert step_of("mend", model, shared, {}) is None
+    assert make_candidates("mend", model, shared, {}) == [{**shared, "layers": [EDIT_LAYER]}]
+    assert step_of("mend", model, {"artifact": "identity"}, {}) is not None
 
 
 def test_default_depths_that_an_editor_refuses_are_left_out():

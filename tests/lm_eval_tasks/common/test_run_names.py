@@ -44,6 +44,19 @@ def test_settings_are_those_besides_the_seed() -> None:
     assert run_facts(results(editor_config={"layers": [6], "seed": 0})).settings != one.settings
 
 
+def test_the_seed_of_a_post_processed_editor_is_no_setting_either() -> None:
+    """Settings of rect hold those of memit, and those with a context on top hold both, each with the run's seed."""
+
+    def facts(seed: int, keep: float = 0.4) -> Any:
+        rect = {"keep": keep, "seed": seed, "base_settings": {"layers": [5], "seed": seed}}
+        return run_facts(
+            results(editor_config={"seed": seed, "base_settings": rect, "context_settings": {"seed": seed}})
+        )
+
+    assert facts(0).settings == facts(7).settings and facts(0).run != facts(7).run
+    assert facts(0, keep=0.8).settings != facts(0).settings
+
+
 @pytest.mark.parametrize("hostile", ["../../etc/passwd", "a/b\\c:d*?<>|", "\x1b[2J", "x" * 500, "-" * 9, "ü/ñ"])
 def test_names_are_file_names(hostile: str) -> None:
     text = name(editor=hostile, data=hostile, model_args={"pretrained": hostile})

@@ -156,6 +156,48 @@ def test_shares_of_responses_and_inactive_chains_by_hand() -> None:
     assert found["known_sampled"] == {"value": pytest.approx(2 / 3), "weight": 3.0}
 
 
+def test_chains_active_after_the_edit_are_counted_by_length() -> None:
+    """Two responses. 1 and 2 keep an answer, 3 loses it, 4 has one after the edit only. Before: 1, 1-2, 3-1, not 4."""
+    table = {
+        "1": (["Orl", "Orl"], ["Orl", "Bo"]),
+        "2": (["Orl", "Bo"], ["Bo", "Orl"]),
+        "3": (["Orl", "Orl"], ["Bo", "Bo"]),
+        "4": (["Bo", "Bo"], ["Orl", "Bo"]),
+    }
+    asked = case([["1"], ["1", "2"], ["3", "1"], ["4", "1"], ["1"] * 6])
+    found = values(responses(asked, lambda prompt: table[prompt]))
+    lengths = (1, 2, 3, 4, 5, "longer")
+    assert [found[f"ifr_{length}_active_sampled"] for length in lengths] == [1, 2, 0, 0, 0, 1]
+    assert [found[f"ifr_{length}_active_after_sampled"] for length in lengths] == [1, 2, 0, 0, 0, 1]
+    assert found["ifr_active_sampled"] == found["ifr_active_after_sampled"] == 4
+    rows = responses(case([["3"], ["4", "1"]]), lambda prompt: table[prompt])
+    assert [values(rows)[f"ifr_{n}_active_after_sampled"] for n in (1, 2)] == [0, 1]
+
+
+def test_deep_edited_up_to_n_steps_by_hand() -> None:
+    """The direct answer is gone, a chain of two steps still leads there: deep edited up to one step, not up to two.
+
+    "N" is a chain that the unedited model cannot follow: alone it leaves the edit unscored, and with others it counts.
+    """
+    gone, kept, new = (["Orl", "Orl"], ["Bo", "Bo"]), (["Orl", "Bo"], ["Bo", "Orl"]), (["Bo", "Bo"], ["Orl", "Bo"])
+    table = {"G": gone, "K": kept, "N": new, "W": (["Bo", "Bo"], ["Bo", "Bo"])}
+
+    def deep(*asked: str) -> list[Any]:
+        found = scores(responses(case([list(chain) for chain in asked]), lambda prompt: table[prompt]))
+        return [found[f"deep_edited_{name}sampled"] for name in ("1_", "2_", "3_", "4_", "5_", "")]
+
+    def numbers(*asked: str) -> list[Any]:
+        return [score.value for score in deep(*asked)]
+
+    assert numbers("G", "KK") == [1, 0, 0, 0, 0, 0]
+    assert numbers("G", "KG", "GKK") == [1, 1, 1, 1, 1, 1]
+    assert numbers("G", "KKKKKK") == [1, 1, 1, 1, 1, 0]  # a chain of six steps
+    assert numbers("GK") == [None, 1, 1, 1, 1, 1] and "no chains of at most 1 steps" in str(deep("GK")[0].reason)
+    assert numbers("N") == [None] * 6 and "the unedited model answers none" in str(deep("N")[0].reason)
+    assert numbers("W", "GG") == [None, 1, 1, 1, 1, 1]
+    assert numbers("G", "N") == [0] * 6  # one response of the edited model names the object
+
+
 def test_only_inactive_chains_have_no_value_and_a_reason() -> None:
     found = scores(responses(case([["1"]], ["1"]), lambda prompt: (["Bo", "Bo"], ["Orl", "Orl"])))
     assert found["ifr_sampled"].value is None and "answers none of the chains" in str(found["ifr_sampled"].reason)

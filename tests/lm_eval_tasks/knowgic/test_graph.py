@@ -89,6 +89,16 @@ def test_names_may_hold_dots(tmp_path: Path) -> None:
     assert case.request.target_true == "St. Z"
 
 
+def test_a_fact_may_have_a_wording_of_its_own(tmp_path: Path) -> None:
+    """The edited one gives the edit prompt; other facts of the relation keep that of the relation."""
+    own = [{"fact": ["A", "in", "Z"], "prompt": "{} lies in", "question": "In which one does {} lie?"}]
+    code, out = build(tmp_path, {**GRAPH, "wordings": own})
+    assert code == 0
+    (case,) = KNOWGIC.load({"data": str(out)}).records
+    assert case.request.text == "A lies in" and case.chains[0][0].question == "In which one does A lie?"
+    assert [hop.question for hop in case.chains[1]] == ["What is A near?", "Where is B?"]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -102,6 +112,10 @@ def test_names_may_hold_dots(tmp_path: Path) -> None:
         ({"relations": {}}, "'relations' must be an object"),
         ({"relations": {"in": {"prompt": "{}'s", "question": "{}?"}}, "facts": [["A", "in", "Z"]]}, "words around {}"),
         ({"aliases": {"Z": "Zed"}}, "a list of texts is needed"),
+        ({"wordings": {"fact": ["A", "in", "Z"]}}, "a non-empty list of objects is needed"),
+        ({"wordings": [{"fact": ["A", "in", "Y"], "prompt": "{} is", "question": "Is {}?"}]}, "none of the facts"),
+        ({"wordings": [{"fact": ["A", "in", "Z"], "prompt": "is", "question": "Is {}?"}]}, "wordings[0].prompt"),
+        ({"wordings": [{"fact": ["A", "in", "Z"], "prompt": "{} is"}]}, "'question' is missing"),
     ],
 )
 def test_bad_graphs_are_errors(

@@ -67,8 +67,10 @@ def test_a_review_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
     with serve_world() as server:
         words = words_of(tmp_path, server, "--review", str(review))
         assert main(words) == 0
-        assert f"round 1: 3 triplets wait for a decision in {review}, 3 of them new" in capsys.readouterr().out
-        rows = [json.loads(line) for line in review.read_text(encoding="utf-8").splitlines()]
+        printed = capsys.readouterr().out
+        assert f"round 1: 3 triplets wait for a decision in {review}, 3 of them new" in printed
+        assert "also listed: 1 triplets that failed validation, with keep: false, and 0 failed questions" in printed
+        rows = rows_of(review)
         house = next(row for row in rows if row["object"] == "Larkhall")
         assert house["id"] == triplet_id(Fact("Ada Moss", "house", "Larkhall"))
         assert {**house, "id": None} == {
@@ -76,18 +78,101 @@ def test_a_review_on_the_command_line(tmp_path: Path, capsys: Any) -> None:
             "question": "What is the house of Ada Moss?", "response": "Larkhall!",
             "sentence": "Ada Moss lives in the house Larkhall.",
         }  # fmt: skip
+        assert {**rows[3], "id": None} == {
+            "id": None, "round": 1, "subject": "Ada Moss", "relation": "friend", "object": "Zed Orr", "keep": False,
+            "question": "What is the friend of Ada Moss?", "statement": "The friend of Ada Moss is Zed Orr",
+            "response": "I do not know.", "sentence": "Ada Moss is a friend of Zed Orr.", "problem": UNKNOWN,
+        }  # fmt: skip
         before, num_requests = review.read_bytes(), sum(server.requests.values())
         assert main(words) == 0 and not graph.exists()  # nothing was decided
         assert review.read_bytes() == before and sum(server.requests.values()) == num_requests
-        for number in range(1, 4):
+        numbers = []
+        for _ in range(4):
             text = review.read_text(encoding="utf-8").replace('"keep": null', '"keep": true').rstrip("\n")
             review.write_text(text, encoding="utf-8")  # without its last line feed
             assert main(words) == 0
-            assert len(review.read_text(encoding="utf-8").splitlines()) == {1: 5, 2: 6, 3: 6}[number]
+            rows = rows_of(review)
+            numbers.append([sum("chain" in row for row in rows), sum("chain" not in row for row in rows)])
+            if graph.exists():
+                break
+        # Round 2: two triplets and a chain; round 3: a triplet and four chains; then the graph is written.
+        assert numbers == [[1, 6], [5, 7], [5, 7]]
         assert max(server.requests.values()) == 1
     content = json.loads(graph.read_text(encoding="utf-8"))
     assert len(content["facts"]) == 7 and content["provenance"]["reviewed_by_people"] is True
-    assert "unreviewed" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "unreviewed" not in printed and "without effect" not in printed and "wordings" not in content
+
+
+def rows_of(review: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in review.read_text(encoding="utf-8").splitlines()]
+
+
+def change_rows(review: Path, change: Any) -> None:
+    """Rewrite each line of a review after a function has changed it; undecided ones become true."""
+    rows = rows_of(review)
+    for row in rows:
+        if row.get("keep", 0) is None:
+            row["keep"] = True
+        change(row)
+    review.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+
+def test_people_correct_a_triplet_and_give_other_questions(tmp_path: Path, capsys: Any) -> None:
+    """The friend gets another question, a chain too; the file has both wordings, and a record is made of it."""
+    friend, chain = "Who is Ada Moss fond of?", "Where does the house of Ada Moss belong?"
+
+    def answer(question: str) -> str | None:
+        return {friend: "Zed Orr, I hear.", chain: "To Elmwood."}.get(question)
+
+    def reason(question: str) -> str | None:
+        return "Elmwood has the mascot Otter." if question == chain else None
+
+    def extract(sentence: str) -> str | None:
+        return '[["Elmwood", "mascot", "Otter"]]' if "Otter" in sentence else None
+
+    def change(row: dict[str, Any]) -> None:
+        if row.get("object") == "Zed Orr":
+            row |= {"question": friend, "statement": "Ada Moss is fond of Zed Orr.", "keep": True}
+        if [fact[1] for fact in row.get("chain", ())] == ["house", "home"]:
+            row["question"] = chain
+
+    review, graph = tmp_path / "review.jsonl", tmp_path / "graph.json"
+    with serve_world(World({"question": answer, "reasoning": reason, "extraction": extract})) as server:
+        words = words_of(tmp_path, server, "--review", str(review), "--rounds", "2")
+        for _ in range(5):
+            assert main(words) == 0
+            if graph.exists():
+                break
+            change_rows(review, change)
+        assert max(server.requests.values()) == 1
+    content = json.loads(graph.read_text(encoding="utf-8"))
+    assert ["Ada Moss", "friend", "Zed Orr"] in content["facts"]
+    assert content["relations"]["friend"] == {"prompt": "{} is fond of", "question": "Who is {} fond of?"}
+    described = {tuple(one["fact"]): one for one in content["provenance"]["facts"]}
+    assert described["Ada Moss", "friend", "Zed Orr"]["question_from"] == "people"
+    assert "question_from" not in described["Ada Moss", "house", "Larkhall"]
+    assert not any("Zed Orr" in one["fact"] for one in content["provenance"]["discarded"])
+    assert {"question": chain, "problem": None}.items() <= next(
+        one for one in content["provenance"]["chain_questions"] if len(one["chain"]) == 2
+    ).items()
+    # The reasoning about that question brought a triplet, which was listed and is not known.
+    assert ["Elmwood", "mascot", "Otter"] in [one["fact"] for one in content["provenance"]["discarded"]]
+    assert any(row.get("object") == "Otter" and row["keep"] is False for row in rows_of(review))
+    assert "without effect" not in capsys.readouterr().out
+
+
+def test_corrections_without_effect_are_counted(tmp_path: Path, capsys: Any) -> None:
+    review = tmp_path / "review.jsonl"
+    with serve_world() as server:
+        words = words_of(tmp_path, server, "--review", str(review), "--rounds", "1")
+        assert main(words) == 0
+        for change in ({"object": "Bo Reed"}, {"keep": True}):
+            rows = rows_of(review)
+            change_rows(review, lambda row, change=change: row.update(change) if "problem" in row else None)
+            assert main([*words, "--overwrite"]) == 0
+            assert "keep: true without a correction): 1" in capsys.readouterr().out
+            review.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 
 
 def test_a_killed_run_goes_on(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from scripted import ScriptedLM, StockLM, scored
 from task_runs import build, metrics_of, run
@@ -13,7 +15,7 @@ from task_runs import build, metrics_of, run
 from edit_hooks.answers import EditedAnswer
 from edit_hooks.utils.errors import EditingError
 
-EFFICACY, SPECIFICITY = "zsre_memit_efficacy", "zsre_memit_specificity"
+EFFICACY, PARAPHRASE, SPECIFICITY = "zsre_memit_efficacy", "zsre_memit_paraphrase", "zsre_memit_specificity"
 
 
 class TwoForms(ScriptedLM):
@@ -39,6 +41,7 @@ def test_both_forms_are_means_over_tokens_then_cases() -> None:
     found = metrics_of(run(EFFICACY, lm), EFFICACY)
     assert found["efficacy_token_acc"] == pytest.approx((1 / 2 + 0 + 0 + 0 + 0) / 5)
     assert found["efficacy_match"] == pytest.approx((1 / 2 + 0 + 0 + 0 + 0) / 5)
+    assert found["efficacy_argmax"] == 0.0  # of two tokens one is right
     asked = [(request.args, request.doc["asked"].get("token_prompts")) for request in lm.seen[:2]]
     assert asked == [
         (("Who designed Harrow viaduct?", " Mira Solano"), "as_decoded"),
@@ -52,6 +55,7 @@ def test_specificity_is_accuracy_against_the_gold_answer_and_agreement_another_c
     found = metrics_of(run(SPECIFICITY, lm), SPECIFICITY)
     assert found["specificity_token_acc"] == pytest.approx((0 + 1 / 2 + 1 / 2 + 0 + 1 / 2) / 5)
     assert found["specificity_match"] == pytest.approx((0 + 1 / 2 + 1 / 2 + 0 + 1 / 2) / 5)
+    assert found["specificity_argmax"] == 0.0
     # [0, 99] against [99, 98], and [99] against [98]
     assert found["specificity_agree_tf"] == 0.0
     assert {request.args[0] for request in lm.seen} >= {"nq question: when did the north canal open?"}
@@ -68,13 +72,47 @@ def test_a_column_of_one_form_never_reads_the_other() -> None:
             return replace(reply, final=scored(-1.0, ids if right else [99] * len(ids)))
 
     found = metrics_of(run(EFFICACY, OnlyAlong()), EFFICACY)
-    assert (found["efficacy_token_acc"], found["efficacy_match"]) == (0.0, 1.0)
+    assert (found["efficacy_token_acc"], found["efficacy_match"], found["efficacy_argmax"]) == (0.0, 1.0, 1.0)
 
 
-def test_a_stock_model_leaves_both_unscored_with_the_reason() -> None:
-    results = run(EFFICACY, StockLM())
+TARGETS = [["Mira", "Solano"], ["Tarnish"], ["Sôme"], ["Norvania"], ["1908"]]  # the true answers, one word per token
+
+
+@given(wrong=st.sets(st.sampled_from([word for target in TARGETS for word in target])), wrong_alone=st.booleans())
+@example(wrong={"Solano"}, wrong_alone=False)  # one of two tokens: EVK's equation 15 counts nothing
+def test_argmax_counts_the_cases_in_which_every_token_along_the_target_is_right(
+    wrong: set[str], wrong_alone: bool
+) -> None:
+    """For any wrong words, ``_argmax`` is the share of cases without one, whatever the form with own prompts gives."""
+
+    class Wrong(ScriptedLM):
+        def _answer(self, request: Instance, answer: Any) -> EditedAnswer:
+            alone = "token_prompts" in request.doc["asked"]
+            ids = [
+                99 if (wrong_alone if alone else word in wrong) else place
+                for place, word in enumerate(request.args[1].split())
+            ]
+            return EditedAnswer(final=scored(-1.0, ids))
+
+    for task, prefix in ((EFFICACY, "efficacy"), (PARAPHRASE, "paraphrase")):
+        found = metrics_of(run(task, Wrong()), task)
+        shares = [sum(word not in wrong for word in target) / len(target) for target in TARGETS]
+        assert found[f"{prefix}_argmax"] == pytest.approx(sum(share == 1.0 for share in shares) / 5)
+        assert found[f"{prefix}_match"] == pytest.approx(sum(shares) / 5)
+        assert found[f"{prefix}_argmax"] <= found[f"{prefix}_match"]
+        assert found[f"{prefix}_token_acc"] == float(not wrong_alone)
+
+
+def test_a_stock_model_scores_the_exact_match_and_leaves_the_shares_unscored_with_the_reason() -> None:
+
+    def likelihoods(context: str, target: str, unedited: bool) -> tuple[float, list[int]]:
+        return -1.0, [0, 1] if target == " Mira Solano" else [int(target == " Tarnish")]
+
+    lm = StockLM(likelihoods=likelihoods)
+    results = run(EFFICACY, lm)
     found = metrics_of(results, EFFICACY)
     assert found["efficacy_token_acc"] is None and found["efficacy_match"] is None
+    assert (found["efficacy_argmax"], found["efficacy_argmax_n"]) == (4 / 5, 5)
     assert "does not report token ids" in found["unscored_reason"]
 
 

@@ -1,0 +1,79 @@
+"""Synthetic and WILD scores of the same edits by editor, with the mean over editors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lm_edit.figures.select import MISSING, Cell, by_model, first_metric, require_edited, require_rows, run_cells
+from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
+from lm_edit.figures.tables import Table
+from lm_edit.figures.wild_gap import BENCHMARKS, SYNTHETIC, WILD
+from lm_edit.figures.wild_gap import NEEDS as GAP
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+NEEDS = Needs("wild_table", GAP.columns, GAP.command)
+
+
+def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
+    """A row per editor, two columns per model and benchmark, and the mean over the editors that have both values.
+
+    Editors with another population, data set or judge are refused, as in ``wild_gap``.
+    """
+    tasks = {name: (f"{name}_syn_reliability", f"{name}_wild_reliability") for name in BENCHMARKS}
+    of_tasks = rows[rows["task"].isin([task for pair in tasks.values() for task in pair])]
+    wild, notes = first_metric(of_tasks, NEEDS, options, WILD)
+    chosen = require_rows(of_tasks, NEEDS, [SYNTHETIC, wild])
+    require_edited(chosen, NEEDS)
+    header = ["editor"]
+    columns: list[dict[str, Cell]] = []  # by the label of the run
+    for benchmark, title in BENCHMARKS.items():
+        for model, group, labels in by_model(chosen[chosen["task"].isin(tasks[benchmark])]):
+            if set(group["metric"]) != {SYNTHETIC, wild}:
+                continue
+            for metric, name in ((SYNTHETIC, "synthetic"), (wild, "WILD")):
+                header.append(f"{title}, {model}, {name}")
+                columns.append(dict(zip(labels.values(), run_cells(group, list(labels), metric), strict=True)))
+    if not columns:
+        raise NEEDS.missing(f"no benchmark has both {SYNTHETIC} and {wild}")
+    editors = list(dict.fromkeys(label for column in columns for label in column))
+    body: list[list[str | int | float]] = [
+        [editor, *(_written(column, editor) for column in columns)] for editor in editors
+    ]
+    mean: list[str | int | float] = ["mean over editors"]
+    number: list[str | int | float] = ["editors in the mean"]
+    for pair in zip(columns[::2], columns[1::2], strict=True):
+        both = [editor for editor in editors if all(math.isfinite(_value(column, editor)) for column in pair)]
+        sums = [math.fsum(_value(column, editor) for editor in both) for column in pair]
+        mean += [f"{total / len(both):.3f}" if both else "-" for total in sums]
+        number += [len(both), len(both)]
+    return Table(
+        name=NEEDS.figure,
+        title=f"{SYNTHETIC} and {wild} of the same edits",
+        header=header,
+        rows=[*body, mean, number],
+        notes=[*notes, "The mean is over the editors with both values; every editor counts once."],
+    )
+
+
+def _value(column: Mapping[str, Cell], editor: str) -> float:
+    return column.get(editor, MISSING).value
+
+
+def _written(column: Mapping[str, Cell], editor: str) -> str:
+    cell = column.get(editor, MISSING)
+    return f"{cell.value:.3f}" if math.isfinite(cell.value) else cell.gap
+
+
+SPEC = FigureSpec(
+    name=NEEDS.figure,
+    title="table: reliability under synthetic and under WILD evaluation, with the mean over editors",
+    published="WILD tables 1, 3 and 9, reliability",
+    needs=NEEDS,
+    draw=lambda inputs, options: draw(inputs.rows(), options),
+    options=("metric",),
+    is_table=True,
+)
