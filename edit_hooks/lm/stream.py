@@ -186,7 +186,7 @@ class EditStream:
         return delta
 
     def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
-        description = self._description(group, applied.state())
+        description = self._description(group, applied.state(), history)
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
             delta = placed(self.model, delta)  # once, where each later step would move it again
@@ -220,7 +220,9 @@ class EditStream:
         applied.add(delta)
         return delta
 
-    def _description(self, group: RequestGroup, state: str) -> Description:
+    def _description(self, group: RequestGroup, state: str, history: Sequence[Delta]) -> Description:
+        # Steps that changed nothing do not show in the weights, but later steps read what they carry.
+        unseen = [delta.checksum() for delta in history if not delta.writes]
         return Description(
             what="stream step",
             model=self.identity.to_dict(),
@@ -230,6 +232,7 @@ class EditStream:
                 "config": self.config,
                 "requests": [request.key for request in group],
                 "state_before": state,
+                **({"carried": unseen} if unseen else {}),
             },
         )
 

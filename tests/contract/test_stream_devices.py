@@ -78,7 +78,7 @@ def test_a_resumed_stream_has_its_stored_steps_on_the_device(tmp_path):
         plan = EditPlan(groups, cumulative=True)
         editor = subject.make(**quick(subject))
         stream = EditStream(
-            model, subject.tokenizer, editor, plan, store, identity, Guard(), quiet=True, first_token_kl=False
+            model, subject.tokenizer, editor, plan, store, identity, Guard(), quiet=True, measure_edits=False
         )
         stream.make()
         return stream

@@ -16,6 +16,7 @@ from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.modeling.architectures import architecture_of, is_transposed
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
+from edit_hooks.store.store import Store
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
 RIDGE = 0.3
@@ -118,23 +119,30 @@ def test_a_joint_step_joins_edits_of_different_maps():
         assert torch.equal(total.stream_state[key], torch.cat([part.stream_state[key] for part in pair]))
 
 
-def test_an_edit_that_changes_nothing_still_protects_its_keys(monkeypatch):
+def test_an_edit_that_changes_nothing_still_protects_its_keys(monkeypatch, tmp_path):
     """KN selects no unit where no attribution is positive; later steps of a stream have the keys of its text."""
     model, tokenizer = wide("llama")
     config = {"base": "kn", "base_settings": KN_CONFIG, "layers": KN_CONFIG["layers"], "ridge": RIDGE}
     coarse_neurons = kn.coarse_neurons
     selections = iter([lambda *_: [], coarse_neurons])
     monkeypatch.setattr(kn, "coarse_neurons", lambda *scores: next(selections)(*scores))
-    plan = EditPlan(chunked([(request,) for request in EDITS[:2]], 1, cumulative=True), cumulative=True)
     identity = model_identity(model, tokenizer)
-    stream = EditStream(model, tokenizer, load_editor("simie", config), plan, None, identity, Guard(), quiet=True)
-    stream.make()
-    first, second = stream.deltas
+
+    def stream(*requests: EditRequest) -> list[Delta]:
+        plan = EditPlan(chunked([(request,) for request in requests], 1, cumulative=True), cumulative=True)
+        editor, store = load_editor("simie", config), Store(tmp_path)
+        made = EditStream(model, tokenizer, editor, plan, store, identity, Guard(), quiet=True)
+        made.make()
+        return made.deltas
+
+    first, second = stream(*EDITS[:2])
     assert not first.writes and first.diagnostics["update_norm_ratio"] == 0
     assert len(first.stream_state) == 3 and all(len(keys_TF) > 1 for keys_TF in first.stream_state.values())
     monkeypatch.setattr(kn, "coarse_neurons", coarse_neurons)
     (expected,) = load_editor("simie", config).edit(model, tokenizer, EDITS[1:2], history=[first])
     assert second.checksum() == expected.checksum()
+    (alone,) = stream(EDITS[1])  # on the same weights, but the store has it for the other stream only
+    assert alone.checksum() != second.checksum()
 
 
 @pytest.mark.parametrize(
