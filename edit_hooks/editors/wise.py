@@ -23,9 +23,8 @@ Shapes: R rows (the context templates, then the unrelated text), T tokens, L lab
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -41,10 +40,10 @@ from edit_hooks.gradient.labeled_rows import (
     LabeledRow,
     LabeledRows,
     batch_rows,
-    cache_lower_blocks,
-    label_nll,
     target_row,
 )
+from edit_hooks.gradient.map_forward import MAP_ENGINES, KeptActivations, MapActivations, MapForward, map_activations
+from edit_hooks.gradient.side_by_side import memory_budget
 from edit_hooks.locate.context_templates import check_templates, sample_templates
 from edit_hooks.memory.replay import PAD, Replay, mean_positive
 from edit_hooks.memory.schedule import Schedule
@@ -60,7 +59,7 @@ from edit_hooks.memory.side_memory import (
 )
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
 from edit_hooks.modeling.architectures import architecture_of, input_device, is_transposed, unwrapped
-from edit_hooks.modeling.hooks import Registration, frozen, hooks, stop_after
+from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.tokens import encode, tokenizer_chat_context
 from edit_hooks.modeling.weights import read_weight
@@ -267,16 +266,13 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
     weight = read_weight(model.get_submodule(name))
     memory = bank.current or _new_memory(weight, bank, config)
     placed = training_rows(job.tokenizer, request, config)
-    rows = batch_rows(model, placed)
-    if config.engine == "fast":
-        cache_lower_blocks(model, rows, min(config.edited_layers))
     replay = None
     if config.replay:
         bank.past.add([row.ids for row in placed[:-1]])
-        distance = functools.partial(distance_of, model, name, activation_of(model, config))
+        distance = past_distances(model, name, bank.past.rows, config)
         draws = random.Random(config.seed + int(request.key[:16], 16))
         replay = Replay(bank.past, config.merge_every, distance, draws)
-    result = train(model, name, rows, rows.mask_RT.bool(), memory, config, replay)
+    result = train(model, name, batch_rows(model, placed), memory, config, replay)
     memory.change, memory.shrink, memory.radius = result.change, result.shrink, config.norm_constraint
     memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
     changed = config.schedule.add_edit(bank, memory)
@@ -378,7 +374,6 @@ def train(
     model: nn.Module,
     name: str,
     rows: LabeledRows,
-    counted_RT: torch.Tensor,
     memory: Memory,
     config: WISEConfig,
     replay: Replay | None = None,
@@ -387,18 +382,18 @@ def train(
 
     Args:
         rows: the edit's rows, and last the unrelated one, which has no labels.
-        counted_RT: the tokens over which a row's distance is a mean.
         memory: the copy before the edit; unchanged.
         replay: margins on past edits, added to the loss of every step.
     """
     weight = at_least_float32(read_weight(model.get_submodule(name)))
+    forward = MAP_ENGINES[config.engine](model, rows, name)
     change, shrink, mask = memory.change.clone().requires_grad_(True), memory.shrink, memory.mask
     history: list[dict[str, float]] = []
     steps, stopped = 0, False
     for _ in range(config.num_steps):
         # As released: of the losses that a step followed, so the present one does not count.
         stopped = _has_converged([record["loss"] for record in history])
-        losses = _evaluate(model, name, rows, counted_RT, change, config)
+        losses = _evaluate(model, name, rows, forward, change, config)
         loss = losses.nll + losses.margin.to(losses.nll.device)
         history.append(
             {"loss": float(loss.detach()), "nll": float(losses.nll.detach()), "margin": float(losses.margin.detach())}
@@ -424,28 +419,22 @@ def train(
 
 
 def _evaluate(
-    model: nn.Module,
-    name: str,
-    rows: LabeledRows,
-    counted_RT: torch.Tensor,
-    change: torch.Tensor,
-    config: WISEConfig,
+    model: nn.Module, name: str, rows: LabeledRows, forward: MapForward, change: torch.Tensor, config: WISEConfig
 ) -> _Losses:
     """Losses of the model with the copy in place of the weight."""
-    module, activation = model.get_submodule(name), activation_of(model, config)
+    transposed, activation = is_transposed(model.get_submodule(name)), activation_of(model, config)
     shifts: list[torch.Tensor] = []
 
-    def replace_output(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        copy_RTD = output_with_delta(args[0], output, change, is_transposed(module))
-        shifts.append(activation_shift(output, copy_RTD, activation))
-        return copy_RTD.to(output.dtype)
+    def copy_output(x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
+        copy_RTD = output_with_delta(x_RTF, output_RTD, change, transposed)
+        shifts.append(activation_shift(output_RTD, copy_RTD, activation))
+        return copy_RTD.to(output_RTD.dtype)
 
-    with hooks(Registration(module, replace_output)):
-        nll_L = label_nll(model, rows)
+    nll_L = forward.nll(copy_output)
     (shift_RT,) = shifts
     extra = 1 if config.target_mean == "released" else 0
     nll = (nll_L / (rows.counts_L().to(nll_L.device) + extra)).sum() / (len(rows.ids_RT) - 1)
-    distance_R = row_distance(shift_RT, counted_RT.to(shift_RT.device))
+    distance_R = row_distance(shift_RT, rows.mask_RT.bool().to(shift_RT.device))
     inside_R, outside_R = distance_R[:-1], distance_R[-1:]
     margin = (
         mean_positive(outside_R - inside_R + config.gamma)
@@ -455,21 +444,33 @@ def _evaluate(
     return _Losses(nll, margin, distance_R)
 
 
-def distance_of(
-    model: nn.Module, name: str, activation: str | None, ids_RT: torch.Tensor, change: torch.Tensor
-) -> torch.Tensor:
-    """Distances [R] of rows of token ids, padded with :data:`PAD`, under a change; the blocks behind do not run."""
-    module, shifts = model.get_submodule(name), []
-    mask_RT = (ids_RT != PAD).to(input_device(model))
+def past_distances(
+    model: PreTrainedModel, name: str, rows: Sequence[torch.Tensor], config: WISEConfig
+) -> Callable[[int, torch.Tensor], torch.Tensor]:
+    """Distances [R] of the rows of past edits, by their number, under a change.
 
-    def record(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        copy_RTD = output_with_delta(args[0], output, change, is_transposed(module))
-        shifts.append(activation_shift(output, copy_RTD, activation))
+    What lies above the map does not run. The fast engine runs what lies below it once per past edit that fits into the
+    memory.
 
-    ids_RT = ids_RT.to(mask_RT.device).clamp(min=0).long()
-    with hooks(Registration(module, record)), stop_after(module):
-        model(input_ids=ids_RT, attention_mask=mask_RT.long(), use_cache=False)
-    return row_distance(shifts[0], mask_RT.to(shifts[0].device))
+    Args:
+        rows: per edit its token ids, padded with :data:`PAD`.
+    """
+    transposed, activation = is_transposed(model.get_submodule(name)), activation_of(model, config)
+    device = input_device(model)
+
+    def compute(number: int) -> MapActivations:
+        ids_RT = rows[number].to(device)
+        return map_activations(model, name, ids_RT.clamp(min=0).long(), (ids_RT != PAD).long())
+
+    activations = KeptActivations(compute, memory_budget(model) if config.engine == "fast" else 0)
+
+    def distance(number: int, change: torch.Tensor) -> torch.Tensor:
+        x_RTF, output_RTD = activations(number)
+        copy_RTD = output_with_delta(x_RTF, output_RTD, change, transposed)
+        shift_RT = activation_shift(output_RTD, copy_RTD, activation)
+        return row_distance(shift_RT, (rows[number] != PAD).to(shift_RT.device))
+
+    return distance
 
 
 def _has_converged(losses: list[float]) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -124,7 +125,7 @@ class CachedLabelForward:
             hooks(*(record_output(outputs, source, submodule(source)) for source, _ in self.fixed)),
             stop_after(submodule(self.arch.block_name(self.first_block))),
         ):
-            self._decode()
+            self.model(input_ids=self.rows.ids_RT, attention_mask=self.rows.mask_RT, use_cache=False)
         return [outputs[source] for source, _ in self.fixed]
 
     def _decode(self) -> torch.Tensor:
@@ -174,6 +175,12 @@ class CachedLabelForward:
         self.outputs = [
             output._replace(hidden=output.hidden[keep_R.to(output.hidden.device)]) for output in self.outputs
         ]
+
+    def end_at_labels(self) -> None:
+        """Drop the columns after the last label, which no loss depends on."""
+        width = int(self.rows.column_L.max()) + 1
+        self.rows = replace(self.rows, ids_RT=self.rows.ids_RT[:, :width], mask_RT=self.rows.mask_RT[:, :width])
+        self.outputs = [output._replace(hidden=output.hidden[:, :width]) for output in self.outputs]
 
 
 def shared_nll(states: Sequence[torch.Tensor], forwards: Sequence[CachedLabelForward]) -> list[torch.Tensor]:

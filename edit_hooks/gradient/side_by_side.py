@@ -35,10 +35,7 @@ def split_edits(model: torch.nn.Module, lengths: Sequence[int], trained_bytes: i
         lengths: tokens of each edit's row.
         trained_bytes: size of the parameters that one edit trains.
     """
-    device = input_device(model)
-    free = free_bytes(device)
-    budget = max(weight_bytes(model), SMALL_BUDGET)
-    budget = budget if free is None else min(budget, free // 2)
+    device, budget = input_device(model), memory_budget(model)
     max_tokens = None if device.type == "cuda" else MAX_TOKENS_CPU
     batches: list[list[int]] = []
     used = tokens = 0
@@ -51,6 +48,13 @@ def split_edits(model: torch.nn.Module, lengths: Sequence[int], trained_bytes: i
         batches[-1].append(index)
         used, tokens = used + cost, tokens + lengths[index]
     return [_grouped(batch, lengths, max_padding(device)) for batch in batches]
+
+
+def memory_budget(model: torch.nn.Module) -> int:
+    """Bytes that intermediate results may take: as many as the weights, but at most half of the free memory."""
+    free = free_bytes(input_device(model))
+    budget = max(weight_bytes(model), SMALL_BUDGET)
+    return budget if free is None else min(budget, free // 2)
 
 
 def _grouped(batch: Sequence[int], lengths: Sequence[int], padding_limit: int) -> EditBatch:

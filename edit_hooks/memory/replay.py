@@ -47,26 +47,27 @@ class Replay:
     Attributes:
         past: updated: every call counts a turn.
         group_size: number of edits in a merged group.
-        distance: distances [R] of the rows of an edit under a change of the weight.
+        distance: distances [R] of the rows of a past edit, by its number, under a change of the weight.
         draws: chooses among the edits since the last merge.
     """
 
     past: PastEdits
     group_size: int
-    distance: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    distance: Callable[[int, torch.Tensor], torch.Tensor]
     draws: random.Random
 
     def loss(self, change: torch.Tensor) -> torch.Tensor:
         """Both margins under a change; zero before the first merge."""
-        rows, turns, size = self.past.rows, self.past.turns, self.group_size
+        turns, size = self.past.turns, self.group_size
         if not turns:
             return change.new_zeros(())
         merged = []
         for group, turn in enumerate(turns):
-            distance_R = self.distance(rows[group * size + turn % size], change)
+            distance_R = self.distance(group * size + turn % size, change)
             merged.append(mean_positive(distance_R - ALPHA))
             turns[group] += 1
-        recent = mean_positive(BETA - self.distance(self.draws.choice(rows[len(turns) * size :]), change))
+        drawn = self.draws.choice(range(len(turns) * size, len(self.past.rows)))
+        recent = mean_positive(BETA - self.distance(drawn, change))
         return torch.stack(merged).mean() + recent
 
 

@@ -17,8 +17,8 @@ With --operations the floating-point operations per edit (matrix products) are c
 ratio does not depend on the machine.
 
 With --gradient the editors that train by gradients are measured instead (--editors names them, others too): operations
-and seconds per edit of the plain loop on --reference-edits edits and of the engine on --edits edits. The last line is
-then, per editor,
+and seconds per edit of the plain loop on --reference-edits edits and of the engine on --edits edits; with
+--operations-only no seconds, on a machine that is busy with other work. The last line is then, per editor,
 
     GRADIENT <editor>=<ratio of operations>/<ratio of seconds> ...
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 ENGINES = ("reference", "fast")
 TEMPLATES = (21, 11, 6)
 VALUE_EDITOR = "r_rome"  # of the measurements of the value optimization
+GRADIENT_EDITORS = ["ft_m", "ft_l", "wise", "lora", "mend"]
 SHAPES: dict[str, dict[str, int | float | bool]] = {
     "llama-3-8b": {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -127,21 +128,21 @@ def load_requests(args: argparse.Namespace, count: int) -> list[EditRequest]:
 
 
 def make_editor(
-    setup: Setup, engine: str, editor: str, steps: int, num_templates: int = 6, layer: int | None = None
+    setup: Setup, engine: str, editor: str, steps: int, num_templates: int | None = 6, layer: int | None = None
 ) -> Editor[Any]:
     """An editor with a fixed number of steps and no early stop.
 
     Settings that it does not have are left out: ``num_templates`` is the number of sampled context templates, as in the
-    published sets, and ``layer`` the edited block, by default the editor's.
+    published sets (``None``: those of the editor's settings), and ``layer`` the edited block, by default the editor's.
     """
     from edit_hooks import load_editor
 
     wanted = {
         "num_steps": steps,
         "early_stop_loss": 1e-9,  # 0 is not accepted by all
-        "context_templates": f"sampled_{num_templates}",
         "artifact": "identity",
         "engine": engine,
+        **({"context_templates": f"sampled_{num_templates}"} if num_templates is not None else {}),
         **({"layers": [layer]} if layer is not None else {}),
     }
     known = {field.name for field in dataclasses.fields(load_editor(editor).config_class)}
@@ -314,18 +315,20 @@ def print_gradient_editors(args: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     ratios = []
     for editor in args.editors:
-        job = {"editor": editor, "edits": args.edits, "steps": args.steps}
+        job = {"editor": editor, "edits": args.edits, "steps": args.steps, "num_templates": None}
         slow_count, fast_count = (
             measure_in_process(args, "operations", engine=engine, **job).value for engine in ENGINES
         )
-        slow = measure_in_process(args, "edit", engine="reference", **{**job, "edits": args.reference_edits})
-        fast = measure_in_process(args, "edit", engine="fast", **job)
-        slow_peak, fast_peak = (m.peak_bytes / m.weight_bytes for m in (slow, fast))
-        fewer, faster = slow_count / fast_count, slow.value / fast.value
-        cells = [f"{slow_count:.0f}", f"{fast_count:.0f}", f"{fewer:.1f}", f"{slow.value:.2f}", f"{fast.value:.2f}"]
-        cells += [f"{faster:.1f}", f"{slow_peak:.2f}", f"{fast_peak:.2f}"]
+        fewer, faster = f"{slow_count / fast_count:.1f}", "-"
+        cells = [f"{slow_count:.0f}", f"{fast_count:.0f}", fewer, *["-"] * 5]
+        if not args.operations_only:
+            slow = measure_in_process(args, "edit", engine="reference", **{**job, "edits": args.reference_edits})
+            fast = measure_in_process(args, "edit", engine="fast", **job)
+            faster = f"{slow.value / fast.value:.1f}"
+            peaks = [f"{m.peak_bytes / m.weight_bytes:.2f}" for m in (slow, fast)]
+            cells[3:] = [f"{slow.value:.2f}", f"{fast.value:.2f}", faster, *peaks]
         print(f"| {editor} | {' | '.join(cells)} |", flush=True)
-        ratios.append(f"{editor}={fewer:.1f}/{faster:.1f}")
+        ratios.append(f"{editor}={fewer}/{faster}")
     print("GRADIENT " + " ".join(ratios))
 
 
@@ -360,7 +363,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--operations", action="store_true", help="also count operations per edit")
     parser.add_argument("--growth", action="store_true", help="also measure growth with edits, depth and templates")
     parser.add_argument("--gradient", action="store_true", help="measure the editors that train by gradients instead")
-    parser.add_argument("--editors", nargs="+", default=["ft_m", "ft_l", "lora", "mend"], help="editors of --gradient")
+    parser.add_argument("--editors", nargs="+", default=GRADIENT_EDITORS, help="editors of --gradient")
+    parser.add_argument("--operations-only", action="store_true", help="with --gradient: measure no seconds")
     return parser.parse_args()
 
 

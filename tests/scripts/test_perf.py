@@ -41,7 +41,7 @@ def test_the_fast_path_needs_fewer_operations(load_script: Callable[[str], Modul
     assert fast < reference
 
 
-@pytest.mark.parametrize("editor", ["ft_m", "lora", "mend"])
+@pytest.mark.parametrize("editor", ["ft_m", "lora", "mend", "wise"])
 def test_gradient_editors_need_fewer_operations(load_script: Callable[[str], ModuleType], editor: str) -> None:
     engine = load_script("engine")
     args = argparse.Namespace(edits_from="bake")
@@ -49,3 +49,33 @@ def test_gradient_editors_need_fewer_operations(load_script: Callable[[str], Mod
     fast, plain = (engine.operations_per_edit(setup, path, 2, 5, editor) for path in ("fast", "reference"))
     assert fast < plain
     assert engine.seconds_per_edit(setup, "fast", 2, 2, editor) > 0
+
+
+def test_gradient_editors_are_printed_beside_each_other_without_seconds_if_wanted(
+    load_script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """WISE counts the rows of its own set of templates; what is not measured is a hyphen."""
+    engine = load_script("engine")
+    setup = engine.Setup(build_model("llama"), build_tokenizer("byte_bpe_bos"), argparse.Namespace(edits_from="bake"))
+    jobs: list[tuple[str, str | None]] = []
+
+    def measure(_args: object, name: str, **job: object) -> object:
+        jobs.append((name, job["num_templates"]))
+        return engine.Measurement(engine.MEASURES[name](setup, **job), 10, 5)
+
+    monkeypatch.setattr(engine, "measure_in_process", measure)
+    monkeypatch.setattr(sys, "argv", ["engine.py", "--gradient", "--operations-only", "--edits", "1", "--steps", "2"])
+    args = engine.parse_arguments()
+    assert args.editors == ["ft_m", "ft_l", "wise", "lora", "mend"]
+    args.editors = ["ft_m", "wise"]
+    engine.print_gradient_editors(args)
+    *_, ft_m, wise, last = capsys.readouterr().out.splitlines()
+    assert jobs == [("operations", None)] * 4
+    for editor, line in (("ft_m", ft_m), ("wise", wise)):
+        cells = line.strip("| ").split(" | ")
+        assert cells[0] == editor and float(cells[3]) > 1 and cells[4:] == ["-"] * 5
+    assert last.startswith("GRADIENT ft_m=") and last.endswith("/-")
+    args.operations_only, args.editors, args.reference_edits = False, ["ft_m"], 1
+    engine.print_gradient_editors(args)
+    assert "-" not in capsys.readouterr().out.splitlines()[-2]
+    assert [name for name, _ in jobs[4:]] == ["operations", "operations", "edit", "edit"]
