@@ -6,13 +6,35 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+from judges.backends.base import Fault, Outcome
+from judges.parse import without_thoughts
 
 MAX_NAME = 100  # characters of a subject, relation or object
 MAX_WORDING = 300  # characters of a question or statement
 MAX_REPLY = 20_000  # characters of a reply that is parsed
 
 _MARKUP = frozenset("<>[]{}|`")  # as in judges.prompt: characters of chat templates
+
+
+class ReplyText(NamedTuple):
+    """A reply without thoughts; ``text`` is ``None`` with a reason for having none."""
+
+    text: str | None
+    reason: str = ""
+
+
+def reply_text(outcome: Outcome) -> ReplyText:
+    """The text of a complete reply. The reason for having none is the same for the same cause, to be counted."""
+    if isinstance(outcome, Fault):
+        return ReplyText(None, outcome.reason)
+    if outcome.finish == "content_filter":
+        return ReplyText(None, "the writer refused")
+    text = without_thoughts(outcome.text)
+    if text is None or outcome.finish == "length":
+        return ReplyText(None, "the reply was cut")
+    return ReplyText(text)
 
 
 def is_usable(text: str, longest: int = MAX_NAME) -> bool:

@@ -167,7 +167,7 @@ OPTIONS = {
     "judge": ["--max-calls", "--min-coverage"],
     "judge-quality": ["--max-calls", "--min-coverage"],
     "stats": ["--layers", "--tokens", "--max-length", "--threshold", "--energy", "--seed"],
-    "build-bake": ["--per-relation", "--paraphrases", "--neighbors", "--seed"],
+    "build-bake": ["--per-relation", "--paraphrases", "--neighbors", "--seed", "--max-calls"],
     "build-knowgic": ["--max-steps"],
     "build-qaedit": ["--num-locality", "--seed", "--limit", "--max-calls"],
     "grow-graph": [
