@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import (
+    MAX_NAMED,
     Verb,
     add_model_arguments,
     add_overwrite_argument,
     check_output_files,
     model_options,
     say,
+    say_reasons,
     whole,
     write_output,
 )
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from lm_eval_tasks.bake.writing import Written
 
 REPLY_TOKENS = 1024  # unless the writer's settings name a limit; a reply has nine templates
-MAX_NAMED = 5  # facts that are named for one reason
 UNKNOWN = "the model does not prefer the original answer to the desired one"
 UNSCORED = "the model cannot score the reverse question: too long, or without a token"
 
@@ -191,17 +192,8 @@ def _report_templates(written: Written) -> None:
         "judge": sum(one.judge is not None for one in wordings),
     }
     say(f"templates of {len(wordings)} relations: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
-    reasons = [(reason, f"{relation} | {text}") for relation, text, reason in written.dropped]
-    _say_reasons("template dropped", reasons)
-    _say_reasons("relation without templates", [(reason, relation) for relation, reason in written.unreadable])
-
-
-def _say_reasons(what: str, entries: list[tuple[str, str]]) -> None:
-    """Print every reason with its count and the first texts."""
-    for reason, count in Counter(reason for reason, _ in entries).items():
-        named = [text for why, text in entries if why == reason][:MAX_NAMED]
-        more = f" and {count - len(named)} more" if count > len(named) else ""
-        say(f"{what}, {reason} ({count}): {'; '.join(named)}{more}")
+    say_reasons("template dropped", [(f"{relation} | {text}", reason) for relation, text, reason in written.dropped])
+    say_reasons("relation without templates", written.unreadable)
 
 
 def _keep_known(args: argparse.Namespace, built: Built) -> None:

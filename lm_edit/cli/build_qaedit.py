@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
-from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, whole, write_output
-from lm_edit.cli.conversion import MAX_NAMED
+from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, say_reasons, whole, write_output
 
 if TYPE_CHECKING:
     from judges.model.writer import Writer
@@ -131,7 +130,7 @@ def _run_labeling(args: argparse.Namespace) -> int:
         say(f"records that had a category: {labeling.num_kept}")
     for name, count in labeling.counts().items():
         say(f"{name}: {count} ({count / len(rows):.1%})")
-    _say_reasons("without category", labeling.without_category)
+    say_reasons("without category", labeling.without_category)
     if len(labeling.without_category) == len(rows):
         raise EditingError(f"no reply of {writer.name} could be used; nothing is written. Use another model.")
     write_output(args.out, json.dumps(labeling.records, ensure_ascii=False, indent=1) + "\n")
@@ -158,27 +157,16 @@ def _provenance(writer: Writer, files: Iterable[QuestionFile], locality: str) ->
 def _say_reading(reading: Reading[Question], locality: Reading[LocalityPair]) -> None:
     counts = Counter(question.file.origin for question in reading.pairs)
     say(f"questions: {len(reading.pairs)} ({', '.join(f'{name} {count}' for name, count in counts.items())})")
-    _say_reasons("left out", reading.left_out)
+    say_reasons("left out", reading.left_out)
     say(f"locality questions: {len(locality.pairs)}")
-    _say_reasons("locality left out", locality.left_out)
+    say_reasons("locality left out", locality.left_out)
 
 
 def _say_building(building: Building) -> None:
     for name, count in building.statistics().items():
         say(f"{name}: {count}")
-    _say_reasons("left out", building.left_out)
-    _say_reasons("without category", building.without_category)
-
-
-def _say_reasons(what: str, entries: Iterable[tuple[str, str]]) -> None:
-    """Print every reason with its count and the first places."""
-    places: dict[str, list[str]] = {}
-    for where, reason in entries:
-        places.setdefault(reason, []).append(where)
-    for reason in sorted(places):
-        named = places[reason]
-        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-        say(f"{what}, {reason} ({len(named)}): {'; '.join(named[:MAX_NAMED])}{more}")
+    say_reasons("left out", building.left_out)
+    say_reasons("without category", building.without_category)
 
 
 VERBS: dict[str, Verb] = {

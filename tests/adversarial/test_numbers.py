@@ -152,6 +152,7 @@ NEEDED = {
     "judge-quality": ["--judge", "published"],
     "stats": [],
     "build-bake": ["x", "--out", "y"],
+    "bake-templates": ["x", "--out", "y"],
     "build-knowgic": ["--graph", "x", "--out", "y"],
     "build-qaedit": ["x", "--locality", "x", "--writer", "hf:x", "--out", "y"],
     "grow-graph": ["x", "--writer", "hf:m", "--out", "y"],
@@ -168,6 +169,7 @@ OPTIONS = {
     "judge-quality": ["--max-calls", "--min-coverage"],
     "stats": ["--layers", "--tokens", "--max-length", "--threshold", "--energy", "--seed"],
     "build-bake": ["--per-relation", "--paraphrases", "--neighbors", "--seed", "--max-calls"],
+    "bake-templates": ["--min-records", "--min-share"],
     "build-knowgic": ["--max-steps"],
     "build-qaedit": ["--num-locality", "--seed", "--limit", "--max-calls"],
     "grow-graph": [
