@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edit_hooks.utils.errors import EditingError, near_misses
 from judges.match import alias_match, any_exact_match, normalize
 from lm_eval_tasks.common.facts import Fact
+from lm_eval_tasks.common.replies import is_usable, template_of
 from lm_eval_tasks.knowgic.benchmark import relation_words
 from lm_eval_tasks.knowgic.graph import Edit, Relation
-from lm_eval_tasks.knowgic.growth_prompts import is_usable, template_of
 
 if TYPE_CHECKING:
     from edit_hooks.request import EditRequest

@@ -7,22 +7,27 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from edit_hooks.utils.numbers import SEED
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import NON_NEGATIVE, SEED
 from lm_edit.cli.command import (
+    MAX_NAMED,
     Verb,
     add_model_arguments,
     add_overwrite_argument,
     check_output_files,
     model_options,
     say,
+    say_reasons,
     whole,
     write_output,
 )
 
 if TYPE_CHECKING:
-    from lm_eval_tasks.bake.building import Built
+    from judges.model.writer import Writer
+    from lm_eval_tasks.bake.building import Built, FactTable
+    from lm_eval_tasks.bake.writing import Written
 
-MAX_NAMED = 5  # facts that are named for one reason
+REPLY_TOKENS = 1024  # unless the writer's settings name a limit; a reply has nine templates
 UNKNOWN = "the model does not prefer the original answer to the desired one"
 UNSCORED = "the model cannot score the reverse question: too long, or without a token"
 
@@ -51,15 +56,45 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=whole(SEED), default=0, help="seed of everything that is drawn (default 0)")
     parser.add_argument("--out", required=True, help="file to write, as in BAKE_qa.json; for data=/path")
+    parser.add_argument(
+        "--templates",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="files with templates of relations that have none in the file of facts",
+    )
+    parser.add_argument(
+        "--writer",
+        help="model that writes the templates of relations without any: openai:MODEL, openai:MODEL@URL, hf:MODEL, "
+        "FILE.yaml; needs --templates-out",
+    )
+    parser.add_argument(
+        "--templates-out",
+        metavar="FILE",
+        help="file for what --writer wrote: with it as --templates, the same command without --writer makes the same "
+        "records",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="--writer: show the first request and send none")
+    parser.add_argument("--max-calls", type=whole(NON_NEGATIVE), help="--writer: budget, maximum number of requests")
+    parser.add_argument("--store", help="--writer: folder of its replies, or off; default: in the user's cache folder")
     add_model_arguments(parser)
     add_overwrite_argument(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
     from lm_eval_tasks.bake.building import build_records, read_fact_table
+    from lm_eval_tasks.bake.templates import read_templates
 
-    check_output_files(args, "out", inputs=[args.facts])
+    _check_writer_options(args)
+    check_output_files(args, "out", "templates_out", inputs=[args.facts, *args.templates, args.writer])
     table = read_fact_table(args.facts)
+    table.check_names(args.relations)
+    for path in args.templates:
+        table = table.with_templates(read_templates(path))
+    if args.writer is not None:
+        if not _write_templates(args, table):
+            return 0
+        table = table.with_templates(read_templates(args.templates_out))
     built = build_records(
         table,
         args.form,
@@ -74,11 +109,91 @@ def _run(args: argparse.Namespace) -> int:
     for number, record in enumerate(built.records):
         record["case_id"] = number
         record.setdefault("provenance", {})["seed"] = args.seed
+        if args.templates or args.writer:
+            record["provenance"]["templates_sha256"] = table.templates_hash(record["relation"])
     write_output(args.out, json.dumps(built.records, ensure_ascii=False, indent=1) + "\n")
     _report(table.facts, built)
     task = "bake_qj" if args.form == "qa" else "bake_j"
     say(f"use it: lm_eval --model edited_hf --tasks {task} --model_args data={args.out},...")
     return 0
+
+
+def _check_writer_options(args: argparse.Namespace) -> None:
+    """Refuse options that have no meaning without another one."""
+    own = {"--templates-out": args.templates_out, "--max-calls": args.max_calls, "--store": args.store}
+    given = [name for name, value in own.items() if value is not None] + ["--dry-run"] * args.dry_run
+    if args.writer is None and given:
+        raise EditingError(f"{given[0]} belongs to --writer; add it, or drop {given[0]}.")
+    if args.writer is not None and args.templates_out is None:
+        raise EditingError("--writer needs --templates-out FILE: what the model writes has to be read by people.")
+
+
+def _write_templates(args: argparse.Namespace, table: FactTable) -> bool:
+    """Let a model write the missing templates; whether this was more than a dry run.
+
+    Raises:
+        EditingError: if no relation lacks templates, or some still lack what their facts need.
+    """
+    from judges.model.factory import make_writer
+    from lm_eval_tasks.bake.templates import read_templates, templates_content
+    from lm_eval_tasks.bake.writing import make_chats, read_replies
+
+    relations = table.without_templates()
+    if not relations:
+        raise EditingError(f"every relation with facts in {args.facts} has templates; drop --writer.")
+    overrides = {name: value for name in ("max_calls", "store") if (value := getattr(args, name)) is not None}
+    writer = make_writer(args.writer, reply_tokens=REPLY_TOKENS, **overrides)
+    chats = make_chats(table, relations)
+    say(f"writer {writer.name}, relations without templates: {len(relations)}: {writer.plan(chats)}")
+    if args.dry_run or writer.settings.dry_run:
+        say("first request:")
+        for line in chats[0][-1]["content"].splitlines():
+            say(f"  {line}")
+        return False
+    outcomes = writer.write(chats)
+    outcomes.require(writer.settings.min_coverage)
+    written = read_replies(table, relations, outcomes.outcomes)
+    content = templates_content(written.wordings, _provenance(args, writer, written))
+    write_output(args.templates_out, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    say(f"writer {writer.name}: {outcomes}")
+    _report_templates(written)
+    lacking = table.with_templates(read_templates(args.templates_out)).lacks(args.form, args.relations)
+    if open_ones := [name for name in relations if name in lacking]:
+        raise EditingError(
+            f"relation {open_ones[0]!r} needs {lacking[open_ones[0]]}"
+            + (f" ({len(open_ones)} such relations)" if len(open_ones) > 1 else "")
+            + f". {args.templates_out} has all usable templates: add to it by hand and run the same command with "
+            f"--templates {args.templates_out} in place of --writer, or use another model."
+        )
+    say(f"read {args.templates_out} before you use the records; --templates {args.templates_out} uses it again.")
+    return True
+
+
+def _provenance(args: argparse.Namespace, writer: Writer, written: Written) -> dict[str, Any]:
+    """Origin of written templates, and what was dropped."""
+    from edit_hooks.utils.files import sha256_of, user_path
+    from lm_eval_tasks.bake.writing import PROMPT_NAME, prompt_hash
+
+    return {
+        "builder": "lm-edit build-bake",
+        "writer": writer.describe(),
+        "prompts": {PROMPT_NAME: prompt_hash()},
+        "facts_sha256": sha256_of(user_path(args.facts, "table of facts")),
+        "dropped": [list(entry) for entry in written.dropped],
+        "unreadable": [list(entry) for entry in written.unreadable],
+    }
+
+
+def _report_templates(written: Written) -> None:
+    wordings = written.wordings.values()
+    counts = {
+        "prompts": sum(len(one.prompts) for one in wordings),
+        "reverse": sum(len(one.reverse) for one in wordings),
+        "judge": sum(one.judge is not None for one in wordings),
+    }
+    say(f"templates of {len(wordings)} relations: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+    say_reasons("template dropped", [(f"{relation} | {text}", reason) for relation, text, reason in written.dropped])
+    say_reasons("relation without templates", written.unreadable)
 
 
 def _keep_known(args: argparse.Namespace, built: Built) -> None:

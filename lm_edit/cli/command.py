@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DATA_OPTIONS = ("data", "subset", "subset_seed")  # of add_data_arguments, and of the model class
 DATA_HELP = "origin of the benchmark's records: mini, mini:SET, hub, hub:SET, a file or a folder"
 EDITOR_HELP = "name of the editor, see lm-edit editors"
+MAX_NAMED = 5  # places that are printed for one reason
 NumberT = TypeVar("NumberT", int, float)
 SETTINGS_SYNTAX = "name:value;name:value, or a YAML file"
 
@@ -179,6 +180,17 @@ def yes_no(value: bool) -> str:
 def say(text: object) -> None:
     """Print a text that may quote data of users; control characters are escaped, long values shortened."""
     print(printable(str(text)))
+
+
+def say_reasons(what: str, entries: Iterable[tuple[str, str]]) -> None:
+    """Print every reason of (place, reason) with its count and the first places."""
+    places: dict[str, list[str]] = {}
+    for where, reason in entries:
+        places.setdefault(reason, []).append(where)
+    for reason in sorted(places):
+        named = places[reason]
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        say(f"{what}, {reason} ({len(named)}): {'; '.join(named[:MAX_NAMED])}{more}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from edit_hooks.utils.errors import DEBUG_VARIABLE, EXIT_CODE, EditingError, traceback_wanted
 from edit_hooks.utils.printable import printable
 from lm_edit.cli import (
+    bake_files,
     build_bake,
     build_qaedit,
     build_seeds,
@@ -45,6 +46,7 @@ VERBS: dict[str, Verb] = {
     **training.VERBS,
     **conversion.VERBS,
     **build_bake.VERBS,
+    **bake_files.VERBS,
     **build_qaedit.VERBS,
     **build_seeds.VERBS,
     **grow_graph.VERBS,

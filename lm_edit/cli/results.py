@@ -1,11 +1,13 @@
-"""``lm-edit results``: comparison, checks, merging, exports and submission of result files."""
+"""``lm-edit results``: comparison, checks, merging, exports, submission of result files, and records chosen by them."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 
-from lm_edit.cli.command import Verb, say
+from edit_hooks.utils.errors import EditingError
+from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, write_output
 
 PATHS_HELP = "result files of lm_eval --output_path, or folders that contain some"
 TARGET_NAMES = ("csv", "every-eval-ever", "hf", "inspect")  # lm_edit.results.exports.targets
@@ -31,6 +33,23 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--organization", default="unknown", help="every-eval-ever: who ran the evaluations")
     export.add_argument("--developer", help="every-eval-ever: who made the models whose names do not say so")
     export.add_argument("--source-url", help="hf: where the results are published")
+    select = add("select-wrong", _select, "write the records that several unedited models all answer wrongly")
+    select.add_argument(
+        "--data", required=True, help="the records that the runs were asked: a file, hub, hub:SET, mini"
+    )
+    select.add_argument(
+        "--by", choices=("em", "judge"), default="em", help="wrong by exact match (default), or by the runs' judge"
+    )
+    select.add_argument(
+        "--task", default="qaedit_wild_reliability", help="a task of WILD reliability (default: %(default)s)"
+    )
+    select.add_argument(
+        "--skip-unscored",
+        action="store_true",
+        help="leave out records without a score in some run, such as an unreadable verdict, instead of an error",
+    )
+    select.add_argument("--out", required=True, help="file of records to write, for data=/path")
+    add_overwrite_argument(select)
     submit = add("submit", _submit, "prepare the files of a pull request to a results repository; sends nothing")
     submit.add_argument("--repository", required=True, help="clone of the repository, or a new folder")
     submit.add_argument("--without-samples", action="store_true", help="leave out the sample files")
@@ -80,6 +99,24 @@ def _export(args: argparse.Namespace) -> int:
         say(path)
     for reason, count in exported.left_out.items():
         say(f"left out: {count} ({reason})")
+    return 0
+
+
+def _select(args: argparse.Namespace) -> int:
+    from lm_edit.results.runs import find_result_files
+    from lm_edit.results.selection import select_wrong
+
+    check_output_files(args, "out", inputs=[args.data, *find_result_files(args.paths)])
+    selection = select_wrong(args.paths, args.data, task=args.task, by=args.by, skip_unscored=args.skip_unscored)
+    for one in selection.scores:
+        wrong = sum(value == 0 for value in one.values.values())
+        say(f"{one.name}: {wrong} of {selection.num_records} wrong")
+    for reason, count in selection.left_out.items():
+        say(f"left out, without a score in some run, {reason}: {count}")
+    say(f"wrong in all {len(selection.scores)} runs: {len(selection.records)}")
+    if not selection.records:
+        raise EditingError("every record is answered correctly by some run; nothing is written.")
+    write_output(args.out, json.dumps(selection.records, ensure_ascii=False, indent=1) + "\n")
     return 0
 
 

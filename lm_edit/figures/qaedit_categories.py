@@ -11,7 +11,8 @@ from lm_eval_tasks.common.breakdown import CATEGORY
 
 NEEDS = Needs(
     "qaedit_categories",
-    "records of QAEdit with a category (--data): the embedded sample, or your file; published records have none",
+    "records of QAEdit with a category (--data): the embedded sample, or your file; published records get one by "
+    "lm-edit build-qaedit --categories-only",
     "lm-edit figure qaedit_categories --data mini -o categories.md",
     DATA,
 )

@@ -85,7 +85,7 @@ class TaskFacts:
             "is_rate": self._is_rate(column.metric, declared, higher),
             "chance": declared.get("chance"),
             "population": population,
-            "judge": self._judge if judged else "",
+            "judge": self.judge if judged else "",
             "protocol": self.protocol + ("; judged" if self._is_judged(column.filter) else ""),
         }
 
@@ -117,7 +117,8 @@ class TaskFacts:
         return False
 
     @property
-    def _judge(self) -> str:
+    def judge(self) -> str:
+        """The judge of the run with its settings, in one text; "" without one."""
         described = self.metadata.get("judge")
         if isinstance(described, Mapping):
             return "; ".join(f"{name}={value}" for name, value in described.items())

@@ -3,7 +3,8 @@
 An edit changes a fact (s, r, o) to (s, r, o*), where (s*, r, o*) is another fact of the same relation. Its prompt and
 its paraphrases are different templates of r, locality prompts state other facts whose object is o, of any relation, and
 the reverse questions are templates of the inverse relation about o*. The papers take facts from Wikidata and templates
-written by hand (first version) or by a language model (TMLR); both are given here. They keep an edit if the model
+written by hand (first version) or by a language model (TMLR); here facts are given, and templates are given or written
+by a model (:mod:`lm_eval_tasks.bake.writing`). They keep an edit if the model
 gives s* and not s as the answer of the reverse question, which is tested after this step (:mod:`lm_edit.known_facts`).
 
 The papers leave open: how many locality prompts are drawn (here at most :data:`MAX_NEIGHBORS`, one template each), and
@@ -13,17 +14,20 @@ edit, and in Q&J a new object with several subjects has no single reverse answer
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import re
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_json
 from lm_eval_tasks.bake.benchmark import REWRITE
+from lm_eval_tasks.bake.templates import Wording, fill, read_relations
 from lm_eval_tasks.common.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.common.fields import Fields
 
@@ -33,35 +37,6 @@ MAX_NEIGHBORS = 10
 NO_NEW_OBJECT = "no other fact of the relation has an object that can be the new one"
 NO_NEIGHBOR = "no other fact has the same object"
 TRIES = 20  # draws before the fitting facts are listed
-_SLOT = re.compile(r"\{(subject|object)\}")
-
-
-class Wording(NamedTuple):
-    """Templates of a relation.
-
-    Attributes:
-        prompts: statements or questions that the object completes, with ``{}`` for the subject.
-        reverse: the same for the inverse relation, with ``{}`` for the object.
-        judge: "Whether ...?" about the inverse relation, with ``{object}`` and ``{subject}``.
-    """
-
-    prompts: Sequence[str]
-    reverse: Sequence[str]
-    judge: str | None
-
-    def lacks(self, form: str) -> str | None:
-        """What an edit of the relation needs besides, if anything."""
-        if len(self.prompts) < 2:
-            return "two prompts, one for the edit and one for a paraphrase"
-        if form == "qa" and not self.reverse:
-            return "a reverse prompt (--form judge needs none)"
-        return "a judge question" if self.judge is None else None
-
-    def judge_question(self, subject: str, object: str) -> str:
-        """The judge question; a name that looks like a slot stays a name."""
-        names = {"subject": subject, "object": object}
-        assert self.judge is not None  # build_records has checked
-        return _SLOT.sub(lambda slot: names[slot[1]], self.judge)
 
 
 @dataclass(frozen=True)
@@ -71,10 +46,59 @@ class FactTable:
     Attributes:
         relations: by name; a Wikidata id as the name is what BIRD's shipped relations are keyed by.
         facts: in the order of the file, each once.
+        labels: names in words of relations that have one.
     """
 
     relations: Mapping[str, Wording]
     facts: Sequence[Fact]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def without_templates(self) -> list[str]:
+        """The relations with facts and without any template, in the order of their facts."""
+        named = dict.fromkeys(fact.relation for fact in self.facts)
+        return [name for name in named if self.relations[name] == Wording()]
+
+    def with_templates(self, templates: Mapping[str, Wording]) -> FactTable:
+        """The table with further templates; those of relations that it has not are not used.
+
+        Raises:
+            EditingError: for a relation that has templates already.
+        """
+        for name in templates:
+            if self.relations.get(name, Wording()) != Wording():
+                raise EditingError(f"relation {name!r} has templates in two files; keep them in one.")
+        return replace(self, relations={name: templates.get(name, old) for name, old in self.relations.items()})
+
+    def lacks(self, form: str, relations: Sequence[str] | None = None) -> dict[str, str]:
+        """What the relations of the facts need besides, by name.
+
+        Args:
+            form: one of :data:`FORMS`.
+            relations: those to edit, all by default; the others need a prompt for locality.
+        """
+        found = {}
+        for name in dict.fromkeys([*(fact.relation for fact in self.facts), *(relations or ())]):
+            is_edited = relations is None or name in relations
+            if is_edited and (lack := self.relations[name].lacks(form)):
+                found[name] = f"{lack}; or name the relations to edit (--relations)"
+            elif not self.relations[name].prompts:
+                found[name] = "a prompt, for locality"
+        return found
+
+    def templates_hash(self, relation: str) -> str:
+        """SHA-256 (hex) of the templates of a relation."""
+        text = json.dumps(self.relations[relation].to_json(), ensure_ascii=False, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def check_names(self, relations: Sequence[str] | None) -> None:
+        """Check that there are relations of these names.
+
+        Raises:
+            EditingError: otherwise.
+        """
+        for name in relations or ():
+            if name not in self.relations:
+                raise EditingError(f"there is no relation {name!r}.{near_misses(name, self.relations)}")
 
 
 @dataclass
@@ -93,6 +117,8 @@ class Built:
 def read_fact_table(path: str | Path) -> FactTable:
     """Read ``relations`` (name -> prompts, reverse, judge) and ``facts`` (subject, relation, object) from JSON.
 
+    An entry of ``relations`` may have a ``label``, its name in words, and may be without templates.
+
     Raises:
         EditingError: for unreadable JSON, another layout, templates without their slots, and repeated facts.
     """
@@ -100,38 +126,16 @@ def read_fact_table(path: str | Path) -> FactTable:
     if not isinstance(record, Mapping):
         raise EditingError(f"{path} is no object; one with relations and facts is needed.")
     fields = Fields(record, str(path))
-    relations = {name: _wording(fields, name) for name in entry_names(fields, "relations")}
+    names = entry_names(fields, "relations")
+    relations = read_relations(fields, names)
     facts = list(read_facts(fields, "facts", relations))
     seen: set[Fact] = set()
     for fact in facts:
         if fact in seen:
             raise fields.error("facts", f"has {list(fact)!r} twice; keep one")
         seen.add(fact)
-    return FactTable(relations, facts)
-
-
-def _wording(fields: Fields, name: str) -> Wording:
-    entry = fields.record["relations"][name]
-    if not isinstance(entry, Mapping):
-        raise fields.error(f"relations.{name}", "must be an object with prompts, judge and, for Q&J, reverse")
-    own = Fields(entry, f"{fields.where}, relation {name!r}")
-    prompts, reverse = own.texts("prompts", required=True), own.texts("reverse")
-    judge = own.text("judge") if own.has("judge") else None
-    own.check_spelling(own.unread())
-    for key, template in [("prompts", text) for text in prompts] + [("reverse", text) for text in reverse]:
-        if template.count("{}") != 1 or template == "{}":
-            raise own.error(key, f"has {template!r}; words and one {{}} are needed")
-    if judge is not None and sorted(_SLOT.findall(judge)) != ["object", "subject"]:
-        raise own.error("judge", f"is {judge!r}; {{object}} and {{subject}} are needed once each")
-    if judge is not None and not (judge.startswith("Whether ") and judge.endswith("?")):
-        raise own.error("judge", f"is {judge!r}; it begins with 'Whether ' and ends with '?'")
-    return Wording(tuple(dict.fromkeys(prompts)), tuple(dict.fromkeys(reverse)), judge)
-
-
-def fill(template: str, name: str) -> str:
-    """Fill the slot of a template; braces in the name are kept."""
-    before, _, after = template.partition("{}")
-    return before + name + after
+    entries = {name: Fields(record["relations"][name], f"{path}, relation {name!r}") for name in names}
+    return FactTable(relations, facts, {name: one.text("label") for name, one in entries.items() if one.has("label")})
 
 
 def build_records(
@@ -155,17 +159,20 @@ def build_records(
         per_relation: take that many facts of every relation, drawn at random; all by default.
 
     Raises:
-        EditingError: for an unknown relation, and for one to edit without the templates that an edit needs.
+        EditingError: for an unknown relation, and for one without the templates that its facts need.
     """
     by_relation, with_object = defaultdict[str, list[Fact]](list), defaultdict[str, list[Fact]](list)
     for fact in table.facts:
         by_relation[fact.relation].append(fact)
         with_object[fact.object].append(fact)
-    for name in dict.fromkeys(relations if relations is not None else (fact.relation for fact in table.facts)):
-        if name not in table.relations:
-            raise EditingError(f"there is no relation {name!r}.{near_misses(name, table.relations)}")
-        if lack := table.relations[name].lacks(form):
-            raise EditingError(f"relation {name!r} needs {lack}; or name the relations to edit (--relations).")
+    table.check_names(relations)
+    for name in table.without_templates():
+        raise EditingError(
+            f"relation {name!r} has no templates: put some into the file, name a file that has them (--templates), or "
+            "let a model write them (--writer)."
+        )
+    for name, lack in table.lacks(form, relations).items():
+        raise EditingError(f"relation {name!r} needs {lack}.")
     built = Built()
     for relation, facts in by_relation.items():
         if relations is not None and relation not in relations:

@@ -153,6 +153,21 @@ def find_benchmark(name: str, alternative: str = "") -> Benchmark[Any]:
     return known[name]
 
 
+def benchmark_of_task(task: str) -> Benchmark[Any]:
+    """The benchmark of a task, which is named ``<benchmark>_<probe>``; the longest name decides.
+
+    Raises:
+        EditingError: for a task of no benchmark.
+    """
+    known = all_benchmarks()
+    names = [name for name in known if task == name or task.startswith(f"{name}_")]
+    if not names:
+        raise EditingError(
+            f"{task!r} is no task of a benchmark.{near_misses(task, known)} Accepted: {', '.join(known)}."
+        )
+    return known[max(names, key=len)]
+
+
 def load_edit_requests(name: str, settings: Settings) -> list[RequestGroup]:
     """The edits of each case of a benchmark, in the order of its cases.
 

@@ -95,6 +95,21 @@ class Loaded(Generic[RecordT]):
     source: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class RawRecords:
+    """Unchecked records as they stand in the files.
+
+    Attributes:
+        rows: each after its location, for messages.
+        paths: the files.
+        origin: where they come from, with their ``sha256`` (JSON-able).
+    """
+
+    rows: Sequence[tuple[str, Any]]
+    paths: Sequence[Path]
+    origin: Mapping[str, Any]
+
+
 @dataclass
 class _Parsed(Generic[RecordT]):
     """The outcome of parsing a file.
@@ -112,6 +127,20 @@ class _Parsed(Generic[RecordT]):
     problems: dict[str, str] = field(default_factory=dict)
     unknown_fields: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
+
+
+def read_raw(source: Source, settings: Settings) -> RawRecords:
+    """Read the files of a benchmark without a look at their records.
+
+    Args:
+        settings: read here are ``data`` and ``data_revision``, as in :func:`load_records`.
+
+    Raises:
+        EditingError: for unreachable data (with the remedies) and malformed JSON (with file and line).
+    """
+    place = _locate(source, choose_data(settings), settings)
+    rows = read_records(place, f"file of {source.title}")
+    return RawRecords(rows, place.paths, {**place.origin, "sha256": _digest(place.paths)})
 
 
 def load_records(
@@ -138,16 +167,16 @@ def load_records(
         EditingError: for unreachable data (with the remedies), malformed JSON (with file and line) and bad records
             (with file, record number, field and remedy of the first few).
     """
-    place = _locate(source, choose_data(settings), settings)
-    rows = read_records(place, f"file of {source.title}")
-    shown = ", ".join(map(str, place.paths))
+    raw = read_raw(source, settings)
+    rows = raw.rows
+    shown = ", ".join(map(str, raw.paths))
     parsed = _parse_all(rows, shown, LayoutReader(layout, find_others).read, BAD_RECORDS.read(settings))
     num_rows = len(parsed.records)
     if join is not None:
         parsed.records = list(join(parsed.records))
         parsed.rows = list(range(len(parsed.records)))
-    chosen, subset = choose_subset(parsed.rows, settings, f"{source.title} (data={place.origin['data']})")
-    origin = place.origin | {"sha256": _digest(place.paths), "records": len(chosen), **subset}
+    chosen, subset = choose_subset(parsed.rows, settings, f"{source.title} (data={raw.origin['data']})")
+    origin = {**raw.origin, "records": len(chosen), **subset}
     if join is not None:
         origin["rows"] = num_rows
     if skipped := parsed.problems:

@@ -10,21 +10,17 @@ message, as in the benchmark. Names and wordings with characters of markup are r
 
 from __future__ import annotations
 
-import json
 import re
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from judges.match import alias_match
 from judges.prompt import Chat, quote
 from lm_eval_tasks.common.facts import Fact
+from lm_eval_tasks.common.replies import MAX_REPLY, MAX_WORDING, is_usable, json_values, template_of
 from lm_eval_tasks.knowgic.benchmark import relation_words
 from lm_eval_tasks.knowgic.graph import Relation
 
-MAX_NAME = 100  # characters of a subject, relation or object
-MAX_WORDING = 300  # characters of a question or statement
-MAX_REPLY = 20_000  # characters of a reply that is parsed
 MIN_WORDS = 3  # of a sentence that may hold a triplet
 
 WORDING_PROMPT = """\
@@ -150,18 +146,6 @@ def _earlier(replies: Sequence[Unusable]) -> str:
 
 # ------------------------------------------------------------------------ texts of the model
 
-_MARKUP = frozenset("<>[]{}|`")  # as in judges.prompt: characters of chat templates
-
-
-def is_usable(text: str, longest: int = MAX_NAME) -> bool:
-    """Whether a text can be part of questions: not empty, one line, of bounded length, without markup or controls."""
-    return (
-        0 < len(text) <= longest
-        and text == " ".join(text.split())
-        and _MARKUP.isdisjoint(text)
-        and not any(unicodedata.category(character) in ("Cc", "Cs", "Co") for character in text)
-    )
-
 
 def parse_wording(reply: str, fact: Fact, aliases: Sequence[str] = ()) -> Relation | Unusable:
     """Parse question and statement for a triplet into the templates of its relation.
@@ -170,7 +154,7 @@ def parse_wording(reply: str, fact: Fact, aliases: Sequence[str] = ()) -> Relati
         reply: a text with one JSON object ``{"question": ..., "statement": ...}``; anything around it is ignored.
         aliases: other names of the object, which must not occur in the question either.
     """
-    found = [one for one in _values(reply, "{") if isinstance(one, dict) and {"question", "statement"} <= set(one)]
+    found = [one for one in json_values(reply, "{") if isinstance(one, dict) and {"question", "statement"} <= set(one)]
     texts = [
         " ".join(text.split()) for one in found for text in (one["question"], one["statement"]) if isinstance(text, str)
     ]
@@ -209,7 +193,7 @@ def parse_chain_question(reply: str, path: Sequence[Fact], aliases: Sequence[str
         reply: a text with one JSON object ``{"question": ...}``; anything around it is ignored.
         aliases: other names of the last object, which must not occur in the question either.
     """
-    found = [one["question"] for one in _values(reply, "{") if isinstance(one, dict) and "question" in one]
+    found = [one["question"] for one in json_values(reply, "{") if isinstance(one, dict) and "question" in one]
     if len(found) != 1 or not isinstance(found[0], str):
         return Unusable(None, "the reply is not one JSON object with the text question")
     question = " ".join(found[0].split())
@@ -231,19 +215,13 @@ def chain_question_problem(question: str, path: Sequence[Fact], aliases: Sequenc
     return ""
 
 
-def template_of(text: str, subject: str) -> str | None:
-    """A text with ``{}`` for its subject; ``None`` unless this occurs once, as whole words."""
-    template, count = re.subn(rf"(?<!\w){re.escape(subject)}(?!\w)", "{}", text)
-    return template if count == 1 else None
-
-
 def parse_triplets(reply: str) -> Extracted | None:
     """Parse the one JSON list of three-text lists in a reply; anything around it is ignored.
 
     Returns:
         ``None`` if the reply has no such list or several: it is counted, never guessed.
     """
-    lists = [one for one in _values(reply, "[") if isinstance(one, list) and all(map(_is_triplet, one))]
+    lists = [one for one in json_values(reply, "[") if isinstance(one, list) and all(map(_is_triplet, one))]
     if len(lists) != 1:
         return None
     facts = [Fact(*(" ".join(part.split()) for part in row)) for row in lists[0]]
@@ -253,25 +231,6 @@ def parse_triplets(reply: str) -> Extracted | None:
 
 def _is_triplet(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and all(isinstance(part, str) for part in value)
-
-
-def _values(text: str, bracket: str) -> Iterator[Any]:
-    """The JSON values of a text that begin with a bracket and are not inside of another one.
-
-    A text that is huge has none, and nothing is read behind one that is nested too deeply.
-    """
-    decode: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().raw_decode
-    position = text.find(bracket) if len(text) <= MAX_REPLY else -1
-    while position >= 0:
-        try:
-            value, end = decode(text, position)
-        except RecursionError:
-            return
-        except ValueError:  # malformed, or beyond the interpreter's limit on digits
-            end = position + 1
-        else:
-            yield value
-        position = text.find(bracket, end)
 
 
 # A sentence ends at its mark and a space before a capital, digit or quotation mark, unless the mark belongs to an

@@ -23,7 +23,7 @@ from edit_hooks.utils.files import read_text, write_atomically
 from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.facts import Fact, read_facts
 from lm_eval_tasks.common.fields import Fields
-from lm_eval_tasks.knowgic.growth_prompts import MAX_NAME, is_usable
+from lm_eval_tasks.common.replies import MAX_NAME, is_usable
 
 KEYS = (
     "id", "round", "subject", "relation", "object", "question", "statement", "response", "sentence", "problem", "keep",

@@ -11,8 +11,8 @@ from edit_hooks.utils.json_io import read_json
 from judges.match import alias_match, normalize
 from lm_eval_tasks.common.facts import Fact, read_facts
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.replies import MAX_NAME, is_usable
 from lm_eval_tasks.knowgic.graph import Edit, Relation, read_entity_names, read_relations
-from lm_eval_tasks.knowgic.growth_prompts import MAX_NAME, is_usable
 
 KEYS = ("seeds", "facts", "relations", "aliases", "provenance")
 

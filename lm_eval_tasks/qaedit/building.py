@@ -17,11 +17,11 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
-from judges.backends.base import Fault, Outcome
+from judges.backends.base import Outcome
 from judges.match import contains
-from judges.parse import without_thoughts
 from judges.prompt import Chat
 from lm_eval_tasks.common.breakdown import CATEGORY as CATEGORY_FIELD
+from lm_eval_tasks.common.replies import reply_text
 from lm_eval_tasks.qaedit.questions import MARKS, LocalityPair, Question, Unusable, is_encodable, same_text
 from lm_eval_tasks.qaedit.wording import CATEGORIES, CATEGORY, PARAPHRASE, SUBJECT, WriterPrompt
 
@@ -251,13 +251,9 @@ def _read_line(outcome: Outcome, prompt: WriterPrompt, what: str) -> str:
     Raises:
         Unusable: if there is no such line.
     """
-    if isinstance(outcome, Fault):
-        raise Unusable(f"{what}: {outcome.reason}")
-    if outcome.finish == "content_filter":
-        raise Unusable(f"{what}: the writer refused")
-    text = without_thoughts(outcome.text)
-    if text is None or outcome.finish == "length":
-        raise Unusable(f"{what}: the reply was cut")
+    text, reason = reply_text(outcome)
+    if text is None:
+        raise Unusable(f"{what}: {reason}")
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("```")]
     if len(lines) > 1:
         raise Unusable(f"{what}: the reply has several lines")

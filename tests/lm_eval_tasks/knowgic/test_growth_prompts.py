@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_eval_tasks.common.facts import Fact
+from lm_eval_tasks.common.replies import MAX_NAME, MAX_REPLY, is_usable
 from lm_eval_tasks.knowgic.graph import Relation
 from lm_eval_tasks.knowgic.growth_prompts import (
-    MAX_NAME,
-    MAX_REPLY,
     Unusable,
     extraction_chat,
-    is_usable,
     parse_triplets,
     parse_wording,
     reasoning_chat,

@@ -1,0 +1,117 @@
+"""``lm-edit bake-facts``, ``lm-edit bake-templates``: files for ``build-bake`` from query results and from records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import SHARE
+from lm_edit.cli.command import (
+    Verb,
+    add_overwrite_argument,
+    check_output_files,
+    real,
+    say,
+    say_reasons,
+    whole,
+    write_output,
+)
+
+
+def _add_facts_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "results",
+        nargs="+",
+        metavar="NAME:LABEL=FILE",
+        help="a relation and its facts, as in P36:capital=P36.json: JSON or CSV of the Wikidata Query Service with the "
+        "columns s, sLabel, o and oLabel",
+    )
+    parser.add_argument(
+        "--several-objects", action="store_true", help="accept subjects with several objects (one-to-many relations)"
+    )
+    parser.add_argument(
+        "--skip-ambiguous",
+        action="store_true",
+        help="leave ambiguous rows out instead of an error: an item without a label or with that of another one, a "
+        "subject with several objects",
+    )
+    parser.add_argument("--out", required=True, help="file of facts to write, for build-bake")
+    add_overwrite_argument(parser)
+
+
+def _run_facts(args: argparse.Namespace) -> int:
+    from lm_eval_tasks.bake.wikidata import content, convert, parse_relation_file
+
+    files = [parse_relation_file(text) for text in args.results]
+    check_output_files(args, "out", inputs=[file.path for file in files])
+    converted = convert(files, several_objects=args.several_objects, skip_ambiguous=args.skip_ambiguous)
+    write_output(args.out, json.dumps(content(files, converted), ensure_ascii=False, indent=1) + "\n")
+    counts = Counter(fact.relation for fact in converted.facts)
+    say(f"facts: {len(converted.facts)} ({', '.join(f'{name} {count}' for name, count in counts.items())})")
+    if converted.num_repeated:
+        say(f"repeated rows: {converted.num_repeated}")
+    named = [(f"{row.subject_label} | {row.object_label}", reason) for row, reason in converted.ambiguous]
+    say_reasons("left out", named)
+    say(f"the relations have no templates yet: lm-edit build-bake {args.out} --templates FILE, or --writer MODEL")
+    return 0
+
+
+def _add_templates_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("records", nargs="+", help="records of BAKE-Q&J or BAKE-J: files, or hub")
+    parser.add_argument(
+        "--min-records",
+        type=whole(),
+        default=2,
+        help="keep templates that at least so many records of the relation share (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-share",
+        type=real(SHARE),
+        default=0.1,
+        help="and that are at least so frequent, next to the most frequent one of the same kind (default: %(default)s)",
+    )
+    parser.add_argument("--out", required=True, help="file of templates to write, for build-bake --templates")
+    add_overwrite_argument(parser)
+
+
+def _run_templates(args: argparse.Namespace) -> int:
+    from lm_eval_tasks.bake.benchmark import BAKE_QJ
+    from lm_eval_tasks.bake.derivation import KINDS, derive
+    from lm_eval_tasks.bake.templates import templates_content
+    from lm_eval_tasks.common.dataset import read_raw
+
+    check_output_files(args, "out", inputs=args.records)
+    read = [read_raw(BAKE_QJ.source, {"data": data}) for data in args.records]
+    rows = [row for raw in read for row in raw.rows]
+    derived = derive(rows, min_records=args.min_records, min_share=args.min_share)
+    if not derived.wordings:
+        raise EditingError("no template is shared by enough records; nothing is written. Lower --min-records.")
+    provenance = {
+        "builder": "lm-edit bake-templates",
+        "sha256": [raw.origin["sha256"] for raw in read],
+        "min_records": args.min_records,
+        "min_share": args.min_share,
+        "records": {name: counts.num_records for name, counts in derived.counts.items()},
+        "kept": derived.kept,
+        "rest": derived.rest,
+        "unread": [list(one) for one in derived.unread],
+    }
+    content = templates_content(derived.wordings, provenance)
+    write_output(args.out, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    for name, counts in derived.counts.items():
+        listed = ", ".join(f"{kind} {len(derived.kept[name][kind])}" for kind in KINDS)
+        rest = sum(map(len, derived.rest[name].values()))
+        say(f"{name}: {counts.num_records} records, {listed}; not kept {rest}")
+    say_reasons("no template", [(f"{one.where}: {one.text}", one.reason) for one in derived.unread])
+    say(f"what was not kept is in provenance of {args.out}; use it: lm-edit build-bake FACTS --templates {args.out}")
+    return 0
+
+
+VERBS: dict[str, Verb] = {
+    "bake-facts": Verb("make facts for build-bake of Wikidata query results", _add_facts_arguments, _run_facts),
+    "bake-templates": Verb(
+        "read the templates of relations off records of BAKE", _add_templates_arguments, _run_templates
+    ),
+}
