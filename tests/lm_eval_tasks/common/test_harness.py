@@ -46,7 +46,7 @@ def private_attributes(path: Path) -> Iterator[str]:
 
 def private_definitions(path: Path) -> Iterator[str]:
     """Functions and methods of a module, attributes that classes without a base set, and those of named tuples."""
-    yield from ("_asdict", "_replace")
+    yield from ("_asdict", "_fields", "_replace")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef):
             yield node.name
