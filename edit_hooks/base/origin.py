@@ -31,8 +31,8 @@ class SettingsOrigin:
         shipped: shipped files, selected by the shape of the model.
         given: names of settings given by the user, those of the base editor included. settings: the editor's own, with
             seed and engine. settings_file: the file that holds them.
-        layers: the edited blocks. layers_from: who named them, by whatever setting; ``by depth`` if nobody did, so that
-            they are a share of the depth.
+        layers: the edited blocks. layers_from: ``given``, ``shipped``, or ``by depth`` if no setting of user or file
+            names them, so that they are a share of the depth.
         guesses: further settings that were not chosen for this model, as clauses.
         tune_editor: the editor as its user spells it; by default its name.
         tune_options: further options of ``lm-edit tune`` for the model and the facts of a run.
@@ -54,7 +54,7 @@ class SettingsOrigin:
 
     @property
     def by_depth(self) -> bool:
-        """Whether nobody named the edited blocks."""
+        """Whether no setting names the edited blocks."""
         return self.layers_from == "by depth"
 
     @property

@@ -64,7 +64,7 @@ def _add_templates_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-records",
         type=whole(),
         default=2,
-        help="keep templates that at least so many records of the relation share (default: %(default)s)",
+        help="keep templates that at least this many records of the relation share (default: %(default)s)",
     )
     parser.add_argument(
         "--min-share",

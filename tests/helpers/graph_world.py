@@ -10,12 +10,14 @@ from typing import Any
 
 from judges.backends.base import Outcome, Reply
 from judges.prompt import Chat
+from lm_eval_tasks.common.facts import Fact
 from lm_eval_tasks.knowgic.growth_prompts import (
     CHAIN_PROMPT,
     EXTRACTION_PROMPT,
     REASONING_PROMPT,
     WORDING_PROMPT,
 )
+from lm_eval_tasks.knowgic.seeds import Seeds, read_seeds
 
 SEEDS: dict[str, Any] = {
     "seeds": [["Ada Moss", "school", "Elmwood", "Oakridge"]],
@@ -64,11 +66,32 @@ FACTS = {
 }
 
 
+# What the world holds, by the round of the growth that finds it.
+SEED = Fact("Ada Moss", "school", "Elmwood")
+ROUND_1 = {
+    Fact("Ada Moss", "classmate", "Bo Reed"),
+    Fact("Ada Moss", "house", "Larkhall"),
+    Fact("Larkhall", "home", "Elmwood"),
+}
+ROUND_2 = {Fact("Bo Reed", "school", "Elmwood"), Fact("Elmwood", "town", "Fenn")}
+ROUND_3 = {Fact("Fenn", "pupil", "Ada Moss")}
+
+
 def write_seeds(folder: Path, **changes: Any) -> Path:
     """Write the file of seeds with other values of some keys; return its path."""
     path = folder / "seeds.json"
     path.write_text(json.dumps(SEEDS | changes), encoding="utf-8")
     return path
+
+
+def seeds_of(folder: Path, **changes: Any) -> Seeds:
+    """The seeds with other values of some keys of the file."""
+    return read_seeds(write_seeds(folder, **changes))
+
+
+def facts_of(growth: Any) -> list[Fact]:
+    """The facts of a growth, in their order."""
+    return [found.fact for found in growth.facts]
 
 
 def parse_prompt(prompt: str) -> tuple[str, Any]:
