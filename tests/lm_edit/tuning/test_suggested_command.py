@@ -169,7 +169,7 @@ def test_a_file_of_the_user_is_evaluated_as_a_whole(tmp_path: Path) -> None:
 def test_facts_of_published_data_are_the_last_of_the_runs_order(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sample stands for the published file: 64 records, of which the run evaluates the first 40 of its order."""
+    """The sample in place of the published file: 64 records, of which the run evaluates the first 40 of its order."""
     chosen = EditingOptions(**options)
     _, args = command_of("ft_m", {}, pretrained="owner/model", tune_options=chosen.facts_to_tune_on(False))
     asked = []
