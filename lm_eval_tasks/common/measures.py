@@ -230,12 +230,12 @@ def agree_gen(answer: Answer | None) -> float:
     return scoring.all_equal(after, before)
 
 
-def target_match(answer: Answer | None) -> float:
+def target_match(answer: Answer | None, *, unedited: bool = False) -> float:
     """Share of positions at which a generation of fixed length has the token of the gold answer.
 
     AR-MATCH of a free generation, TF-MATCH of a teacher-forced one.
     """
-    generated = generated_text(answer)
+    generated = generated_text(answer, unedited=unedited)
     return _share_of_positions(generated.token_ids, generated.target_ids, "answer and gold answer")
 
 

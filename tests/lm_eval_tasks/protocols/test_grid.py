@@ -10,6 +10,7 @@ import pytest
 from judge_server import serve
 from lm_eval.api.instance import Instance
 from scripted import ScriptedLM, StockLM
+from spaced_words import SpacedLM
 from task_runs import build, manager, metrics_of, run
 
 from edit_hooks.answers import GeneratedText
@@ -192,17 +193,24 @@ def test_other_model_classes_are_not_scored_on_answers_of_another_length(task: s
 
 
 def test_the_synthetic_form_of_grace_by_hand() -> None:
-    """The gold answer counts without the space before it, in the question's own context."""
+    """The gold answer counts without the space before it, and in `_spaced` as it continues the question."""
     (doc, *_) = build("qaedit_syn_ar_reliability").test_docs()
-    (probe,) = doc["probes"]
-    assert (probe["prompt"], probe["targets"], probe["ask"]) == (AQUEDUCT, [], "edited")
-    assert (probe["decoding"]["length_of"], probe["decoding"]["length_of_alone"]) == ("Orsa Lind", True)
+    asked = [(probe["prompt"], probe["targets"], probe["ask"]) for probe in doc["probes"]]
+    assert asked == [(AQUEDUCT, [], "edited")] * 2
+    decodings = [(probe["decoding"]["length_of"], probe["decoding"]["length_of_alone"]) for probe in doc["probes"]]
+    assert decodings == [("Orsa Lind", True), ("Orsa Lind", False)]
     lm = WordLM()
     found = metrics_of(run("qaedit_syn_ar_reliability", lm), "qaedit_syn_ar_reliability")
-    assert found["reliability_syn_ar_match"] == pytest.approx((1 + 1 + 1 + 0) / 4)
-    asked = [request.doc["asked"]["decoding"]["length_of"] for request in lm.seen]
-    assert asked == ["Orsa Lind", "St. Brannock", ")", "1911"]  # no delimiter
-    lm = WordLM()
-    run("qaedit_grid_question_only_ar_gold", lm)
-    assert lm.seen[0].doc["asked"]["decoding"]["length_of"] == " Orsa Lind"  # as it continues the prompt
+    assert found["reliability_syn_ar_match"] == found["reliability_syn_ar_match_spaced"] == pytest.approx(3 / 4)
+    lengths = [request.doc["asked"]["decoding"]["length_of"] for request in lm.seen]
+    assert lengths[::2] == ["Orsa Lind", "St. Brannock", ")", "1911"]  # no delimiter
+    assert lengths[1::2] == [" Orsa Lind", " St. Brannock", " )", " 1911"]
     assert lm.seen[0].doc["asked"]["until"] == []
+
+
+def test_a_tokenizer_with_tokens_for_spaces_separates_the_two_forms_of_grace() -> None:
+    """The release's comparison misses the first token of every perfect edit there."""
+    lm = SpacedLM(lambda prompt, unedited: " ".join(list(BARE[prompt].values())[:2]))
+    found = metrics_of(run("qaedit_syn_ar_reliability", lm), "qaedit_syn_ar_reliability")
+    assert found["reliability_syn_ar_match"] == pytest.approx((1 / 2 + 1 / 2 + 0 + 0) / 4)
+    assert found["reliability_syn_ar_match_spaced"] == pytest.approx((1 + 1 + 1 + 0) / 4)
