@@ -16,6 +16,7 @@ from typing import Any
 KEPT = Path(__file__).resolve().parents[1] / "docs" / "measured_editors.jsonl"
 VERSION = 2  # of the records; a change makes everything be measured again
 UNEDITED = "unedited"
+NUM_STREAMED = 48  # cases of the part stream48: the first ones of both samples
 # part -> (heading, task, metric)
 SAMPLE_COLUMNS = (
     ("ES", "bake_es", "es_prob"),

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _measurements import COLUMNS, UNEDITED, Finished, Row
+from _measurements import COLUMNS, NUM_STREAMED, UNEDITED, Finished, Row
 from _readme_section import replace_section
 from measure_editors import PLAN, load_rows, load_titles
 
@@ -52,8 +52,7 @@ def summarize(rows: Sequence[Row], finished: Finished) -> list[dict[str, Any]]:
 def _summarize_row(row: Row, finished: Finished) -> dict[str, Any]:
     summary: dict[str, Any] = {"group": row.group, "editor": row.editor, "changes": _changes(row), "parts": {}}
     for part, columns in COLUMNS.items():
-        records = finished.of(row, part)
-        if records:
+        if records := _records(row, part, finished):
             summary["parts"][part] = {
                 "seeds": "any" if finished.draws_nothing(row, part) or row.is_unedited else str(len(records)),
                 "cells": {heading: _cell(records.values(), heading) for heading, _, _ in columns},
@@ -61,6 +60,16 @@ def _summarize_row(row: Row, finished: Finished) -> dict[str, Any]:
     if (timed := finished.get(row, "seconds", 0)) is not None:
         summary["seconds_per_edit"] = timed["seconds"]
     return summary
+
+
+def _records(row: Row, part: str, finished: Finished) -> dict[int, dict[str, Any]]:
+    """Seed -> record of a part; of the unedited model the cases of a stream are the first ones of the whole samples."""
+    if not (row.is_unedited and part == "stream48"):
+        return finished.of(row, part)
+    return {
+        seed: {"scores": {heading: scores[:NUM_STREAMED] for heading, scores in record["scores"].items()}}
+        for seed, record in finished.of(row, "single").items()
+    }
 
 
 def _changes(row: Row) -> str:

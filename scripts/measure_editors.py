@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from _measurements import COLUMNS, KEPT, UNEDITED, VERSION, Finished, Row
+from _measurements import COLUMNS, KEPT, NUM_STREAMED, UNEDITED, VERSION, Finished, Row
 
 PLAN = Path(__file__).with_suffix(".yaml")
 BAKE = ["bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj"]
@@ -76,7 +76,7 @@ class Job:
                 yield {**self.options, "mode": "none" if self.row.is_unedited else "single"}, tasks, METADATA
         elif self.part == "stream48":
             for edits, tasks in (("bake", BAKE), ("qaedit", WILD)):
-                yield self._stream(edits, 48, 8), tasks, METADATA
+                yield self._stream(edits, NUM_STREAMED, 8), tasks, METADATA
         elif self.part == "trial":
             for seed in SEEDS[:2]:
                 # Without a store, what shares a batch, and with it the last digits, is the same in both runs.

@@ -232,6 +232,19 @@ def test_tables_have_a_hyphen_for_what_was_not_measured(measure: ModuleType, tab
     assert next(line for line in lines if "`unedited`" in line).endswith("| any |")
 
 
+def test_the_unedited_model_has_the_same_cases_in_the_table_of_a_stream(
+    measure: ModuleType, table: ModuleType, tmp_path: Path
+) -> None:
+    """It is measured once, on the whole samples; a stream's cases are the first ones."""
+    rows = [measure.Row("", "unedited", {}), measure.Row("tuned", "rome", {})]
+    scores = {task: {metric: [0.0] * 48 + [1.0] * 16} for _, task, metric in measure.COLUMNS["single"]}
+    write_result(measure, tmp_path, rows[0], "single", 0, scores=scores)
+    write_result(measure, tmp_path, rows[1], "stream48", 0)
+    lines = table.render(rows, {"tuned": "chosen"}, measure.Finished.read(tmp_path, tmp_path / "kept.jsonl"))
+    (unedited,) = (line for line in lines.splitlines() if "`unedited`" in line)
+    assert unedited == "| `unedited` | nothing |" + " 0.00 (0.00-0.07) |" * 6 + " any |"
+
+
 # Settings that name a rule; a run records the texts that it gave.
 SAMPLED = ("context_templates", "calibration")
 
