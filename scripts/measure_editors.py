@@ -45,9 +45,11 @@ COUNTERFACT = ["counterfact_flat_es", "counterfact_flat_gs", "counterfact_flat_l
 METADATA = {"generate": False, "population": "all"}
 PARTS = ("trial", *COLUMNS, "seconds")
 SEEDLESS = ("trial", "seconds")  # parts that are run once
+UNEDITED_PARTS = ("single", "stream200")  # the cases of stream48 are among those of single
 SEEDS = (0, 1, 2)
 NUM_TIMED = 8  # edits whose time is taken
 NUM_TRIED = 4  # edits made under two seeds
+NUM_COUNTERFACT = 200  # cases of the part stream200: the first ones of 10,000
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class Job:
                 yield {**self.options, **seeded, "mode": "single"}, BAKE, METADATA
                 yield {**self._stream("bake", NUM_TRIED, 2), **seeded}, BAKE, METADATA
         elif self.part == "stream200":
-            yield {**self._stream("counterfact_flat", 200, 20), "data": "hub"}, COUNTERFACT, METADATA
+            stream = self.options if self.row.is_unedited else self._stream("counterfact_flat", NUM_COUNTERFACT, 20)
+            yield {**stream, "data": "hub"}, COUNTERFACT, METADATA
 
     def _stream(self, edits: str, number: int, step: int) -> dict[str, Any]:
         from edit_hooks.base.registry import load_editor
@@ -92,6 +95,11 @@ class Job:
         joint = load_editor(self.row.editor, self.row.settings).supports_joint  # a wrapper supports what its base does
         size = {"edits": edits, "num_edits": number, "edit_batch_size": step if joint else 1}
         return {**self.options, "mode": "sequential", **size, "immediate": False}
+
+    @property
+    def num_cases(self) -> int | None:
+        """First cases of the tasks that are evaluated; ``None``: all."""
+        return NUM_COUNTERFACT if self.part == "stream200" else None
 
 
 def load_rows(path: Path, settings: Mapping[str, Mapping[str, Any]]) -> list[Row]:
@@ -119,7 +127,8 @@ def execute(job: Job, args: argparse.Namespace) -> None:
     elif job.part == "trial":
         record |= {"draws": draws(job)}
     else:
-        results = [evaluate(*evaluation, limit=args.limit) for evaluation in job.evaluations()]
+        limit = args.limit or job.num_cases
+        results = [evaluate(*evaluation, limit=limit) for evaluation in job.evaluations()]
         record |= {"scores": {}, "failed": {}, "runs": []}
         for result in results:
             record["scores"] |= result["scores"]
@@ -219,7 +228,7 @@ def missing_jobs(rows: list[Row], parts: list[str], seed: int, finished: Finishe
         for row in rows:
             job = Job(row, part, seed)
             once = row.is_unedited or part in SEEDLESS
-            if (row.is_unedited and part != "single") or (once and seed != SEEDS[0]):
+            if (row.is_unedited and part not in UNEDITED_PARTS) or (once and seed != SEEDS[0]):
                 continue
             if seed != SEEDS[0] and finished.draws_nothing(row, part):
                 continue

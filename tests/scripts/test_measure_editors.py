@@ -110,6 +110,10 @@ def test_the_streams_have_steps_for_joint_editors_only(measure: ModuleType) -> N
     assert stream("memit", "stream48") == ("bake", 48, 8, 5)
     assert stream("rome", "stream48") == ("bake", 48, 1, 5)
     assert stream("memit", "stream200") == ("counterfact_flat", 200, 20, 3)
+    unedited = measure.Job(measure.Row("", "unedited", {}), "stream200", 0)
+    assert unedited.num_cases == 200 and measure.Job(unedited.row, "single", 0).num_cases is None
+    options, tasks, _ = next(unedited.evaluations())
+    assert (options, tasks) == ({"mode": "none", "data": "hub"}, measure.COUNTERFACT)
 
 
 def test_finished_runs_and_needless_seeds_are_not_run(measure: ModuleType, tmp_path: Path) -> None:
@@ -125,6 +129,7 @@ def test_finished_runs_and_needless_seeds_are_not_run(measure: ModuleType, tmp_p
     ]  # fmt: skip
     assert names(1, ["single", "seconds"]) == ["rome single", "grace single"]  # nothing to repeat for the others
     assert names(0, ["seconds"]) == ["rome seconds", "grace seconds"]
+    assert names(0, ["stream200"]) == ["unedited stream200", "rome stream200", "grace stream200"]
     for row, drawn in ((draws, True), (same, False)):
         trial = {"version": measure.VERSION, "row": row.name, "part": "trial", "seed": 0, "settings": {}, "limit": None}
         path = measure.Job(row, "trial", 0).path(tmp_path)
