@@ -133,7 +133,7 @@ def execute(job: Job, args: argparse.Namespace) -> None:
         for result in results:
             record["scores"] |= result["scores"]
             record["failed"] |= result["failed"]
-            record["runs"].append(result["run"])
+            record["runs"] += result["runs"]
     record |= {"cpu_seconds": round(time.process_time(), 1), "commit": commit()}
     path = job.path(args.out)
     partial = path.with_suffix(".part")
@@ -155,12 +155,19 @@ def commit() -> str | None:
 
 
 def evaluate(options: dict[str, Any], tasks: list[str], metadata: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """The score of every case, and the configuration."""
+    """The score of every case, and the configuration; no scores, with the reason, if the editor can use no edit."""
     import lm_eval
 
-    evaluation = lm_eval.simple_evaluate(
-        model="edited_hf", model_args=options, tasks=tasks, limit=limit, bootstrap_iters=0, metadata=metadata
-    )
+    from edit_hooks.utils.errors import NoUsableRequestError
+
+    try:
+        evaluation = lm_eval.simple_evaluate(
+            model="edited_hf", model_args=options, tasks=tasks, limit=limit, bootstrap_iters=0, metadata=metadata
+        )
+    except NoUsableRequestError as error:
+        columns = {column for part in COLUMNS.values() for column in part}
+        empty = {task: {metric: [] for _, of_task, metric in columns if of_task == task} for task in tasks}
+        return {"scores": empty, "failed": {task: str(error) for task in tasks}, "runs": []}
     scores = {task: read_scores(samples) for task, samples in evaluation["samples"].items()}
     failed = {task: evaluation["results"][task]["unscored_reason,none"] for task in scores}  # without groups
     record = evaluation["config"]["edited_hf"]
@@ -177,7 +184,7 @@ def evaluate(options: dict[str, Any], tasks: list[str], metadata: dict[str, Any]
     run = {"options": options, "tasks": tasks, "metadata": metadata, **{key: record[key] for key in kept}}
     run["versions"], run["weights"] = record["versions"], record["model_identity"]["weights"]
     run["warnings"] = count_warnings(next(iter(evaluation["samples"].values())))
-    return {"scores": scores, "failed": failed, "run": run}
+    return {"scores": scores, "failed": failed, "runs": [run]}
 
 
 def draws(job: Job) -> dict[str, bool]:

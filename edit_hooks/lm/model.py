@@ -69,7 +69,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, NoUsableRequestError
 from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import settings_file
@@ -387,12 +387,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """Request key -> reason for the requests that the editor cannot use, with a warning; needs no weights.
 
         Raises:
-            EditingError: with ``fail_if_all``, if no edit is usable.
+            NoUsableRequestError: with ``fail_if_all``, if no edit is usable.
         """
         unusable = self.editor.find_unusable(self.tokenizer, requests, position_limit(self.config))
         if fail_if_all and unusable and len(unusable) == len(requests):
             first = next(iter(unusable.values()))
-            raise EditingError(f"no edit of this run ({len(requests)}) can be used; the first: {first}")
+            raise NoUsableRequestError(f"no edit of this run ({len(requests)}) can be used; the first: {first}")
         if self.rank == 0:
             warn_of_unusable("edits", unusable, len(requests))
         return unusable

@@ -24,6 +24,10 @@ class EditingError(ValueError):
         super().__init__(printable(str(message)))
 
 
+class NoUsableRequestError(EditingError):
+    """All edits of a run are such that its editor cannot use them, so there is nothing to evaluate."""
+
+
 class UnusableRequestError(EditingError):
     """An edit request or a question that this model or editor cannot use, while it can use others.
 

@@ -101,6 +101,25 @@ def test_a_part_is_run_and_its_scores_are_kept_by_case(
     assert list(tmp_path.glob("*.part")) == []
 
 
+def test_edits_that_an_editor_cannot_use_have_a_reason_and_no_scores(
+    measure: ModuleType, tiny_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BIRD needs relations, which QAEdit's records do not name; its scores on BAKE are kept."""
+    model = {"pretrained": str(tiny_path("llama")), "device": "cpu", "data": "mini", "store": "off"}
+    settings = {"num_steps": 1, "layers": [1], "context_templates": ["{}"]}
+    options = property(lambda job: {"editor": job.row.editor, "editor_args": settings, **model})
+    monkeypatch.setattr(measure.Job, "options", options)
+    index_quickly(monkeypatch)
+    row = measure.Row("tuned", "bird", {})
+    measure.execute(measure.Job(row, "single", 0), arguments(tmp_path, limit=2))
+    result = json.loads(measure.Job(row, "single", 0).path(tmp_path).read_text())
+    assert len(result["scores"]["bake_es"]["es_prob"]) == 2 and len(result["runs"]) == 1
+    assert result["scores"]["qaedit_wild_reliability"] == {"reliability_wild_em": []}
+    assert "relation_id" in result["failed"]["qaedit_wild_reliability"]
+    (record,) = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl").records.values()
+    assert record["scores"]["WILD EM"] == []
+
+
 def test_the_streams_have_steps_for_joint_editors_only(measure: ModuleType) -> None:
     def stream(editor: str, part: str) -> tuple[Any, ...]:
         options, tasks, _ = next(measure.Job(measure.Row("tuned", editor, {}), part, 1).evaluations())
