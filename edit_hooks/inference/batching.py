@@ -1,17 +1,51 @@
-"""Batches of items of similar length, each row under its own edit where possible."""
+"""Batches of items of similar length, each row under its own edit where possible; shared beginnings run once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.items import Limits
-from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.prefix_cache import PrefixCache, compute_prefix_cache, shared_heads
 from edit_hooks.utils.batching import token_batches
+
+# Shared tokens that are worth a pass of their own: demonstrations, not the few words that many questions begin with.
+MIN_SHARED_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Items of one forward pass.
+
+    Attributes:
+        indices: the items, by position.
+        deltas: for each row the edit that still has to be applied.
+        prefix: keys and values of the tokens that all rows begin with, which are not run again; ``None`` without any.
+    """
+
+    indices: list[int]
+    deltas: list[Delta | None]
+    prefix: PrefixCache | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Number of tokens of every row that are in the prefix."""
+        return 0 if self.prefix is None else self.prefix.width
+
+    def inputs(self, ids_RT: torch.Tensor, mask_RT: torch.Tensor) -> dict[str, Any]:
+        """Arguments of a decoder that runs the rows' remaining tokens, padded on the right."""
+        if self.prefix is None:
+            return {"input_ids": ids_RT, "attention_mask": mask_RT}
+        return self.prefix.inputs(ids_RT, mask_RT)
 
 
 def run_in_batches(
@@ -19,9 +53,10 @@ def run_in_batches(
     deltas: Sequence[Delta | None],
     lengths: Sequence[int],
     limits: Limits,
-    run: Callable[[list[int], list[Delta | None]], None],
+    run: Callable[[Batch], None],
+    beginnings: Mapping[int, Sequence[int]] | None = None,
 ) -> None:
-    """Call ``run(indices, deltas)`` for every batch.
+    """Call ``run`` for every batch.
 
     Items whose edits act per row share batches with each other and with items without an edit. Any other edit is
     written into the weights while its items run.
@@ -29,24 +64,71 @@ def run_in_batches(
     Args:
         deltas: edit of every item, or None.
         lengths: number of tokens of every item.
-        run: receives the batch as positions in ``deltas``, and for each row the edit that still has to be applied.
+        run: runs a batch; its indices are positions in ``deltas``.
+        beginnings: by item, its tokens before the first position that is read. Where items of one edit share at least
+            :data:`MIN_SHARED_TOKENS` of them, these run once (not under hook edits, which read prompts as a whole).
+            Items without an entry run in full.
     """
-    per_row = [index for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row]
+    per_row = {index: delta for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row}
     written: dict[Delta, list[int]] = {}
     for index, delta in enumerate(deltas):
         if delta is not None and not delta.acts_per_row:
             written.setdefault(delta, []).append(index)
-    with frozen(unwrapped(model)):
-        for batch in _batches(per_row, lengths, limits):
-            run(batch, [deltas[index] for index in batch])
+    inner = unwrapped(model)
+    with frozen(inner):
+        for batch in _batches(inner, per_row, lengths, limits, beginnings):
+            run(batch)
         for delta, indices in written.items():
             with AppliedDeltas(model) as applied:
                 applied.add(delta)
-                for batch in _batches(indices, lengths, limits):
-                    run(batch, [applied.runtime_part] * len(batch))
+                remaining = dict.fromkeys(indices, applied.runtime_part)
+                for batch in _batches(inner, remaining, lengths, limits, beginnings):
+                    run(batch)
 
 
-def _batches(indices: Iterable[int], lengths: Sequence[int], limits: Limits) -> Iterator[list[int]]:
+def _batches(
+    model: nn.Module,
+    deltas: Mapping[int, Delta | None],
+    lengths: Sequence[int],
+    limits: Limits,
+    beginnings: Mapping[int, Sequence[int]] | None,
+) -> Iterator[Batch]:
+    """Yield batches of the items in ``deltas``: first those with a shared beginning, then the others."""
+    apart = dict.fromkeys(deltas)  # an ordered set
+    for indices, tokens in _shared_beginnings(deltas, beginnings or {}):
+        delta = deltas[indices[0]]
+        prefix = _run_beginning(model, tokens, delta)
+        for batch in _similar_lengths(indices, lengths, limits):
+            yield Batch(batch, [delta] * len(batch), prefix.repeated(len(batch)))
+        for index in indices:
+            del apart[index]
+    for batch in _similar_lengths(apart, lengths, limits):
+        yield Batch(batch, [deltas[index] for index in batch])
+
+
+def _shared_beginnings(
+    deltas: Mapping[int, Delta | None], beginnings: Mapping[int, Sequence[int]]
+) -> Iterator[tuple[list[int], Sequence[int]]]:
+    """Yield the items that share a beginning under one edit, and its tokens."""
+    of_edit: dict[Delta | None, list[int]] = {}
+    for index, delta in deltas.items():
+        if index in beginnings and (delta is None or delta.hook_edit is None):
+            of_edit.setdefault(delta, []).append(index)
+    for indices in of_edit.values():
+        for rows, length in shared_heads([beginnings[index] for index in indices], MIN_SHARED_TOKENS):
+            yield [indices[row] for row in rows], beginnings[indices[rows[0]]][:length]
+
+
+def _run_beginning(model: nn.Module, tokens: Sequence[int], delta: Delta | None) -> PrefixCache:
+    """Keys and values of one row of tokens under an edit."""
+    mask_1T = torch.ones(1, len(tokens), dtype=torch.long, device=input_device(model))
+    with RowEdits(model, [delta]).prefill(mask_1T, mask_1T.sum(1)):
+        cache = compute_prefix_cache(model, [tokens])
+    assert cache is not None, "a shared beginning has tokens"
+    return cache
+
+
+def _similar_lengths(indices: Iterable[int], lengths: Sequence[int], limits: Limits) -> Iterator[list[int]]:
     """Yield batches of similar length, longest first, within the limits."""
     longest_first = sorted(indices, key=lambda index: (-lengths[index], index))
     return token_batches(longest_first, lengths, limits.max_tokens, limits.max_rows)

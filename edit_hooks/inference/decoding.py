@@ -1,7 +1,8 @@
 """Batched decoding under edits with a KV cache, greedy or with seeded draws.
 
-Prompts are right-padded for the prefill, which is exact under causal attention. The KV cache is then shifted so that
-all prompts end in the same column. Each step decodes one token for the rows that have not stopped.
+Prompts are right-padded for the prefill, and a long beginning that several share is run once; both are exact under
+causal attention. The KV cache is then shifted so that all prompts end in the same column. Each step decodes one token
+for the rows that have not stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from edit_hooks.answers import GeneratedText, StopReason
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
-from edit_hooks.inference.batching import run_in_batches
+from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
@@ -42,13 +43,14 @@ def generate(
     inner = unwrapped(model)
     answers: dict[int, GeneratedText] = {}
 
-    def run(batch: list[int], deltas: list[Delta | None]) -> None:
-        loop = _DecodingLoop(inner, tokenizer, [items[index][0] for index in batch], deltas)
-        answers.update(zip(batch, loop.run(), strict=True))
-        progress(len(batch))
+    def run(batch: Batch) -> None:
+        loop = _DecodingLoop(inner, tokenizer, [items[index][0] for index in batch.indices], batch)
+        answers.update(zip(batch.indices, loop.run(), strict=True))
+        progress(len(batch.indices))
 
     lengths = [len(item.context) + item.most_tokens for item, _ in items]
-    run_in_batches(model, [delta for _, delta in items], lengths, limits, run)
+    beginnings = {index: item.context[:-1] for index, (item, _) in enumerate(items)}
+    run_in_batches(model, [delta for _, delta in items], lengths, limits, run, beginnings)
     return [answers[index] for index in range(len(items))]
 
 
@@ -60,12 +62,12 @@ class _DecodingLoop:
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         items: list[GenerateItem],
-        deltas: list[Delta | None],
+        batch: Batch,
     ) -> None:
-        self.model, self.tokenizer, self.items = model, tokenizer, items
+        self.model, self.tokenizer, self.items, self.batch = model, tokenizer, items, batch
         self.device = input_device(model)
         self.head = ModelHead(model)
-        self.edits = RowEdits(model, deltas)
+        self.edits = RowEdits(model, batch.deltas)
         self.end_tokens = end_token_ids(model, tokenizer)
         self.draws = {index: TokenDraw(item) for index, item in enumerate(items) if item.sampling is not None}
         self.new_tokens: list[list[int]] = [[] for _ in items]
@@ -107,16 +109,18 @@ class _DecodingLoop:
             The first new token of each row; the KV cache, shifted so that all prompts end in the same column; its mask
             [R, C]; the prompt lengths [R].
         """
-        ids_RT, mask_RT = right_padded([item.context for item in self.items], self.device)
-        length_R = mask_RT.sum(1)
+        known = self.batch.num_known
+        ids_RT, mask_RT = right_padded([item.context[known:] for item in self.items], self.device)
+        new_R = mask_RT.sum(1)  # tokens of each row that are not in the prefix
         rows_R = torch.arange(len(ids_RT), device=self.device)
-        cache = DynamicCache()
+        inputs = {"past_key_values": DynamicCache(), **self.batch.inputs(ids_RT, mask_RT)}
         decoder = decoder_of(self.model)
-        with self.edits.prefill(mask_RT, length_R):
-            output = decoder(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
+        with self.edits.prefill(mask_RT, new_R):
+            output = decoder(**inputs, use_cache=True)
         hidden_RTD = output.last_hidden_state
-        last_RD = hidden_RTD[rows_R.to(hidden_RTD.device), (length_R - 1).to(hidden_RTD.device)]
-        aligned = right_aligned(cache, length_R, ids_RT.shape[1])
+        last_RD = hidden_RTD[rows_R.to(hidden_RTD.device), (new_R - 1).to(hidden_RTD.device)]
+        length_R = known + new_R
+        aligned = right_aligned(inputs["past_key_values"], length_R, known + ids_RT.shape[1])
         tokens = self._next_tokens(range(len(self.items)), last_RD)
         return tokens, aligned.cache, aligned.mask_RT, length_R
 

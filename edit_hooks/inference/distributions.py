@@ -13,7 +13,7 @@ from torch import nn
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
-from edit_hooks.inference.batching import run_in_batches
+from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.embedding_noise import noisy_embeddings
@@ -36,8 +36,9 @@ def next_token_log_probs(
     inner = unwrapped(model)
     found: dict[int, torch.Tensor] = {}
 
-    def run(batch: list[int], deltas: list[Delta | None]) -> None:
-        found.update(zip(batch, _run_batch(inner, [jobs[index][0] for index in batch], deltas), strict=True))
+    def run(batch: Batch) -> None:
+        log_probs = _run_batch(inner, [jobs[index][0] for index in batch.indices], batch.deltas)
+        found.update(zip(batch.indices, log_probs, strict=True))
 
     run_in_batches(model, [delta for _, delta in jobs], [len(prompt.ids) for prompt, _ in jobs], limits, run)
     return [found[index] for index in range(len(jobs))]

@@ -1,8 +1,8 @@
 """Batched scoring of continuations under edits.
 
 Low-rank edits and most hook edits act per row (`RowEdits`), so rows of different edits and of the unedited model share
-a batch. Other edits are written into the weights, scored and undone one after another. Prompts are right-padded, which
-is exact under causal attention.
+a batch. Other edits are written into the weights, scored and undone one after another. Prompts are right-padded, and
+a long beginning that several share is run once; both are exact under causal attention.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
-from edit_hooks.inference.batching import run_in_batches
+from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
 from edit_hooks.modeling.kv_cache import right_padded
@@ -39,28 +39,31 @@ def score(
     lengths = [len(item.context) + len(item.continuation) - 1 for item, _ in items]
     answers: dict[int, ScoredContinuation] = {}
 
-    def run(batch: list[int], deltas: list[Delta | None]) -> None:
-        answers.update(zip(batch, _score_batch(inner, [items[index][0] for index in batch], deltas), strict=True))
-        progress(len(batch))
+    def run(batch: Batch) -> None:
+        scored = _score_batch(inner, [items[index][0] for index in batch.indices], batch)
+        answers.update(zip(batch.indices, scored, strict=True))
+        progress(len(scored))
 
-    run_in_batches(model, [delta for _, delta in items], lengths, limits, run)
+    beginnings = {index: item.context[:-1] for index, (item, _) in enumerate(items)}
+    run_in_batches(model, [delta for _, delta in items], lengths, limits, run, beginnings)
     return [answers[index] for index in range(len(items))]
 
 
 @torch.no_grad()
-def _score_batch(model: nn.Module, items: list[ScoreItem], deltas: list[Delta | None]) -> list[ScoredContinuation]:
-    device = input_device(model)
-    fed = [(*item.context, *item.continuation)[:-1] for item in items]
+def _score_batch(model: nn.Module, items: list[ScoreItem], batch: Batch) -> list[ScoredContinuation]:
+    device, known = input_device(model), batch.num_known
+    fed = [(*item.context, *item.continuation)[known:-1] for item in items]
     ids_RT, mask_RT = right_padded(fed, device)
     positions = [
-        (row, len(item.context) - 1 + i, token)
+        (row, len(item.context) - known - 1 + i, token)
         for row, item in enumerate(items)
         for i, token in enumerate(item.continuation)
     ]
     row_L, column_L, token_L = (torch.tensor(part, device=device) for part in zip(*positions, strict=True))
-    prompt_length_R = torch.tensor([len(item.context) for item in items], device=device)
-    with RowEdits(model, deltas).prefill(mask_RT, prompt_length_R):
-        hidden_RTD = decoder_of(model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).last_hidden_state
+    prompt_length_R = torch.tensor([len(item.context) - known for item in items], device=device)
+    inputs = batch.inputs(ids_RT, mask_RT)
+    with RowEdits(model, batch.deltas).prefill(mask_RT, prompt_length_R):
+        hidden_RTD = decoder_of(model)(**inputs, use_cache=batch.prefix is not None).last_hidden_state
     states_LD = hidden_RTD[row_L.to(hidden_RTD.device), column_L.to(hidden_RTD.device)]
     logprob_L, argmax_L = (part.tolist() for part in log_likelihoods(ModelHead(model), states_LD, token_L))
     answers, start = [], 0

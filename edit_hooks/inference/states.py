@@ -20,7 +20,7 @@ from edit_hooks.answers import ModelAnswer, ScoredContinuation, StateSimilarity
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
-from edit_hooks.inference.batching import run_in_batches
+from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.items import Item, Limits, ScoreItem, StateItem
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, num_layers, unwrapped
 from edit_hooks.modeling.embedding_noise import gaussian_noise, generator_of, noise_at, noisy_embeddings
@@ -93,17 +93,17 @@ class StateComparison:
         kept = self._before_writing(model, jobs, limits)
         kept |= {index: self._unedited[item] for index, (item, _) in enumerate(jobs) if item in self._unedited}
 
-        def run(batch: list[int], deltas: list[Delta | None]) -> None:
-            items = [jobs[index][0] for index in batch]
-            after = last_states(inner, items, deltas)
-            if all(index in kept for index in batch):
-                before = torch.stack([kept[index] for index in batch])
-            elif any(delta is not None for delta in deltas):
+        def run(batch: Batch) -> None:
+            items = [jobs[index][0] for index in batch.indices]
+            after = last_states(inner, items, batch.deltas)
+            if all(index in kept for index in batch.indices):
+                before = torch.stack([kept[index] for index in batch.indices])
+            elif any(delta is not None for delta in batch.deltas):
                 before = last_states(inner, items, [None] * len(items))
             else:
                 before = after
-            cosines.update(zip(batch, _cosine(before, after), strict=True))
-            progress(len(batch))
+            cosines.update(zip(batch.indices, _cosine(before, after), strict=True))
+            progress(len(items))
 
         run_in_batches(model, [delta for _, delta in jobs], [len(item.context) for item, _ in jobs], limits, run)
         return [cosines[index] for index in range(len(jobs))]
@@ -149,9 +149,9 @@ def states_under(
     for state in dict.fromkeys(item.state for item, _ in jobs):
         indices = [index for index, (item, _) in enumerate(jobs) if item.state == state]
 
-        def run(batch: list[int], deltas: list[Delta | None], indices: list[int] = indices) -> None:
-            found = last_states(inner, [jobs[indices[index]][0] for index in batch], deltas)
-            states.update({indices[index]: row for index, row in zip(batch, found, strict=True)})
+        def run(batch: Batch, indices: list[int] = indices) -> None:
+            found = last_states(inner, [jobs[indices[index]][0] for index in batch.indices], batch.deltas)
+            states.update({indices[index]: row for index, row in zip(batch.indices, found, strict=True)})
 
         lengths = [len(jobs[index][0].context) for index in indices]
         run_in_batches(model, [jobs[index][1] for index in indices], lengths, limits, run)

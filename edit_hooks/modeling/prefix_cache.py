@@ -1,8 +1,8 @@
-"""Prefix cache: keys and values of the tokens before the fact tokens.
+"""Prefix cache: keys and values of tokens that stand before others.
 
-The rows of several edits begin with the same context templates. Each row is split into a head, which it shares with
-other rows, and a rest: the distinct heads run through the model once, then the rests on top of them. This is exact
-under causal attention.
+Rows often begin alike: the rows of several edits with the same context templates, questions with the same
+demonstrations. Each row is split into a head, which it shares with other rows, and a rest: the distinct heads run
+through the model once, then the rests on top of them. This is exact under causal attention.
 
 Shapes: R rows, T columns, P prefix columns, H key heads, K head width.
 """
@@ -10,7 +10,7 @@ Shapes: R rows, T columns, P prefix columns, H key heads, K head width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +56,23 @@ class PrefixCache:
         ]
         return PrefixCache(layers, length_R)
 
+    def repeated(self, rows: int) -> PrefixCache:
+        """The cache of a single row, for ``rows`` rows; the memory is shared."""
+        layers = [(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1)) for keys, values in self.layers]
+        return PrefixCache(layers, self.length_R.expand(rows))
+
+    def inputs(self, ids_RT: torch.Tensor, mask_RT: torch.Tensor) -> dict[str, Any]:
+        """Arguments of a decoder that reads right-padded rows on top of the prefix and adds them to the cache."""
+        columns_RT = torch.arange(ids_RT.shape[1], device=ids_RT.device).minimum(
+            (mask_RT.sum(1, keepdim=True) - 1).clamp(min=0)
+        )
+        return {
+            "input_ids": ids_RT,
+            "attention_mask": torch.cat([self.mask_RP, mask_RT], 1),
+            "position_ids": self.length_R[:, None] + columns_RT,
+            "past_key_values": DynamicCache(self.layers),
+        }
+
 
 @torch.no_grad()
 def compute_prefix_cache(model: Any, rows: Sequence[Sequence[int]], share: bool = True) -> PrefixCache | None:
@@ -76,15 +93,11 @@ def compute_prefix_cache(model: Any, rows: Sequence[Sequence[int]], share: bool 
     return _extend(model, cache, [row[length:] for row, length in zip(rows, lengths, strict=True)])
 
 
-class _Partition(NamedTuple):
-    """A choice of heads.
+class SharedHead(NamedTuple):
+    """Rows that begin alike, by their index, and the number of tokens that they share."""
 
-    Attributes:
-        saved: tokens that need not be computed. groups: rows that share a head, and the head's length.
-    """
-
-    saved: int
-    groups: list[tuple[list[int], int]]
+    rows: list[int]
+    length: int
 
 
 def shared_head_lengths(rows: Sequence[Sequence[int]]) -> list[int]:
@@ -93,35 +106,72 @@ def shared_head_lengths(rows: Sequence[Sequence[int]]) -> list[int]:
     The heads are chosen so that the fewest tokens are computed.
     """
     lengths = [0] * len(rows)
-    partition = _best_partition(rows, list(range(len(rows))), 0)
-    if partition.saved >= MIN_TOKENS_SAVED:
-        for members, length in partition.groups:
-            for index in members:
-                lengths[index] = length
+    heads = shared_heads(rows)
+    if sum((len(head.rows) - 1) * head.length for head in heads) >= MIN_TOKENS_SAVED:
+        for head in heads:
+            for index in head.rows:
+                lengths[index] = head.length
     return lengths
 
 
-def _best_partition(rows: Sequence[Sequence[int]], members: list[int], depth: int) -> _Partition:
-    """Find the heads that save the most tokens, for rows that agree up to ``depth``.
+@dataclass
+class _Branch:
+    """Sorted rows from ``start`` on that agree up to ``depth``, and the best choice of heads inside it so far."""
 
-    Recursion over the prefix tree: at every branching, either all members share the tokens so far, or each branch
-    finds its own, longer heads.
+    depth: int
+    start: int
+    saved: int = 0
+    heads: list[SharedHead] = field(default_factory=list)
+
+    def add(self, branch: _Branch) -> None:
+        self.saved += branch.saved
+        self.heads += branch.heads
+
+
+def shared_heads(rows: Sequence[Sequence[int]], min_length: int = 1) -> list[SharedHead]:
+    """The groups of rows that share a head; a row is in at most one of them.
+
+    The heads are chosen so that the fewest tokens are computed, among heads of at least ``min_length`` tokens. At every
+    branching of the prefix tree either all its rows share the tokens so far, or each branch has its own, longer heads.
+    The tree's branchings are found from the agreement of neighbors in sorted order, the innermost first.
     """
-    if len(members) < 2:
-        return _Partition(0, [])
-    first = rows[members[0]]
-    shortest = min(len(rows[index]) for index in members)
-    while depth < shortest and all(rows[index][depth] == first[depth] for index in members):
-        depth += 1
-    branches: dict[int, list[int]] = {}
-    for index in members:
-        if len(rows[index]) > depth:
-            branches.setdefault(rows[index][depth], []).append(index)
-    partitions = [_best_partition(rows, branch, depth + 1) for branch in branches.values()]
-    saved_apart, saved_together = sum(partition.saved for partition in partitions), (len(members) - 1) * depth
-    if saved_together >= saved_apart:
-        return _Partition(saved_together, [(members, depth)])
-    return _Partition(saved_apart, [group for partition in partitions for group in partition.groups])
+    tokens = [tuple(row) for row in rows]
+    order = sorted(range(len(rows)), key=tokens.__getitem__)
+    root = _Branch(0, 0)
+    open_branches = [root]
+    for position in range(1, len(order) + 1):
+        depth = _agreement(tokens[order[position - 1]], tokens[order[position]]) if position < len(order) else 0
+        closed = None
+        while open_branches[-1].depth > depth:
+            branch = open_branches.pop()
+            if closed is not None:
+                branch.add(closed)
+            closed = _with_own_head(branch, order[branch.start : position], min_length)
+        if open_branches[-1].depth < depth:
+            open_branches.append(_Branch(depth, position - 1 if closed is None else closed.start))
+        if closed is not None:
+            open_branches[-1].add(closed)
+    return root.heads
+
+
+def _with_own_head(branch: _Branch, members: list[int], min_length: int) -> _Branch:
+    """The branch with one head for all its rows, if that saves at least as many tokens as the heads inside it."""
+    saved = (len(members) - 1) * branch.depth
+    if branch.depth < min_length or saved < branch.saved:
+        return branch
+    return _Branch(branch.depth, branch.start, saved, [SharedHead(members, branch.depth)])
+
+
+def _agreement(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """Number of tokens at the beginning that two rows have in common."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _extend(model: Any, prefix: PrefixCache | None, rows: Sequence[Sequence[int]]) -> PrefixCache:
@@ -132,21 +182,16 @@ def _extend(model: Any, prefix: PrefixCache | None, rows: Sequence[Sequence[int]
     ids_RT, mask_RT = right_padded(rows, device)
     new_R = mask_RT.sum(1)  # new tokens of each row
     length_R, known = new_R, 0
-    arguments: dict[str, Any] = {"past_key_values": DynamicCache()}
+    inputs: dict[str, Any] = {"input_ids": ids_RT, "attention_mask": mask_RT, "past_key_values": DynamicCache()}
     if prefix is not None:
         known, length_R = prefix.width, new_R + prefix.length_R
-        columns_RT = torch.arange(ids_RT.shape[1], device=device).minimum((new_R[:, None] - 1).clamp(min=0))
-        arguments = {
-            "past_key_values": DynamicCache(prefix.layers),
-            "position_ids": prefix.length_R[:, None] + columns_RT,
-        }
-        mask_RT = torch.cat([prefix.mask_RP, mask_RT], 1)
-    decoder_of(model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=True, **arguments)
+        inputs = prefix.inputs(ids_RT, mask_RT)
+    decoder_of(model)(**inputs, use_cache=True)
     # The tokens of a row are contiguous around column `known`: its prefix ends there and its new tokens begin there.
     width = int(length_R.max())
     end_R = known + new_R
     index_RP = end_R[:, None] - width + torch.arange(width, device=device)
     index_RP = torch.where(index_RP >= (end_R - length_R)[:, None], index_RP, -1)
-    cache = arguments["past_key_values"]
+    cache = inputs["past_key_values"]
     layers = [(shift_columns(layer.keys, index_RP), shift_columns(layer.values, index_RP)) for layer in cache.layers]
     return PrefixCache(layers, length_R)

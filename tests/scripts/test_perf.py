@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 from paths import ROOT
 
-from edit_hooks.contract.tiny_models import build_model, build_tokenizer
+from edit_hooks.contract.tiny_models import build_model, build_tokenizer, save_tiny
 
 
 @pytest.fixture
 def load_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "perf"))
     yield importlib.import_module
-    for name in ("engine",):
+    for name in ("engine", "demonstrations"):
         sys.modules.pop(name, None)
 
 
@@ -79,3 +81,18 @@ def test_gradient_editors_are_printed_beside_each_other_without_seconds_if_wante
     engine.print_gradient_editors(args)
     assert "-" not in capsys.readouterr().out.splitlines()[-2]
     assert [name for name, _ in jobs[4:]] == ["operations", "operations", "edit", "edit"]
+
+
+def test_prompts_with_demonstrations_are_measured(
+    load_script: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    demonstrations = load_script("demonstrations")
+    arguments = ["--pretrained", str(save_tiny(tmp_path, "llama")), "--editor", "ice", "--cases", "2", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["demonstrations.py", *arguments])
+    assert demonstrations.main() == 0
+    printed = capsys.readouterr().out
+    assert "reference generated: " in printed and "fast scored: " in printed
+    assert re.search(r"^DEMONSTRATIONS scored=[\d.]+ generated=[\d.]+$", printed, re.MULTILINE)

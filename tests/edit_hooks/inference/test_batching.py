@@ -8,7 +8,7 @@ from state import assert_same_state
 
 from edit_hooks.contract.state import snapshot
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.inference.batching import run_in_batches
+from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.items import Limits
 
 
@@ -22,8 +22,8 @@ def test_rows_with_and_without_edits_share_batches() -> None:
     assert dense is not None
     (name,) = dense.dense
 
-    def run(indices: list[int], rows: list[Delta | None]) -> None:
-        batches.append((indices, rows, model.get_parameter(name).detach().clone()))
+    def run(batch: Batch) -> None:
+        batches.append((batch.indices, batch.deltas, model.get_parameter(name).detach().clone()))
 
     run_in_batches(model, deltas, [3, 4, 9, 5, 8, 2], Limits(max_tokens=20, max_rows=2), run)
     weight = model.get_parameter(name).detach()

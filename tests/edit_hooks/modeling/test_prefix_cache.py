@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from value_problems import LIMIT, KeepWide, each_model, loaded, relative
 
 from edit_hooks.modeling import prefix_cache
-from edit_hooks.modeling.prefix_cache import compute_prefix_cache, shared_head_lengths
+from edit_hooks.modeling.prefix_cache import compute_prefix_cache, shared_head_lengths, shared_heads
 
 rows_strategy = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=7)
 
@@ -34,12 +34,18 @@ def tokens_computed(rows, lengths) -> int:
     return rest + sum(len(head) for head in heads)
 
 
-@given(rows_strategy)
-def test_heads_are_beginnings_and_no_choice_computes_fewer_tokens(rows):
+@given(rows_strategy, st.integers(1, 4))
+def test_heads_are_beginnings_and_no_choice_computes_fewer_tokens(rows, min_length):
+    heads = shared_heads(rows, min_length)
+    lengths = [0] * len(rows)
+    for head in heads:
+        assert len({tuple(rows[index][: head.length]) for index in head.rows}) == 1 < len(head.rows)
+        for index in head.rows:
+            assert lengths[index] == 0 and min_length <= head.length <= len(rows[index])
+            lengths[index] = head.length
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_cache, "MIN_TOKENS_SAVED", 1)
-        lengths = shared_head_lengths(rows)
-    assert all(0 <= length <= len(row) for length, row in zip(lengths, rows, strict=True))
+        assert min_length > 1 or shared_head_lengths(rows) == lengths
 
     @functools.cache
     def fewest(members: tuple[int, ...]) -> int:
@@ -53,11 +59,19 @@ def test_heads_are_beginnings_and_no_choice_computes_fewer_tokens(rows):
                 group = [rows[index] for index in (first, *companions)]
                 agreeing = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*group, strict=False))
                 shared = len(list(agreeing)) if size else 0
+                shared = shared if shared >= min_length else 0
                 cost = shared + sum(len(row) - shared for row in group)
                 costs.append(cost + fewest(tuple(index for index in others if index not in companions)))
         return min(costs)
 
     assert tokens_computed(rows, lengths) == fewest(tuple(range(len(rows))))
+
+
+def test_rows_that_continue_each_other():
+    """As many branchings, one inside the other, as a long text has tokens."""
+    rows = [list(range(length)) for length in range(3000)]
+    (head,) = shared_heads(rows)
+    assert sorted(head.rows) == list(range(1499, 3000)) and head.length == 1499
 
 
 def test_small_savings_are_not_worth_another_pass():
