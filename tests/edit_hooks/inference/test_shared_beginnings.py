@@ -15,6 +15,7 @@ from hook_edits import EDIT_REQUESTS, stream_of
 from inference_cases import edits
 from value_problems import LIMIT, KeepWide, each_model, loaded
 
+from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference import batching
 from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.decoding import generate
@@ -24,7 +25,7 @@ from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.architectures import decoder_of
 
 DEMONSTRATIONS = "The train was late. Elena waited in the museum. It rained. They say that the parliament "
-QUESTIONS = ["of Port Elna belongs to", "of", "meets in the city of", "of Port Elna belongs"]
+QUESTIONS = ["of Port Elna belongs to", "of", "meets in the city of"]
 APART = "Lake"
 
 
@@ -38,6 +39,12 @@ def _shared_from_16_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def contexts(tokenizer) -> list[tuple[int, ...]]:
     prompts = [*(DEMONSTRATIONS + question for question in QUESTIONS), APART]
     return [tuple(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+
+
+def one_of_each_kind(model) -> list[Delta | None]:
+    """No edit, one that acts per row, one that is written into the weights."""
+    by_name = edits(model)
+    return [by_name[name] for name in ("none", "first", "dense")]
 
 
 def tokens_run(model, call):
@@ -63,7 +70,7 @@ def with_fewer_tokens(model, share, call):
 @each_model
 def test_scores_are_those_of_single_passes(model_type):
     model, tokenizer = loaded(model_type)
-    deltas = list(edits(model).values())
+    deltas = one_of_each_kind(model)
     targets = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (" Dravonia", " a long end")]
     jobs = [
         (ScoreItem(context, target), delta) for context in contexts(tokenizer) for target in targets for delta in deltas
@@ -94,7 +101,7 @@ def test_texts_are_those_of_single_prompts(model_type):
     """Rows stop at different steps, and the batches have fewer rows than the prompts that share a beginning."""
     model, tokenizer = loaded(model_type)
     items = [GenerateItem(context, ("e",), 6) for context in contexts(tokenizer)]
-    deltas = edits(model).values()
+    deltas = one_of_each_kind(model)
     jobs = [(item, delta) for item in items for delta in deltas]
     answers = with_fewer_tokens(
         model, 0.6, lambda: generate(model, tokenizer, jobs, Limits(max_rows=3), lambda count: None)
