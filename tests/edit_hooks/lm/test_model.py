@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from edit_hooks import EditingError
 from edit_hooks.answers import FailedAnswer
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, save_tiny
-from edit_hooks.inference import decoding
+from edit_hooks.inference import batching, decoding
 from edit_hooks.lm.model import EditedHFLM
 
 
@@ -84,6 +85,18 @@ def test_the_fast_engine_agrees_with_the_reference_engine(model_type, tmp_path):
         assert math.isclose(
             fast.edit.diagnostics["final_loss"], plain.edit.diagnostics["final_loss"], rel_tol=1e-3, abs_tol=1e-4
         )
+
+
+def test_questions_behind_one_context_agree_with_the_reference_engine(model_path):
+    """The fact before the questions of a case runs once."""
+    with (
+        mock.patch.object(batching, "MIN_SHARED_TOKENS", 8),
+        mock.patch.object(batching, "_run_beginning", wraps=batching._run_beginning) as shared,
+    ):
+        ours = answers(run(build(model_path, editor="ice", editor_args={}), BAKE))
+    assert shared.call_count >= 3  # one per case at least
+    plain = answers(run(build(model_path, editor="ice", editor_args={}, engine="reference"), BAKE))
+    assert_same_answers(ours, plain)
 
 
 @pytest.mark.parametrize("editor", ["r_rome", "ft_m"])
