@@ -15,7 +15,7 @@ from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.prefix_cache import PrefixCache, compute_prefix_cache, shared_heads
+from edit_hooks.modeling.prefix_cache import PrefixCache, compute_prefix_cache, keys_depend_on_length, shared_heads
 from edit_hooks.utils.batching import token_batches
 
 # Shared tokens that are worth a pass of their own: demonstrations, not the few words that many questions begin with.
@@ -66,8 +66,8 @@ def run_in_batches(
         lengths: number of tokens of every item.
         run: runs a batch; its indices are positions in ``deltas``.
         beginnings: by item, its tokens before the first position that is read. Where items of one edit share at least
-            :data:`MIN_SHARED_TOKENS` of them, these run once (not under hook edits, which read prompts as a whole).
-            Items without an entry run in full.
+            :data:`MIN_SHARED_TOKENS` of them, these run once (not under hook edits, which read prompts as a whole,
+            nor where keys depend on the length of the text). Items without an entry run in full.
     """
     per_row = {index: delta for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row}
     written: dict[Delta, list[int]] = {}
@@ -75,6 +75,8 @@ def run_in_batches(
         if delta is not None and not delta.acts_per_row:
             written.setdefault(delta, []).append(index)
     inner = unwrapped(model)
+    if beginnings and keys_depend_on_length(inner):
+        beginnings = None
     with frozen(inner):
         for batch in _batches(inner, per_row, lengths, limits, beginnings):
             run(batch)

@@ -133,6 +133,21 @@ def test_only_prompts_of_one_edit_share_a_beginning():
     assert [batch.deltas for batch in shared] == [[None] * 2, [by_name["first"]] * 2, [None] * 2]
 
 
+@pytest.mark.parametrize(("rope", "shared"), [("default", True), ("longrope", False), ("dynamic", False)])
+@pytest.mark.parametrize("by_layer_type", [False, True])
+def test_nothing_is_shared_where_keys_depend_on_the_length(rope, shared, by_layer_type, monkeypatch):
+    model, _ = hook_edits.loaded("gemma3_text" if by_layer_type else "phi3")
+    parameters = {**model.config.rope_parameters}
+    if by_layer_type:
+        parameters["full_attention"] = {**parameters["full_attention"], "rope_type": rope}
+    else:
+        parameters["rope_type"] = rope
+    monkeypatch.setattr(model.config, "rope_parameters", parameters)
+    beginning = tuple(range(5, 25))
+    batches = batches_of(model, [None, None], [(*beginning, 30), (*beginning, 31)])
+    assert any(batch.prefix for batch in batches) == shared
+
+
 def test_without_beginnings_every_item_runs_in_full():
     model, _ = hook_edits.loaded("llama")
     batches: list[Batch] = []
