@@ -153,17 +153,3 @@ def test_without_beginnings_every_item_runs_in_full():
     batches: list[Batch] = []
     run_in_batches(model, [None, None], [30, 30], Limits(), batches.append)
     assert [(batch.indices, batch.prefix) for batch in batches] == [([0, 1], None)]
-
-
-def test_a_codebook_reads_whole_prompts():
-    """The last prompt token decides whether GRACE's edit applies, also behind a beginning that others have."""
-    model, tokenizer = hook_edits.loaded("llama")
-    edits_of_stream = stream_of("grace", model, tokenizer, EDIT_REQUESTS[:1])
-    codebook = edits_of_stream[0]
-    prompt = tuple(tokenizer(EDIT_REQUESTS[0].text)["input_ids"])
-    beginning = tuple(range(5, 25))
-    jobs = [(ScoreItem((*beginning, token, *prompt), (token,)), codebook) for token in (30, 31, 32)]
-    for ours, theirs in zip(
-        score(model, jobs, Limits(), lambda count: None), score_reference(model, jobs, lambda count: None), strict=True
-    ):
-        assert abs(ours.logprob - theirs.logprob) < 1e-4 * abs(theirs.logprob)
