@@ -147,10 +147,18 @@ class FailedAnswer:
     Attributes:
         reason: one sentence.
         is_failure: the edit or the model is at fault; else the answer was not asked for, or the question has none.
+        unedited: the unedited model's answer to the same question, if required; a failed edit does not concern it.
     """
 
     reason: str
     is_failure: bool = True
+    unedited: ScoredContinuation | GeneratedText | None = None
+
+    def with_unedited(self) -> ScoredContinuation | GeneratedText | None:
+        """The unedited model's answer, in the place where an answer of the edited model has it."""
+        if isinstance(self.unedited, ScoredContinuation):
+            return dataclasses.replace(self.unedited, unedited=self.unedited)
+        return None if self.unedited is None else dataclasses.replace(self.unedited, unedited=self.unedited)
 
     def __str__(self) -> str:
         return f"[unscored: {self.reason}]"
@@ -240,6 +248,8 @@ class EditedAnswer:
         record: dict[str, Any] = {"format": FORMAT}
         if isinstance(self.final, FailedAnswer):
             record["error"] = self.final.reason
+            if self.final.unedited is not None:
+                record["unedited"] = answer_to_json(self.final.unedited)
         else:
             record["answer"] = answer_to_json(self.final)
         if self.edit is not None:
@@ -265,7 +275,7 @@ class EditedAnswer:
         try:
             immediate = record.get("immediate")
             return cls(
-                final=FailedAnswer(record["error"]) if "error" in record else answer_from_json(record["answer"]),
+                final=_failed_from_json(record) if "error" in record else answer_from_json(record["answer"]),
                 edit=EditReport.from_json(record["edit"]) if "edit" in record else None,
                 position=StreamPosition(**record["stream"]) if "stream" in record else None,
                 immediate=None if immediate is None else answer_from_json(immediate),
@@ -298,6 +308,13 @@ def answer_to_json(answer: ModelAnswer) -> dict[str, Any]:
     if answer.unedited is not None:
         record["unedited"] = answer_to_json(answer.unedited)
     return record
+
+
+def _failed_from_json(record: Mapping[str, Any]) -> FailedAnswer:
+    unedited = answer_from_json(record["unedited"]) if "unedited" in record else None
+    if isinstance(unedited, StateSimilarity):
+        raise ValueError("the unedited model has no similarity with itself")
+    return FailedAnswer(record["error"], unedited=unedited)
 
 
 def answer_from_json(record: Mapping[str, Any]) -> ModelAnswer:

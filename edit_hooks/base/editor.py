@@ -215,6 +215,15 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """Hook: return the configuration with sampled settings (context templates)."""
         return config
 
+    def drawn_settings(self, model: nn.Module) -> dict[str, Any]:
+        """What was given for the settings that were drawn with the seed, as ``{"context_templates": "sampled_6"}``.
+
+        Runs that differ in a draw alone have the same settings. The configuration must be resolved for the model.
+        """
+        inner = unwrapped(model)
+        given, resolved = self.default_config(inner).to_dict(), self._resolved[inner].to_dict()
+        return {name: value for name, value in given.items() if value != resolved[name]}
+
     def prepare(self, config: ConfigT, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Hook: compute the statistics of the unedited model that edits need."""
 

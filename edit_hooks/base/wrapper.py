@@ -93,6 +93,10 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
             self._resolved[inner] = self._with_base(base, inner)
         return self._resolved[inner]
 
+    def drawn_settings(self, model: nn.Module) -> dict[str, Any]:
+        drawn = self.base.drawn_settings(model)
+        return {"base_settings": drawn} if drawn else {}
+
     def target_modules(self, config: WrapperConfigT, model: nn.Module) -> list[str]:
         return self.base.target_modules(self.base.default_config(model), model)
 

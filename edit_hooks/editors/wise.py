@@ -229,6 +229,10 @@ class WISE(Editor[WISEConfig]):
             config = dataclasses.replace(config, context_templates=texts)
         return config
 
+    def drawn_settings(self, model: nn.Module) -> dict[str, Any]:
+        file = self.overrides.get("loc_prompts")
+        return super().drawn_settings(model) | ({"loc_prompts": file} if isinstance(file, str) else {})
+
     def known_contexts(self, model: PreTrainedModel | None = None) -> list[str]:
         templates = self.overrides.get("context_templates")
         return templates if isinstance(templates, list) else []

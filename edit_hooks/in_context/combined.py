@@ -68,6 +68,13 @@ class EditorWithContext(Editor[CombinedConfig]):
             self.base.resolve_config(model, tokenizer, base), self.context.resolve_config(model, tokenizer, context)
         )
 
+    def drawn_settings(self, model: nn.Module) -> dict[str, Any]:
+        drawn = {
+            "base_settings": self.base.drawn_settings(model),
+            "context_settings": self.context.drawn_settings(model),
+        }
+        return {name: settings for name, settings in drawn.items() if settings}
+
     def check_model(self, model: nn.Module) -> None:
         self.base.check_model(model)
 

@@ -23,6 +23,7 @@ from edit_hooks.answers import (
     GeneratedText,
     ModelAnswer,
     ScoredContinuation,
+    StateSimilarity,
     StreamPosition,
 )
 from edit_hooks.decoding import AskedModel
@@ -224,7 +225,8 @@ class SingleEditSession(Session):
         return [edits[group_key(group)] for group in groups]
 
     def result_metadata(self) -> dict[str, Any]:
-        return {"editor_config": self.independent.config}
+        edits = self.independent
+        return {"editor_config": edits.config, "drawn_settings": edits.editor.drawn_settings(edits.model)}
 
     def _group_of(self, question: Question) -> RequestGroup | None:
         if not self.plan.groups:
@@ -245,7 +247,9 @@ class SingleEditSession(Session):
             return EditedAnswer(final=_with_unedited(unedited[question.item], question, unedited))
         if group is None:
             return EditedAnswer(
-                final=_edit_failed("this case's edits are not (all) in one group of this run's edits"),
+                final=_edit_failed(
+                    "this case's edits are not (all) in one group of this run's edits", question, unedited
+                ),
                 position=StreamPosition(edited=False, step=None, num_edits=self.plan.num_edits, cases_before=0),
             )
         unusable = [reason for request in question.requests if (reason := self.plan.unusable.get(request.key))]
@@ -254,7 +258,7 @@ class SingleEditSession(Session):
         else:
             report = self.independent.report(group_key(group), question.requests)
         if report.error is not None:
-            return EditedAnswer(final=_edit_failed(report.error), edit=report)
+            return EditedAnswer(final=_edit_failed(report.error, question, unedited), edit=report)
         answer = answers[group_key(group), question.item] if question.ask_edited else unedited[question.item]
         return EditedAnswer(final=_with_unedited(answer, question, unedited), edit=report)
 
@@ -313,6 +317,7 @@ class StreamSession(Session):
     def result_metadata(self) -> dict[str, Any]:
         return {
             "editor_config": self.stream.config,
+            "drawn_settings": self.stream.editor.drawn_settings(self.stream.model),
             "num_edits": self.plan.num_edits,
             "unusable_edits": len(self.stream.unusable),
             "num_steps": len(self.plan.groups),
@@ -357,7 +362,7 @@ class StreamSession(Session):
         if edit_step is not None and not edited:
             reason = next(iter(unusable), self.stream.stopped or "the stream ended before this edit")
             report = EditReport(editor=self.editor_name, error=reason)
-            return EditedAnswer(final=_edit_failed(reason), edit=report, position=position)
+            return EditedAnswer(final=_edit_failed(reason, question, unedited), edit=report, position=position)
         final = _with_unedited(answers[last][item] if question.ask_edited else unedited[item], question, unedited)
         if edit_step is None:
             due = not question.requests and question.ask_edited
@@ -377,8 +382,14 @@ class StreamSession(Session):
         )
 
 
-def _edit_failed(reason: str) -> FailedAnswer:
-    return FailedAnswer(f"edit failed: {reason}")
+def _edit_failed(reason: str, question: Question, unedited: Answers) -> ModelAnswer | FailedAnswer:
+    """The answer to a question about a failed edit; the unedited model's, where the question needs it, is not lost."""
+    if not question.ask_edited:
+        return _with_unedited(unedited[question.item], question, unedited)
+    before = unedited[question.item] if question.ask_unedited else None
+    if isinstance(before, StateSimilarity):
+        before = None
+    return FailedAnswer(f"edit failed: {reason}", unedited=before)
 
 
 def answer_distinct(

@@ -62,24 +62,46 @@ def _run_judge(args: argparse.Namespace) -> int:
         raise EditingError(f"no judge is configured. Use --judge em, contains, ..., or a model as in {HOW_TO}.")
     names = [name, args.compare] if args.compare else [name]
     judges = [make_judge(one, **_settings_of(args)) for one in names]
+    columns = _column_names(judges)
     if args.dry_run:
         _print_plans(judges, saved)
         return 0
     judged = [judge_answers(judge, saved) for judge in judges]
-    columns = {report.judge: verdicts for verdicts, report in judged}
+    verdicts = dict(zip(columns, [judgement.verdicts for judgement in judged], strict=True))
     scores = {score: score_answers(score, saved) for score in args.score}
     header = ("task", "answers", "n", *[f"{column} ({part})" for column in columns for part in ("share", "scored")])
-    table((*header, "em", *scores), table_rows(saved, columns, scores))
+    table((*header, "em", *scores), table_rows(saved, verdicts, scores))
     for _, report in judged:
         say(report)
     if args.compare:
-        _print_agreement(saved, *(verdicts for verdicts, _ in judged))
+        _print_agreement(saved, *verdicts.values())
     if args.out:
-        write_output(args.out, "".join(json.dumps(row) + "\n" for row in verdict_rows(saved, columns)))
+        write_output(args.out, "".join(json.dumps(row) + "\n" for row in verdict_rows(saved, verdicts)))
         say(f"verdicts written to {args.out}")
     for judge, (_, report) in zip(judges, judged, strict=True):
         report.require(judge.settings.min_coverage if isinstance(judge, ModelJudge) else 1.0)
     return 0
+
+
+def _column_names(judges: Sequence[Judge]) -> list[str]:
+    """The judges' names, with the settings in which two judges of one name differ.
+
+    Raises:
+        EditingError: if both are the same judge.
+    """
+    from judges.model.judge import ModelJudge
+
+    names = [judge.name for judge in judges]
+    if len(set(names)) == len(names):
+        return names
+    first, second = (judge.describe() if isinstance(judge, ModelJudge) else {} for judge in judges)
+    differing = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    if not differing:
+        raise EditingError(f"--judge and --compare are the same judge, {names[0]}; name two that differ.")
+    return [
+        ", ".join([name, *(f"{setting}={described.get(setting)}" for setting in differing)])
+        for name, described in zip(names, (first, second), strict=True)
+    ]
 
 
 def _print_plans(judges: Sequence[Judge], saved: Sequence[SavedAnswer]) -> None:

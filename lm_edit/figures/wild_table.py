@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from edit_hooks.utils.hashing import key_of
 from lm_edit.figures.select import MISSING, Cell, by_model, first_metric, require_edited, require_rows, run_cells
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_edit.figures.tables import Table
@@ -19,7 +20,9 @@ NEEDS = Needs("wild_table", GAP.columns, GAP.command)
 
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
-    """A row per editor, two columns per model and benchmark, and the mean over the editors that have both values.
+    """A row per run, two columns per model and benchmark, and the mean over the editors that have both values.
+
+    Runs that differ in the seed alone count as one editor, with their mean.
 
     Editors with another population, data set or judge are refused, as in ``wild_gap``.
     """
@@ -30,10 +33,12 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
     require_edited(chosen, NEEDS)
     header = ["editor"]
     columns: list[dict[str, Cell]] = []  # by the label of the run
+    entries: list[dict[str, str]] = []  # of each two columns
     for benchmark, title in BENCHMARKS.items():
         for model, group, labels in by_model(chosen[chosen["task"].isin(tasks[benchmark])]):
             if set(group["metric"]) != {SYNTHETIC, wild}:
                 continue
+            entries.append(_entries(group, labels))
             for metric, name in ((SYNTHETIC, "synthetic"), (wild, "WILD")):
                 header.append(f"{title}, {model}, {name}")
                 columns.append(dict(zip(labels.values(), run_cells(group, list(labels), metric), strict=True)))
@@ -45,18 +50,29 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
     ]
     mean: list[str | int | float] = ["mean over editors"]
     number: list[str | int | float] = ["editors in the mean"]
-    for pair in zip(columns[::2], columns[1::2], strict=True):
-        both = [editor for editor in editors if all(math.isfinite(_value(column, editor)) for column in pair)]
-        sums = [math.fsum(_value(column, editor) for editor in both) for column in pair]
-        mean += [f"{total / len(both):.3f}" if both else "-" for total in sums]
-        number += [len(both), len(both)]
+    for pair, entry_of in zip(zip(columns[::2], columns[1::2], strict=True), entries, strict=True):
+        seeds: dict[str, list[str]] = {}  # entry -> its runs with both values
+        for label in editors:
+            if all(math.isfinite(_value(column, label)) for column in pair):
+                seeds.setdefault(entry_of[label], []).append(label)
+        for column in pair:
+            means = [math.fsum(_value(column, label) for label in labels) / len(labels) for labels in seeds.values()]
+            mean.append(f"{math.fsum(means) / len(means):.3f}" if means else "-")
+            number.append(len(means))
     return Table(
         name=NEEDS.figure,
         title=f"{SYNTHETIC} and {wild} of the same edits",
         header=header,
         rows=[*body, mean, number],
-        notes=[*notes, "The mean is over the editors with both values; every editor counts once."],
+        notes=[*notes, "The mean is over the editors with both values; the seeds of an editor count as one."],
     )
+
+
+def _entries(rows: DataFrame, labels: Mapping[str, str]) -> dict[str, str]:
+    """Label of a run -> key of all that tells editors apart but the seed."""
+    columns = ("editor", "mode", "num_edits", "icl", "edit_batch_size", "group_size", "settings")
+    runs = rows.drop_duplicates("run").set_index("run")
+    return {label: key_of([str(runs.loc[run, column]) for column in columns]) for run, label in labels.items()}
 
 
 def _value(column: Mapping[str, Cell], editor: str) -> float:

@@ -7,6 +7,7 @@ The model classes of lm-eval return ``(log-likelihood, is_greedy)`` or a text. F
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
@@ -40,6 +41,8 @@ def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
         raw = raw.final
     if isinstance(raw, GeneratedText):
         return raw.until(stops)
+    if isinstance(raw, FailedAnswer) and isinstance(raw.unedited, GeneratedText):
+        return replace(raw, unedited=raw.unedited.until(stops))
     if isinstance(raw, (ScoredContinuation, StateSimilarity, FailedAnswer, Verdict)):
         return raw
     if isinstance(raw, str):
@@ -51,6 +54,8 @@ def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
 
 def unedited_answer(answer: Answer) -> Answer:
     """The unedited model's generation; answers without one are unchanged."""
+    if isinstance(answer, FailedAnswer):
+        return answer.unedited or answer
     if not isinstance(answer, GeneratedText):
         return answer
     return answer.unedited or FailedAnswer(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))

@@ -27,6 +27,18 @@ def find_setting(config: object, name: str) -> Any:
     return next((value for value in found if value is not None), None)
 
 
+def as_given(config: Mapping[str, Any], drawn: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with what was given for those that an editor drew, as ``context_templates: sampled_6``.
+
+    Args:
+        drawn: setting -> what was given, and the same of inner editors.
+    """
+    inner = {
+        name: as_given(config.get(name) or {}, drawn[name]) for name in INNER if isinstance(drawn.get(name), Mapping)
+    }
+    return {**config, **drawn, **inner}
+
+
 def without_setting(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The settings without this one, which is left out of the inner editors' as well."""
     return {

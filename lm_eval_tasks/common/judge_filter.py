@@ -146,9 +146,12 @@ class HelperJudgeFilter(ModelJudgeFilter):
 
 def _judged_text(answer: Answer, probe: Mapping[str, Any]) -> Answer:
     """The answer to judge: of a helper probe the unedited model's."""
-    if probe["model"] == "unedited":
+    is_helper = bool(probe["model"] == "unedited")
+    if is_helper:
         answer = unedited_answer(answer)
-    return FailedAnswer(UNFINISHED) if isinstance(answer, GeneratedText) and answer.unfinished else answer
+    if isinstance(answer, GeneratedText) and answer.unfinished:
+        return FailedAnswer(UNFINISHED, is_failure=not is_helper)
+    return answer
 
 
 @contextmanager

@@ -121,22 +121,29 @@ def all_true(items: Iterable[ItemT], test: Callable[[ItemT], object]) -> bool:
 def exclude_if(measure: Measure, is_excluded: Callable[[], float]) -> Measure:
     """A measure under a published filter.
 
-    An unscored value stays unscored, whether the filter excludes it or not.
+    What the filter excludes is excluded also where the edit failed, so that editors share a population. Where the
+    filter cannot tell, the value is unscored, for the measure's own reason if it has one.
     """
 
     def filtered() -> Any:
-        value = measure()
-        if is_excluded():
-            raise Excluded
-        return value
+        try:
+            if is_excluded():
+                raise Excluded
+        except Unscored:
+            measure()
+            raise
+        return measure()
 
     return filtered
 
 
-def _require_answer(answer: Answer | None) -> None:
-    """Raise the reason of a missing answer."""
+def _require_answer(answer: Answer | None, *, unedited: bool = False) -> Answer | None:
+    """The answer, or beside a failed edit the unedited model's; raises the reason of a missing one."""
     if isinstance(answer, FailedAnswer):
+        if unedited and answer.unedited is not None:
+            return answer.with_unedited()
         raise (Failed if answer.is_failure else Unscored)(answer.reason)
+    return answer
 
 
 def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> ScoredContinuation:
@@ -144,7 +151,7 @@ def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> Sco
 
     Raises Unscored if it is absent or not finite.
     """
-    _require_answer(answer)
+    answer = _require_answer(answer, unedited=unedited)
     if not isinstance(answer, ScoredContinuation):
         raise Unscored(f"the metric needs a likelihood, but the answer is a {type(answer).__name__}")
     if unedited:
@@ -158,7 +165,7 @@ def scored_continuation(answer: Answer | None, *, unedited: bool = False) -> Sco
 
 def generated_text(answer: Answer | None, *, unedited: bool = False) -> GeneratedText:
     """The generation of the edited or the unedited model; Unscored if absent."""
-    _require_answer(answer)
+    answer = _require_answer(answer, unedited=unedited)
     if not isinstance(answer, GeneratedText):
         raise Unscored(f"the metric needs a generation, but the answer is a {type(answer).__name__}")
     if unedited:
@@ -166,7 +173,7 @@ def generated_text(answer: Answer | None, *, unedited: bool = False) -> Generate
             raise Unscored(NEEDS_EDITED_HF.format(missing="the unedited model's answers"))
         answer = answer.unedited
     if answer.unfinished:
-        raise Unscored(UNFINISHED)
+        raise (Unscored if unedited else Failed)(UNFINISHED)
     return answer
 
 

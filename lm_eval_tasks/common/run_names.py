@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.hashing import key_of
-from lm_eval_tasks.common.editor_settings import without_setting
+from lm_eval_tasks.common.editor_settings import as_given, without_setting
 
 UNEDITED = "unedited"
 UNTUNED = "untuned"
@@ -69,8 +69,8 @@ class RunFacts:
         name: editor, mode, settings, data and model in one text that is a valid file name.
         model: readable name. model_hash: hash of the weights; "" if unknown.
         editor: its name; ``unedited`` for ``mode=none``, and the model class for stock models.
-        settings: hash of the resolved settings but the seed, also that of a post-processed editor, 8 hexadecimal
-            digits; "" without an editor.
+        settings: hash of the resolved settings but the seed and what was drawn with it (context templates), also
+            those of a post-processed editor, 8 hexadecimal digits; "" without an editor.
         settings_origin: ``shipped``, ``given``, ``untuned`` (see ``guesses``), or "" if unknown.
         context_editor: the editor acts through the prompt.
         edits: benchmark of a batch's or stream's edits and their data, as in ``qaedit (hub)``; "" for the tasks' own.
@@ -125,7 +125,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         "limit": config.get("limit"),
     }
     editor_config = editing.get("editor_config") or {}
-    settings = without_setting(editor_config, "seed")
+    settings = without_setting(as_given(editor_config, portable(editing.get("drawn_settings") or {})), "seed")
     seed = editor_config.get("seed", editing.get("seed"))  # a seed in editor_args overrules the run's
     facts = {
         "editor": editor,

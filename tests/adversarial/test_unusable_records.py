@@ -197,6 +197,30 @@ def test_a_failure_in_a_joint_edit_leaves_the_rest_of_the_group(
     assert json.loads(row["unscored_reason"]) == {"edit failed: no table for this target": 1}
 
 
+@pytest.mark.parametrize("mode", ["single", "sequential"])
+def test_failed_edits_have_the_population_of_the_unedited_model(
+    mode: str, tiny_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Which cases a filter excludes depends on the unedited model alone; a failed edit of such a case is no failure."""
+    data = str(write_jsonl(tmp_path / "records.jsonl", spoiled()))
+    model = str(tiny_path("gpt2"))
+    stream = {"edits": "bake", "mode": "sequential", "guard": "stop", "guard_norm_ratio": 1e-9}
+    options = {"editor": f"{__name__}:Picky"} if mode == "single" else {"editor": "ft_m", **stream}
+
+    def row(**options: Any) -> dict[str, Any]:
+        given = {"data": data, "editor_args": {"num_steps": 1}, **options}
+        results = run(
+            build(model, **given), ["bake_rq"], data, {"generate": False, "mode": given.get("mode", "single")}
+        )
+        return metrics_of(results, "bake_rq")
+
+    before, after = row(mode="none"), row(**options)
+    assert after["rqs_prob_failed"] > 0 and before["rqs_prob_excluded"] > 0  # else nothing is shown
+    assert after["rqs_prob_excluded"] == before["rqs_prob_excluded"]
+    assert after["rqs_prob_n"] + after["rqs_prob_failed"] == before["rqs_prob_n"]
+    assert after["rqs_prob_or_0"] == (after["rqs_prob"] or 0.0) * after["rqs_prob_n"] / before["rqs_prob_n"]
+
+
 def test_a_fault_of_the_run_stays_an_error(tiny_path: Callable[..., Path], tmp_path: Path) -> None:
     """No edit succeeds, and the error is not one of a request: settings or statistics are at fault."""
     records = [{**record} for record in invented_records("bake_qa.jsonl")]

@@ -78,8 +78,12 @@ class ScriptedLM(LM):
     def _answer(self, request: Instance, answer: Callable[[tuple, bool], ModelAnswer]) -> Any:
         self.seen.append(request)
         if reason := self.errors.get(request.doc["case_id"]):
+            asked = request.doc["asked"]["model"]
+            before = None if asked == "edited" else answer(request.args, True)
+            failed = FailedAnswer(f"edit failed: {reason}", unedited=before)
             return EditedAnswer(
-                final=FailedAnswer(f"edit failed: {reason}"), edit=EditReport(editor=None, error=reason)
+                final=replace(before, unedited=before) if asked == "unedited" else failed,
+                edit=EditReport(editor=None, error=reason),
             )
         final = answer(request.args, False)
         if request.doc["asked"]["model"] != "edited":
@@ -153,7 +157,8 @@ class StreamLM(ScriptedLM):
         if "?" in marks:
             reason = "the guard stopped the stream"
             report = EditReport(editor=None, error=reason)
-            return EditedAnswer(final=FailedAnswer(f"edit failed: {reason}"), edit=report, position=position)
+            failed = FailedAnswer(f"edit failed: {reason}", unedited=unedited)
+            return EditedAnswer(final=failed, edit=report, position=position)
         after = {step: self._answer_by_mark(request, marks[step] == "1") for step in range(own, len(marks))}
         diagnostics = {"step": own, "num_edits": own + 1, "seconds": 0.5, "final_loss": 0.25}
         checkpoints = self.checkpoints.items()

@@ -40,11 +40,11 @@ def test_judging_again_asks_no_edited_model_and_pays_once(
         assert main(arguments) == 0
         first = capsys.readouterr().out
         assert main([*arguments, "--overwrite"]) == 0
-        assert set(server.replies.values()) == {1} and len(server.replies) == 6
+        assert set(server.replies.values()) == {1} and len(server.replies) == 7
     assert row(first, WILD_TASK, "all")[1:] == ["all", "4", "0.667", "3/4", "0.333"]
-    # the unedited model knew case 3; case 1 is unscored before and after
-    assert row(first, WILD_TASK, "initially wrong")[1:] == ["initially wrong", "4", "0.500", "2/2", "0.500"]
-    assert "6 of 6 answers scored" in first and "edit failed: no such layer (2)" in first
+    # the unedited model knew case 3; it was wrong about case 1, whose edit failed
+    assert row(first, WILD_TASK, "initially wrong")[1:] == ["initially wrong", "4", "0.500", "2/3", "0.500"]
+    assert "7 of 7 answers scored" in first and "edit failed: no such layer (1)" in first
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == 8 and rows[0]["judges"]["m (correctness_v1)"]["reply"] == "A"
     assert rows[2]["judges"]["m (correctness_v1)"]["reason"] == "edit failed: no such layer"
@@ -68,8 +68,32 @@ def test_two_judges_are_compared(samples: str, tmp_path: Path, capsys: pytest.Ca
         judge = f"openai:m@{server.url}"
         assert main(["judge", samples, "--judge", judge, "--compare", "contains", "--store", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "agreement 0.500, Cohen's kappa 0.000, over 6 answers; 2 unscored" in printed
+    assert "agreement 0.429, Cohen's kappa 0.000, over 7 answers; 1 unscored" in printed
     assert 'correct / incorrect: "Which mark closes' in printed
+
+
+def test_two_judges_of_one_name_are_told_apart(
+    samples: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "verdicts.jsonl"
+    with serve(lambda item, attempt: "A") as first, serve(lambda item, attempt: "B") as second:
+        judges = [
+            json.dumps({"backend": "openai", "model": "m", "base_url": server.url, "temperature": temperature})
+            for server, temperature in ((first, 0.0), (second, 0.5))
+        ]
+        arguments = ["judge", samples, "--judge", judges[0], "--store", str(tmp_path)]
+        assert main([*arguments, "--compare", judges[1], "--out", str(out)]) == 0
+        requests = len(first.requests)
+        assert main([*arguments, "--compare", judges[0]]) == 2  # before any request
+        assert len(first.requests) == requests
+    verdicts = [json.loads(line)["judges"] for line in out.read_text().splitlines()]
+    names = [
+        f"m (correctness_v1), temperature={number}, base_url={server.url}"
+        for number, server in ((0.0, first), (0.5, second))
+    ]
+    assert {tuple(row) for row in verdicts} == {tuple(names)}
+    assert [verdicts[0][name]["verdict"] for name in names] == ["correct", "incorrect"]
+    assert "are the same judge, m (correctness_v1)" in capsys.readouterr().err
 
 
 def test_a_dry_run_only_counts(samples: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,14 +102,14 @@ def test_a_dry_run_only_counts(samples: str, tmp_path: Path, capsys: pytest.Capt
         assert main([*arguments, "--compare", "em"]) == 0
         assert not server.requests
     printed = capsys.readouterr().out
-    assert "6 answers, 6 distinct, 0 in the store: 6 calls, about " in printed and "judge em: no model calls" in printed
+    assert "7 answers, 7 distinct, 0 in the store: 7 calls, about " in printed and "judge em: no model calls" in printed
 
 
 def test_low_coverage_is_an_exit_code(samples: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serve(lambda item, attempt: "hm" if "tram" in item.question else "B") as server:
         arguments = ["judge", samples, "--judge", f"openai:m@{server.url}", "--store", str(tmp_path)]
         assert main(arguments) == 2
-        assert "scored 4 of 6 answers" in capsys.readouterr().err
+        assert "scored 5 of 7 answers" in capsys.readouterr().err
         assert main([*arguments, "--min-coverage", "0.5"]) == 0
         assert main([*arguments, "--min-coverage", "0.5", "--max-calls", "0"]) == 0  # all replies are stored
 

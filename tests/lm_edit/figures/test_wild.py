@@ -72,6 +72,19 @@ class TestTable:
         }
         assert "the files have no reliability_wild_judge" in table.notes[0]
 
+    def test_the_seeds_of_an_editor_count_as_one(self):
+        """ft_m 0.6 (0.4 and 0.8) and rome 0.9; WILD 0.1 (0.2 and 0) and 0.4. Other settings are another editor."""
+        tasks = {"qaedit_syn_reliability": "reliability_syn", "qaedit_wild_reliability": "reliability_wild_em"}
+        seeds = [
+            row("ft_m", task, metric, pair[number], seed=float(seed), settings=settings)
+            for seed, settings, pair in ((0, "a", (0.4, 0.2)), (1, "a", (0.8, 0.0)), (0, "b", (0.6, 0.7)))
+            for number, (task, metric) in enumerate(tasks.items())
+        ]
+        table = wild_table.draw(frame(*self.rows(rome=(0.9, 0.4)), *seeds[:4]))
+        assert table.rows[-2][1:] == ["0.750", "0.250"] and table.rows[-1][1:] == [2, 2]
+        table = wild_table.draw(frame(*self.rows(rome=(0.9, 0.4)), *seeds))
+        assert table.rows[-2][1:] == ["0.700", "0.400"] and table.rows[-1][1:] == [3, 3]
+
     def test_the_unedited_model_is_no_editor(self):
         table = wild_table.draw(frame(*self.rows(unedited=(0.1, 0.0), rome=(0.9, 0.4))))
         assert [line[0] for line in table.rows] == ["rome", "mean over editors", "editors in the mean"]

@@ -23,7 +23,7 @@ def test_saved_samples_hold_the_answers_that_were_scored(tmp_path: Path) -> None
     own = [answer for answer in answers if not answer.is_helper]
     assert [answer.item.answer for answer in own] == ["Orsa Lind", "", "A bracket", "In 1911"]
     assert own[1].failure == "edit failed: no such layer" and {answer.task for answer in own} == {WILD_TASK}
-    assert [answer.item.answer for answer in answers if answer.is_helper] == ["1911", "", "1911", "1911"]
+    assert [answer.item.answer for answer in answers if answer.is_helper] == ["1911"] * 4
     assert own[0].item[:2] == ("Who designed the Fenwick aqueduct?", "Orsa Lind")
 
 

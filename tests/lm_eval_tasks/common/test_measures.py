@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -98,14 +99,46 @@ def test_verdicts_are_scores_or_reasons() -> None:
         measures.judged_correct(Verdict(unscored_reason="reply was empty"))
 
 
-def test_a_filter_excludes_scored_values_only() -> None:
-    def unscored() -> float:
-        raise Unscored("no probe")
+def test_a_filter_decides_before_the_measure() -> None:
+    """A failed edit of an excluded case is no failure; where the filter cannot tell, the measure's reason is first."""
 
-    assert measures.evaluate(measures.exclude_if(lambda: 0.5, lambda: False)) == measures.Score(value=0.5)
-    assert measures.evaluate(measures.exclude_if(lambda: 0.5, lambda: True)) == measures.Score(excluded=True)
-    assert measures.evaluate(measures.exclude_if(unscored, lambda: True)) == measures.Score(reason="no probe")
-    assert measures.evaluate(measures.exclude_if(lambda: 0.5, unscored)) == measures.Score(reason="no probe")
+    def unscored(reason: str = "no probe") -> float:
+        raise Unscored(reason)
+
+    def failed() -> float:
+        raise measures.Failed("edit failed")
+
+    def scores(measure: measures.Measure) -> list[measures.Score]:
+        filters = (lambda: False, lambda: True, lambda: unscored("no helper"))
+        return [measures.evaluate(measures.exclude_if(measure, is_excluded)) for is_excluded in filters]
+
+    excluded = measures.Score(excluded=True)
+    assert scores(lambda: 0.5) == [measures.Score(value=0.5), excluded, measures.Score(reason="no helper")]
+    assert scores(unscored) == [measures.Score(reason="no probe"), excluded, measures.Score(reason="no probe")]
+    failure = measures.Score(reason="edit failed", failed=True)
+    assert scores(failed) == [failure, excluded, failure]
+
+
+def test_the_unedited_answer_survives_a_failed_edit() -> None:
+    before = GeneratedText(raw="Rome. And")
+    answered = EditedAnswer(final=FailedAnswer("edit failed: NaN", unedited=before))
+    assert EditedAnswer.from_json(json.loads(str(answered))) == answered
+    read = read_answer(answered, ["."])
+    assert measures.generated_text(read, unedited=True).text == "Rome"
+    with pytest.raises(measures.Failed, match="edit failed: NaN"):
+        measures.generated_text(read)
+    scored = FailedAnswer("edit failed: NaN", unedited=answer(-4.0))
+    assert measures.nll(scored, unedited=True) == 2.0
+    with pytest.raises(measures.Failed, match="edit failed: NaN"):
+        measures.nll(scored)
+
+
+def test_an_unfinished_thought_is_a_failure_of_the_edited_model_only() -> None:
+    thinking = GeneratedText(raw="", unfinished=True)
+    score = measures.evaluate(lambda: measures.generated_match(thinking, "Rome"))
+    assert score.failed and "think_end_token" in str(score.reason)
+    before = GeneratedText(raw="Rome", token_ids=(1,), unedited=thinking)
+    assert not measures.evaluate(lambda: measures.agree_gen(before)).failed
 
 
 def test_the_mean_over_no_probe_is_unscored() -> None:

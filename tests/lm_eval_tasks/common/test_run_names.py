@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lm_eval.loggers import EvaluationTracker
-from lm_runs import FAST
+from lm_runs import FAST, build
 from paths import RECORDS
 from result_files import EDITING
 from saved_results import evaluate_here
@@ -55,6 +55,52 @@ def test_the_seed_of_a_post_processed_editor_is_no_setting_either() -> None:
 
     assert facts(0).settings == facts(7).settings and facts(0).run != facts(7).run
     assert facts(0, keep=0.8).settings != facts(0).settings
+
+
+def test_what_is_drawn_with_the_seed_is_no_setting() -> None:
+    """Runs of two seeds have other context templates; what was given for them tells settings apart."""
+
+    def facts(seed: int, given: str = "sampled_6", **editing: Any) -> Any:
+        config = {"layers": [5], "seed": seed, "context_templates": ["{}", f"Text {seed}. {{}}"]}
+        return run_facts(results(editor_config=config, drawn_settings={"context_templates": given}, **editing))
+
+    def wrapped(seed: int, given: str = "sampled_6") -> Any:
+        base = {"layers": [5], "seed": seed, "context_templates": [f"Text {seed}. {{}}"]}
+        drawn = {"base_settings": {"context_templates": given}}
+        return run_facts(
+            results(editor_config={"keep": 0.4, "seed": seed, "base_settings": base}, drawn_settings=drawn)
+        )
+
+    for make in (facts, wrapped):
+        assert make(0).settings == make(7).settings and make(0).run != make(7).run
+        assert make(0, "sampled_21").settings != make(0).settings
+    files = [facts(0, f"/{folder}/zsre.json").settings for folder in ("home/a", "mnt/b")]
+    assert files[0] == files[1] != facts(0).settings
+
+
+DRAWING = {
+    "r_rome": {"context_templates": "sampled_6"},
+    "rect": {"base": "rome", "base_settings": {"context_templates": "sampled_6", "second_moments": None}},
+    "ultraedit": {},
+    "wise": {"context_templates": "sampled_6", "loc_prompts": "{texts}", "num_loc_prompts": 1},
+}
+
+
+@pytest.mark.parametrize("editor", DRAWING)
+def test_seeds_of_editors_that_draw_have_the_same_settings(editor: str, tiny_path: Any, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"loc": f"text {number}", "loc_ans": "b"}) + "\n" for number in range(40)))
+    given = json.loads(json.dumps(DRAWING[editor]).replace("{texts}", str(texts)))
+
+    def facts(seed: int, **changes: Any) -> Any:
+        options = {"editor": editor, "editor_args": given | changes, "seed": seed, "store": str(tmp_path / "store")}
+        lm = build(str(tiny_path("gpt2")), **options)
+        return run_facts(results(**json.loads(json.dumps(lm.get_model_info()["edited_hf"]))))
+
+    one, other, again = facts(0), facts(1), facts(0)
+    assert one.editor_config != other.editor_config and one.run != other.run  # else nothing is drawn
+    assert one.settings == other.settings and again.run == one.run
+    assert facts(0, layers=[1]).settings != facts(0, layers=[0]).settings
 
 
 @pytest.mark.parametrize("hostile", ["../../etc/passwd", "a/b\\c:d*?<>|", "\x1b[2J", "x" * 500, "-" * 9, "ü/ñ"])
