@@ -89,8 +89,9 @@ class SQLiteCache:
         """Store values by key, replacing earlier ones, in one transaction.
 
         Args:
-            values: key -> value.
-            details: contents of further columns, the same for all rows.
+            values: key -> value; texts with a UTF-8 form, as JSON in ASCII.
+            details: contents of further columns, the same for all rows. They are for readers: half surrogate pairs,
+                which SQLite cannot store, are escaped.
         """
         if self._is_writable:
             try:
@@ -119,7 +120,8 @@ class SQLiteCache:
     def _insert(self, path: Path, values: Mapping[str, str], details: Mapping[str, Column]) -> None:
         table = self.table
         names = ["key", table.value, "checksum", *details]
-        rows = [(key, value, table.checksum(key, value), *details.values()) for key, value in values.items()]
+        readable = [_storable(detail) for detail in details.values()]
+        rows = [(key, value, table.checksum(key, value), *readable) for key, value in values.items()]
         marks = ", ".join("?" * len(names))
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._transaction(path) as connection:
@@ -173,6 +175,11 @@ class SQLiteCache:
     def _warn(self, error: BaseException) -> None:
         assert self.path is not None
         _warn_unusable(self.path, str(error))
+
+
+def _storable(detail: Column) -> Column:
+    """The content of a column, with half surrogate pairs as escapes of Python."""
+    return detail.encode(errors="backslashreplace").decode() if isinstance(detail, str) else detail
 
 
 def tables_in(path: Path) -> set[str] | None:

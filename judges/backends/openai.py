@@ -117,6 +117,8 @@ class OpenAIBackend:
             completion = self._client.chat.completions.create(
                 model=settings.model, messages=cast(Any, chat), extra_body=dict(settings.extra) or None, **options
             )
+        except UnicodeEncodeError:  # only a prompt that inserts texts as they are sends such a text
+            raise Fault("the request holds half of a surrogate pair, which has no UTF-8") from None
         except openai.APITimeoutError:
             raise Fault(f"the {self.role.name} took too long", retryable=True) from None
         except openai.APIConnectionError:

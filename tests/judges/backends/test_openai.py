@@ -64,6 +64,18 @@ def test_a_temporary_fault_is_retried(fault: ServerFault, tmp_path: Path) -> Non
     assert clock.pauses and max(clock.pauses) <= 60
 
 
+def test_half_a_surrogate_pair_costs_one_answer(tmp_path: Path) -> None:
+    """A prompt with ``quoting: raw`` sends it as it is; the shipped prompt escapes it."""
+    raw = tmp_path / "raw_v1.txt"
+    raw.write_text("---\nquoting: raw\n---\n{question} {gold} {answer} A or B?\n", encoding="utf-8")
+    items = [Item("q?", "Paris", "Pa\ud800ris"), Item("q?", "Paris", "Paris")]
+    with serve(lambda item, attempt: "A", parse=str) as server:
+        judged = judge_at(server, tmp_path, prompt=str(raw)).judge(items)
+        assert [verdict.label for verdict in judged.verdicts] == [None, CORRECT] and len(server.bodies) == 1
+        assert "half of a surrogate pair" in str(judged.verdicts[0].unscored_reason)
+        assert labels_of(judge_at(server, tmp_path).judge(items).verdicts) == [CORRECT, CORRECT]
+
+
 def test_a_time_out_is_retried(tmp_path: Path) -> None:
     def hang_once(item: Item, attempt: int) -> str | ServerFault:
         return ServerFault(kind="hang") if item == ITEMS[1] and not attempt else grade_by_equality(item, attempt)
