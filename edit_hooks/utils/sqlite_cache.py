@@ -74,6 +74,11 @@ class SQLiteCache:
         self._memory: dict[str, str] = {}
         self._is_readable = self._is_writable = path is not None
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether values outlive this object: there is a file, and no write has failed so far."""
+        return self._is_writable
+
     def read(self, keys: Sequence[str]) -> dict[str, str]:
         """Return the known values among ``keys``, by key."""
         values: dict[str, str] = {}

@@ -47,6 +47,14 @@ def test_half_a_surrogate_pair_is_stored(tmp_path: Path, caplog: pytest.LogCaptu
     assert answers == {"Pa\\ud800ris 0", "Pa\\ud800ris 1", "answer"} and len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_store_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    stores = [VerdictStore(place, {}, "prompt") for place in (tmp_path, tmp_path / "file" / "x", None)]
+    for store in stores:
+        store.write(ITEM, Reply("A"))
+    assert [store.is_kept for store in stores] == [True, False, False]
+
+
 def test_a_row_that_was_changed_counts_as_missing(tmp_path: Path) -> None:
     store = VerdictStore(tmp_path, {}, "prompt")
     store.write(ITEM, Reply("B"))

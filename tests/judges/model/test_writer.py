@@ -129,6 +129,13 @@ def test_retries_that_spend_the_budget_stop_the_run(tmp_path: Path) -> None:
         assert writer_at(server, tmp_path).plan(CHATS).num_stored == 4
 
 
+def test_low_coverage_without_a_store_promises_nothing(tmp_path: Path) -> None:
+    with serve_writer(lambda asked, attempt: ServerFault(400)) as server:
+        for place, kept in ((tmp_path, "so far are in the store"), ("off", "no reply is kept")):
+            with pytest.raises(CoverageError, match=kept):
+                writer_at(server, place).write(CHATS[:1]).require(0.95)
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
