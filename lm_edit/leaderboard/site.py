@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from edit_hooks.utils.files import blocks_of
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.columns import filter_rows
 from lm_edit.leaderboard.published import published_rows
@@ -42,9 +43,10 @@ def is_own(path: Path) -> bool:
 
     Of the columns, which releases add to, the first ten count.
     """
+    if not path.is_file():
+        return False
     try:
-        with path.open("rb") as file:
-            beginning = file.read(MARKED_BYTES).decode(errors="replace")
+        beginning = next(blocks_of(path), b"")[:MARKED_BYTES].decode(errors="replace")
     except OSError:
         return False
     return GENERATOR in beginning or (path.suffix == ".csv" and beginning.startswith(",".join(CSV_HEADER[:10])))
