@@ -89,6 +89,7 @@ class Report:
         num_calls: requests sent, retries included.
         prompt_tokens, reply_tokens: token counts that the server reported for the new replies.
         reasons: unscored reason -> number of answers.
+        is_stored: whether replies are in a store that the next run reads.
     """
 
     judge: str
@@ -100,6 +101,7 @@ class Report:
     prompt_tokens: int = 0
     reply_tokens: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    is_stored: bool = True
 
     @property
     def coverage(self) -> float:
@@ -120,12 +122,19 @@ class Report:
         if self.coverage < min_coverage:
             raise CoverageError(
                 f"judge {self.judge} scored {self.num_scored} of {self.num_items} answers ({self.coverage:.1%}), "
-                f"less than min_coverage={min_coverage:.0%}. Reasons: {self._format_reasons()}. All replies received "
-                "so far are in the verdict store; the next run requests only the missing ones."
+                f"less than min_coverage={min_coverage:.0%}. Reasons: {self._format_reasons()}. "
+                f"{what_is_kept(self.is_stored, 'verdict store')}"
             )
 
     def _format_reasons(self) -> str:
         return ", ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
+
+
+def what_is_kept(is_stored: bool, store: str) -> str:
+    """A sentence about what the next run has to pay for, after one with too few replies."""
+    if is_stored:
+        return f"All replies received so far are in the {store}; the next run requests only the missing ones."
+    return f"The {store} is off or cannot be written, so no reply is kept; the next run requests all of them again."
 
 
 class Judged(NamedTuple):

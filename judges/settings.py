@@ -59,6 +59,8 @@ _WHOLE = {
 _REAL = {"timeout": POSITIVE, "max_wait": NON_NEGATIVE, "min_coverage": SHARE, "temperature": NON_NEGATIVE}
 _NULLABLE = ("max_reply_tokens", "seed", "max_calls", "max_tokens", "temperature")
 _TEXTS = ("prompt", "system", "base_url", "store", "revision", "dtype", "device")
+# Words before ``token`` in names of settings about tokens of text
+_TEXT_TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "special", "first", "per"}
 _SWITCHES = ("dry_run", "allow_edited_checkpoint")
 
 
@@ -238,10 +240,17 @@ def _nested_keys(value: object) -> Iterator[str]:
         for key, nested in value.items():
             yield str(key)
             yield from _nested_keys(nested)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _nested_keys(entry)
 
 
 def _may_hold_secret(name: str) -> bool:
-    return re.search(r"key|secret|password|authorization", name, re.IGNORECASE) is not None
+    """Whether a setting of this name may be a key, such as ``api_token``; ``max_tokens`` and ``eos_token`` are none."""
+    if re.search(r"key|secret|password|authorization|bearer|credential", name, re.IGNORECASE):
+        return True
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+    return bool(words) and words[-1].endswith("token") and not _TEXT_TOKENS.intersection(words)
 
 
 def _check_types(settings: JudgeSettings) -> None:

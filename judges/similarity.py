@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Embedder: TypeAlias = Callable[[Sequence[str]], torch.Tensor | numpy.ndarray]
 
 EMBEDDING_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+EMBEDDING_PACKAGE = ("sentence_transformers", "sentence-transformers")  # module and package
+BERTSCORE_PACKAGE = ("bert_score", "bert-score")
 BERTSCORE_MODEL = "roberta-large"  # the default of bert-score for English, which also chooses the layer
 
 
@@ -33,7 +35,7 @@ def bertscore_f1(answers: Sequence[str], golds: Sequence[str]) -> list[float]:
     Raises:
         EditingError: if the package is missing.
     """
-    package = _import_package("bert_score", "bert-score")
+    package = _import_package(*BERTSCORE_PACKAGE)
     *_, f1_N = package.score(list(answers), list(golds), model_type=BERTSCORE_MODEL, verbose=False)
     return [float(value) for value in f1_N]
 
@@ -46,13 +48,17 @@ def embedding_cosine(answers: Sequence[str], golds: Sequence[str]) -> list[float
     Raises:
         EditingError: if neither package is installed.
     """
-    embed = load_minilm() if packaged_file(MINILM_PACKAGE, "model", "config.json") else _load_hub_embedder()
+    embed = load_minilm() if _has_packaged_minilm() else _load_hub_embedder()
     answers_ND, golds_ND = embed(answers), embed(golds)
     return [float((a_D * b_D).sum()) for a_D, b_D in zip(answers_ND, golds_ND, strict=True)]
 
 
+def _has_packaged_minilm() -> bool:
+    return packaged_file(MINILM_PACKAGE, "model", "config.json") is not None
+
+
 def _load_hub_embedder() -> Embedder:
-    model = _import_package("sentence_transformers", "sentence-transformers").SentenceTransformer(EMBEDDING_MODEL)
+    model = _import_package(*EMBEDDING_PACKAGE).SentenceTransformer(EMBEDDING_MODEL)
     return lambda texts: model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
 
 
@@ -60,6 +66,18 @@ SIMILARITIES: dict[str, Callable[[Sequence[str], Sequence[str]], list[float]]] =
     "bertscore": bertscore_f1,
     "embedding": embedding_cosine,
 }
+
+
+def require_packages(name: str) -> None:
+    """Check that the packages of a score of :data:`SIMILARITIES` can be imported.
+
+    Raises:
+        EditingError: if they cannot.
+    """
+    if name == "bertscore":
+        _import_package(*BERTSCORE_PACKAGE)
+    elif not _has_packaged_minilm():
+        _import_package(*EMBEDDING_PACKAGE)
 
 
 def similarity(name: str, answers: Sequence[str], golds: Sequence[str]) -> list[float]:

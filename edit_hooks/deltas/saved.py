@@ -7,6 +7,7 @@ model or do not follow one another.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
+from edit_hooks.utils.files import user_path, write_atomically
 from edit_hooks.utils.outputs import check_output_folder
 
 INDEX_NAME = "edits.json"
@@ -123,7 +124,7 @@ def editor_of(delta: Delta) -> str | None:
 def save_edits(
     folder: str | Path, edits: Sequence[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any]
 ) -> list[Path]:
-    """Write one delta file per group of requests, and an index.
+    """Write one delta file per group of requests, and an index, which comes last: all files are there, or none.
 
     Args:
         folder: a new or empty folder.
@@ -134,9 +135,23 @@ def save_edits(
 
     Raises:
         EditingError: the folder is not empty.
+        OSError: a file cannot be written; those before it are removed.
     """
     folder = check_output_folder(folder)
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _write_edits(folder, edits, metadata)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the error of the block matters, not that of the clean-up
+            for path in (*folder.glob("edit-*.safetensors"), folder / INDEX_NAME):
+                path.unlink(missing_ok=True)
+            if is_new:
+                folder.rmdir()
+        raise
+
+
+def _write_edits(folder: Path, edits: Sequence[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any]) -> list[Path]:
     width = len(str(len(edits)))
     paths, index = [], []
     for number, (group, delta) in enumerate(edits):
@@ -147,7 +162,8 @@ def save_edits(
         index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": diagnostics})
         paths.append(path)
     text = json.dumps({**metadata, "edits": index}, indent=2, ensure_ascii=False)
-    (folder / INDEX_NAME).write_text(text + "\n", encoding="utf-8")
+    # Half surrogate pairs have no UTF-8. Python's escape of one is that of JSON, and strings are its only place.
+    write_atomically(folder / INDEX_NAME, text.encode(errors="backslashreplace").decode() + "\n")
     return paths
 
 

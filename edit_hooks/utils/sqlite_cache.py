@@ -74,6 +74,11 @@ class SQLiteCache:
         self._memory: dict[str, str] = {}
         self._is_readable = self._is_writable = path is not None
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether values outlive this object: there is a file, and no write has failed so far."""
+        return self._is_writable
+
     def read(self, keys: Sequence[str]) -> dict[str, str]:
         """Return the known values among ``keys``, by key."""
         values: dict[str, str] = {}
@@ -89,8 +94,9 @@ class SQLiteCache:
         """Store values by key, replacing earlier ones, in one transaction.
 
         Args:
-            values: key -> value.
-            details: contents of further columns, the same for all rows.
+            values: key -> value; texts with a UTF-8 form, as JSON in ASCII.
+            details: contents of further columns, the same for all rows. They are for readers: half surrogate pairs,
+                which SQLite cannot store, are escaped.
         """
         if self._is_writable:
             try:
@@ -119,7 +125,8 @@ class SQLiteCache:
     def _insert(self, path: Path, values: Mapping[str, str], details: Mapping[str, Column]) -> None:
         table = self.table
         names = ["key", table.value, "checksum", *details]
-        rows = [(key, value, table.checksum(key, value), *details.values()) for key, value in values.items()]
+        readable = [_storable(detail) for detail in details.values()]
+        rows = [(key, value, table.checksum(key, value), *readable) for key, value in values.items()]
         marks = ", ".join("?" * len(names))
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._transaction(path) as connection:
@@ -173,6 +180,11 @@ class SQLiteCache:
     def _warn(self, error: BaseException) -> None:
         assert self.path is not None
         _warn_unusable(self.path, str(error))
+
+
+def _storable(detail: Column) -> Column:
+    """The content of a column, with half surrogate pairs as escapes of Python."""
+    return detail.encode(errors="backslashreplace").decode() if isinstance(detail, str) else detail
 
 
 def tables_in(path: Path) -> set[str] | None:

@@ -104,7 +104,19 @@ class OpenAIBackend:
 
     @functools.cached_property
     def _key(self) -> str | None:
-        return os.environ.get(self.settings.key_variable) or None
+        """The API key without surrounding white space; ``None`` if there is none.
+
+        Raises:
+            EditingError: for characters that a header cannot carry; the message does not repeat the key.
+        """
+        key = os.environ.get(self.settings.key_variable, "").strip()
+        if not re.fullmatch(r"[!-~]*", key):
+            raise EditingError(
+                f"the API key in the environment variable {self.settings.key_variable} holds white space or characters "
+                "that are not ASCII, which no request can carry; put the key alone into it, without typographic "
+                "quotes."
+            )
+        return key or None
 
     def _send(self, chat: Chat) -> Reply:
         """Make one attempt; raise Fault if it fails."""
@@ -117,6 +129,8 @@ class OpenAIBackend:
             completion = self._client.chat.completions.create(
                 model=settings.model, messages=cast(Any, chat), extra_body=dict(settings.extra) or None, **options
             )
+        except UnicodeEncodeError:  # only a prompt that inserts texts as they are sends such a text
+            raise Fault("the request holds half of a surrogate pair, which has no UTF-8") from None
         except openai.APITimeoutError:
             raise Fault(f"the {self.role.name} took too long", retryable=True) from None
         except openai.APIConnectionError:

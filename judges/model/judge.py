@@ -114,6 +114,7 @@ class ModelJudge:
             prompt_tokens=sum(reply.prompt_tokens for reply in new_replies),
             reply_tokens=sum(reply.reply_tokens for reply in new_replies),
             reasons=count_reasons(verdicts),
+            is_stored=self.store.is_kept,
         )
         return Judged(verdicts, report)
 

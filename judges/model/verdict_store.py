@@ -43,6 +43,11 @@ class VerdictStore:
         self._cache = SQLiteCache(self.path, TABLE)
         self._lock = threading.Lock()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether replies are stored for later runs: there is a folder, and no write has failed."""
+        return self._cache.is_kept
+
     def key(self, item: Item) -> str:
         """SHA-256 (hex) over judge, prompt hash, question, gold answer and answer."""
         parts = [self.judge, self.prompt_hash, item.question, item.gold, item.answer]

@@ -20,7 +20,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, require_folder
 from edit_hooks.utils.sqlite_cache import CacheTable, Column, SQLiteCache
 from judges.backends.base import Backend, Fault, Outcome, Reply
-from judges.base import CoverageError
+from judges.base import CoverageError, what_is_kept
 from judges.model.judge import DRY_RUN, cost_text, estimate_tokens
 from judges.prompt import Chat
 from judges.settings import OFF, JudgeSettings
@@ -47,6 +47,11 @@ class ReplyStore:
         self.writer = json.dumps(writer, sort_keys=True, ensure_ascii=False)
         self._cache = SQLiteCache(self.path, TABLE)
         self._lock = threading.Lock()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether replies are stored for later runs: there is a folder, and no write has failed."""
+        return self._cache.is_kept
 
     def key(self, chat: Chat) -> str:
         """SHA-256 (hex) over writer and chat."""
@@ -93,6 +98,7 @@ class Written:
         num_stored: distinct chats whose reply was in the store.
         num_calls: requests sent, retries included.
         prompt_tokens, reply_tokens: token counts that the server reported for the new replies.
+        is_stored: whether replies are in a store that the next run reads.
     """
 
     outcomes: list[Outcome]
@@ -100,6 +106,7 @@ class Written:
     num_calls: int
     prompt_tokens: int
     reply_tokens: int
+    is_stored: bool = True
 
     def __str__(self) -> str:
         return (
@@ -116,8 +123,8 @@ class Written:
             raise CoverageError(
                 f"the writer replied to {num_replies} of {len(self.outcomes)} requests "
                 f"({num_replies / len(self.outcomes):.1%}), less than min_coverage={min_coverage:.0%}. Reasons: "
-                f"{', '.join(f'{reason} ({count})' for reason, count in reasons)}. All replies received so far are in "
-                "the store; the next run requests only the missing ones."
+                f"{', '.join(f'{reason} ({count})' for reason, count in reasons)}. "
+                f"{what_is_kept(self.is_stored, 'store')}"
             )
 
 
@@ -178,6 +185,7 @@ class Writer:
             num_calls=num_calls,
             prompt_tokens=sum(reply.prompt_tokens for reply in new_replies),
             reply_tokens=sum(reply.reply_tokens for reply in new_replies),
+            is_stored=self.store.is_kept,
         )
 
     def _read_stored(self, chats: Sequence[Chat]) -> tuple[dict[str, Chat], dict[str, Reply]]:

@@ -51,11 +51,13 @@ def _run_judge(args: argparse.Namespace) -> int:
     from judges.model.factory import chosen_judge, make_judge
     from judges.model.judge import ModelJudge
     from judges.settings import HOW_TO
-    from lm_edit.results.rejudge import judge_answers, score_answers, table_rows, verdict_rows
+    from lm_edit.results.rejudge import check_score, judge_answers, score_answers, table_rows, verdict_rows
     from lm_edit.results.samples import find_sample_files, read_saved_answers
 
     read_from = find_sample_files(args.samples)
     check_output_files(args, "out", inputs=[*read_from, *filter(None, [args.judge, args.compare, args.prompt])])
+    for score in args.score:
+        check_score(score)
     saved = read_saved_answers(args.samples, locality=args.locality)
     name = args.judge or chosen_judge({})
     if name is None:
@@ -66,9 +68,9 @@ def _run_judge(args: argparse.Namespace) -> int:
     if args.dry_run:
         _print_plans(judges, saved)
         return 0
+    scores = {score: score_answers(score, saved) for score in args.score}  # first: they may fail, and cost nothing
     judged = [judge_answers(judge, saved) for judge in judges]
     verdicts = dict(zip(columns, [judgement.verdicts for judgement in judged], strict=True))
-    scores = {score: score_answers(score, saved) for score in args.score}
     header = ("task", "answers", "n", *[f"{column} ({part})" for column in columns for part in ("share", "scored")])
     table((*header, "em", *scores), table_rows(saved, verdicts, scores))
     for _, report in judged:

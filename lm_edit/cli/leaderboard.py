@@ -14,6 +14,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="+", help="result files of lm_eval, or folders of them (--output_path)")
     parser.add_argument("-o", "--out", required=True, help="folder for index.html, leaderboard.md, .csv and .tex")
     parser.add_argument(
+        "--overwrite", action="store_true", help="replace files of these names that lm-edit leaderboard has not written"
+    )
+    parser.add_argument(
         "--only",
         action="append",
         default=[],
@@ -31,10 +34,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from edit_hooks.utils.outputs import check_writable_folder
-    from lm_edit.leaderboard.site import make_site
+    from edit_hooks.utils.outputs import check_output_file, check_writable_folder
+    from lm_edit.leaderboard.site import FILES, is_own, make_site
+    from lm_edit.results.runs import find_result_files
 
     folder = check_writable_folder(args.out)
+    inputs = list(find_result_files(args.results))
+    for name in FILES:
+        check_output_file(folder / name, inputs=inputs, overwrite=args.overwrite or is_own(folder / name))
     site = make_site(args.results, only=args.only, published=args.published, resamples=args.resamples, title=args.title)
     for name, text in site.files.items():
         write_output(folder / name, text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import read_text
+from edit_hooks.utils.files import read_text, require_folder
 from edit_hooks.utils.numbers import POSITIVE
 from lm_edit.cli.command import Verb, real, say, table, whole
 
@@ -33,7 +33,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slurm-cluster", choices=("slurm", "local"), help="local: submitit's processes here, to try a plan"
     )
-    parser.add_argument("--retry", action="store_true", help="also execute runs that failed before")
+    parser.add_argument(
+        "--retry", action="store_true", help="also execute runs that failed before or whose results are damaged"
+    )
     parser.add_argument("--limit", type=real(POSITIVE), help="cases per task, in place of the plan's limit")
     parser.add_argument(
         "--only", action="append", default=[], help="only runs with this text in their name; repeatable"
@@ -65,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
         rules = "; ".join(f"{item.name}: {RULES[item.rule]}" for item in grid.left_out[:3])
         raise EditingError(f"{path} has no run{chosen}." + (f" Left out: {rules}." if rules else ""))
     grid = grid._replace(runs=runs)
-    out = Path(args.out or Path(DEFAULT_OUT, plan.name)).expanduser()
+    out = require_folder(args.out or Path(DEFAULT_OUT, plan.name), "the folder of the runs,")
     if args.dry_run:
         return _dry_run(args, plan, grid, out)
     if args.status:
@@ -98,13 +100,15 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
 
     for line in described(plan):
         say(line)
-    finished = [str(path) for path in out.glob(f"*/{RESULTS}")]  # of a sweep that was begun
-    estimator = Estimator([*args.estimate_from, *finished])
+    states = {out / run.folder_name / RESULTS: described_state(out / run.folder_name, run.tasks) for run in grid.runs}
+    damaged = {results for results, (state, _) in states.items() if state == "damaged"}
+    finished = [str(path) for path in sorted(out.glob(f"*/{RESULTS}")) if path not in damaged]  # also of other plans
+    estimator = Estimator(args.estimate_from, finished)
     rows: list[tuple[str, ...]] = []
     notes: dict[str, None] = {}
     total, num_unknown = 0.0, 0
     for run in grid.runs:
-        state, reason = described_state(out / run.folder_name)
+        state, reason = states[out / run.folder_name / RESULTS]
         seconds, origin = estimator.seconds(run), origin_of(plan, run)
         if not state.startswith("done"):
             notes |= dict.fromkeys(f"{run.name}: {warning}" for warning in estimator.warnings(run))
@@ -121,6 +125,8 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
         say(f"left out: {left_out.name}: {left_out.rule} ({RULES[left_out.rule]})")
     for note in notes:
         say(note)
+    for folder, reason in estimator.unreadable.items():
+        say(f"not used for estimates: {folder}: {reason}")
     known = f"to do: about {spell_duration(total)} one after another"
     unknown = f"{num_unknown} of unknown length"
     parts = [known] * bool(total or not num_unknown) + [unknown] * bool(num_unknown)
@@ -134,32 +140,36 @@ def _print_states(grid: Grid, out: Path) -> int:
     rows = state_rows(grid.runs, [out / run.folder_name for run in grid.runs])
     table(("state", "run", "folder"), rows)
     say(count_states(rows))
-    return 1 if any(row[0] == "failed" for row in rows) else 0
+    return 1 if any(row[0] in ("failed", "damaged") for row in rows) else 0
 
 
 def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
     from lm_edit.sweeps.executors import make_executor
     from lm_edit.sweeps.runs import prepare
     from lm_edit.sweeps.schedule import run_all
-    from lm_edit.sweeps.status import UNSCORED, Progress, described_state
+    from lm_edit.sweeps.status import UNSCORED, Progress
 
     executor = make_executor(
         args.on, out, args.workers, plan.resources, address=args.address, slurm_cluster=args.slurm_cluster
     )
-    folders = {prepare(out, run): run.name for run in grid.runs}
+    runs = {prepare(out, run): run for run in grid.runs}
+    folders = {folder: run.name for folder, run in runs.items()}
+    tasks = {folder: run.tasks for folder, run in runs.items()}
     if grid.left_out:
         say(f"{len(grid.left_out)} combinations are left out; --dry-run names them")
     progress = Progress(folders, _say_lines)
-    outcomes = run_all(list(folders), executor, retry=args.retry, report=progress.report, tick=progress.tick)
+    outcomes = run_all(tasks, executor, retry=args.retry, report=progress.report, tick=progress.tick)
     failed = [folder for folder, outcome in outcomes.items() if outcome.state != "done"]
-    unscored = [folder for folder in outcomes if described_state(folder)[0] == UNSCORED]
     say(f"{len(outcomes) - len(failed)} of {len(folders)} runs have results in {out}")
-    for folder in unscored:
-        say(f"{UNSCORED}: {folders[folder]}: {described_state(folder)[1]}")
+    for folder, reason in progress.unscored.items():
+        say(f"{UNSCORED}: {folders[folder]}: {reason}")
     for folder in failed:
-        say(f"failed: {folders[folder]}; log: {folder / 'log.txt'}")
+        if outcomes[folder].state == "damaged":
+            say(f"damaged: {folders[folder]}: {outcomes[folder].reason}")
+        else:
+            say(f"failed: {folders[folder]}; log: {folder / 'log.txt'}")
     if failed:
-        say("--retry executes failed runs again")
+        say("--retry executes failed runs again, and those with damaged results, which are set aside")
     return 1 if failed else 0
 
 

@@ -20,7 +20,7 @@ from edit_hooks.utils.files import packaged_file, read_text
 from lm_edit.leaderboard.cases import Cases, Json, to_json
 from lm_edit.leaderboard.columns import Column, ColumnKey
 from lm_edit.leaderboard.published import PublishedRow
-from lm_edit.leaderboard.render_text import describe_column
+from lm_edit.leaderboard.render_text import GENERATOR, describe_column
 from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_edit.leaderboard.table import Board, Cell, Row
 
@@ -51,6 +51,7 @@ def _fill(title: str, board: dict[str, Json], cases: dict[str, Json]) -> str:
     page, style, script = (_template(name) for name in ("page.html", "page.css", "page.js"))
     parts = {
         "title": html.escape(title),
+        "generator": GENERATOR,
         "style_hash": _digest(style),
         "script_hash": _digest(script),
         "style": style,

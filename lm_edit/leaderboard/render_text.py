@@ -14,6 +14,7 @@ from lm_edit.leaderboard.significance import Comparison, Ranking
 from lm_edit.leaderboard.table import Board, Cell, Row, Section
 from lm_edit.results.markdown import escape_cell
 
+GENERATOR = "written by lm-edit leaderboard"  # in every file, which the next call may then replace
 NO_NUMBER = "-"
 CSV_HEADER = (
     "section",

@@ -8,15 +8,19 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from edit_hooks.utils.files import blocks_of
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.columns import filter_rows
 from lm_edit.leaderboard.published import published_rows
 from lm_edit.leaderboard.render_html import render_html
-from lm_edit.leaderboard.render_text import render_csv, render_latex, render_markdown
+from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.significance import RESAMPLES
 from lm_edit.leaderboard.table import build_board
 from lm_edit.results import load_cases, load_documents, load_results
 from lm_edit.results.runs import read_result_file
+
+FILES = ("index.html", "leaderboard.md", "leaderboard.csv", "leaderboard.tex")
+MARKED_BYTES = 2000  # of the beginning of a file, which has the marker
 
 
 class Site(NamedTuple):
@@ -32,6 +36,20 @@ class Site(NamedTuple):
     notes: list[str]
     num_rows: int
     num_columns: int
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file was written by ``lm-edit leaderboard``: it begins with its marker, or its columns.
+
+    Of the columns, which releases add to, the first ten count.
+    """
+    if not path.is_file():
+        return False
+    try:
+        beginning = next(blocks_of(path), b"")[:MARKED_BYTES].decode(errors="replace")
+    except OSError:
+        return False
+    return GENERATOR in beginning or (path.suffix == ".csv" and beginning.startswith(",".join(CSV_HEADER[:10])))
 
 
 def make_site(
@@ -67,9 +85,9 @@ def make_site(
     page, note = render_html(board, printed, documents, title)
     files = {
         "index.html": page,
-        "leaderboard.md": render_markdown(board, board.default_columns, shown),
+        "leaderboard.md": f"<!-- {GENERATOR} -->\n\n{render_markdown(board, board.default_columns, shown)}",
         "leaderboard.csv": render_csv(board, printed),
-        "leaderboard.tex": render_latex(board, board.default_columns, shown),
+        "leaderboard.tex": f"% {GENERATOR}\n{render_latex(board, board.default_columns, shown)}",
     }
     num_rows = len({row.run_ids for section in board.sections for row in section.rows})
     return Site(files, [*_notes(results, sampled), *([note] if note else [])], num_rows, len(board.columns))

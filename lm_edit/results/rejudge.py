@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from edit_hooks.utils.errors import EditingError, near_misses
 from judges.base import CORRECT, Judge, Judged, Verdict, count_reasons
 from judges.match import any_exact_match, match_ratio
-from judges.similarity import SIMILARITIES, similarity
+from judges.similarity import SIMILARITIES, require_packages, similarity
 from lm_edit.results.samples import SavedAnswer
 from lm_eval_tasks.common.aggregation import mean_scored
 
@@ -30,6 +30,19 @@ def judge_answers(judge: Judge, answers: Sequence[SavedAnswer]) -> Judged:
     return Judged(verdicts, replace(judged.report, reasons=count_reasons(verdicts)))
 
 
+def check_score(name: str) -> None:
+    """Check that a score can be computed, before anything is paid for.
+
+    Raises:
+        EditingError: for an unknown score, or a missing package.
+    """
+    known = [MATCH_RATIO, *SIMILARITIES]
+    if name not in known:
+        raise EditingError(f"score {name!r} is unknown.{near_misses(name, known)} Accepted: {', '.join(known)}.")
+    if name != MATCH_RATIO:
+        require_packages(name)
+
+
 def score_answers(name: str, answers: Sequence[SavedAnswer]) -> list[float | None]:
     """A graded score of every answer against its gold answer, or ``None``.
 
@@ -39,9 +52,7 @@ def score_answers(name: str, answers: Sequence[SavedAnswer]) -> list[float | Non
     Raises:
         EditingError: for an unknown score, or a missing package.
     """
-    known = [MATCH_RATIO, *SIMILARITIES]
-    if name not in known:
-        raise EditingError(f"score {name!r} is unknown.{near_misses(name, known)} Accepted: {', '.join(known)}.")
+    check_score(name)
     items = [answer.item for answer in answers if answer.failure is None]
     if name == MATCH_RATIO:
         scores = [match_ratio(item.answer, item.gold) for item in items]

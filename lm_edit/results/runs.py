@@ -21,6 +21,7 @@ Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _DATE = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)$")
 _TASK = re.compile(r"[^/\\\x00-\x1f]{1,150}")  # a part of the names of sample files
+_NO_RESULTS = re.compile(r"attempt|results\.damaged-\d+")  # folders of a run of a sweep, beside its results
 _NEEDED = ("results", "configs", "versions", "config", "n-samples")
 
 
@@ -156,7 +157,9 @@ def _misshaped(content: Mapping[str, Any]) -> str:
 
 
 def find_result_files(paths: Paths) -> Iterator[Path]:
-    """Yield the files themselves, and the result files below folders but those of a sweep's unfinished runs.
+    """Yield the files themselves, and the result files below folders.
+
+    Left out are those of a sweep's unfinished runs, and damaged results that a sweep has set aside.
 
     Raises:
         EditingError: for paths that do not exist, and folders without result files.
@@ -175,6 +178,9 @@ def find_result_files(paths: Paths) -> Iterator[Path]:
 
 
 def _is_unfinished(file: Path, folder: Path) -> bool:
-    """Whether lm_edit.sweeps is still writing the file: it is below ``<run>/attempt`` beside ``<run>/run.json``."""
+    """Whether lm_edit.sweeps is still writing the file or has set it aside.
+
+    It is then below ``<run>/attempt`` or ``<run>/results.damaged-<n>``, beside ``<run>/run.json``.
+    """
     inner = file.relative_to(folder).parents
-    return any(part.name == "attempt" and (folder / part.parent / "run.json").exists() for part in inner)
+    return any(_NO_RESULTS.fullmatch(part.name) and (folder / part.parent / "run.json").exists() for part in inner)

@@ -17,7 +17,7 @@ def missing_parts(folder: Path, tasks: Iterable[str]) -> str | None:
     """
     try:
         newest = read_result_files(folder)[-1]
-        known = {*newest.tasks, *newest.content.get("groups", {}), *newest.content.get("group_subtasks", {})}
+        known = {name for part in ("results", "groups", "group_subtasks") for name in newest.content.get(part) or ()}
         if missing := [task for task in tasks if task not in known]:
             return f"{newest.path.name} has no {', '.join(missing)}"
         for task in newest.content["n-samples"]:

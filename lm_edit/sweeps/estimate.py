@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile, read_result_files
 from lm_edit.sweeps.choices import UNEDITED
@@ -27,18 +28,29 @@ class Estimator:
 
     Args:
         paths: result files, or folders with some.
+        own: folders of results of the sweep itself; those that cannot be read are in ``unreadable``.
+
+    Attributes:
+        unreadable: folder of ``own`` -> why it cannot be read.
 
     Raises:
-        EditingError: as :func:`lm_edit.results.runs.read_result_files`.
+        EditingError: as :func:`lm_edit.results.runs.read_result_files`, for ``paths``.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], own: Sequence[str] = ()) -> None:
         self._per_edit: defaultdict[Key, list[float]] = defaultdict(list)
         self._per_case: defaultdict[Key, list[float]] = defaultdict(list)
         self._sizes: dict[Key, int] = {}  # (task, data) -> documents
         self._unscored: dict[Key, str] = {}  # (model, editor, mode, data, task) -> why no case has a score
+        self.unreadable: dict[str, str] = {}
         for file in read_result_files(paths) if paths else ():
             self._learn(file)
+        for folder in own:
+            try:
+                for file in read_result_files(folder):
+                    self._learn(file)
+            except EditingError as error:
+                self.unreadable[folder] = str(error)
 
     def seconds(self, run: Run) -> float | None:
         """Seconds of a run; ``None`` if nothing comparable was measured, or the number of cases is not known."""

@@ -1,8 +1,9 @@
 """One run of a sweep in its folder: command, lock, attempt, result.
 
 A run's folder has ``run.json`` (its settings), ``log.txt`` (output of ``lm_eval``), ``attempt/`` (files of a run
-that is not finished) and ``results/``, the renamed attempt: results are there completely or not at all. After a failure
-there is ``failed.json``.
+that is not finished) and ``results/``, the renamed attempt: results are there completely or not at all. Results that
+lost a part later, as on a full disk or in an incomplete copy, are damaged: they do not count, and are set aside before
+the run is executed again. After a failure there is ``failed.json``.
 
 The lock is a file lock on ``lock``, which the process of ``lm_eval`` inherits. It is held as long as that process is
 there, also when the sweep itself was killed, and no run is executed twice at a time.
@@ -19,17 +20,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import remove_leftovers, write_atomically
+from edit_hooks.utils.files import remove_leftovers, set_aside, write_atomically
 from edit_hooks.utils.json_io import read_json
 from lm_edit.sweeps.complete import missing_parts
 from lm_edit.sweeps.grid import Run
 
-State = Literal["done", "failed", "running", "interrupted", "waiting"]
+State = Literal["done", "damaged", "failed", "running", "interrupted", "waiting"]
 
 SETTINGS, LOG, LOCK, ATTEMPT, RESULTS, FAILED = "run.json", "log.txt", "lock", "attempt", "results", "failed.json"
 TAIL_LINES = 12  # of the log of a failed run
@@ -38,40 +39,70 @@ GRACE_SECONDS = 10.0  # between the signals that end a run
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+class Found(NamedTuple):
+    """The state of a run by its files, and the reason if it is ``failed`` or ``damaged``."""
+
+    state: State
+    reason: str = ""
+
+
 class Outcome(NamedTuple):
     """How an execution ended; plain values, which executors send between processes.
 
     Attributes:
-        state: ``busy``: another process holds the lock.
+        state: ``busy``: another process holds the lock. ``damaged``: there are results, and parts of them are missing.
         seconds: of this execution; 0 if the results were there.
-        reason: why it failed, with the last lines of the log.
+        reason: why it failed, with the last lines of the log; or the part that damaged results lack.
     """
 
-    state: Literal["done", "failed", "busy", "interrupted"]
+    state: Literal["done", "damaged", "failed", "busy", "interrupted"]
     seconds: float = 0.0
     reason: str = ""
 
 
 def prepare(out: Path, run: Run) -> Path:
-    """Make the folder of a run with its settings; return it."""
+    """Make the folder of a run with its settings; return it.
+
+    Settings that are there and differ, as after a full disk, are replaced: the plan has all of them.
+    """
     folder = out / run.folder_name
     settings = folder / SETTINGS
-    if not settings.is_file():
+    content = {"name": run.name, **run.content, "tasks": list(run.tasks)}
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    if settings.is_dir():
+        set_aside(settings)
+    if not settings.is_file() or settings.read_bytes() != text.encode():
         folder.mkdir(parents=True, exist_ok=True)
-        content = {"name": run.name, **run.content, "tasks": list(run.tasks)}
-        write_atomically(settings, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        write_atomically(settings, text)
     return folder
 
 
-def state_of(folder: Path) -> State:
-    """The state of a run by its files."""
-    if (folder / RESULTS).is_dir():
-        return "done"
+def state_of(folder: Path, tasks: Sequence[str]) -> Found:
+    """The state of a run by its files.
+
+    Reads the samples of a finished run, to check them: call it once per run, not in a loop that polls.
+
+    Args:
+        tasks: of the run; by the plan, since ``run.json`` may be damaged.
+    """
+    if os.path.lexists(folder / RESULTS):
+        lacking = missing_parts(folder / RESULTS, tasks)
+        return Found("done") if lacking is None else Found("damaged", lacking)
     if is_locked(folder):
-        return "running"
+        return Found("running")
     if (folder / FAILED).is_file():
-        return "failed"
-    return "interrupted" if (folder / ATTEMPT).is_dir() else "waiting"
+        return Found("failed", failure_of(folder))
+    return Found("interrupted" if (folder / ATTEMPT).is_dir() else "waiting")
+
+
+def set_aside_damaged(folder: Path, tasks: Sequence[str]) -> None:
+    """Rename damaged results, so that the run can be executed again; nothing is deleted.
+
+    Does nothing while another process executes the run, or if one has executed it since the damage was found.
+    """
+    with _locked(folder) as lock:
+        if lock is not None and state_of(folder, tasks).state == "damaged":
+            set_aside(folder / RESULTS)
 
 
 def failure_of(folder: Path) -> str:
@@ -82,7 +113,7 @@ def failure_of(folder: Path) -> str:
 
 
 def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], bool] = lambda: False) -> Outcome:
-    """Execute the run of a folder, unless it is finished or another process does.
+    """Execute the run of a folder, unless there are results or another process does.
 
     Args:
         environment: variables on top of those of this process.
@@ -93,7 +124,10 @@ def execute(folder: str, environment: Mapping[str, str], stopped: Callable[[], b
         if lock is None:
             return Outcome("busy")
         settings = read_json(place / SETTINGS, "run of a sweep")
-        if (place / RESULTS).is_dir() or _finish(place, settings) is None:
+        if os.path.lexists(place / RESULTS):
+            lacking = missing_parts(place / RESULTS, settings["tasks"])
+            return Outcome("done") if lacking is None else Outcome("damaged", 0.0, lacking)
+        if _finish(place, settings) is None:
             return Outcome("done")
         shutil.rmtree(place / ATTEMPT, ignore_errors=True)
         (place / FAILED).unlink(missing_ok=True)

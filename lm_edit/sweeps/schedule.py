@@ -7,12 +7,12 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from edit_hooks.utils.errors import first_line
-from lm_edit.sweeps.runs import POLL_SECONDS, Outcome, failure_of, is_locked, state_of
+from lm_edit.sweeps.runs import POLL_SECONDS, Outcome, is_locked, set_aside_damaged, state_of
 
 BUSY_SECONDS = 1.0  # between polls of a run that another sweep executes
 
@@ -55,7 +55,7 @@ class Event(NamedTuple):
 
 
 def run_all(
-    folders: Sequence[Path],
+    folders: Mapping[Path, Sequence[str]],
     executor: Executor,
     *,
     retry: bool,
@@ -65,7 +65,8 @@ def run_all(
     """Execute all runs that are not finished.
 
     Args:
-        retry: also execute those that failed before.
+        folders: folder of a run -> its tasks.
+        retry: also execute those that failed before, and those whose results are damaged, which are set aside.
         report: called when a run starts and ends.
         tick: called several times a second.
 
@@ -77,12 +78,17 @@ def run_all(
     """
     outcomes: dict[Path, Outcome] = {}
     queue: deque[Path] = deque()
-    for folder in folders:
-        state = state_of(folder)
-        if state == "done" or (state == "failed" and not retry):
-            outcomes[folder] = Outcome("done" if state == "done" else "failed", 0.0, failure_of(folder))
-            report(Event(folder, "there already" if state == "done" else "failed before", 0.0, failure_of(folder)))
+    for folder, tasks in folders.items():
+        state, reason = state_of(folder, tasks)
+        if state == "done":
+            outcomes[folder] = Outcome(state)
+            report(Event(folder, "there already"))
+        elif state in ("failed", "damaged") and not retry:
+            outcomes[folder] = Outcome(state, 0.0, reason)
+            report(Event(folder, "failed before" if state == "failed" else state, 0.0, reason))
         else:
+            if state == "damaged":
+                set_aside_damaged(folder, tasks)
             queue.append(folder)
     pending: dict[Path, Pending] = {}
     busy: dict[Path, float] = {}  # run that another process executes -> time of the next poll

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edit_hooks.utils.durations import spell_duration
 from lm_edit.sweeps.grid import Run
-from lm_edit.sweeps.runs import RESULTS, failure_of, state_of
+from lm_edit.sweeps.runs import RESULTS, state_of
 from lm_edit.sweeps.schedule import Event
 from lm_edit.sweeps.scored import missing_scores
 
@@ -23,12 +23,16 @@ class Progress:
     Args:
         names: folder -> name of its run.
         say: prints a line.
+
+    Attributes:
+        unscored: folder of a finished run in which no case is scored -> the reason.
     """
 
     def __init__(self, names: Mapping[Path, str], say: Callable[[str], None]) -> None:
         self.names, self.say = names, say
         self.started: dict[Path, float] = {}
         self.counts: Counter[str] = Counter()
+        self.unscored: dict[Path, str] = {}
         self._last = time.monotonic()
 
     def report(self, event: Event) -> None:
@@ -39,12 +43,17 @@ class Progress:
             self.started.pop(event.folder, None)
             self.counts[event.state] += 1
         taken = f" in {spell_duration(event.seconds)}" if event.seconds else ""
-        log = f"\n{event.reason}\n  log: {event.folder / 'log.txt'}" if event.reason else ""
         state = event.state
-        if state == "done":
-            state, reason = described_state(event.folder)
-            log = f"\n  {reason}" if reason else ""
-        self.say(f"[{sum(self.counts.values())}/{len(self.names)}] {state}{taken}: {self.names[event.folder]}{log}")
+        details = f"\n{event.reason}\n  log: {event.folder / 'log.txt'}" if event.reason else ""
+        if state == "damaged":  # the log is that of an execution that ended well
+            details = f"\n  {event.reason}"
+        elif state in ("done", "there already"):
+            described, reason = _scored_state(event.folder)
+            if described == UNSCORED:
+                self.unscored[event.folder] = reason
+            if state == "done":
+                state, details = described, f"\n  {reason}" if reason else ""
+        self.say(f"[{sum(self.counts.values())}/{len(self.names)}] {state}{taken}: {self.names[event.folder]}{details}")
         self._last = time.monotonic()
 
     def tick(self) -> None:
@@ -66,23 +75,27 @@ class Progress:
 
 
 def state_rows(runs: Sequence[Run], folders: Sequence[Path]) -> list[tuple[str, str, str]]:
-    """State, name and folder of every run, with the reason of failed ones and of those without a score."""
+    """State, name and folder of every run, with the reason of failed and damaged ones and of those without a score."""
     rows: list[tuple[str, str, str]] = []
     for run, folder in zip(runs, folders, strict=True):
-        state, reason = described_state(folder)
+        state, reason = described_state(folder, run.tasks)
         rows.append((state, run.name, f"{folder.name}: {reason}" if reason else folder.name))
     return rows
 
 
-def described_state(folder: Path) -> tuple[str, str]:
-    """State of a run and what is wrong; a finished run in which no case has a score is named as such."""
-    state = state_of(folder)
-    if state == "failed":
-        return state, failure_of(folder)
-    if state != "done":
-        return state, ""
+def described_state(folder: Path, tasks: Sequence[str]) -> tuple[str, str]:
+    """State of a run with these tasks, and the reason of a failure, of damage or of missing scores.
+
+    A finished run in which no case has a score is named as such. Reads the files of the run: call it once.
+    """
+    state, reason = state_of(folder, tasks)
+    return _scored_state(folder) if state == "done" else (state, reason)
+
+
+def _scored_state(folder: Path) -> tuple[str, str]:
+    """State of a run whose results are complete, and the reason if cases have no score."""
     nothing, reason = missing_scores(folder / RESULTS)
-    return (UNSCORED if nothing else state), reason
+    return (UNSCORED if nothing else "done"), reason
 
 
 def count_states(rows: Sequence[tuple[str, str, str]]) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -201,7 +202,7 @@ def test_an_interrupt_is_not_lost_in_a_callback(tmp_path: Path) -> None:
 
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run_all([tmp_path], Endless(), retry=False, report=lambda event: None, tick=tick)
+        run_all({tmp_path: ()}, Endless(), retry=False, report=lambda event: None, tick=tick)
     assert stopped == [True] and signal.getsignal(signal.SIGINT) is handler
 
 
@@ -257,6 +258,98 @@ def test_torn_results_are_no_results(fake: Any, plan: Path, tmp_path: Path, monk
     assert sweep(plan, "--out", out, "--only", "rome") == 1
     assert "has no samples of bake_gs" in capsys.readouterr().out
     assert not list(out.glob("*/results"))
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def _cut(pattern: str, share: float) -> Callable[[Path], None]:
+    def cut(folder: Path) -> None:
+        path = sorted(folder.rglob(pattern))[0]
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * share)])
+
+    return cut
+
+
+def _replace_by_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("{}", encoding="utf-8")
+
+
+DAMAGES = {
+    "emptied result file": (_cut("results_*.json", 0), "not valid JSON"),
+    "truncated result file": (_cut("results_*.json", 0.5), "not valid JSON"),
+    "truncated samples": (_cut("samples_bake_es_*.jsonl", 0.5), "samples of bake_es have 1 of 2 documents"),
+    "no files": (_empty, "no results_*.json"),
+    "a file in place of the folder": (_replace_by_file, "results"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_results_are_no_results(damage: str, fake: Any, plan: Path, tmp_path: Path, capsys: Any) -> None:
+    """They are named everywhere with their reason, and redone with --retry; nothing is deleted."""
+    out, name = tmp_path / "out", "demo, rome, bake_es+bake_gs, single"
+    assert sweep(plan, "--out", out, "--workers", 4) == 0
+    before = scores(out)
+    (folder,) = [path for path in out.iterdir() if "rome" in path.name]
+    break_files, reason = DAMAGES[damage]
+    break_files(folder / "results")
+    number = len(executions(fake))
+    capsys.readouterr()
+    assert sweep(plan, "--out", out) == 1
+    printed = capsys.readouterr().out
+    last_lines = printed.split("3 of 4 runs have results")[1]
+    assert f"damaged: {name}: " in last_lines and reason in last_lines and "--retry" in last_lines
+    assert sweep(plan, "--out", out, "--status") == 1
+    printed = capsys.readouterr().out
+    assert "3 done" in printed and "1 damaged" in printed and reason in printed
+    assert sweep(plan, "--out", out, "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert f"damaged: {name}: " in printed and reason in printed and "4 runs; 1 of unknown length" in printed
+    assert sweep(plan, "--out", out, "--only", "ike", "--dry-run") == 0  # the damaged run is none of those chosen
+    capsys.readouterr()
+    assert len(executions(fake)) == number
+    assert sweep(plan, "--out", out, "--retry") == 0
+    assert scores(out) == before and len(executions(fake)) == number + 2  # start and end
+    assert (folder / "results.damaged-1").exists()
+    assert len(set(load_results(out)["run"])) == FOUR_RUNS  # what was set aside is not read
+
+
+def test_a_run_checks_results_that_appear_while_it_waits(fake: Any, plan: Path, tmp_path: Path) -> None:
+    """A worker finds damaged results after the sweep has chosen its runs: it neither trusts nor replaces them."""
+    out = tmp_path / "out"
+    assert sweep(plan, "--out", out, "--only", "rome") == 0
+    (folder,) = out.iterdir()
+    assert execute(str(folder), {}).state == "done"
+    _empty(folder / "results")
+    outcome = execute(str(folder), {})
+    assert outcome.state == "damaged" and "no results_*.json" in outcome.reason
+    assert not any((folder / "results").iterdir())
+
+
+@pytest.mark.parametrize("content", ["", '{"name": "x"}', "{}", None])
+def test_damaged_settings_are_written_again(content: str | None, fake: Any, plan: Path, tmp_path: Path) -> None:
+    """The plan has everything that run.json has; ``None``: a folder is in its place."""
+    out = tmp_path / "out"
+    assert sweep(plan, "--out", out, "--only", "rome") == 0
+    (folder,) = out.iterdir()
+    settings = folder / "run.json"
+    whole = settings.read_text(encoding="utf-8")
+    shutil.rmtree(folder / "results")
+    settings.unlink()
+    settings.mkdir() if content is None else settings.write_text(content, encoding="utf-8")
+    assert sweep(plan, "--out", out, "--only", "rome", "--status") == 0
+    assert sweep(plan, "--out", out, "--only", "rome") == 0
+    assert settings.read_text(encoding="utf-8") == whole and len(scores(out)) == 1
+
+
+def test_the_folder_of_the_runs_is_no_file(plan: Path, tmp_path: Path, capsys: Any) -> None:
+    for action in ([], ["--status"], ["--dry-run"]):
+        assert sweep(plan, "--out", plan, *action) == 2
+        assert f"{plan} is a file; name a folder" in capsys.readouterr().err
 
 
 def test_workers_share_cores_and_gpus(fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

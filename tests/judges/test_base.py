@@ -15,6 +15,14 @@ def test_low_coverage_is_an_error() -> None:
     Report(judge="j", num_items=0, num_scored=0).require(1.0)
 
 
+@pytest.mark.parametrize(
+    ("is_stored", "kept"), [(True, "in the verdict store; the next run requests only"), (False, "no reply is kept")]
+)
+def test_low_coverage_names_what_is_kept(is_stored: bool, kept: str) -> None:
+    with pytest.raises(CoverageError, match=kept):
+        Report(judge="j", num_items=2, num_scored=1, reasons={"x": 1}, is_stored=is_stored).require(1.0)
+
+
 def test_a_verdict_has_a_label_or_a_reason() -> None:
     assert str(Verdict(label=CORRECT)) == CORRECT
     assert str(Verdict(unscored_reason="no reply")) == "[unscored: no reply]"

@@ -65,6 +65,11 @@ def test_invalid_settings_are_refused(source: Any, message: str) -> None:
         {"backend": "openai", "model": "m", "api_key": "sk-secret"},
         {"backend": "openai", "model": "m", "openai_api_key": "sk-secret"},
         {"backend": "openai", "model": "m", "extra": {"headers": {"Authorization": "sk-secret"}}},
+        {"backend": "openai", "model": "m", "extra": {"api_token": "sk-secret"}},
+        {"backend": "openai", "model": "m", "extra": {"user": [{"accessToken": "sk-secret"}]}},
+        {"backend": "openai", "model": "m", "extra": {"auth": {"hf_token": "sk-secret"}}},
+        {"backend": "openai", "model": "m", "extra": {"token": "sk-secret"}},
+        {"backend": "openai", "model": "m", "extra": {"bearer": "sk-secret"}},
         {"backend": "openai", "model": "m", "api_key_env": "sk-secret"},
         {"backend": "openai", "model": "m", "base_url": "https://me:sk-secret@host/v1"},
         {"backend": "openai", "model": "m", "base_url": "https://host/v1?key=sk-secret"},
@@ -74,6 +79,14 @@ def test_a_key_among_the_settings_is_refused_and_not_repeated(mapping: dict[str,
     with pytest.raises(EditingError) as caught:
         read_settings(mapping)
     assert "sk-secret" not in str(caught.value)
+
+
+def test_settings_about_tokens_of_text_are_no_keys() -> None:
+    extra = {
+        **{"max_tokens": 9, "max_completion_tokens": 9, "min_tokens": 1, "token_limit": 9, "eos_token": "</s>"},
+        **{"stop_token_ids": [2], "allowed_token_ids": [1], "skip_special_tokens": True, "thinking_token_budget": 8},
+    }
+    assert read_settings({"backend": "openai", "model": "m", "max_tokens": 9, "extra": extra}).extra == extra
 
 
 def test_the_identity_holds_only_what_changes_replies(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from judge_server import FakeTime, ServerFault, completion_body, grade_by_equality, judge_at, labels_of, serve
 
+from edit_hooks import EditingError
 from judges.backends.openai import requested_wait
 from judges.base import CORRECT, INCORRECT, Item
 
@@ -31,6 +32,31 @@ def test_a_local_server_does_not_receive_the_key_of_openai(tmp_path: Path, monke
     with serve() as server:
         judge_at(server, tmp_path).judge(ITEMS[:2])
         assert server.authorizations == {"Bearer no-key"}
+
+
+@pytest.mark.parametrize("white_space", ["\n", "  ", "\r\n"])
+def test_white_space_around_the_key_is_dropped(
+    white_space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LM_EDIT_JUDGE_API_KEY", f"local{white_space}")
+    with serve() as server:
+        judge = judge_at(server, tmp_path)
+        judge.backend.check()
+        assert judge.judge(ITEMS[:1]).report.num_scored == 1 and server.authorizations == {"Bearer local"}
+        monkeypatch.setenv("LM_EDIT_JUDGE_API_KEY", white_space)
+        assert judge_at(server, tmp_path).judge(ITEMS[1:2]).report.num_scored == 1
+        assert server.authorizations == {"Bearer local", "Bearer no-key"}
+
+
+@pytest.mark.parametrize("key", ["sk-se\ncret", "\u201csk-secret\u201d", "sk secret", "sk-s\u00e9cret"])
+def test_a_key_that_no_header_carries_is_one_error(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LM_EDIT_JUDGE_API_KEY", key)
+    with serve() as server:
+        for use in (lambda judge: judge.backend.check(), lambda judge: judge.judge(ITEMS)):
+            with pytest.raises(EditingError, match="LM_EDIT_JUDGE_API_KEY holds white space or characters") as caught:
+                use(judge_at(server, tmp_path))
+            assert key not in str(caught.value) and "cret" not in str(caught.value)
+        assert not server.bodies
 
 
 @pytest.mark.parametrize(
@@ -62,6 +88,18 @@ def test_a_temporary_fault_is_retried(fault: ServerFault, tmp_path: Path) -> Non
         assert judged.report.num_calls == 12
         assert labels_of(judge.judge(ITEMS).verdicts) == LABELS and set(server.replies.values()) == {1}
     assert clock.pauses and max(clock.pauses) <= 60
+
+
+def test_half_a_surrogate_pair_costs_one_answer(tmp_path: Path) -> None:
+    """A prompt with ``quoting: raw`` sends it as it is; the shipped prompt escapes it."""
+    raw = tmp_path / "raw_v1.txt"
+    raw.write_text("---\nquoting: raw\n---\n{question} {gold} {answer} A or B?\n", encoding="utf-8")
+    items = [Item("q?", "Paris", "Pa\ud800ris"), Item("q?", "Paris", "Paris")]
+    with serve(lambda item, attempt: "A", parse=str) as server:
+        judged = judge_at(server, tmp_path, prompt=str(raw)).judge(items)
+        assert [verdict.label for verdict in judged.verdicts] == [None, CORRECT] and len(server.bodies) == 1
+        assert "half of a surrogate pair" in str(judged.verdicts[0].unscored_reason)
+        assert labels_of(judge_at(server, tmp_path).judge(items).verdicts) == [CORRECT, CORRECT]
 
 
 def test_a_time_out_is_retried(tmp_path: Path) -> None:

@@ -33,6 +33,28 @@ def test_without_a_folder_replies_stay_in_memory() -> None:
     assert store.path is None and store.read([ITEM, Item("q", "g", "a")]) == {ITEM: Reply("A", "stop", 100, 1)}
 
 
+def test_half_a_surrogate_pair_is_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One such text must not disable the store: every request of the run would be paid again."""
+    items = [ITEM._replace(answer=f"Pa\ud800ris {n}", question="\udfff?", gold="\ud800") for n in range(2)]
+    store = VerdictStore(tmp_path, {"model": "m", "system": "\ud800"}, "prompt")
+    for item in [*items, ITEM]:
+        store.write(item, Reply("A \ud800"))
+    again = VerdictStore(tmp_path, {"model": "m", "system": "\ud800"}, "prompt")
+    assert again.read([*items, ITEM]) == dict.fromkeys([*items, ITEM], Reply("A \ud800")) and not caplog.records
+    connection = sqlite3.connect(tmp_path / "verdicts.sqlite")
+    answers = {answer for (answer,) in connection.execute("SELECT answer FROM replies")}
+    connection.close()
+    assert answers == {"Pa\\ud800ris 0", "Pa\\ud800ris 1", "answer"} and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_store_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    stores = [VerdictStore(place, {}, "prompt") for place in (tmp_path, tmp_path / "file" / "x", None)]
+    for store in stores:
+        store.write(ITEM, Reply("A"))
+    assert [store.is_kept for store in stores] == [True, False, False]
+
+
 def test_a_row_that_was_changed_counts_as_missing(tmp_path: Path) -> None:
     store = VerdictStore(tmp_path, {}, "prompt")
     store.write(ITEM, Reply("B"))

@@ -56,6 +56,13 @@ def test_without_a_folder_replies_stay_in_memory(tmp_path: Path, monkeypatch: py
     assert list(store.read([CHAT]).values()) == [Reply("half a pair: \ud800")] and not list(tmp_path.iterdir())
 
 
+def test_half_a_surrogate_pair_is_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    chat = [{"role": "user", "content": "hello \ud800"}]
+    ReplyStore(tmp_path, {"model": "\ud800"}).write(chat, Reply("\ud800"))
+    stored = ReplyStore(tmp_path, {"model": "\ud800"}).read([chat])
+    assert list(stored.values()) == [Reply("\ud800")] and not caplog.records
+
+
 def test_a_row_that_was_changed_counts_as_missing(tmp_path: Path) -> None:
     store = ReplyStore(tmp_path, {})
     store.write(CHAT, Reply("yes"))
@@ -120,6 +127,13 @@ def test_retries_that_spend_the_budget_stop_the_run(tmp_path: Path) -> None:
             written.require(0.95)
         written.require(0.5)
         assert writer_at(server, tmp_path).plan(CHATS).num_stored == 4
+
+
+def test_low_coverage_without_a_store_promises_nothing(tmp_path: Path) -> None:
+    with serve_writer(lambda asked, attempt: ServerFault(400)) as server:
+        for place, kept in ((tmp_path, "so far are in the store"), ("off", "no reply is kept")):
+            with pytest.raises(CoverageError, match=kept):
+                writer_at(server, place).write(CHATS[:1]).require(0.95)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
+import torch
 from command_line import printed_lines, write_requests, write_settings
 
-from edit_hooks import Delta
+from edit_hooks import Delta, EditRequest
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
+from edit_hooks.deltas.delta import Factor
+from edit_hooks.deltas.saved import save_edits
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.model import EditedHFLM
 from lm_edit.cli.main import main
@@ -51,6 +56,44 @@ def test_edits_are_made_saved_and_exported(model, edits, tmp_path, capsys, edito
     assert main(["export", *exported, *model, "--format", file_format, "--out", str(tmp_path / "export")]) == 0
     expected = "model.safetensors" if file_format == "merged" else "adapter_model.safetensors"
     assert (tmp_path / "export" / expected).is_file()
+
+
+def test_half_a_surrogate_pair_in_a_case_id_is_saved(model, tmp_path):
+    """Only prompt and target reach the tokenizer; the other texts of a record are saved with its edit."""
+    broken = {"case_id": "c\ud800", "relation_id": "\udfff", "target_true": "\ud800 \\ud800"}
+    requests = [REQUESTS[0] | broken, REQUESTS[1] | {"target_true": "Ünal"}]
+    edits, out = tmp_path / "requests.jsonl", tmp_path / "edits"
+    edits.write_text("".join(json.dumps(request) + "\n" for request in requests), encoding="utf-8")
+    settings = str(write_settings(tmp_path / "fast.yaml"))
+    options = ["--editor", "r_rome", "--editor-args", settings, "--store", str(tmp_path / "store")]
+    assert main(["edit", *model, *options, "--edits", str(edits), "--out", str(out)]) == 0
+    text = (out / "edits.json").read_text(encoding="utf-8")
+    saved = [entry["requests"][0] for entry in json.loads(text)["edits"]]
+    assert {name: saved[0][name] for name in broken} == broken and "Ünal" in text
+    assert Delta.load(out / "edit-0.safetensors").meta["requests"] == [saved[0]]
+
+
+def test_a_folder_of_edits_is_complete_or_not_there(tmp_path, monkeypatch):
+    """A full disk, at any of the files."""
+    groups = [
+        ((EditRequest(**request),), Delta(factors={"m": Factor(torch.ones(2, 1), torch.ones(3, 1))}))
+        for request in REQUESTS
+    ]
+    replace, room = os.replace, iter(())
+
+    def full_disk(*paths):
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(*paths)
+
+    monkeypatch.setattr("os.replace", full_disk)
+    for num_files in range(len(groups) + 1):
+        room = iter(range(num_files))
+        with pytest.raises(OSError, match="No space left"):
+            save_edits(tmp_path / "new", groups, {})
+        assert not (tmp_path / "new").exists()
+    room = iter(range(len(groups) + 1))
+    assert len(save_edits(tmp_path / "new", groups, {})) == len(groups) == len(list(tmp_path.glob("new/*"))) - 1
 
 
 def test_an_edit_of_the_command_line_is_the_edit_of_an_evaluation(model, edits, tmp_path):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from judge_server import grade_by_equality, serve
@@ -13,7 +16,9 @@ from scripted import ScriptedLM, StreamLM
 from task_runs import run
 from wild_answers import WILD_TASK, wild_texts
 
+from edit_hooks import EditingError
 from judges.evaluation.quality import PAIRS
+from judges.similarity import SIMILARITIES
 from judges.string_judge import RULES
 from lm_edit.cli.main import main
 
@@ -109,7 +114,10 @@ def test_low_coverage_is_an_exit_code(samples: str, tmp_path: Path, capsys: pyte
     with serve(lambda item, attempt: "hm" if "tram" in item.question else "B") as server:
         arguments = ["judge", samples, "--judge", f"openai:m@{server.url}", "--store", str(tmp_path)]
         assert main(arguments) == 2
-        assert "scored 5 of 7 answers" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert "scored 5 of 7 answers" in error and "are in the verdict store" in error
+        assert main([*arguments, "--store", "off"]) == 2
+        assert "no reply is kept" in capsys.readouterr().err
         assert main([*arguments, "--min-coverage", "0.5"]) == 0
         assert main([*arguments, "--min-coverage", "0.5", "--max-calls", "0"]) == 0  # all replies are stored
 
@@ -148,6 +156,37 @@ def test_answers_of_other_tasks_and_plain_rows(tmp_path: Path, capsys: pytest.Ca
 def test_unreadable_samples_are_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", str(tmp_path / "nothing"), "--judge", "em"]) == 2
     assert "there is no file or folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("score", "message"), [("nonsense", "score 'nonsense' is unknown"), ("bertscore", "bert-score")]
+)
+def test_scores_are_checked_before_a_request_is_paid(
+    score: str, message: str, samples: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bert_score", None)  # as where it is not installed
+    with serve() as server:
+        for options in ([], ["--dry-run"]):
+            arguments = ["judge", samples, "--judge", f"openai:m@{server.url}", "--store", "off", *options]
+            assert main([*arguments, "--score", "match_ratio", "--score", score]) == 2
+            assert message in capsys.readouterr().err
+        assert not server.bodies
+
+
+def test_a_score_that_fails_costs_no_request(
+    samples: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the weights of BERTScore cannot be downloaded."""
+
+    def fail(answers: Sequence[str], golds: Sequence[str]) -> list[float]:
+        raise EditingError("no weights")
+
+    monkeypatch.setitem(SIMILARITIES, "bertscore", fail)
+    monkeypatch.setitem(sys.modules, "bert_score", ModuleType("bert_score"))
+    with serve() as server:
+        arguments = ["judge", samples, "--judge", f"openai:m@{server.url}", "--store", "off", "--score", "bertscore"]
+        assert main(arguments) == 2 and not server.bodies
+    assert "no weights" in capsys.readouterr().err
 
 
 def test_unknown_judges_and_scores_are_errors(

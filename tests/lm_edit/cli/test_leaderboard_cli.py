@@ -48,6 +48,26 @@ def test_equal_inputs_give_equal_bytes_in_any_order(runs, tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_own_files_are_replaced_and_others_are_not(runs, tmp_path, capsys):
+    site = tmp_path / "site"
+    assert build(runs, "-o", site, "--title", "first") == 0
+    assert build(runs, "-o", site, "--title", "second") == 0
+    assert "<title>second</title>" in (site / "index.html").read_text(encoding="utf-8")
+    for name in FILES:
+        before = {path.name: path.read_bytes() for path in site.iterdir()}
+        (site / name).write_bytes(b"the home page of somebody else")
+        capsys.readouterr()
+        assert build(runs, "-o", site, "--title", "third") == 2
+        assert f"{name} exists" in (error := capsys.readouterr().err) and "--overwrite" in error
+        assert {path.name: path.read_bytes() for path in site.iterdir()} == before | {
+            name: b"the home page of somebody else"
+        }
+        (site / name).write_bytes(before[name])
+    (site / "index.html").write_bytes(b"")
+    assert build(runs, "-o", site) == 2 and build(runs, "-o", site, "--overwrite") == 0
+    assert (site / "index.html").stat().st_size
+
+
 def test_runs_without_samples_have_numbers_and_a_note(runs, tmp_path, capsys):
     write_run(tmp_path / "bare", editor="ft_m", samples=False)
     assert build(runs, tmp_path / "bare", "-o", tmp_path / "site") == 0
