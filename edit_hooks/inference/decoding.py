@@ -157,14 +157,17 @@ def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[i
 
 
 def is_stopped(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem) -> bool:
-    """Whether the answer in these new tokens contains a stop string of the item."""
+    """Whether the answer in these new tokens contains a stop string of the item.
+
+    As lm-eval's stop criterion, the text is read with its special tokens, which may be stop strings.
+    """
     if not item.stops:
         return False
     length = thought_length(tokenizer, tokens, item.think_end)
     if length is None:
         return False
     # The whole text, because one character may take several tokens and a stop string may cross them.
-    text = _decoded(tokenizer, tokens[length:])
+    text = _decoded(tokenizer, tokens[length:], skip_special_tokens=False)
     return any(stop in (text.lstrip() if length else text) for stop in item.stops)
 
 
@@ -219,5 +222,5 @@ def thought_length(
     return length
 
 
-def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))
