@@ -57,7 +57,7 @@ def of_transformers(logits: torch.Tensor, sampling: Sampling) -> list[float]:
 @pytest.mark.parametrize("top_p", [None, 0.05, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_distribution_is_that_of_transformers(top_k: int | None, top_p: float | None, tied: bool) -> None:
-    """Also among equal logits; which of those top-p drops is up to the order of its sort, so only their number counts."""
+    """Also among equal logits; which of them top-p drops is up to its sort, so only their number counts."""
     logits = 3 * torch.randn(20, 60, generator=torch.Generator().manual_seed(0))
     sampling = Sampling(top_k=top_k, top_p=top_p, temperature=0.7)
     for row in logits.round() if tied else logits:
