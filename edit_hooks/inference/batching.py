@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.items import Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
+from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.prefix_cache import PrefixCache, compute_prefix_cache, keys_depend_on_length, shared_heads
+from edit_hooks.modeling.length_dependence import forget_lengths, length_rules
+from edit_hooks.modeling.prefix_cache import PrefixCache, compute_prefix_cache, shared_heads
 from edit_hooks.utils.batching import token_batches
 
 # Shared tokens that are worth a pass of their own: demonstrations, not the few words that many questions begin with.
@@ -55,6 +57,7 @@ def run_in_batches(
     limits: Limits,
     run: Callable[[Batch], None],
     beginnings: Mapping[int, Sequence[int]] | None = None,
+    prompt_lengths: Sequence[int] | None = None,
 ) -> None:
     """Call ``run`` for every batch.
 
@@ -63,11 +66,13 @@ def run_in_batches(
 
     Args:
         deltas: edit of every item, or None.
-        lengths: number of tokens of every item.
+        lengths: number of tokens of every item, at the end of decoding.
         run: runs a batch; its indices are positions in ``deltas``.
         beginnings: by item, its tokens before the first position that is read. Where items of one edit share at least
             :data:`MIN_SHARED_TOKENS` of them, these run once (not under hook edits, which read prompts as a whole,
             nor where keys depend on the length of the text). Items without an entry run in full.
+        prompt_lengths: number of tokens of every item in its first pass; by default all. Where keys depend on the
+            length, items share a batch only if each has the keys that it has alone.
     """
     per_row = {index: delta for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row}
     written: dict[Delta, list[int]] = {}
@@ -75,16 +80,33 @@ def run_in_batches(
         if delta is not None and not delta.acts_per_row:
             written.setdefault(delta, []).append(index)
     inner = unwrapped(model)
-    if beginnings and keys_depend_on_length(inner):
+    if not deltas:
+        return
+    rules, forward = length_rules(inner), forward_pass_of(inner)
+    if rules or not forward.shares:
         beginnings = None
+    if not forward.pads:
+        limits = replace(limits, max_rows=1)
+
+    def batches(deltas: Mapping[int, Delta | None]) -> Iterator[Batch]:
+        groups: dict[Hashable, dict[int, Delta | None]] = {}
+        for index, delta in deltas.items():
+            prompt_length = lengths[index] if prompt_lengths is None else prompt_lengths[index]
+            group = tuple(rule.group(prompt_length, lengths[index]) for rule in rules)
+            groups.setdefault(group, {})[index] = delta
+        for members in groups.values():
+            for batch in _batches(inner, members, lengths, limits, beginnings):
+                forget_lengths(inner)
+                yield batch
+
     with frozen(inner):
-        for batch in _batches(inner, per_row, lengths, limits, beginnings):
+        for batch in batches(per_row):
             run(batch)
         for delta, indices in written.items():
             with AppliedDeltas(model) as applied:
                 applied.add(delta)
                 remaining = dict.fromkeys(indices, applied.runtime_part)
-                for batch in _batches(inner, remaining, lengths, limits, beginnings):
+                for batch in batches(remaining):
                     run(batch)
 
 

@@ -19,9 +19,10 @@ from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.items import GenerateItem, Limits
-from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
+from edit_hooks.modeling.architectures import input_device, unwrapped
+from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
-from edit_hooks.modeling.lm_head import ModelHead
+from edit_hooks.modeling.length_dependence import length_rules
 from edit_hooks.modeling.vocab_loss import WHOLE_VOCAB, greedy_tokens
 from edit_hooks.utils.progress import Progress
 
@@ -50,8 +51,80 @@ def generate(
 
     lengths = [len(item.context) + item.most_tokens for item, _ in items]
     beginnings = {index: item.context[:-1] for index, (item, _) in enumerate(items)}
-    run_in_batches(model, [delta for _, delta in items], lengths, limits, run, beginnings)
+    prompt_lengths = [len(item.context) for item, _ in items]
+    run_in_batches(model, [delta for _, delta in items], lengths, limits, run, beginnings, prompt_lengths)
     return [answers[index] for index in range(len(items))]
+
+
+class _RunningTexts:
+    """The rows of a batch that have not stopped, and the passes over them.
+
+    The prompts run in one pass, then one token per row and step on top of the KV cache. Whole texts run again where
+    that cannot be: at every step of models without such a cache, and at the step at which all keys change.
+    """
+
+    def __init__(self, model: nn.Module, items: Sequence[GenerateItem], batch: Batch) -> None:
+        self.model, self.batch, self.device = model, batch, input_device(model)
+        self.forward, self.edits = forward_pass_of(model), RowEdits(model, batch.deltas)
+        self.texts = [list(item.context) for item in items]
+        self.prompt_length_R = torch.tensor([len(item.context) for item in items], device=self.device)
+        self.borders = {rule.border for rule in length_rules(model) if rule.rope_type == "longrope"}
+        self.cache: DynamicCache
+        self.mask_RC: torch.Tensor
+        self.length_R: torch.Tensor
+
+    def first(self) -> torch.Tensor:
+        """The states of the prompts' last tokens."""
+        return self._run_texts(self.batch)
+
+    def next(self, rows: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """The states of one more token in each of ``rows``; the other rows are dropped."""
+        if len(rows) < len(self.texts):
+            self._keep(rows)
+        for text, token in zip(self.texts, tokens, strict=True):
+            text.append(token)
+        if not self.forward.decodes or any(len(text) - 1 in self.borders for text in self.texts):
+            return self._run_texts(Batch(self.batch.indices, self.batch.deltas))
+        self.mask_RC = torch.cat([self.mask_RC, torch.ones_like(self.mask_RC[:, :1])], 1)
+        inputs = {
+            "input_ids": torch.tensor(tokens, device=self.device)[:, None],
+            "attention_mask": self.mask_RC,
+            "position_ids": self.length_R[:, None],
+            "past_key_values": self.cache,
+        }
+        row_R = torch.arange(len(tokens), device=self.device)
+        with self.edits.step():
+            states_RD = self.forward.states_at(self.model, inputs, row_R, torch.zeros_like(row_R), use_cache=True)
+        self.length_R = self.length_R + 1
+        return states_RD
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        index = torch.tensor(rows, device=self.device)
+        self.texts = [self.texts[row] for row in rows]
+        self.prompt_length_R, self.edits = self.prompt_length_R[index], self.edits.select(index)
+        if self.forward.decodes:
+            self.cache = select_rows(self.cache, index)
+            self.mask_RC, self.length_R = self.mask_RC[index], self.length_R[index]
+
+    def _run_texts(self, batch: Batch) -> torch.Tensor:
+        """Run the texts after the batch's prefix; the states of their last tokens.
+
+        Sets the KV cache, shifted so that all texts end in the same column, its mask [R, C] and the lengths [R].
+        """
+        known = batch.num_known
+        ids_RT, mask_RT = right_padded([text[known:] for text in self.texts], self.device)
+        new_R = mask_RT.sum(1)  # tokens of each row that are not in the prefix
+        row_R = torch.arange(len(ids_RT), device=self.device)
+        inputs, decodes = batch.inputs(ids_RT, mask_RT), self.forward.decodes
+        if decodes:
+            inputs = {"past_key_values": DynamicCache(), **inputs}
+        with self.edits.prefill(mask_RT, self.prompt_length_R - known):
+            states_RD = self.forward.states_at(self.model, inputs, row_R, new_R - 1, use_cache=decodes)
+        if decodes:
+            self.length_R = known + new_R
+            aligned = right_aligned(inputs["past_key_values"], self.length_R, known + ids_RT.shape[1])
+            self.cache, self.mask_RC = aligned.cache, aligned.mask_RT
+        return states_RD
 
 
 class _DecodingLoop:
@@ -64,10 +137,9 @@ class _DecodingLoop:
         items: list[GenerateItem],
         batch: Batch,
     ) -> None:
-        self.model, self.tokenizer, self.items, self.batch = model, tokenizer, items, batch
-        self.device = input_device(model)
-        self.head = ModelHead(model)
-        self.edits = RowEdits(model, batch.deltas)
+        self.tokenizer, self.items = tokenizer, items
+        self.texts = _RunningTexts(model, items, batch)
+        self.head = self.texts.forward.head(model)
         self.end_tokens = end_token_ids(model, tokenizer)
         self.draws = {index: TokenDraw(item) for index, item in enumerate(items) if item.sampling is not None}
         self.new_tokens: list[list[int]] = [[] for _ in items]
@@ -76,53 +148,15 @@ class _DecodingLoop:
     @torch.no_grad()
     def run(self) -> list[GeneratedText]:
         running = list(range(len(self.items)))
-        next_tokens, cache, mask_RC, length_R = self._prefill()
-        edits = self.edits
+        next_tokens = self._next_tokens(running, self.texts.first())
         while True:
             unfinished = [row for row, index in enumerate(running) if not self._append(index, next_tokens[row])]
             if not unfinished:
                 break
-            if len(unfinished) < len(running):
-                rows = torch.tensor(unfinished, device=self.device)
-                running = [running[row] for row in unfinished]
-                cache = select_rows(cache, rows)
-                mask_RC, length_R, edits = mask_RC[rows], length_R[rows], edits.select(rows)
-            read = [[self.items[index].token_read(self.new_tokens[index])] for index in running]
-            ids_R1 = torch.tensor(read, device=self.device)
-            mask_RC = torch.cat([mask_RC, torch.ones_like(mask_RC[:, :1])], 1)
-            with edits.step():
-                hidden_R1D = decoder_of(self.model)(
-                    input_ids=ids_R1,
-                    attention_mask=mask_RC,
-                    position_ids=length_R[:, None],
-                    past_key_values=cache,
-                    use_cache=True,
-                ).last_hidden_state
-            length_R = length_R + 1
-            next_tokens = self._next_tokens(running, hidden_R1D[:, -1])
+            running = [running[row] for row in unfinished]
+            read = [self.items[index].token_read(self.new_tokens[index]) for index in running]
+            next_tokens = self._next_tokens(running, self.texts.next(unfinished, read))
         return [self._answer(index) for index in range(len(self.items))]
-
-    def _prefill(self) -> tuple[list[int], DynamicCache, torch.Tensor, torch.Tensor]:
-        """Run the prompts.
-
-        Returns:
-            The first new token of each row; the KV cache, shifted so that all prompts end in the same column; its mask
-            [R, C]; the prompt lengths [R].
-        """
-        known = self.batch.num_known
-        ids_RT, mask_RT = right_padded([item.context[known:] for item in self.items], self.device)
-        new_R = mask_RT.sum(1)  # tokens of each row that are not in the prefix
-        rows_R = torch.arange(len(ids_RT), device=self.device)
-        inputs = {"past_key_values": DynamicCache(), **self.batch.inputs(ids_RT, mask_RT)}
-        decoder = decoder_of(self.model)
-        with self.edits.prefill(mask_RT, new_R):
-            output = decoder(**inputs, use_cache=True)
-        hidden_RTD = output.last_hidden_state
-        last_RD = hidden_RTD[rows_R.to(hidden_RTD.device), (new_R - 1).to(hidden_RTD.device)]
-        length_R = known + new_R
-        aligned = right_aligned(inputs["past_key_values"], length_R, known + ids_RT.shape[1])
-        tokens = self._next_tokens(range(len(self.items)), last_RD)
-        return tokens, aligned.cache, aligned.mask_RT, length_R
 
     def _next_tokens(self, running: Sequence[int], states_RD: torch.Tensor) -> list[int]:
         """The next token of every running item: the most likely one, or a draw."""
@@ -157,14 +191,17 @@ def end_token_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> set[i
 
 
 def is_stopped(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem) -> bool:
-    """Whether the answer in these new tokens contains a stop string of the item."""
+    """Whether the answer in these new tokens contains a stop string of the item.
+
+    As lm-eval's stop criterion, the text is read with its special tokens, which may be stop strings.
+    """
     if not item.stops:
         return False
     length = thought_length(tokenizer, tokens, item.think_end)
     if length is None:
         return False
     # The whole text, because one character may take several tokens and a stop string may cross them.
-    text = _decoded(tokenizer, tokens[length:])
+    text = _decoded(tokenizer, tokens[length:], skip_special_tokens=False)
     return any(stop in (text.lstrip() if length else text) for stop in item.stops)
 
 
@@ -219,5 +256,5 @@ def thought_length(
     return length
 
 
-def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=skip_special_tokens))

@@ -15,10 +15,11 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.items import Limits
-from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
+from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.embedding_noise import noisy_embeddings
+from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.kv_cache import right_padded
-from edit_hooks.modeling.lm_head import WHOLE_VOCAB, ModelHead
+from edit_hooks.modeling.lm_head import WHOLE_VOCAB
 from edit_hooks.modeling.tensors import at_least_float32
 
 
@@ -46,13 +47,13 @@ def next_token_log_probs(
 
 @torch.no_grad()
 def _run_batch(model: nn.Module, prompts: list[NoisyPrompt], deltas: list[Delta | None]) -> list[torch.Tensor]:
-    device = input_device(model)
+    device, forward = input_device(model), forward_pass_of(model)
     ids_RT, mask_RT = right_padded([prompt.ids for prompt in prompts], device)
     length_R = torch.tensor([len(prompt.ids) for prompt in prompts], device=device)
     with noisy_embeddings(model, _noise(prompts, ids_RT)), RowEdits(model, deltas).prefill(mask_RT, length_R):
-        hidden_RTD = decoder_of(model)(input_ids=ids_RT, attention_mask=mask_RT, use_cache=False).last_hidden_state
-    last_RD = hidden_RTD[torch.arange(len(prompts), device=hidden_RTD.device), length_R.to(hidden_RTD.device) - 1]
-    return list(at_least_float32(ModelHead(model).logits(last_RD, WHOLE_VOCAB)).log_softmax(1).cpu())
+        inputs, row_R = {"input_ids": ids_RT, "attention_mask": mask_RT}, torch.arange(len(prompts), device=device)
+        last_RD = forward.states_at(model, inputs, row_R, length_R - 1, use_cache=False)
+    return list(at_least_float32(forward.head(model).logits(last_RD, WHOLE_VOCAB)).log_softmax(1).cpu())
 
 
 def _noise(prompts: Sequence[NoisyPrompt], ids_RT: torch.Tensor) -> torch.Tensor | None:

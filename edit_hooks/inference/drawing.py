@@ -40,14 +40,17 @@ class TokenDraw:
 def distribution(logits_V: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """The probabilities from which a token is drawn, largest first, and their tokens.
 
-    As in transformers: top-k keeps ties of the smallest kept logit out, top-p keeps the token that crosses the bound.
+    As in transformers: top-k keeps all tokens whose logit equals the k-th largest, so there may be more than k; top-p
+    is taken of what top-k has kept, and keeps the token that crosses the bound.
     """
     logits_V = logits_V.detach().to("cpu", torch.float64) / sampling.temperature
     count = min(sampling.top_k or len(logits_V), len(logits_V))
-    values, tokens = logits_V.topk(count)
-    probabilities = values.softmax(0)
-    if sampling.top_p is not None:
-        before = probabilities.cumsum(0) - probabilities
-        kept = before < sampling.top_p
+    (candidates,) = (logits_V >= logits_V.topk(count).values[-1]).nonzero(as_tuple=True)
+    values, order = logits_V[candidates].sort(descending=True, stable=True)
+    tokens, probabilities = candidates[order], values.softmax(0)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        not_larger = probabilities.flip(0).cumsum(0).flip(0)  # of this token and all after it
+        kept = not_larger > 1 - sampling.top_p
+        kept[0] = True
         probabilities, tokens = probabilities[kept] / probabilities[kept].sum(), tokens[kept]
     return probabilities, tokens

@@ -29,6 +29,7 @@ from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.length_dependence import forget_lengths
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.progress import Progress
 
@@ -40,6 +41,7 @@ def score_reference(
     answers = []
     with frozen(unwrapped(model)), gradients(False):
         for item, delta in items:
+            forget_lengths(unwrapped(model))
             with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
                 answers.append(_score_one(unwrapped(model), item))
             progress(1)
@@ -63,6 +65,7 @@ def generate_reference(
     answers = []
     with frozen(unwrapped(model)):
         for item, delta in items:
+            forget_lengths(unwrapped(model))
             with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
                 answers.append(_generate_one(unwrapped(model), tokenizer, item))
             progress(1)

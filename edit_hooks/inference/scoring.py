@@ -17,9 +17,9 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import Batch, run_in_batches
 from edit_hooks.inference.items import Limits, ScoreItem
-from edit_hooks.modeling.architectures import decoder_of, input_device, unwrapped
+from edit_hooks.modeling.architectures import input_device, unwrapped
+from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.kv_cache import right_padded
-from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.vocab_loss import log_likelihoods
 from edit_hooks.utils.progress import Progress
 
@@ -51,7 +51,7 @@ def score(
 
 @torch.no_grad()
 def _score_batch(model: nn.Module, items: list[ScoreItem], batch: Batch) -> list[ScoredContinuation]:
-    device, known = input_device(model), batch.num_known
+    device, known, forward = input_device(model), batch.num_known, forward_pass_of(model)
     fed = [(*item.context, *item.continuation)[known:-1] for item in items]
     ids_RT, mask_RT = right_padded(fed, device)
     positions = [
@@ -63,9 +63,8 @@ def _score_batch(model: nn.Module, items: list[ScoreItem], batch: Batch) -> list
     prompt_length_R = torch.tensor([len(item.context) - known for item in items], device=device)
     inputs = batch.inputs(ids_RT, mask_RT)
     with RowEdits(model, batch.deltas).prefill(mask_RT, prompt_length_R):
-        hidden_RTD = decoder_of(model)(**inputs, use_cache=batch.prefix is not None).last_hidden_state
-    states_LD = hidden_RTD[row_L.to(hidden_RTD.device), column_L.to(hidden_RTD.device)]
-    logprob_L, argmax_L = (part.tolist() for part in log_likelihoods(ModelHead(model), states_LD, token_L))
+        states_LD = forward.states_at(model, inputs, row_L, column_L, use_cache=batch.prefix is not None)
+    logprob_L, argmax_L = (part.tolist() for part in log_likelihoods(forward.head(model), states_LD, token_L))
     answers, start = [], 0
     for item in items:
         stop = start + len(item.continuation)

@@ -3,6 +3,9 @@
 Special tokens, truncation and stop strings follow lm-eval's rules. The targets of editing documents are split off at
 the end of the prompt, because their metrics count tokens: lm-eval moves white space at the end of the prompt, such as
 the line break of a chat template, into the target. Stock tasks keep lm-eval's tokens.
+
+As in lm-eval, a stop string may be a special token (``<|im_end|>``): it is looked for in the text with special tokens.
+The answer is the text without them, cut before the first stop string that is left in it.
 """
 
 from __future__ import annotations
@@ -179,6 +182,11 @@ class ItemBuilder:
         if not target:
             context, continuation = texts or ("", "")
             raise UnusableRequestError(f"continuation {continuation!r} has no token besides those of {context!r}.")
+        if not ids:  # without BOS; no token is left that the first token of the target could be predicted from
+            context, continuation = texts or ("", "")
+            raise UnusableRequestError(
+                f"prompt {context!r} has no token of its own: the tokenizer merges it into {continuation!r}."
+            )
         room = self._lm.max_length + 1 - len(target)
         if room < 1:
             raise UnusableRequestError(

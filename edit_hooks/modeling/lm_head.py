@@ -60,6 +60,15 @@ class LMHead(Protocol):
         """
 
 
+class _DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """States as a decoder returns them; what else decoders return (router logits, caches) is ``None``."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
 class ModelHead:
     """The head of a model, and the elementwise operations behind it."""
 
@@ -124,7 +133,7 @@ class ModelHead:
 
     def _run_after_decoder(self, states_ND: torch.Tensor) -> torch.Tensor:
         """Run the head and everything behind it on decoder outputs; logits [N, V]."""
-        decoder_output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states_ND[None])
+        decoder_output = _DecoderOutput(last_hidden_state=states_ND[None])
         unread_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=input_device(self.model))
         with forward_replaced(decoder_of(self.model), lambda *_args, **_kwargs: decoder_output):
             # squeeze is a view both ways; the backward pass of an index would fill a tensor of logits with zeros

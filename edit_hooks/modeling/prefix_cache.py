@@ -9,7 +9,7 @@ Shapes: R rows, T columns, P prefix columns, H key heads, K head width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,16 +72,6 @@ class PrefixCache:
             "position_ids": self.length_R[:, None] + columns_RT,
             "past_key_values": DynamicCache(self.layers),
         }
-
-
-def keys_depend_on_length(model: Any) -> bool:
-    """Whether the model rotates the keys of a token otherwise in longer texts, so that a prefix is not always reusable.
-
-    True for the rotary scalings of transformers that change with the length of the text.
-    """
-    rope = getattr(decoder_of(model).config, "rope_parameters", None) or {}
-    by_layer_type = [entry for entry in rope.values() if isinstance(entry, Mapping)]
-    return any(entry.get("rope_type") in ("dynamic", "longrope") for entry in by_layer_type or [rope])
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from inference_cases import PROMPTS, edits, model_and_tokenizer
+from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from edit_hooks.answers import GeneratedText
 from edit_hooks.decoding import Decoding, Sampling
@@ -38,6 +39,42 @@ def test_the_distribution_by_hand(sampling: Sampling, probabilities: list[float]
     found, order = distribution(LOGITS, sampling)
     assert order.tolist() == tokens
     assert found.tolist() == pytest.approx(probabilities, abs=1e-6)
+
+
+def of_transformers(logits: torch.Tensor, sampling: Sampling) -> list[float]:
+    """The distribution after the logits processors of ``generate``, in their order."""
+    processors: list[LogitsProcessor] = [TemperatureLogitsWarper(sampling.temperature)]
+    processors += [] if sampling.top_k is None else [TopKLogitsWarper(sampling.top_k)]
+    processors += [] if sampling.top_p is None else [TopPLogitsWarper(sampling.top_p)]
+    scores = logits[None].double()
+    for processor in processors:
+        scores = processor(torch.zeros(1, 0, dtype=torch.long), scores)
+    probabilities: list[float] = scores[0].softmax(0).tolist()
+    return probabilities
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 2, 4, 40, 999])
+@pytest.mark.parametrize("top_p", [None, 0.05, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_distribution_is_that_of_transformers(top_k: int | None, top_p: float | None, tied: bool) -> None:
+    """Also among equal logits; which of them top-p drops is up to its sort, so only their number counts."""
+    logits = 3 * torch.randn(20, 60, generator=torch.Generator().manual_seed(0))
+    sampling = Sampling(top_k=top_k, top_p=top_p, temperature=0.7)
+    for row in logits.round() if tied else logits:
+        probabilities, tokens = distribution(row, sampling)
+        found = torch.zeros(len(row), dtype=torch.float64)
+        found[tokens] = probabilities
+        expected = of_transformers(row, sampling)
+        if tied and top_p is not None:
+            assert sorted(found.tolist()) == pytest.approx(sorted(expected), abs=1e-12)
+        else:
+            assert found.tolist() == pytest.approx(expected, abs=1e-12)
+        assert probabilities.tolist() == sorted(probabilities.tolist(), reverse=True)
+
+
+def test_top_k_keeps_ties_of_the_last_kept_logit() -> None:
+    _, tokens = distribution(torch.tensor([3.0, 2.0, 2.0, 2.0, 1.0]), Sampling(top_k=2))
+    assert tokens.tolist() == [0, 1, 2, 3]
 
 
 def test_draws_follow_the_distribution() -> None:
