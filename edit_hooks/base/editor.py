@@ -73,6 +73,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
         config_folders: folders of shipped configurations; the first with a match wins.
         needs_subject: requests must mark the subject.
         supports_joint: can write several requests into one delta.
+        reads_past_updates: (optional) ``False`` if :meth:`compute` reads only ``stream_state``, hooks and metadata of
+            ``job.history``; large dense updates of earlier steps then need not stay in memory.
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
         edits_quantized: can edit maps with quantized weights: it reads them through
             :func:`edit_hooks.modeling.weights.read_weight` and trains nothing in their place.

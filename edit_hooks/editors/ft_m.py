@@ -76,6 +76,7 @@ class FineTuningEditor(Editor[FTConfigT]):
 
     needs_subject = False
     supports_joint = True
+    reads_past_updates = False
     default_depth = 0.68
 
     def compute(self, job: EditJob[FTConfigT]) -> list[Delta]:

@@ -206,6 +206,7 @@ class UltraEdit(Editor[UltraEditConfig]):
     needs_subject = False
     edits_quantized = True
     supports_joint = True
+    reads_past_updates = False
     # By default an edit made alone and a batch of it start from different statistics.
     contract_settings: ClassVar[Settings] = {"layers": [1], "lr": 3e-3, "start": "calibrated"}
 

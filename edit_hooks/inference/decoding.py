@@ -17,10 +17,12 @@ from edit_hooks.answers import GeneratedText, StopReason
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.batching import Batch, run_in_batches
+from edit_hooks.inference.checkpoint_rules import CheckpointRules
 from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.forward_pass import forward_pass_of
+from edit_hooks.modeling.generation_settings import generation_settings
 from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
 from edit_hooks.modeling.length_dependence import length_rules
 from edit_hooks.modeling.vocab_loss import WHOLE_VOCAB, greedy_tokens
@@ -142,6 +144,9 @@ class _DecodingLoop:
         self.head = self.texts.forward.head(model)
         self.end_tokens = end_token_ids(model, tokenizer)
         self.draws = {index: TokenDraw(item) for index, item in enumerate(items) if item.sampling is not None}
+        settings = generation_settings(model)  # few models have any
+        rules = [CheckpointRules(settings, item, self.end_tokens) for item in items] if settings else []
+        self.rules = {index: of_item for index, of_item in enumerate(rules) if of_item}
         self.new_tokens: list[list[int]] = [[] for _ in items]
         self.stop: list[StopReason | None] = [None] * len(items)
 
@@ -159,11 +164,14 @@ class _DecodingLoop:
         return [self._answer(index) for index in range(len(self.items))]
 
     def _next_tokens(self, running: Sequence[int], states_RD: torch.Tensor) -> list[int]:
-        """The next token of every running item: the most likely one, or a draw."""
+        """The next token of every running item: the most likely one (under the checkpoint's rules), or a draw."""
         tokens = greedy_tokens(self.head, states_RD).tolist()
         for row, index in enumerate(running):
             if draw := self.draws.get(index):
                 tokens[row] = draw.token(self.head.logits(states_RD[row : row + 1], WHOLE_VOCAB)[0])
+            elif rules := self.rules.get(index):
+                logits_V = self.head.logits(states_RD[row : row + 1], WHOLE_VOCAB)[0]
+                tokens[row] = rules.token(self.new_tokens[index], logits_V)
         return tokens
 
     def _append(self, index: int, token: int) -> bool:

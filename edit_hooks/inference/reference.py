@@ -23,6 +23,7 @@ from transformers import (
 from edit_hooks.answers import GeneratedText, ScoredContinuation, StopReason
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference.checkpoint_rules import rules_off
 from edit_hooks.inference.decoding import end_token_ids, generated_text, has_full_length, is_stopped
 from edit_hooks.inference.drawing import TokenDraw
 from edit_hooks.inference.items import GenerateItem, ScoreItem
@@ -126,6 +127,7 @@ def _generate_one(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, it
         pad_token_id=min(ends, default=0),
         stopping_criteria=StoppingCriteriaList([_StopOnText(tokenizer, item)]),
         logits_processor=LogitsProcessorList(processors),
+        **rules_off(item),
     )
     tokens = output[0, prompt.shape[1] :].tolist() if forced is None else forced.most_likely
     stop: StopReason = "stop_string" if is_stopped(tokenizer, tokens, item) else "length"

@@ -19,6 +19,14 @@ from edit_hooks.lm.options import EditingOptions
 ItemT = TypeVar("ItemT", ScoreItem, GenerateItem, StateItem)
 
 
+class _WrittenDelta(Delta):
+    """An edit whose updates never act per row; a low-rank one becomes dense while it is written, and not before."""
+
+    @property
+    def acts_per_row(self) -> bool:
+        return not self.parameter_names and super().acts_per_row
+
+
 class Engine:
     """Answers jobs (item, edit) on an lm-eval model.
 
@@ -56,14 +64,14 @@ class Engine:
         return tqdm(total=len(jobs), desc=description, unit="prompt", disable=self._lm.quiet)
 
     def _written(self, jobs: Sequence[tuple[ItemT, Delta | None]]) -> list[tuple[ItemT, Delta | None]]:
-        """With ``answer=patch``, the jobs with dense edits; those are written into the weights."""
+        """With ``answer=patch``, the jobs with edits that are written into the weights."""
         if self._options.answer != "patch":
             return list(jobs)
-        dense: dict[Delta, Delta] = {}  # one object per edit, so that its items share batches
+        written: dict[Delta, Delta] = {}  # one object per edit, so that its items share batches
         for _, delta in jobs:
-            if delta is not None and delta not in dense:
-                dense[delta] = Delta(dense=delta.weights(), hook_edit=delta.hook_edit)
-        return [(item, None if delta is None else dense[delta]) for item, delta in jobs]
+            if delta is not None and delta not in written:
+                written[delta] = _WrittenDelta(delta.factors, delta.dense, delta.masks, delta.hook_edit)
+        return [(item, None if delta is None else written[delta]) for item, delta in jobs]
 
     def _limits(self) -> Limits:
         """Bounds of a batch; a batch size above lm-eval's default of 1 bounds the rows."""

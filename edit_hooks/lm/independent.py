@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.edit_effects import EFFECTS, EditEffects
+from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, named_reasons, warn_of_unusable
@@ -71,11 +72,38 @@ class IndependentEdits:
         self.identity = identity
         self.config = resolve_with_store(model, tokenizer, editor, store, identity)
         self._edits: dict[str, Delta | FailedEdit] = {}
+        self._large = LargeEdits(store)
         self._batch_size = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
     def get(self, groups: Iterable[RequestGroup]) -> dict[str, Delta | FailedEdit]:
-        """Return the edits by group key; load or compute those not yet in memory."""
+        """Return the edits by group key, all at once; load or compute those not yet in memory."""
+        return {key: edit for portion in self.portions(groups) for key, edit in portion.items()}
+
+    def portions(self, groups: Iterable[RequestGroup]) -> Iterator[dict[str, Delta | FailedEdit]]:
+        """Yield the edits by group key in portions that fit into memory; see :class:`LargeEdits`.
+
+        Edits that act per row, which share batches, are in one portion.
+        """
         distinct = {group_key(group): group for group in groups}
+        self._finish(distinct)
+        made = {key: edit for key in distinct if isinstance(edit := self._edits[key], Delta)}
+        yield {key: edit for key in distinct if isinstance(edit := self._edits[key], FailedEdit)}
+        for portion in self._large.portions(made):
+            yield {key: self._whole(key, distinct[key]) for key in portion}
+
+    def _whole(self, key: str, group: RequestGroup) -> Delta | FailedEdit:
+        """A finished edit with its updates, which may have been dropped."""
+        edit = self._edits[key]
+        if isinstance(edit, Delta) and (whole := self._large.whole(edit)) is not None:
+            return whole
+        del self._edits[key]  # pruned or damaged since it was stored
+        self._make([group], len(group))
+        edit = self._edits[key]
+        whole = self._large.whole(edit) if isinstance(edit, Delta) else None
+        return edit if whole is None else whole
+
+    def _finish(self, distinct: Mapping[str, RequestGroup]) -> None:
+        """Load or compute the edits that are not finished."""
         new = [group for key, group in distinct.items() if key not in self._edits]
         missing = [group for group in new if not self._load(group)]
         if missing:
@@ -83,7 +111,6 @@ class IndependentEdits:
             missing = [group for group in missing if group_key(group) not in self._edits]
             if missing:
                 self._make([group for group in new if not self._failed(group)], sum(map(len, missing)))
-        return {key: self._edits[key] for key in distinct}
 
     def report(self, key: str, requests: Sequence[EditRequest] = ()) -> EditReport:
         """Return the report on a group's edit.
@@ -114,10 +141,11 @@ class IndependentEdits:
         )
 
     def _load(self, group: RequestGroup) -> bool:
-        delta = self.store.load_delta(self._description(group)) if self.store else None
+        description = self._description(group)
+        delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
             self._measure(group, delta)
-            self._edits[group_key(group)] = delta
+            self._edits[group_key(group)] = self._large.kept(delta, description)
         return delta is not None
 
     def _measure(self, group: RequestGroup, delta: Delta) -> None:
@@ -252,9 +280,10 @@ class IndependentEdits:
             self._edits[group_key(group)] = FailedEdit(str(error))
             return
         self._measure(group, delta)
-        self._edits[group_key(group)] = delta
+        description = self._description(group)
         if self.store:
-            self.store.save_delta(self._description(group), delta)
+            self.store.save_delta(description, delta)
+        self._edits[group_key(group)] = self._large.kept(delta, description)
 
 
 def group_key(group: RequestGroup) -> str:

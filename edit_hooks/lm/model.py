@@ -62,7 +62,8 @@ from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.lm.unedited_stock import UneditedStock, counted_pairs
 from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.lm.versions import installed_versions
-from edit_hooks.modeling.architectures import architecture_of
+from edit_hooks.modeling.architectures import architecture_of, unwrapped
+from edit_hooks.modeling.generation_settings import answering_parts, generation_settings, require_followed
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest
@@ -208,6 +209,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._identify()
         ordinary = [request for request in requests if not has_edit_requests(request)]
         self.load()
+        if answer_jobs == self._generate and (with_edits or self._stays_outside_weights):
+            require_followed(unwrapped(self.model))
         stock_answers: Iterator[Any] = iter(())
         edited_answers: Iterator[Any] = iter(())
         if ordinary:
@@ -259,7 +262,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if store is None:
             return answer_distinct(items, answer_missing)
         identity = {
-            "model": self.identity.to_dict(),
+            "model": self._answering_parts,
             "engine": self.options.engine,
             "device": self.device.type,
             "code": code_fingerprint(*ANSWERING_MODULES),
@@ -282,9 +285,16 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     ) -> list[Any]:
         if self._unedited_stock.is_asked:
             compute = functools.partial(stock, requests, disable_tqdm=disable_tqdm)
-            return self._unedited_stock.answers(requests, compute, self._store, self.identity)
+            return self._unedited_stock.answers(requests, compute, self._store, self._answering_parts)
         with self._stock_tasks():
             return stock(requests, disable_tqdm=disable_tqdm)
+
+    @property
+    def _stays_outside_weights(self) -> bool:
+        """Whether lm-eval's own tasks are asked under hooks or contexts, and so by this package's decoder."""
+        if self._saved_edit is not None:
+            return self._saved_edit.runtime_part is not None
+        return self.plan.cumulative and self.editor.writes != ("weights",)
 
     @contextlib.contextmanager
     def _stock_tasks(self) -> Iterator[None]:
@@ -313,10 +323,12 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         return counted_pairs(pairs, requests)
 
     def _stock_generate(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """As in the parent class; under hook and context edits decode greedily."""
+        """As in the parent class; under hook and context edits in this package's decoder, by the same rules."""
         if self._stock_edit is None:
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
         items = [self.items.generate_item(*request.args).item for request in requests]
+        if length := generation_settings(unwrapped(self.model)).get("max_new_tokens"):
+            items = [dataclasses.replace(item, max_new_tokens=length) for item in items]  # generate prefers it
         answers = self._generate([(item, self._stock_edit) for item in items])
         texts = [answer.thought or "" if answer.unfinished else answer.raw for answer in answers]
         return [truncate(text, item.stops) for item, text in zip(items, texts, strict=True)]
@@ -414,6 +426,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """Identity of the model and its tokenizer, as they were when the last requests came in."""
         return self._identity or self._identify()
 
+    @property
+    def _answering_parts(self) -> dict[str, Any]:
+        return answering_parts(self.identity, unwrapped(self.model))
+
     def _identify(self) -> ModelIdentity:
         """Identify the model before it answers requests; the edits of this run do not apply to a changed model."""
         identity = model_identity(self.model, self.tokenizer)
@@ -445,7 +461,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "edits_data": self.edits_data,
             "demo": self.is_demo,
             "num_processes": self.world_size,
-            "model_identity": {"key": self.identity.key, **self.identity.to_dict()},
+            "model_identity": {"key": self.identity.key, **self._answering_parts},
             "code_fingerprint": code_fingerprint(__name__, *self.editor.source_modules),
             "versions": installed_versions(),
         }

@@ -207,14 +207,15 @@ class SingleEditSession(Session):
 
     def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         groups = [self._group_of(question) for question in questions]
-        deltas = self.independent.get(group for group in groups if group)
-        jobs: dict[tuple[str, Item], Delta] = {}
-        for question, group in zip(questions, groups, strict=True):
-            delta = deltas[group_key(group)] if group else None
-            if group and isinstance(delta, Delta) and question.ask_edited:
-                jobs[group_key(group), question.item] = delta
-        answered = answer_jobs([(item, delta) for (_, item), delta in jobs.items()])
-        answers = dict(zip(jobs, answered, strict=True))
+        answers: dict[tuple[str, Item], ModelAnswer] = {}
+        for edits in self.independent.portions(group for group in groups if group):
+            jobs: dict[tuple[str, Item], Delta] = {}
+            for question, group in zip(questions, groups, strict=True):
+                edit = edits.get(group_key(group)) if group else None
+                if group and isinstance(edit, Delta) and question.ask_edited:
+                    jobs[group_key(group), question.item] = edit
+            answered = answer_jobs([(item, delta) for (_, item), delta in jobs.items()]) if jobs else ()
+            answers |= zip(jobs, answered, strict=True)
         return [
             self._assemble(question, group, answers, unedited)
             for question, group in zip(questions, groups, strict=True)
@@ -299,15 +300,15 @@ class StreamSession(Session):
 
     def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
         self.stream.make()
-        return list(self.stream.deltas)
+        return [self.stream.whole(step) for step in range(len(self.stream.deltas))]
 
     @contextlib.contextmanager
     def stock_task_scope(self) -> Iterator[Delta | None]:
         """Apply the whole stream."""
         self.stream.make()
         with AppliedDeltas(self.stream.model) as applied:
-            for delta in self.stream.deltas:
-                applied.add(delta)
+            for step in range(len(self.stream.deltas)):
+                applied.add(self.stream.whole(step))
             yield applied.runtime_part
 
     @property

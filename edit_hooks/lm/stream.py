@@ -25,6 +25,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.deltas.placement import placed
 from edit_hooks.lm.edit_effects import EditEffects
+from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
@@ -105,7 +106,9 @@ class EditStream:
         self._effects = EditEffects(model, tokenizer) if measured else None
         self.steps: list[dict[str, Any]] = []
         self.stopped: str | None = None
-        self.deltas: list[Delta] = []
+        self.deltas: list[Delta] = []  # without the updates of large ones, see `whole`
+        reads_updates = getattr(editor, "reads_past_updates", True)
+        self._large = LargeEdits(None if reads_updates else store)
 
     def _check(self, plan: EditPlan) -> None:
         largest = plan.most_written_together
@@ -158,8 +161,8 @@ class EditStream:
                 if self.stopped and step >= len(self.steps):
                     break
                 delta = self._write(step, self.plan.usable(group), applied, history)
-                if delta.writes or delta.stream_state:  # a step without a usable request has neither
-                    history.append(delta)
+                if delta.writes or delta.stream_state or delta in self._large:
+                    history.append(delta)  # a step without a usable request has nothing to carry
                 bar.update(len(self.plan.usable(group)))
                 visitor(step, applied.runtime_part)
 
@@ -173,17 +176,32 @@ class EditStream:
         return f"Stream of {self.editor.name}"
 
     def _write(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
-        """Apply a step: the delta of an earlier pass, a stored one, or a new one."""
+        """Apply a step: the delta of an earlier pass, a stored one, or a new one; return what is kept of it."""
         if step < len(self.deltas):
-            applied.add(self.deltas[step])
+            applied.add(self.whole(step))
             self._verify(step, applied.state(), self.steps[step]["state_after"])
             return self.deltas[step]
         before = self._effects.target_nlls(group, applied.runtime_part)[0] if self._effects else {}
         with self._one_at_a_time():
             delta = self._load_or_make(step, group, applied, history)
         self._watch(step, group, delta, applied, before)
-        self.deltas.append(delta)  # last: a step that was interrupted is made again by the next pass
-        return delta
+        kept = self._large.kept(delta, _description_of(delta))
+        self.deltas.append(kept)  # last: a step that was interrupted is made again by the next pass
+        return kept
+
+    def whole(self, step: int) -> Delta:
+        """The delta of a finished step, from the store if its updates were dropped.
+
+        Raises:
+            EditingError: if the store no longer has it.
+        """
+        delta = self._large.whole(self.deltas[step])
+        if delta is None:
+            raise EditingError(
+                f"step {step} of the stream was removed from the store while the run needed it. Run again, and prune "
+                "the store when no run uses it."
+            )
+        return placed(self.model, delta)
 
     def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
         description = self._description(group, applied.state(), history)
@@ -222,7 +240,7 @@ class EditStream:
 
     def _description(self, group: RequestGroup, state: str, history: Sequence[Delta]) -> Description:
         # Steps that changed nothing do not show in the weights, but later steps read what they carry.
-        unseen = [delta.checksum() for delta in history if not delta.writes]
+        unseen = [delta.checksum() for delta in history if not (delta.writes or delta in self._large)]
         return Description(
             what="stream step",
             model=self.identity.to_dict(),
@@ -284,3 +302,9 @@ class EditStream:
         """Return the report on a step."""
         facts = {name: value for name, value in self.steps[step].items() if name != "state_after"}
         return EditReport(editor=self.editor.name, diagnostics=facts)
+
+
+def _description_of(delta: Delta) -> Description:
+    """The description under which a step is stored."""
+    inputs = dict(delta.meta["description"])
+    return Description(what=inputs.pop("what"), model=inputs.pop("model"), code=inputs.pop("code"), inputs=inputs)

@@ -1,7 +1,9 @@
 """The unedited model's answers to the requests of lm-eval's own tasks, for ``compare_unedited=true``.
 
 The store keeps the answers of a whole call, not of single requests: the last bits of a sum depend on the rows that
-share a batch, and an edit without effect must give a difference of exactly 0.
+share a batch, and an edit of weights without effect must give a difference of exactly 0. Under hook and context edits
+the edited column comes from this package's engine, whose batches are not lm-eval's: there log-likelihoods differ in
+their last bits (by about 1e-6 of their value in float32) where the edit has no effect.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import LoglikelihoodPair
 from edit_hooks.lm.versions import installed_versions
-from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.store.store import Description, Store
 from edit_hooks.utils.hashing import code_fingerprint, key_of
 from edit_hooks.utils.logs import get_logger
@@ -62,15 +63,19 @@ class UneditedStock:
         requests: Sequence[Instance],
         compute: Callable[[], list[Any]],
         store: Store | None,
-        identity: ModelIdentity,
+        model: Mapping[str, Any],
     ) -> list[Any]:
-        """Answers to requests of one type, from the store if it has those to this very list."""
+        """Answers to requests of one type, from the store if it has those to this very list.
+
+        Args:
+            model: what the unedited model's answers depend on.
+        """
         if store is None or any(map(_is_sampled, requests)):
             return compute()
         kind = requests[0].request_type
         description = Description(
             what="unedited answers of ordinary tasks",
-            model=identity.to_dict(),
+            model=model,
             code=code_fingerprint(__name__),
             inputs={
                 "type": kind,

@@ -79,7 +79,8 @@ class ModelIdentity:
         model: class of the model, SHA-256 of its source file if transformers does not contain it, and SHA-256 of its
             modules: classes and plain attributes, among them the scaling and the state of PEFT layers.
         config: the model's configuration without :data:`CONFIG_EXCLUSIONS`, and its attention implementation.
-        end_tokens: end tokens of the generation configuration. Nothing else of it is read: decoding is greedy.
+        end_tokens: end tokens of the generation configuration. No edit depends on its other entries; answers do, see
+            :func:`~edit_hooks.modeling.generation_settings.answering_parts`.
         hooks: forward hooks other than those of :data:`LIBRARIES_WITH_HOOKS`. A hook can do anything, so a model with
             hooks is a new one each time: the list ends with a random number.
         adapters: PEFT configurations by name, without :data:`ADAPTER_EXCLUSIONS`.

@@ -80,6 +80,10 @@ class Store:
         path = self._delta_path(description.key)
         return self._read(path, lambda: _checked_delta(path, description))
 
+    def has_delta(self, description: Description) -> bool:
+        """Whether there is a file of this edit; it is checked when it is read."""
+        return self._delta_path(description.key).is_file()
+
     def save_delta(self, description: Description, delta: Delta) -> None:
         """Store a finished edit; the description is added to its metadata."""
         path = self._delta_path(description.key)

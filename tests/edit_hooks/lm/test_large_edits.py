@@ -1,0 +1,143 @@
+"""Dense edits beyond a bound leave memory and are read again from the store; nothing else changes."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_runs import build, instance
+
+from edit_hooks import EditRequest
+from edit_hooks.contract.tiny_models import save_tiny
+from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.inference.items import ScoreItem
+from edit_hooks.lm import large_edits
+from edit_hooks.utils.errors import EditingError
+
+EDITS = [
+    EditRequest(prompt="{} is the capital of", subject=f"Port {number}", target_new="Dravonia") for number in range(6)
+]
+FT_M = {"editor": "ft_m", "editor_args": {"layers": [1], "num_steps": 1}}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("tiny"), "llama"))
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the bound be that of a number of edits of the tiny model."""
+    monkeypatch.setattr(large_edits, "MOST_BYTES", count * 32 * 64 * 4)
+
+
+def num_dense() -> int:
+    """Number of dense edits in memory."""
+    gc.collect()
+    return sum(1 for one in gc.get_objects() if isinstance(one, Delta) and one.dense)
+
+
+def questions() -> list[Any]:
+    return [
+        instance({"edit_requests": [edit.to_dict()], "case_id": edit.key}, edit.text, f" {target}")
+        for edit in EDITS
+        for target in ("Dravonia", "Ostravia")
+    ]
+
+
+def logprobs(lm: Any) -> list[float]:
+    """Of the final answers, and of those after every step of a stream."""
+    answers = lm.loglikelihood(questions(), disable_tqdm=True)
+    return [one.logprob for answer in answers for one in (answer.final, *answer.after_step.values())]
+
+
+def stored(folder: Path) -> list[Path]:
+    return sorted((folder / "store" / "deltas").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_single_edits_leave_memory(count: int, model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    expected = logprobs(build(model_path, **FT_M))
+    before = num_dense()
+    hold(monkeypatch, count)
+    alive = []
+    for _ in ("made", "from the store"):
+        lm = build(model_path, tmp_path, **FT_M)
+        score = lm.engine.score
+        lm.engine.score = lambda jobs, score=score: alive.append(num_dense()) or score(jobs)
+        assert logprobs(lm) == expected == logprobs(lm)  # the second call finds the edits made
+        assert num_dense() - before == count
+        assert all(answer.edit.diagnostics for answer in lm.loglikelihood(questions()[:1]))
+        del lm, score
+    assert max(alive) - before <= count + max(count, 1)
+    assert len(stored(tmp_path)) == 6
+
+
+def test_all_stay_where_nothing_stores_them(model_path: str, monkeypatch: Any) -> None:
+    before = num_dense()
+    hold(monkeypatch, 1)
+    lm = build(model_path, **FT_M)
+    logprobs(lm)
+    assert num_dense() - before == 6
+
+
+def test_an_edit_that_was_pruned_meanwhile_is_made_again(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    expected = logprobs(build(model_path, **FT_M))
+    hold(monkeypatch, 1)
+    lm = build(model_path, tmp_path, **FT_M)
+    assert logprobs(lm) == expected
+    for path in stored(tmp_path):
+        path.unlink()
+    # in a batch of its own, so the last bits may differ
+    assert logprobs(lm) == pytest.approx(expected, abs=1e-4) and len(stored(tmp_path)) == 5
+
+
+def stream(model_path: str, tmp_path: Path, store: Path | None, **options: Any) -> Any:
+    edits = tmp_path / "edits.jsonl"
+    records = [{name: value for name, value in edit.to_dict().items() if value is not None} for edit in EDITS]
+    lines = [json.dumps({**record, "case_id": str(number)}) for number, record in enumerate(records)]
+    edits.write_text("\n".join(lines))
+    return build(model_path, store, **{**FT_M, "mode": "sequential", "edits": str(edits), "retention": True, **options})
+
+
+def test_the_steps_of_a_stream_leave_memory(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    plain = stream(model_path, tmp_path, None)
+    expected, state = logprobs(plain), plain.stream_state()
+    steps = [delta.checksum() for delta in plain.session.edits([])]
+    del plain
+    hold(monkeypatch, 2)
+    before = num_dense()
+    for _ in ("made", "from the store"):
+        lm = stream(model_path, tmp_path, tmp_path)
+        assert logprobs(lm) == expected == logprobs(lm)
+        assert lm.stream_state() == state and num_dense() - before == 2
+        assert [delta.checksum() for delta in lm.session.edits([])] == steps
+        weights = lm.model.state_dict()
+        untouched = {name: weight.clone() for name, weight in weights.items()}
+        with lm.session.stock_task_scope():
+            assert any(not torch.equal(weights[name], weight) for name, weight in untouched.items())
+        assert all(torch.equal(weights[name], weight) for name, weight in untouched.items())
+    for path in stored(tmp_path):
+        path.unlink()
+    with pytest.raises(EditingError, match="step 2 of the stream was removed from the store"):
+        logprobs(lm)
+
+
+def test_editors_that_read_earlier_updates_have_them(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    prune = {"editor": "prune", "editor_args": {"base": "ft_m", "base_settings": FT_M["editor_args"]}}
+    expected = logprobs(stream(model_path, tmp_path, None, **prune))
+    hold(monkeypatch, 1)
+    assert logprobs(stream(model_path, tmp_path, tmp_path, **prune)) == expected
+
+
+def test_an_edit_becomes_dense_while_it_is_written(model_path: str) -> None:
+    """`answer=patch` writes every edit, and holds them in the form in which they were made."""
+    lm = build(model_path, answer="patch", editor="r_rome")
+    before = num_dense()
+    low_rank = Delta(factors={"model.layers.1.mlp.down_proj": Factor(torch.ones(32, 1), torch.ones(64, 1))})
+    ((_, written),) = lm.engine._written([(ScoreItem((1, 2), (3,)), low_rank)])
+    assert written is not None and not written.acts_per_row and num_dense() == before
+    assert written.checksum() == low_rank.checksum()
