@@ -286,7 +286,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             report = progress or (lambda count: None)
             steps = [placed(inner, delta) for delta in history]  # some may come from the store, or another device
             job = EditJob(inner, tokenizer, config, list(requests), joint, steps, report)
-            deltas = self.compute(job)
+            deltas = self._computed(job)
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]
@@ -294,6 +294,21 @@ class Editor(abc.ABC, Generic[ConfigT]):
             delta.stream_state = on_cpu(delta.stream_state)
             self._record_warnings(delta, self.warnings(job, group, delta))
         return deltas
+
+    def _computed(self, job: EditJob[ConfigT]) -> list[Delta]:
+        """Return what :meth:`compute` returns: one delta per group, or an error."""
+        deltas: object = self.compute(job)  # an editor of another package may return anything
+        if not (isinstance(deltas, (list, tuple)) and all(isinstance(delta, Delta) for delta in deltas)):
+            raise EditingError(
+                f"editor {self.name!r}: compute returned {_kinds_in(deltas)}; a list with one Delta per group of "
+                "requests (job.groups) is needed."
+            )
+        if len(deltas) != len(job.groups):
+            raise EditingError(
+                f"editor {self.name!r}: compute returned {len(deltas)} deltas for {len(job.groups)} groups of requests; "
+                "one delta per group of job.groups is needed."
+            )
+        return list(deltas)
 
     @abc.abstractmethod
     def compute(self, job: EditJob[ConfigT]) -> list[Delta]:
@@ -404,6 +419,12 @@ class Editor(abc.ABC, Generic[ConfigT]):
             if text not in self._logged:
                 self._logged.add(text)
                 log.warning("editor %s: %s", self.name, text)
+
+
+def _kinds_in(value: object) -> str:
+    """The type of a value, and of its members if it is a list."""
+    members = sorted({type(member).__name__ for member in value}) if isinstance(value, (list, tuple)) else []
+    return type(value).__name__ + (f" of {', '.join(members)}" if members else "")
 
 
 def position_limit(config: object) -> int | None:
