@@ -16,6 +16,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
 from edit_hooks.base.shipped import find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.hook_edit import HookKind, register_kinds
 from edit_hooks.deltas.placement import on_cpu, placed
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
@@ -74,6 +75,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
         needs_subject: requests must mark the subject.
         supports_joint: can write several requests into one delta.
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
+        hook_kinds: name -> class of the hook kinds that the editor brings along, so that ``package.module:Class`` works
+            without installation. Where only a saved edit is used, a kind needs an entry point, see
+            :mod:`edit_hooks.deltas.hook_edit`.
         edits_quantized: can edit maps with quantized weights: it reads them through
             :func:`edit_hooks.modeling.weights.read_weight` and trains nothing in their place.
         feeds_last_token: runs the target's last token as well, not only those that predict a token.
@@ -88,6 +92,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     needs_subject: bool = True
     supports_joint: bool = False
     writes: tuple[str, ...] = ("weights",)
+    hook_kinds: ClassVar[Mapping[str, type[HookKind]]] = {}
     edits_quantized: bool = False
     feeds_last_token: bool = False
     default_depth: float = 0.3
@@ -95,6 +100,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     contract_exemptions: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
+        register_kinds(self.hook_kinds)
         self.overrides = self.config_class.with_current_names(overrides or {})
         config = self.config_class.from_mapping(self.overrides)  # fail fast: the model is not loaded yet
         if config.shipped is not None:
@@ -305,8 +311,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
             )
         if len(deltas) != len(job.groups):
             raise EditingError(
-                f"editor {self.name!r}: compute returned {len(deltas)} deltas for {len(job.groups)} groups of requests; "
-                "one delta per group of job.groups is needed."
+                f"editor {self.name!r}: compute returned {len(deltas)} deltas for {len(job.groups)} groups of requests"
+                "; one delta per group of job.groups is needed."
             )
         return list(deltas)
 
