@@ -16,6 +16,7 @@ from edit_hooks.base.config import EditorConfig
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
 from edit_hooks.base.shipped import find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.hook_edit import HookKind, register_kinds
 from edit_hooks.deltas.placement import on_cpu, placed
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
@@ -76,6 +77,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
         reads_past_updates: (optional) ``False`` if :meth:`compute` reads only ``stream_state``, hooks and metadata of
             ``job.history``; large dense updates of earlier steps then need not stay in memory.
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
+        hook_kinds: name -> class of the hook kinds that the editor brings along, so that ``package.module:Class`` works
+            without installation. Where only a saved edit is used, a kind needs an entry point, see
+            :mod:`edit_hooks.deltas.hook_edit`.
         edits_quantized: can edit maps with quantized weights: it reads them through
             :func:`edit_hooks.modeling.weights.read_weight` and trains nothing in their place.
         feeds_last_token: runs the target's last token as well, not only those that predict a token.
@@ -90,6 +94,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     needs_subject: bool = True
     supports_joint: bool = False
     writes: tuple[str, ...] = ("weights",)
+    hook_kinds: ClassVar[Mapping[str, type[HookKind]]] = {}
     edits_quantized: bool = False
     feeds_last_token: bool = False
     default_depth: float = 0.3
@@ -97,6 +102,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     contract_exemptions: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
+        register_kinds(self.hook_kinds)
         self.overrides = self.config_class.with_current_names(overrides or {})
         config = self.config_class.from_mapping(self.overrides)  # fail fast: the model is not loaded yet
         if config.shipped is not None:
@@ -297,7 +303,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
             report = progress or (lambda count: None)
             steps = [placed(inner, delta) for delta in history]  # some may come from the store, or another device
             job = EditJob(inner, tokenizer, config, list(requests), joint, steps, report)
-            deltas = self.compute(job)
+            deltas = self._computed(job)
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]
@@ -305,6 +311,21 @@ class Editor(abc.ABC, Generic[ConfigT]):
             delta.stream_state = on_cpu(delta.stream_state)
             self._record_warnings(delta, self.warnings(job, group, delta))
         return deltas
+
+    def _computed(self, job: EditJob[ConfigT]) -> list[Delta]:
+        """Return what :meth:`compute` returns: one delta per group, or an error."""
+        deltas: object = self.compute(job)  # an editor of another package may return anything
+        if not (isinstance(deltas, (list, tuple)) and all(isinstance(delta, Delta) for delta in deltas)):
+            raise EditingError(
+                f"editor {self.name!r}: compute returned {_kinds_in(deltas)}; a list with one Delta per group of "
+                "requests (job.groups) is needed."
+            )
+        if len(deltas) != len(job.groups):
+            raise EditingError(
+                f"editor {self.name!r}: compute returned {len(deltas)} deltas for {len(job.groups)} groups of requests"
+                "; one delta per group of job.groups is needed."
+            )
+        return list(deltas)
 
     @abc.abstractmethod
     def compute(self, job: EditJob[ConfigT]) -> list[Delta]:
@@ -415,6 +436,12 @@ class Editor(abc.ABC, Generic[ConfigT]):
             if text not in self._logged:
                 self._logged.add(text)
                 log.warning("editor %s: %s", self.name, text)
+
+
+def _kinds_in(value: object) -> str:
+    """The type of a value, and of its members if it is a list."""
+    members = sorted({type(member).__name__ for member in value}) if isinstance(value, (list, tuple)) else []
+    return type(value).__name__ + (f" of {', '.join(members)}" if members else "")
 
 
 def position_limit(config: object) -> int | None:

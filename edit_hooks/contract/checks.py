@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from edit_hooks.answers import ScoredContinuation
+from edit_hooks.contract.batch_checks import check_generation, check_rows
 from edit_hooks.contract.state import changes, snapshot
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, recording_tokenizer, require
 from edit_hooks.contract.tiny_models import (
     NATURAL_TOKENIZER,
+    NUM_LAYERS,
     SENTENCES,
     build_model,
     build_tokenizer,
@@ -24,8 +28,7 @@ from edit_hooks.contract.tiny_models import (
 )
 from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Delta, Factor
-from edit_hooks.inference.items import Limits
-from edit_hooks.inference.scoring import score
+from edit_hooks.modeling.architectures import architecture_of, head_of
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
@@ -57,28 +60,37 @@ def check_restore(subject: Subject) -> None:
 
 def check_interrupt(subject: Subject) -> None:
     """An interrupt while the editor works, in its progress callback or in a forward pass, leaves nothing behind."""
-    model, tokenizer = subject.model, subject.tokenizer
-    before = snapshot(model, tokenizer)
+    model = subject.model
+    before = snapshot(model, subject.tokenizer)
+    raised: list[KeyboardInterrupt] = []
 
     def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+        raised.append(KeyboardInterrupt())
+        raise raised[-1]
 
-    def edit_until_interrupted(**arguments: Any) -> None:
+    def edit_until_interrupted(where: str, module: nn.Module | None = None) -> bool:
+        """Edit with an interrupt in the progress callback, or in a module; return whether it was raised."""
+        raised.clear()
+        handle = None if module is None else module.register_forward_hook(interrupt)
         try:
-            subject.edit(**arguments)
+            subject.edit(progress=interrupt if module is None else None)
         except KeyboardInterrupt:
-            return
-        raised = "a forward pass" if not arguments else "the progress callback"
-        require(subject.capabilities.writes == ("context",), f"the editor swallows an interrupt in {raised}")
+            pass
+        else:
+            require(not raised, f"the editor swallows an interrupt in {where}")
+        finally:
+            if handle is not None:
+                handle.remove()
+        _require_unchanged(before, subject, f"after an interrupt in {where}")
+        return bool(raised)
 
-    edit_until_interrupted(progress=interrupt)
-    _require_unchanged(before, subject, "after an interrupt in the progress callback")
-    handle = model.get_output_embeddings().register_forward_hook(interrupt)
-    try:
-        edit_until_interrupted()
-    finally:
-        handle.remove()
-    _require_unchanged(before, subject, "after an interrupt in a forward pass")
+    if not edit_until_interrupted("the progress callback"):
+        require(False, "progress is never called; call job.progress with the number of requests finished")
+    # An editor in closed form may need no logits; one of contexts may not run the model at all.
+    first_block = model.get_submodule(architecture_of(model).block_name(0))
+    for module in (head_of(model), first_block):
+        if edit_until_interrupted("a forward pass", module):
+            return
 
 
 def check_effect(subject: Subject) -> None:
@@ -87,7 +99,7 @@ def check_effect(subject: Subject) -> None:
         require(bool(delta.writes), "the delta is empty")
         (unedited,), (inside,) = subject.answers(None, [request]), subject.answers(delta, [request])
         require(math.isfinite(inside.logprob), f"the answer under the edit is {inside.logprob}")
-        moved = max(abs(a - b) for a, b in zip(inside.token_logprobs or (), unedited.token_logprobs or (), strict=True))
+        moved = _difference(inside, unedited)
         require(moved > 1e-3, f"the answer to {request.text!r} does not move ({moved:.1e} nats)")
         require(subject.answers(None, [request]) == [unedited], "the unedited answer has changed")
 
@@ -140,13 +152,19 @@ def check_null(subject: Subject) -> None:
 
 
 def check_joint(subject: Subject) -> None:
-    """A joint edit of one request is the single edit; one of several is one delta."""
+    """A joint edit of one request is the single edit; one of several is one delta, which depends on each of them."""
     if not subject.capabilities.supports_joint:
         return
     (one,) = subject.edit(EDIT_REQUESTS[:1], joint=True)
     difference = distance(one, subject.deltas[0])
     require(difference < TOLERANCE, f"a joint edit of one request differs from the single edit by {difference:.1e}")
-    require(len(subject.edit(joint=True)) == 1, "a joint edit gives several deltas")
+    both = subject.edit(EDIT_REQUESTS[:2], joint=True)
+    require(len(both) == 1, "a joint edit gives several deltas")
+    for request, alone in zip(EDIT_REQUESTS[:2], subject.deltas[:2], strict=True):
+        require(
+            distance(both[0], alone) > TOLERANCE,
+            f"a joint edit of two requests is the edit of {request.text!r} alone; the other one is dropped",
+        )
 
 
 def check_stream(subject: Subject) -> None:
@@ -166,6 +184,23 @@ def check_stream(subject: Subject) -> None:
         with edited(subject.model, _weights_of(total)):
             ours = subject.answers(total.runtime_part)
         require(ours == answers, "under the sum of the steps answers differ from those in the stream")
+        _require_first_step_survives(subject, answers)
+
+
+def _require_first_step_survives(subject: Subject, answers: Sequence[ScoredContinuation]) -> None:
+    """The first step of a stream acts on its own prompt after the second one.
+
+    Compared with answers in which the first step has no part, since a kind combines the steps in the stream too.
+    """
+    first = EDIT_REQUESTS[0]
+    (unedited,), (other,) = subject.answers(None, [first]), subject.answers(subject.deltas[1], [first])
+    for without, what in ((unedited, "unedited"), (other, "as under an edit of the second request alone")):
+        if subject.answers(subject.deltas[0], [first]) != [without]:
+            require(
+                _difference(answers[0], without) > TOLERANCE,
+                f"after the second step of a stream the prompt of the first is answered {what}; does combine of the "
+                "hook kind drop earlier steps?",
+            )
 
 
 def check_save(subject: Subject) -> None:
@@ -184,23 +219,6 @@ def check_save(subject: Subject) -> None:
     require(subject.answers(loaded) == subject.answers(delta), "answers change with the saved edit")
 
 
-def check_rows(subject: Subject) -> None:
-    """Rows of several edits and of none in one batch answer as each alone."""
-    deltas = [*subject.deltas, None]
-    requests = [*EDIT_REQUESTS, EDIT_REQUESTS[0]]
-    items = [
-        (subject.item(request, delta), None if delta is None else delta.without_contexts)
-        for request, delta in zip(requests, deltas, strict=True)
-    ]
-    together = score(subject.model, items, Limits(), lambda count: None)
-    for item, answer in zip(items, together, strict=True):
-        (alone,) = score(subject.model, [item], Limits(), lambda count: None)
-        difference = max(
-            abs(a - b) for a, b in zip(alone.token_logprobs or (), answer.token_logprobs or (), strict=True)
-        )
-        require(difference < 5e-4, f"a row answers otherwise beside other edits ({difference:.1e} nats)")
-
-
 def check_seed(subject: Subject) -> None:
     """The same seed repeats bit for bit, sampled settings included, and the global generator is not used."""
     sampled = {name: value for name, value in subject.settings.items() if name != "context_templates"}
@@ -213,6 +231,69 @@ def check_seed(subject: Subject) -> None:
             runs += editor.edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
             require(torch.equal(torch.get_rng_state(), state), "the editor draws from torch's global generator")
     require(distance(*runs) == 0.0, "two runs with the same seed differ")
+
+
+def check_repeat(subject: Subject) -> None:
+    """One editor object repeats an edit bit for bit: calls leave nothing in it, nor in its configuration."""
+    model, tokenizer = subject.model, subject.tokenizer
+    editor = subject.make()
+    before = copy.deepcopy(editor.resolve_config(model, tokenizer).to_dict())
+    first, second = (editor.edit(model, tokenizer, EDIT_REQUESTS[:1])[0] for _ in range(2))
+    after = editor.resolve_config(model, tokenizer).to_dict()
+    changed = [name for name in before if before[name] != after[name]]
+    require(
+        not changed,
+        f"the editor changes {_first(changed)} of job.config, which later edits use and metadata record; work on a "
+        "copy (dataclasses.replace)",
+    )
+    difference = distance(second, first)
+    require(
+        difference == 0.0,
+        f"a second edit of the same request by one editor object differs by {difference:.1e}; state belongs into "
+        "Delta.stream_state, not into the object",
+    )
+
+
+def check_layers(subject: Subject) -> None:
+    """Edits are in the blocks that ``layers`` names, and follow it to another block."""
+    if subject.capabilities.writes == ("context",):
+        return
+    layers = subject.capabilities.default_config(subject.model).edited_layers
+    for delta in subject.deltas:
+        _require_in_blocks(subject, delta, layers)
+    others = [layer for layer in range(NUM_LAYERS) if layer not in layers] or layers
+    moved = subject.make(layers=others[-1:])
+    try:
+        (delta,) = moved.edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
+    except EditingError:
+        return  # an artifact or another setting was made for certain blocks; refusing does not ignore `layers`
+    _require_in_blocks(subject, delta, moved.default_config(subject.model).edited_layers)
+
+
+def _require_in_blocks(subject: Subject, delta: Delta, layers: Sequence[int]) -> None:
+    """Parameters of blocks are in these blocks; a hook edit, which may read others, names a module in one of them."""
+    arch = architecture_of(subject.model)
+
+    def blocks(names: Sequence[str]) -> set[int]:
+        prefixes = {layer: f"{arch.block_name(layer)}." for layer in range(NUM_LAYERS)}
+        return {layer for layer, prefix in prefixes.items() for name in names if name.startswith(prefix)}
+
+    written = blocks(delta.parameter_names)
+    hooked = set() if delta.hook_edit is None else blocks([*_texts_in(delta.hook_edit.settings)])
+    require(
+        written <= set(layers) and (not hooked or bool(hooked & set(layers))),
+        f"with layers={list(layers)} the edit is in {'block' if len(written | hooked) == 1 else 'blocks'} "
+        f"{', '.join(map(str, sorted(written | hooked)))}; use job.config.edited_layers",
+    )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """All strings in JSON-able values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for member in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(member)
 
 
 def check_gradients_off(subject: Subject) -> None:
@@ -333,7 +414,10 @@ CHECKS: tuple[Check, ...] = tuple(
         check_stream,
         check_save,
         check_rows,
+        check_generation,
         check_seed,
+        check_repeat,
+        check_layers,
         check_gradients_off,
         check_training_mode,
         check_errors,
@@ -357,6 +441,11 @@ def _stream(subject: Subject) -> tuple[list[Delta], dict[str, torch.Tensor], lis
         gains = {name: parameter.detach() - original[name] for name, parameter in subject.model.named_parameters()}
         answers = subject.answers(applied.runtime_part)
     return steps, gains, answers
+
+
+def _difference(ours: ScoredContinuation, theirs: ScoredContinuation) -> float:
+    """Largest difference of two answers over their tokens, in nats."""
+    return max(abs(a - b) for a, b in zip(ours.token_logprobs or (), theirs.token_logprobs or (), strict=True))
 
 
 def _weights_of(delta: Delta) -> Delta:

@@ -6,8 +6,8 @@ each row's prompt ends, which columns are real tokens, prefill or decoding step)
 the code that runs the model.
 
 Kinds are looked up by name: the built-in ones in :data:`HOOK_KINDS`, those of other packages among the entry points of
-the group :data:`ENTRY_POINTS`. A saved edit contains the name only, so loading one never imports code that the file
-chooses.
+the group :data:`ENTRY_POINTS`, and those of editors in use (``Editor.hook_kinds``, through :func:`register_kinds`). A
+saved edit contains the name only, so loading one never imports code that the file chooses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import abc
 import contextlib
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -165,19 +165,48 @@ def kind_class(kind: str) -> type[HookKind]:
     """The class of a kind.
 
     Raises:
-        EditingError: for a kind that is neither built in nor registered by an installed package.
+        EditingError: for a kind that is neither built in, nor registered by an installed package, nor brought by an
+            editor in use.
     """
+    if kind in _kinds_of_editors:
+        return _kinds_of_editors[kind]
     path = HOOK_KINDS.get(kind) or _registered_kinds().get(kind)
     if path is None:
         known = sorted({*HOOK_KINDS, *_registered_kinds()})
         raise EditingError(
             f"this edit is of the unknown kind {kind!r}; known: {', '.join(known)}. If it was made with another "
-            "package, install that."
+            f"package, install that; the package registers its kinds as entry points {ENTRY_POINTS}. A kind that is "
+            "named in hook_kinds of an editor's class alone is known where that editor is used, not to saved edits."
         )
     target = import_object(path, "hook kind")
     if not (isinstance(target, type) and issubclass(target, HookKind)):
         raise EditingError(f"hook kind {kind!r}: {path} is not a subclass of edit_hooks.deltas.hook_edit.HookKind.")
     return target
+
+
+def register_kinds(kinds: Mapping[str, type[HookKind]]) -> None:
+    """Make the kinds of an editor known to this process; idempotent.
+
+    Raises:
+        EditingError: for a class that is no HookKind, and for the name of another kind.
+    """
+    for kind, cls in kinds.items():
+        if not (isinstance(cls, type) and issubclass(cls, HookKind)):
+            raise EditingError(f"hook kind {kind!r} of an editor is {cls!r}; a subclass of HookKind is needed.")
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        if earlier := _kinds_of_editors.get(kind):
+            taken: str | None = f"{earlier.__module__}:{earlier.__qualname__}"
+        else:
+            taken = HOOK_KINDS.get(kind) or _registered_kinds().get(kind)
+        if taken not in (None, path):
+            raise EditingError(
+                f"an editor brings {path} as hook kind {kind!r}, which is {taken}; give it another name."
+            )
+        _kinds_of_editors[kind] = cls
+
+
+# Kinds of editors that need no installation (``editor=package.module:Class``).
+_kinds_of_editors: dict[str, type[HookKind]] = {}
 
 
 @functools.cache

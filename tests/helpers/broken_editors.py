@@ -1,18 +1,24 @@
-"""Editors with one defect each, named after the check of the contract that finds it."""
+"""Editors with one defect each, most named after the check of the contract that finds it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks import Delta, EditJob, EditRequest
+from edit_hooks.deltas.delta import Factor
 from edit_hooks.editors.ft_m import FTM, FTConfig
 from edit_hooks.gradient.labeled_rows import LabeledRow, target_row
+from edit_hooks.modeling.architectures import architecture_of, is_transposed
+from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.tokens import split_continuation
 
 
 class Sound(FTM):
@@ -161,3 +167,122 @@ class Context(Sound):
 
     def row(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, config: FTConfig) -> LabeledRow:
         return target_row(tokenizer, request.text, f" {request.target_new}")
+
+
+class Repeat(_Scaled):
+    """Counts its calls in the object, and scales by them."""
+
+    calls = 0
+
+    def factor(self, job: EditJob[FTConfig]) -> float:
+        self.calls += 1
+        return 1 + 0.1 * self.calls
+
+
+class WritesConfig(Sound):
+    """Writes into the configuration, which all calls share."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        deltas = super().compute(job)
+        job.config.num_steps = 1
+        return deltas
+
+
+class Layers(Sound):
+    """Edits block 1 whatever the settings say."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        return super().compute(dataclasses.replace(job, config=dataclasses.replace(job.config, layers=[1])))
+
+
+class JointDrops(Sound):
+    """A joint edit is that of its first request."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        return super().compute(dataclasses.replace(job, requests=job.requests[:1]) if job.joint else job)
+
+
+class NoProgress(Sound):
+    """Never reports progress."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        return super().compute(dataclasses.replace(job, progress=lambda count: None))
+
+
+class Swallows(Sound):
+    """Goes on after an interrupt."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        try:
+            return super().compute(job)
+        except KeyboardInterrupt:
+            return [Delta() for _ in job.groups]
+
+
+class LeavesDropout(Sound):
+    """Leaves another dropout probability."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        for module in job.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.9
+        return super().compute(job)
+
+
+class LeavesGlobalHook(Sound):
+    """Leaves a hook that torch runs before the forward pass of every module."""
+
+    handles: ClassVar[list[Any]] = []
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        self.handles.append(torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None))
+        return super().compute(job)
+
+
+class LeavesGradientHook(Sound):
+    """Leaves a hook on the gradient of a weight."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        next(job.model.parameters()).register_hook(lambda gradient: gradient)
+        return super().compute(job)
+
+
+class DrawsPython(Sound):
+    """Draws from the generator of Python's random module."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        random.random()
+        return super().compute(job)
+
+
+class DrawsNumpy(Sound):
+    """Draws from numpy's global generator."""
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        numpy.random.rand()
+        return super().compute(job)
+
+
+class ClosedForm(Sound):
+    """No defect: writes the target's unembedding at the key of the prompt's last token, without computing logits."""
+
+    name = "closed_form"
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        (layer,) = job.config.edited_layers
+        name = architecture_of(job.model).rewrite_name(layer)
+        module, deltas = job.model.get_submodule(name), []
+        for (request,) in job.groups:
+            prompt, target = split_continuation(job.tokenizer, request.text, request.continuation)
+            keys: list[torch.Tensor] = []
+            handle = module.register_forward_pre_hook(lambda _, args, keys=keys: keys.append(args[0][0, -1].detach()))
+            try:
+                with frozen(job.model), torch.no_grad():
+                    job.model.base_model(torch.tensor([prompt]), use_cache=False)
+            finally:
+                handle.remove()
+            value = job.model.get_output_embeddings().weight[target[0]].detach()
+            left, right = 30 * value[:, None] / value.norm(), keys[0][:, None] / keys[0].dot(keys[0])
+            deltas.append(Delta(factors={name: Factor(left, right, is_transposed(module))}))
+            job.progress(1)
+        return deltas

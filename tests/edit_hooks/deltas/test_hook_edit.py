@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from fake_package import install_package
+from lm_runs import build, run
+from own_hook_editor import Steer, SteerHooks
 from random_deltas import codebook, rewrite_name
 from state import assert_same_state
 
-from edit_hooks import Delta, EditingError, edited
+from edit_hooks import Delta, EditingError, EditRequest, edited
 from edit_hooks.contract.state import snapshot
+from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas import hook_edit as hook_edit_module
-from edit_hooks.deltas.hook_edit import ENTRY_POINTS, HOOK_KINDS, HookEdit, HookKind, kind_class
+from edit_hooks.deltas.hook_edit import ENTRY_POINTS, HOOK_KINDS, HookEdit, HookKind, kind_class, register_kinds
 from edit_hooks.deltas.row_edits import RowEdits
 
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -142,3 +145,33 @@ def test_another_attention_mask_is_refused(tiny_model):
     mask = torch.ones(1, 1, 4, 4)
     with edited(model, Delta(hook_edit=codebook(model))), pytest.raises(EditingError, match="two-dimensional"):
         model(IDS, attention_mask=mask)
+
+
+def test_an_editor_brings_its_kind_without_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Through ``editor=module:Class``; a saved edit alone needs the entry point, and the error names it."""
+    monkeypatch.setattr(hook_edit_module, "_kinds_of_editors", {})
+    path = str(save_tiny(tmp_path, "gpt2"))
+    lm = build(path, editor="own_hook_editor:Steer", editor_args={"layers": [1]})
+    results = run(lm, ["bake_es"], limit=2)["results"]["bake_es"]
+    assert results["es_prob,none"] == 1.0
+    (delta,) = Steer({"layers": [1]}).edit(
+        lm.model, lm.tokenizer, [EditRequest(prompt="The band plays in", target_new="Rome")]
+    )
+    delta.save(tmp_path / "edit.safetensors")
+    with edited(lm.model, Delta.load(tmp_path / "edit.safetensors")):
+        pass
+    monkeypatch.setattr(hook_edit_module, "_kinds_of_editors", {})
+    with pytest.raises(EditingError, match=rf"unknown kind 'steer'.* as entry points {ENTRY_POINTS}"):
+        Delta.load(tmp_path / "edit.safetensors").hook_edit.check(lm.model)
+
+
+def test_the_kinds_of_editors_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hook_edit_module, "_kinds_of_editors", {})
+    register_kinds({"steer": SteerHooks})
+    register_kinds({"steer": SteerHooks})
+    other = type("Other", (SteerHooks,), {})
+    for name, message in (("steer", "which is own_hook_editor:SteerHooks"), ("codebook", "which is edit_hooks.memory")):
+        with pytest.raises(EditingError, match=message):
+            register_kinds({name: other})
+    with pytest.raises(EditingError, match="a subclass of HookKind is needed"):
+        register_kinds({"text": "own_hook_editor:SteerHooks"})

@@ -1,0 +1,42 @@
+"""What `Editor.edit` accepts from `compute`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from broken_editors import Sound
+
+from edit_hooks import Delta, EditingError, EditJob
+from edit_hooks.contract.subject import EDIT_REQUESTS, contract_settings, tiny_model, tiny_tokenizer
+from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER
+from edit_hooks.editors.ft_m import FTConfig
+
+
+class Returns(Sound):
+    """Returns a value from `compute` as it is."""
+
+    value: Any = None
+
+    def compute(self, job: EditJob[FTConfig]) -> list[Delta]:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("value", "joint", "message"),
+    [
+        ([Delta()], False, "compute returned 1 deltas for 2 groups of requests"),
+        ([Delta(), Delta(), Delta()], False, "compute returned 3 deltas for 2 groups of requests"),
+        ([Delta(), Delta()], True, "compute returned 2 deltas for 1 groups of requests"),
+        (None, False, "compute returned NoneType; a list with one Delta per group"),
+        ([None, Delta()], False, "compute returned list of Delta, NoneType; a list with one Delta per group"),
+        (Delta(), True, "compute returned Delta; a list with one Delta per group"),
+    ],
+)
+def test_a_wrong_number_or_kind_of_deltas_is_an_error(value: object, joint: bool, message: str) -> None:
+    editor = Returns(contract_settings(Sound))
+    editor.value = value
+    model, tokenizer = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
+    with pytest.raises(EditingError) as error:
+        editor.edit(model, tokenizer, EDIT_REQUESTS[:2], joint=joint)
+    assert str(error.value).startswith(f"editor 'sound': {message}")
