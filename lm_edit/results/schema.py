@@ -38,7 +38,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "model_hash": (TEXT, 'hash of the weights; "" if the run recorded none'),
     "editor": (TEXT, '"unedited" for mode=none; the model class for stock models of lm-eval'),
     "mode": (TEXT, 'single, batch, sequential, none, ...; "" for stock models'),
-    "settings": (TEXT, 'hash of the editor settings but the seed and what it drew, 8 hexadecimal digits; "" without an editor'),
+    "settings": (TEXT, 'hash of the editor settings but the seed and what it drew (8 digits); "" without an editor'),
     "settings_origin": (TEXT, '"shipped" for the model, "given" by the user, "untuned" (guesses), or "" if unknown'),
     "guesses": (VALUE, "list of the settings that were not tuned for this model"),
     "context_editor": (FLAG, "the editor acts through the prompt"),
