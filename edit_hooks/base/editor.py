@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
     runners read; no code compares editor names. Editors that wrap another one set them per instance.
 
     Attributes:
-        name: registry name, also of file, configuration folder and parity test.
+        name: registry name, also of file, configuration folder and parity test. A class that does not set it and
+            extends an editor in use is named by its class, so that results of the two are told apart.
         config_class: its typed configuration.
         config_folders: folders of shipped configurations; the first with a match wins.
         needs_subject: requests must mark the subject.
@@ -101,6 +103,12 @@ class Editor(abc.ABC, Generic[ConfigT]):
     contract_settings: ClassVar[Mapping[str, Any]] = {}
     contract_exemptions: ClassVar[Mapping[str, str]] = {}
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        named = next((base for base in cls.__mro__ if "name" in vars(base)), None)
+        if named is not None and named is not cls and not inspect.isabstract(named):
+            cls.name = cls.__name__
+
     def __init__(self, overrides: Mapping[str, Any] | None = None) -> None:
         register_kinds(self.hook_kinds)
         self.overrides = self.config_class.with_current_names(overrides or {})
@@ -115,6 +123,22 @@ class Editor(abc.ABC, Generic[ConfigT]):
     def source_modules(self) -> tuple[str, ...]:
         """Modules whose code, imports included, determines the results of this editor."""
         return (type(self).__module__,)
+
+    @property
+    def parts(self) -> tuple[Editor[Any], ...]:
+        """The editors whose classes determine the results; several for one that wraps another."""
+        return (self,)
+
+    @property
+    def key_identity(self) -> str:
+        """What stands for the editor in the keys of stored results.
+
+        The name, followed by the classes of other packages: several classes of one module can have the same name.
+        """
+        here = __name__.partition(".")[0]
+        classes = [type(part) for part in self.parts if type(part).__module__.partition(".")[0] != here]
+        paths = ", ".join(f"{cls.__module__}:{cls.__qualname__}" for cls in classes)
+        return f"{self.name} ({paths})" if paths else self.name
 
     # -- configuration -----------------------------------------------------------------------------------------------
 

@@ -60,6 +60,10 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
     def source_modules(self) -> tuple[str, ...]:
         return (*super().source_modules, *self.base.source_modules)
 
+    @property
+    def parts(self) -> tuple[Editor[Any], ...]:
+        return (self, *self.base.parts)
+
     def default_config(self, model: nn.Module) -> WrapperConfigT:
         return self._with_base(self.base.default_config(model), model)
 

@@ -49,6 +49,10 @@ class EditorWithContext(Editor[CombinedConfig]):
     def source_modules(self) -> tuple[str, ...]:
         return (*self.base.source_modules, *self.context.source_modules)
 
+    @property
+    def parts(self) -> tuple[Editor[Any], ...]:
+        return (*self.base.parts, *self.context.parts)
+
     def default_config(self, model: nn.Module) -> CombinedConfig:
         return _combine_configs(self.base.default_config(model), self.context.default_config(model))
 

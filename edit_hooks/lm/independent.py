@@ -133,7 +133,7 @@ class IndependentEdits:
             model=self.identity.to_dict(),
             code=code_fingerprint(*self.editor.source_modules),
             inputs={
-                "editor": self.editor.name,
+                "editor": self.editor.key_identity,
                 "config": self.config,
                 "requests": [request.key for request in group],
                 **({"in_turn": True} if isinstance(group, InTurn) else {}),

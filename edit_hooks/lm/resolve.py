@@ -29,7 +29,7 @@ def resolve_with_store(
         what="resolved editor configuration",
         model=identity.to_dict(),
         code=code_fingerprint(*editor.source_modules),
-        inputs={"editor": editor.name, "settings": editor.default_config(model).to_dict()},
+        inputs={"editor": editor.key_identity, "settings": editor.default_config(model).to_dict()},
     )
     stored = store.load_json("configurations", description) if store else None
     config = editor.resolve_config(model, tokenizer, stored).to_dict()

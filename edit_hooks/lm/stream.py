@@ -246,7 +246,7 @@ class EditStream:
             model=self.identity.to_dict(),
             code=code_fingerprint(*self.editor.source_modules),
             inputs={
-                "editor": self.editor.name,
+                "editor": self.editor.key_identity,
                 "config": self.config,
                 "requests": [request.key for request in group],
                 "state_before": state,

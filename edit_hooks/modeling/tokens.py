@@ -6,18 +6,22 @@ treats BOS, leading spaces and merges.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.prompt_context import Messages, PromptContext, chat_context
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Encoding(NamedTuple):
     """Token ids of a text and their character spans.
 
-    Leading special tokens are included; their span is (0, 0).
+    Leading special tokens are included; their span is (0, 0). The byte tokens of a character have its span.
     """
 
     ids: list[int]
@@ -53,7 +57,41 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bo
     specials = set(tokenizer.all_special_ids)
     while ids and offsets[-1][0] == offsets[-1][1] and ids[-1] in specials:
         ids.pop(), offsets.pop()
+    for start, stop in _shared_spans(offsets):
+        span = slice(*offsets[start])
+        if spans := _spans_of_bytes(tokenizer, ids[start:stop], text[span]):
+            offsets[start:stop] = [(span.start + begin, span.start + end) for begin, end in spans]
     return Encoding(ids, offsets)
+
+
+def _shared_spans(offsets: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the first and last position, exclusive, of consecutive tokens with one span of several characters."""
+    start = 0
+    for stop in range(1, len(offsets) + 1):
+        if stop == len(offsets) or offsets[stop] != offsets[start]:
+            if stop - start > 1 and offsets[start][1] - offsets[start][0] > 1:
+                yield start, stop
+            start = stop
+
+
+def _spans_of_bytes(tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str) -> list[tuple[int, int]]:
+    """The span in a text of each of its byte tokens: that of the character to which the byte belongs.
+
+    Unigram models give every byte token of a run of unknown characters the span of the run. The bytes are those of the
+    text as the tokenizer normalizes it.
+
+    Returns:
+        Nothing for other tokens, and for bytes of a text that is not normalized character by character.
+    """
+    matches = [_BYTE_TOKEN.fullmatch(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+    encoded = bytes(int(match[1], 16) for match in matches if match)
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    normalized = [normalizer.normalize_str(char) for char in text] if normalizer else list(text)
+    for characters in (list(text), normalized):
+        widths = [len(character.encode(errors="replace")) for character in characters]
+        if all(matches) and "".join(characters).encode(errors="replace") == encoded:
+            return [(index, index + 1) for index, width in enumerate(widths) for _ in range(width)]
+    return []
 
 
 def split_continuation(
@@ -73,7 +111,19 @@ def split_continuation(
 
 
 def tokens_in_span(encoding: Encoding, span: tuple[int, int]) -> list[int]:
-    """Positions of the tokens that overlap the characters [start, end)."""
+    """Positions of the tokens that overlap the characters [start, end).
+
+    Raises:
+        UnusableRequestError: where several tokens share a span that reaches past the characters.
+    """
+    for start, stop in _shared_spans(encoding.offsets):
+        shared = encoding.offsets[start]
+        if any(shared[0] < edge < shared[1] for edge in span):
+            raise UnusableRequestError(
+                f"the tokenizer gives {stop - start} tokens the characters {shared[0]} to {shared[1]} of the prompt "
+                f"together, so those of the subject, {span[0]} to {span[1]}, are not known among them. Spell the text "
+                "as the tokenizer normalizes it (NFC, NFKC), or let the subject begin and end at a space."
+            )
     return [i for i, (start, end) in enumerate(encoding.offsets) if start < span[1] and end > span[0]]
 
 

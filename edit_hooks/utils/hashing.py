@@ -32,6 +32,9 @@ _NOT_COMPUTING = frozenset(
     )
 )
 
+# Packages of this distribution. In a clone they lie beside the files of a user and are still not helpers of an editor.
+_OWN_PACKAGES = frozenset(("edit_hooks", "judges", "lm_edit", "lm_eval_tasks"))
+
 
 def key_of(content: object) -> str:
     """SHA-256 (hex) of a JSON-able value; equal values have equal keys."""
@@ -64,7 +67,7 @@ def code_fingerprint(*modules: str) -> str:
 def _closure(modules: tuple[str, ...]) -> dict[str, ast.Module]:
     """Syntax trees, without docstrings, of the modules and the imports to follow."""
     packages = {"edit_hooks", *map(_package_of, modules)}
-    folders = {_import_folder(name) for name in packages} - {_import_folder("edit_hooks"), None}
+    folders = {_import_folder(name) for name in packages - _OWN_PACKAGES} - {None}
     trees: dict[str, ast.Module] = {}
     pending = list(modules)
     while pending:
@@ -76,7 +79,7 @@ def _closure(modules: tuple[str, ...]) -> dict[str, ast.Module]:
         parent = name if path.name == "__init__.py" else name.rpartition(".")[0]
         for imported in _imports(trees[name], parent):
             package = _package_of(imported)
-            if package in packages or _import_folder(package) in folders:
+            if package in packages or (package not in _OWN_PACKAGES and _import_folder(package) in folders):
                 pending.append(imported)
     return trees
 

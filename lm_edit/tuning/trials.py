@@ -172,7 +172,7 @@ class TrialRunner:
             model=self.model_parts,
             code=code_fingerprint(*editor.source_modules, __name__),
             inputs={
-                "editor": self.editor,
+                "editor": editor.key_identity,
                 "settings": config,
                 "request": case.request.key,
                 "questions": key_of([list(map(list, case.paraphrases)), list(map(list, case.neighbors))]),

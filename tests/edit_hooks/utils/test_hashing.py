@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from package_copy import PACKAGES
 from paths import ROOT
 
+from edit_hooks.utils import hashing
 from edit_hooks.utils.hashing import key_of
 
 # A new statement, a new comment, and a longer module docstring.
@@ -116,6 +118,29 @@ def test_helpers_beside_a_single_file_editor_count(clone: Path, tmp_path_factory
     assert loaded == "False"
     change(folder / "my_helper.py", STATEMENT)
     assert python(clone, code).stdout.split()[0] != before
+
+
+CLOSURE = "from edit_hooks.utils.hashing import _closure; print(*sorted(_closure({modules!r})))"
+
+
+def test_helpers_beside_an_editor_in_the_root_of_a_clone_count(clone: Path) -> None:
+    """The packages of the clone lie in the same folder and are no helpers."""
+    (clone / "my_editor.py").write_text("import my_helper\nfrom lm_edit import stats\n")
+    (clone / "my_helper.py").write_text("answer = 41\n")
+    names = python(clone, CLOSURE.format(modules=("my_editor",))).stdout.split()
+    assert names == ["my_editor", "my_helper"]
+    before = fingerprint(clone, "my_editor")
+    change(clone / "my_helper.py", STATEMENT)
+    assert fingerprint(clone, "my_editor") != before
+
+
+def test_a_module_of_this_distribution_does_not_bring_the_packages_beside_it(clone: Path) -> None:
+    assert set(PACKAGES) == hashing._OWN_PACKAGES
+    (clone / "lm_eval_tasks" / "common").mkdir(parents=True)
+    for name in ("__init__.py", "common/__init__.py", "common/cases.py"):
+        (clone / "lm_eval_tasks" / name).touch()
+    names = python(clone, CLOSURE.format(modules=("lm_edit.tuning.trials",))).stdout.split()
+    assert {name.partition(".")[0] for name in names} == {"edit_hooks", "lm_edit"}
 
 
 def test_an_editor_without_a_source_file_is_refused(clone: Path) -> None:
