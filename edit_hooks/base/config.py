@@ -15,8 +15,10 @@ import torch
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.deprecation import warn_renamed, with_current_names
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
+from edit_hooks.utils.files import path_digest, user_path
 from edit_hooks.utils.numbers import FINITE, NON_NEGATIVE, SEED, Range, require_numbers, shorten
 
+FILE_DIGESTS = "file_digests"  # beside the settings in the dictionary of a configuration
 Settings = Mapping[str, Any]  # editor settings by name, before they are checked
 
 
@@ -27,6 +29,7 @@ def config_field(
     instead_of: str | None = None,
     formerly: str | None = None,
     renamed_values: Mapping[str, str] | None = None,
+    file: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Declare a field of an editor configuration.
@@ -37,6 +40,8 @@ def config_field(
         instead_of: another setting of which this one takes the place: a user's value drops a shipped one of the other.
         formerly: an earlier name of the setting, accepted with a warning.
         renamed_values: earlier spellings of values -> current ones, accepted with a warning.
+        file: the setting names a file or folder, or a list of them, whose content is part of the keys of stored edits.
+            The fields of built-in editors have digests of their own instead, so that their keys stay.
     """
     metadata = {
         "help": help,
@@ -44,6 +49,7 @@ def config_field(
         "instead_of": instead_of,
         "formerly": formerly,
         "renamed_values": renamed_values or {},
+        "file": file,
     }
     return field(metadata=metadata, **kwargs)
 
@@ -120,11 +126,24 @@ class EditorConfig:
         return current
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all settings as JSON-able values, defaults included.
+        """Return all settings as JSON-able values, defaults included, and the digests of files under FILE_DIGESTS.
 
         Tensors are described by shape, dtype and hash.
         """
-        return {item.name: _jsonable(getattr(self, item.name)) for item in dataclasses.fields(self)}
+        settings = {item.name: _jsonable(getattr(self, item.name)) for item in dataclasses.fields(self)}
+        return settings | self.file_digests()
+
+    def file_digests(self) -> dict[str, Any]:
+        """Digests of what the settings with ``file=True`` name now: setting -> path -> SHA-256, ``None`` if missing.
+
+        They are under the one key FILE_DIGESTS; empty without such a setting, so that its absence changes no key.
+        """
+        digests = {}
+        for item in dataclasses.fields(self):
+            if item.metadata.get("file") and (value := getattr(self, item.name)) is not None:
+                paths = value if isinstance(value, (list, tuple)) else [value]
+                digests[item.name] = {str(path): path_digest(user_path(path, f"{item.name}=")) for path in paths}
+        return {FILE_DIGESTS: digests} if digests else {}
 
 
 @functools.cache

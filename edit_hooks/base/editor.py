@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from edit_hooks.base.config import EditorConfig
+from edit_hooks.base.config import FILE_DIGESTS, EditorConfig
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
 from edit_hooks.base.shipped import find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
@@ -222,7 +222,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
                 config = self.fill_sampled_settings(config, inner, tokenizer)
             else:
                 explicit = config.to_dict()
-                sampled = {name: value for name, value in stored.items() if explicit[name] != value}
+                sampled = {
+                    name: value for name, value in stored.items() if name != FILE_DIGESTS and explicit[name] != value
+                }
                 config = dataclasses.replace(config, **sampled)
             self.prepare(config, inner, tokenizer)
             self._resolved[inner] = config

@@ -123,6 +123,7 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
         shipped = find_shipped(self.config_folders, unwrapped(model).config, self.overrides.get("shipped"))
         config = self.config_class.from_mapping(self.config_class.overridden(shipped.settings, self.overrides))
         settings = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
+        settings |= base.file_digests()
         return dataclasses.replace(
             config, layers=base.layers, seed=base.seed, engine=base.engine, base_settings=settings
         )

@@ -94,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
         return 1
     best = outcome.trials[0]
     if args.out:
-        facts = f"{len(cases)} facts of {args.edits}{f' (data={args.data})' if args.data else ''} {_place(args)}"
+        facts = f"{_scored(outcome)} of {args.edits}{f' (data={args.data})' if args.data else ''} {_place(args)}"
         write_settings(args.out, best, editor=args.editor, model=model_name(lm), facts=facts)
         say(f"written to {args.out}; use it with editor={args.editor},editor_args={args.out}, on other facts")
     return 0
@@ -163,6 +163,20 @@ def _value_cells(trial: Trial) -> list[str]:
     return [f"{trial.score:.3f}", *means, margin, str(len(trial.facts))]
 
 
+def _scored(outcome: Outcome) -> str:
+    """The facts behind the score of the best candidate, in words, and those that were left out."""
+    text = f"{len(outcome.trials[0].facts)} facts"
+    if outcome.known:
+        text += f" ({len(outcome.known)} more were known to the unedited model and left out)"
+    return text
+
+
+def _name(case: Case) -> str:
+    """A fact by its case id, or by its prompt where it has none."""
+    request = case.request
+    return repr(request.text) if request.case_id is None else f"case {request.case_id}"
+
+
 def _notes(outcome: Outcome, editor: str) -> list[str]:
     """Sentences under the table: the step, what the score lacks, and why there is no result."""
     notes = []
@@ -182,8 +196,9 @@ def _notes(outcome: Outcome, editor: str) -> list[str]:
     if any(trial.gain for trial in outcome.trials) and not outcome.found:
         notes.append("every candidate scores 0: a column of the table is 0 for each; nothing is written")
     num_facts = len(outcome.unedited.facts)
-    if outcome.num_known:
-        notes.append(f"left out: {outcome.num_known} facts whose new answer the unedited model gives already")
+    if outcome.known:
+        names = ", ".join(_name(case) for case in outcome.known)
+        notes.append(f"left out: {len(outcome.known)} facts whose new answer the unedited model gives already: {names}")
     if outcome.num_without_paraphrases == num_facts:
         notes.append("no fact has paraphrases: the score says nothing about generalization (GS)")
     elif outcome.num_without_paraphrases:

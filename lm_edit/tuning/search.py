@@ -41,14 +41,14 @@ class Outcome:
     Attributes:
         trials: best first; those of the search for the step alone if no step takes.
         unedited: the unedited model on the same facts.
-        num_known: facts that were left out because the unedited model gives their new answer already.
+        known: facts that were left out because the unedited model gives their new answer already.
         step: the search for the step; ``None`` where the editor has none or its candidates were given.
         num_without_paraphrases: facts that say nothing about generalization.
     """
 
     trials: list[Trial]
     unedited: Trial
-    num_known: int
+    known: list[Case]
     step: StepSearch | None
     num_without_paraphrases: int
     first: dict[str, Any] = field(default_factory=dict)  # settings of the first candidate, as shipped
@@ -115,7 +115,7 @@ def search(
     outcome = Outcome(
         trials=[],
         unedited=runner.unedited(unknown),
-        num_known=len(cases) - len(unknown),
+        known=[case for case in cases if before.facts[case.request.key].before >= 1],
         step=None,
         num_without_paraphrases=sum(not case.paraphrases for case in unknown),
         first=candidates[0],

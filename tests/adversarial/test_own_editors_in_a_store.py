@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,10 +11,11 @@ import pytest
 from tuning_cases import CASES, tune
 
 from edit_hooks import Delta, load_editor
+from edit_hooks.base.config import config_field
 from edit_hooks.base.editor import Editor
-from edit_hooks.base.registry import EDITORS
+from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model, build_tokenizer
-from edit_hooks.editors.ft_m import FTM
+from edit_hooks.editors.ft_m import FTM, FTConfig
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.plan import EditPlan
@@ -53,6 +55,27 @@ class Unnamed(Mild):
     """The same without a name of its own."""
 
     factor = 3.0
+
+
+@dataclass(kw_only=True)
+class FiledConfig(FTConfig):
+    """Settings with files."""
+
+    factors: str | list[str] | None = config_field("files with factors", default=None, file=True)
+
+
+class Filed(FTM):
+    """Fine-tuning whose update is multiplied by the number in a file."""
+
+    name = "filed"
+    config_class = FiledConfig
+
+    def compute(self, job: Any) -> list[Delta]:
+        deltas = super().compute(job)
+        for delta in deltas:
+            factor = float(Path(job.config.factors).read_text())
+            delta.dense = {name: update * factor for name, update in delta.dense.items()}
+        return deltas
 
 
 MILD, BOLD, UNNAMED = (f"{__name__}:{editor.__name__}" for editor in (Mild, Bold, Unnamed))
@@ -120,3 +143,35 @@ def test_the_trials_of_two_classes_of_one_name_are_two(tiny: Any, tmp_path: Path
     for editor in (MILD, BOLD, MILD):
         tune(tiny, editor, [SETTINGS], [CASE], store)
     assert store.size()["trials"][0] == 2
+
+
+@pytest.mark.parametrize("base", ["alone", "rect", "icl"])
+def test_the_content_of_a_file_that_a_setting_names_is_in_the_keys(base: str, tiny: Any, tmp_path: Path) -> None:
+    file, store = tmp_path / "factor.txt", Store(tmp_path / "store")
+    settings = {**SETTINGS, "factors": str(file)}
+
+    def checksum(store: Store | None) -> str:
+        editor = load_editor(f"{__name__}:Filed", settings)
+        if base == "rect":
+            editor = load_editor("rect", {"base": f"{__name__}:Filed", "base_settings": settings})
+        return (with_context if base == "icl" else independent)(tiny, editor, store).checksum()
+
+    seen = []
+    for factor in ("1", "10"):
+        file.write_text(factor)
+        seen.append(checksum(None))
+        assert [checksum(store), checksum(store)] == [seen[-1]] * 2
+    assert seen[0] != seen[1] and store.size()["deltas"][0] == 2
+    file.write_text("1")
+    assert checksum(store) == seen[0] and store.size()["deltas"][0] == 2
+
+
+def test_files_in_lists_count_and_settings_without_files_have_no_digests(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    config = FiledConfig(factors=[str(tmp_path / "a"), str(tmp_path / "b")])
+    assert config.to_dict()["file_digests"]["factors"][str(tmp_path / "b")] is None
+    assert len(config.to_dict()["file_digests"]["factors"][str(tmp_path / "a")]) == 64
+    assert "file_digests" not in FiledConfig().to_dict()
+    for name in EDITORS:
+        config_class = editor_class(name).config_class
+        assert config_class().to_dict().keys() == {item.name for item in fields(config_class)}

@@ -61,7 +61,8 @@ def test_the_best_settings_are_accepted_as_editor_args(run, tmp_path, capsys, mo
     (header,) = (number for number, line in enumerate(lines) if line.startswith("layers"))
     assert lines[header + 1].split()[:2] == ["[0]", "0.900"] and lines[-1].startswith(f"written to {out}")
     text = out.read_text()
-    assert text.startswith("# r_rome for ") and "3 facts of bake (data=mini) from number 2 on, score 0.900" in text
+    facts = "2 facts (1 more were known to the unedited model and left out) of bake (data=mini) from number 2 on"
+    assert text.startswith("# r_rome for ") and f"best of lm-edit tune on {facts}, score 0.900" in text
     options = EditingOptions(editor="r_rome", editor_args=str(out))
     config = load_editor("r_rome", options.overrides).default_config(build_model("llama"))
     assert (config.layers, config.lr, config.num_steps) == ([0], 0.5, 3)
@@ -95,6 +96,31 @@ def test_the_step_that_was_found_is_said(tune_file, capsys):
     (step,) = (line for line in lines if line.startswith("step: lr "))
     assert float(step.split()[2].rstrip(",")) >= 1e-3 and "5e-06 (0.00)" in step
     assert lines[-1] == "1 of 3 facts have no paraphrases; that column is of the others"
+
+
+def test_facts_that_were_left_out_are_named_and_not_counted(tune_file, tmp_path, capsys, monkeypatch):
+    """Neither in the table nor in the file."""
+    known = CASES[1].request
+
+    def assemble(_self, cases, deltas):
+        edited = [delta is not None for delta in deltas]
+        before = [1.0 if case.request.key == known.key else 0.0 for case in cases]
+        return [
+            FactScore(float(made) or start, None, 1.0, 0.1, before=start)
+            for made, start in zip(edited, before, strict=True)
+        ]
+
+    monkeypatch.setattr("lm_edit.tuning.trials.TrialRunner._assemble", assemble)
+    out = tmp_path / "best.yaml"
+    arguments = ("--editor-args", "num_steps:1", "--lr", "0.1", "--layers", "1", "--out", str(out))
+    assert tune_file(CASES, "ft_m", *arguments) == 0
+    lines = printed_lines(capsys)
+    rows = [split_cells(line) for line in lines if line.startswith("[1]")]
+    assert rows and {row[7] for row in rows} == {"2"}
+    (note,) = (line for line in lines if line.startswith("left out: 1 facts"))
+    assert note.endswith(f"the unedited model gives already: {known.text!r}")
+    (header,) = (line for line in out.read_text().splitlines() if line.startswith("#"))
+    assert "best of lm-edit tune on 2 facts (1 more were known to the unedited model and left out) of " in header
 
 
 def test_a_search_without_paraphrases_says_so(tune_file, capsys):

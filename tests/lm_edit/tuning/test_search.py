@@ -101,7 +101,7 @@ def test_facts_that_are_known_already_are_left_out_and_counted(tiny):
     if runner.unedited([known]).facts[known.request.key].before < 1:  # of the two orders one is known
         known = Case(wanted, known.paraphrases, known.neighbors)
     found = search.search(*tiny, "ft_m", {"num_steps": 1}, {"lr": [0.1]}, [known, unknown], quiet=True)
-    assert found.num_known == 1 and set(found.unedited.facts) == {unknown.request.key}
+    assert found.known == [known] and set(found.unedited.facts) == {unknown.request.key}
     with pytest.raises(EditingError, match="gives the new answer to all 1 facts already"):
         search.search(*tiny, "ft_m", {}, {}, [known], quiet=True)
 
