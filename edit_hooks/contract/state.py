@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -58,7 +57,9 @@ def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None =
     state["default dtype"] = torch.get_default_dtype()
     state["random state of torch"] = tensor_digest(torch.get_rng_state())
     state["random state of Python"] = hash(random.getstate())
-    state["random state of numpy"] = hash(pickle.dumps(numpy.random.get_state(legacy=False)))
+    state["random state of numpy"] = repr(
+        [part.tobytes() if isinstance(part, numpy.ndarray) else part for part in numpy.random.get_state()]
+    )
     for hooks, registered in _global_hooks():
         state[f"hooks of all modules, {hooks}"] = len(registered)
     if tokenizer is not None:

@@ -77,7 +77,9 @@ class IndependentEdits:
 
     def get(self, groups: Iterable[RequestGroup]) -> dict[str, Delta | FailedEdit]:
         """Return the edits by group key, all at once; load or compute those not yet in memory."""
-        return {key: edit for portion in self.portions(groups) for key, edit in portion.items()}
+        keys = dict.fromkeys(map(group_key, groups := list(groups)))
+        edits = {key: edit for portion in self.portions(groups) for key, edit in portion.items()}
+        return {key: edits[key] for key in keys}
 
     def portions(self, groups: Iterable[RequestGroup]) -> Iterator[dict[str, Delta | FailedEdit]]:
         """Yield the edits by group key in portions that fit into memory; see :class:`LargeEdits`.

@@ -36,7 +36,8 @@ def test_exclusion_and_failure_are_told_apart() -> None:
     row = metrics_of(run("bake_rq", lm=Diverged(), settings={"generate": False}), "bake_rq")
     for metric in ("rqs_prob", "rqm_prob"):
         assert row[f"{metric}_n"] + row[f"{metric}_failed"] + row[f"{metric}_excluded"] == 4
-    assert row["rqs_prob_failed"] == row["rqs_prob_all_failed"] == 2
+    # of the two broken cases, the unedited model knows the answer of one: the filter excludes it
+    assert (row["rqs_prob_failed"], row["rqs_prob_all_failed"]) == (1, 2)
 
 
 def test_what_is_unknown_for_another_reason_is_no_zero(tmp_path: Any) -> None:

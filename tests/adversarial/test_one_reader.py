@@ -24,6 +24,7 @@ ALLOWED = {
     "edit_hooks/gradient/artifact.py": "a checked artifact, tensor by tensor",
     "edit_hooks/locate/null_space.py": "a cache; damage is logged and computed again",
     "edit_hooks/locate/second_moments.py": "a cache; damage is logged and computed again",
+    "edit_hooks/modeling/generation_settings.py": "a round trip in memory",
     "edit_hooks/modeling/memory.py": "the kernel's figures of free memory",
     "edit_hooks/modeling/tensors.py": "the reader of tensors",
     "edit_hooks/store/answer_cache.py": "rows of a cache whose checksums are compared",

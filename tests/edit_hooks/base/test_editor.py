@@ -39,4 +39,4 @@ def test_a_wrong_number_or_kind_of_deltas_is_an_error(value: object, joint: bool
     model, tokenizer = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
     with pytest.raises(EditingError) as error:
         editor.edit(model, tokenizer, EDIT_REQUESTS[:2], joint=joint)
-    assert str(error.value).startswith(f"editor 'sound': {message}")
+    assert str(error.value).startswith(f"editor 'Returns': {message}")
