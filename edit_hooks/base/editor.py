@@ -131,7 +131,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
     @property
     def key_identity(self) -> str:
-        """What stands for the editor in the keys of stored results.
+        """The identity of the editor in the keys of stored results.
 
         The name, followed by the classes of other packages: several classes of one module can have the same name.
         """

@@ -113,7 +113,7 @@ def test_two_classes_of_one_name_have_edits_of_their_own(make: Callable[..., Del
 
 
 def identity(editor: Editor[Any]) -> str:
-    """What stands for an editor in a key, without the name of this module."""
+    """The identity of an editor in a key, without the name of this module."""
     return editor.key_identity.replace(f"{__name__}:", "")
 
 
