@@ -71,7 +71,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
 
     Attributes:
         name: registry name, also of file, configuration folder and parity test. A class that does not set it and
-            extends an editor in use is named by its class, so that results of the two are told apart.
+            extends an editor in use is named by its class, so that their results have different names.
         config_class: its typed configuration.
         config_folders: folders of shipped configurations; the first with a match wins.
         needs_subject: requests must mark the subject.
