@@ -59,29 +59,40 @@ def code_fingerprint(*modules: str) -> str:
                 "would be stale. Move the editor into a .py file on PYTHONPATH."
             )
     digest = hashlib.sha256()
-    for name, tree in sorted(_closure(modules).items()):
-        digest.update(f"{name}\0{ast.dump(tree)}\0".encode())
+    for name, of_module in sorted(_closure(modules).items()):
+        digest.update(f"{name}\0{of_module}\0".encode())
     return digest.hexdigest()
 
 
-def _closure(modules: tuple[str, ...]) -> dict[str, ast.Module]:
-    """Syntax trees, without docstrings, of the modules and the imports to follow."""
+def _closure(modules: tuple[str, ...]) -> dict[str, str]:
+    """Digests of the modules and of the imports to follow."""
     packages = {"edit_hooks", *map(_package_of, modules)}
     folders = {_import_folder(name) for name in packages - _OWN_PACKAGES} - {None}
-    trees: dict[str, ast.Module] = {}
+    digests: dict[str, str] = {}
     pending = list(modules)
     while pending:
         name = pending.pop()
         path = _source_of(name)
-        if name in trees or name in _NOT_COMPUTING or path is None:
+        if name in digests or name in _NOT_COMPUTING or path is None:
             continue
-        trees[name] = _without_docstrings(ast.parse(path.read_text(encoding="utf-8")))
-        parent = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        for imported in _imports(trees[name], parent):
+        state = path.stat()
+        digests[name], imports = _read_module(name, path, state.st_mtime_ns, state.st_size)
+        for imported in imports:
             package = _package_of(imported)
             if package in packages or (package not in _OWN_PACKAGES and _import_folder(package) in folders):
                 pending.append(imported)
-    return trees
+    return digests
+
+
+@functools.cache
+def _read_module(name: str, path: Path, modified: int, size: int) -> tuple[str, frozenset[str]]:
+    """Digest of a module's syntax tree without docstrings, and the names it imports; read again once the file changes.
+
+    The modules of one run have most imports in common, and parsing takes most of the time.
+    """
+    tree = _without_docstrings(ast.parse(path.read_text(encoding="utf-8")))
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), frozenset(_imports(tree, package))
 
 
 def _package_of(module: str) -> str:
