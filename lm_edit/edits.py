@@ -6,7 +6,7 @@ the store are loaded from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -72,20 +72,24 @@ def make_edits(
     )
     if lm.editor.needs_subject:
         require_subjects([request for group in groups for request in group], lm.editor.name)
-    saved: list[tuple[RequestGroup, Delta]] = []
     failed: dict[str, str] = {}
-    for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps
-        unusable = {**lm.plan.unusable, **edit.meta.get("unusable", {})} if isinstance(edit, Delta) else {}
-        for request in group:
-            if reason := edit.reason if isinstance(edit, FailedEdit) else unusable.get(request.key):
-                failed[str(request.case_id or request.text)] = reason
-        if isinstance(edit, Delta) and (written := tuple(request for request in group if request.key not in unusable)):
-            saved.append((written, edit))
-    run = lm.session.result_metadata()
-    if run.get("stopped"):
-        failed["stream"] = run["stopped"]
-    metadata = {**_describe_model(lm), "editor": lm.options.editor, "config": run["editor_config"]}
-    return SavedEdits(save_edits(out, saved, metadata), failed)
+
+    def finished() -> Iterator[tuple[RequestGroup, Delta]]:
+        for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps
+            unusable = {**lm.plan.unusable, **edit.meta.get("unusable", {})} if isinstance(edit, Delta) else {}
+            for request in group:
+                if reason := edit.reason if isinstance(edit, FailedEdit) else unusable.get(request.key):
+                    failed[str(request.case_id or request.text)] = reason
+            written = tuple(request for request in group if request.key not in unusable)
+            if isinstance(edit, Delta) and written:
+                yield written, edit
+
+    config = lm.session.result_metadata()["editor_config"]
+    metadata = {**_describe_model(lm), "editor": lm.options.editor, "config": config}
+    files = save_edits(out, finished(), metadata, most=len(groups))
+    if stopped := lm.session.result_metadata().get("stopped"):
+        failed["stream"] = stopped
+    return SavedEdits(files, failed)
 
 
 def export_edits(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,12 +122,14 @@ def editor_of(delta: Delta) -> str | None:
 
 
 def save_edits(
-    folder: str | Path, edits: Sequence[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any]
+    folder: str | Path, edits: Iterable[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any], most: int
 ) -> list[Path]:
     """Write one delta file per group of requests, and an index, which comes last: all files are there, or none.
 
     Args:
         folder: a new or empty folder.
+        edits: read one by one.
+        most: the largest possible number of edits, which decides how many digits are in the names of files.
         metadata: entries of every edit: ``model`` (parts of its identity), ``editor``, ``config``, ...
 
     Returns:
@@ -139,28 +141,31 @@ def save_edits(
     """
     folder = check_output_folder(folder)
     is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        return _write_edits(folder, edits, metadata)
+        return _write_edits(folder, edits, metadata, most)
     except BaseException:
         with contextlib.suppress(OSError):  # the error of the block matters, not that of the clean-up
             for path in (*folder.glob("edit-*.safetensors"), folder / INDEX_NAME):
                 path.unlink(missing_ok=True)
-            if is_new:
+            if is_new and folder.exists():
                 folder.rmdir()
         raise
 
 
-def _write_edits(folder: Path, edits: Sequence[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any]) -> list[Path]:
-    width = len(str(len(edits)))
+def _write_edits(
+    folder: Path, edits: Iterable[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any], most: int
+) -> list[Path]:
+    width = len(str(most))
     paths, index = [], []
     for number, (group, delta) in enumerate(edits):
+        folder.mkdir(parents=True, exist_ok=True)  # not before there is an edit, which may take hours
         delta.meta |= {**metadata, "requests": [request.to_dict() for request in group]}
         path = folder / f"edit-{number:0{width}d}.safetensors"
         delta.save(path)
         diagnostics = {name: value for name, value in delta.diagnostics.items() if name != "losses"}
         index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": diagnostics})
         paths.append(path)
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**metadata, "edits": index}, indent=2, ensure_ascii=False)
     # Half surrogate pairs have no UTF-8. Python's escape of one is that of JSON, and strings are its only place.
     write_atomically(folder / INDEX_NAME, text.encode(errors="backslashreplace").decode() + "\n")

@@ -75,11 +75,12 @@ class IndependentEdits:
         self._large = LargeEdits(store)
         self._batch_size = BATCH_ON_GPU if next(model.parameters()).is_cuda else BATCH
 
-    def get(self, groups: Iterable[RequestGroup]) -> dict[str, Delta | FailedEdit]:
-        """Return the edits by group key, all at once; load or compute those not yet in memory."""
-        keys = dict.fromkeys(map(group_key, groups := list(groups)))
-        edits = {key: edit for portion in self.portions(groups) for key, edit in portion.items()}
-        return {key: edits[key] for key in keys}
+    def in_order(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
+        """Yield the edits of the groups; those that have left memory are read one at a time."""
+        distinct = {group_key(group): group for group in groups}
+        self._finish(distinct)
+        for group in groups:
+            yield self._whole(group_key(group), group)
 
     def portions(self, groups: Iterable[RequestGroup]) -> Iterator[dict[str, Delta | FailedEdit]]:
         """Yield the edits by group key in portions that fit into memory; see :class:`LargeEdits`.

@@ -95,8 +95,8 @@ class Session(abc.ABC):
         """
 
     @abc.abstractmethod
-    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
-        """Return the edits of independent ``groups``, else the steps of the run."""
+    def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
+        """Yield the edits of independent ``groups``, else the steps of the run; memory need not hold them all."""
 
     def requests_as_edited(self, requests: Sequence[EditRequest]) -> list[EditRequest]:
         """Return a case's requests with the contexts in which they were edited, as far as those are known."""
@@ -122,8 +122,8 @@ class UneditedSession(Session):
     def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
         return [EditedAnswer(final=_with_unedited(unedited[q.item], q, unedited)) for q in questions]
 
-    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
-        return []
+    def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
+        return iter(())
 
 
 class SavedEditSession(Session):
@@ -176,8 +176,8 @@ class SavedEditSession(Session):
             results.append(EditedAnswer(final=final, edit=self.report if edited else None, position=position))
         return results
 
-    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
-        return [self.delta]
+    def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
+        yield self.delta
 
     def requests_as_edited(self, requests: Sequence[EditRequest]) -> list[EditRequest]:
         saved = self.requests or {}
@@ -221,9 +221,8 @@ class SingleEditSession(Session):
             for question, group in zip(questions, groups, strict=True)
         ]
 
-    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
-        edits = self.independent.get(groups)
-        return [edits[group_key(group)] for group in groups]
+    def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
+        return self.independent.in_order(groups)
 
     def result_metadata(self) -> dict[str, Any]:
         edits = self.independent
@@ -298,9 +297,10 @@ class StreamSession(Session):
             for question, edit_step in zip(questions, steps, strict=True)
         ]
 
-    def edits(self, groups: Sequence[RequestGroup]) -> list[Delta | FailedEdit]:
+    def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
         self.stream.make()
-        return [self.stream.whole(step) for step in range(len(self.stream.deltas))]
+        for step in range(len(self.stream.deltas)):
+            yield self.stream.whole(step)
 
     @contextlib.contextmanager
     def stock_task_scope(self) -> Iterator[Delta | None]:

@@ -45,7 +45,7 @@ def saved(tmp_path):
     path = save(model, tokenizer, tmp_path / "base")
     stamp = {"model": edited_lm(path, mode="none").identity.to_dict(), "editor": "test"}
     delta = random_delta(model)
-    (file,) = save_edits(tmp_path / "edits", [((REQUEST,), delta)], stamp)
+    (file,) = save_edits(tmp_path / "edits", [((REQUEST,), delta)], stamp, most=1)
     return path, file, export_peft(delta, tmp_path / "adapter"), model, delta
 
 
@@ -115,7 +115,9 @@ def test_steps_of_a_stream_belong_together(saved, tmp_path):
     for number, step in enumerate(steps):
         step.meta |= {"description": {"state_before": states[number]}, "state_after": states[number + 1]}
     requests = [(EditRequest(prompt=f"Number {number} is", target_new="Velm"),) for number in range(3)]
-    files = save_edits(tmp_path / "stream", list(zip(requests, steps, strict=True)), {"model": identity.to_dict()})
+    files = save_edits(
+        tmp_path / "stream", list(zip(requests, steps, strict=True)), {"model": identity.to_dict()}, most=len(steps)
+    )
     total = Delta.summed(read_deltas(files, model, identity))
     for name, update in total.weights().items():
         torch.testing.assert_close(update, sum(step.weights()[name] for step in steps))

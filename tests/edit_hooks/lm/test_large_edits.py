@@ -98,6 +98,16 @@ def test_all_stay_where_nothing_stores_them(model_path: str, monkeypatch: Any) -
     assert num_dense() == 6
 
 
+def test_edits_to_be_saved_are_read_one_by_one(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    groups = [(edit,) for edit in (*EDITS, EDITS[0])]
+    expected = [delta.checksum() for delta in build(model_path, **FT_M).session.edits(groups)]
+    hold(monkeypatch, 1)
+    ALIVE.clear()
+    lm, alive = build(model_path, tmp_path, **FT_M), []
+    assert [(alive.append(num_dense()), delta.checksum())[1] for delta in lm.session.edits(groups)] == expected
+    assert max(alive[1:]) <= 3 and expected[0] == expected[-1]  # the one that stays, this one, and the one before
+
+
 def test_an_edit_that_was_pruned_meanwhile_is_made_again(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
     expected = logprobs(build(model_path, **FT_M))
     hold(monkeypatch, 1)

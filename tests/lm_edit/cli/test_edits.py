@@ -90,10 +90,14 @@ def test_a_folder_of_edits_is_complete_or_not_there(tmp_path, monkeypatch):
     for num_files in range(len(groups) + 1):
         room = iter(range(num_files))
         with pytest.raises(OSError, match="No space left"):
-            save_edits(tmp_path / "new", groups, {})
+            save_edits(tmp_path / "new", groups, {}, len(groups))
         assert not (tmp_path / "new").exists()
     room = iter(range(len(groups) + 1))
-    assert len(save_edits(tmp_path / "new", groups, {})) == len(groups) == len(list(tmp_path.glob("new/*"))) - 1
+    assert (
+        len(save_edits(tmp_path / "new", groups, {}, len(groups)))
+        == len(groups)
+        == len(list(tmp_path.glob("new/*"))) - 1
+    )
 
 
 def test_an_edit_of_the_command_line_is_the_edit_of_an_evaluation(model, edits, tmp_path):
