@@ -84,7 +84,7 @@ CASE = CASES[1]
 
 def independent(tiny: Any, editor: Editor[Any], store: Store | None) -> Delta:
     edits = IndependentEdits(*tiny, editor, store, model_identity(*tiny), quiet=True, measure_edits=False)
-    (edit,) = edits.get([(CASE.request,)]).values()
+    (edit,) = edits.in_order([(CASE.request,)])
     assert isinstance(edit, Delta)
     return edit
 

@@ -115,9 +115,9 @@ def test_a_run_computes_the_other_edits_in_one_batch(tokenizer, tiny_model, monk
     edits = IndependentEdits(
         model, tokenizer, load_editor("bird", BIRD_SETTINGS), None, model_identity(model, tokenizer), quiet=True
     )
-    made = edits.get([(one,) for one in requests])
+    made = list(edits.in_order([(one,) for one in requests]))
     assert batches == [2]
-    assert [isinstance(edit, Delta) for edit in made.values()] == [True, False, True]
+    assert [isinstance(edit, Delta) for edit in made] == [True, False, True]
 
 
 def test_settings_of_a_shipped_file_count(tiny_model, tokenizer):

@@ -221,7 +221,7 @@ def test_another_phrase_table_is_another_stored_edit(monkeypatch, tmp_path):
         edits = IndependentEdits(
             model, tokenizer, type(editor)(editor.overrides), Store(tmp_path), identity, quiet=True
         )
-        (delta,) = edits.get([(EDITS[0],)]).values()
+        (delta,) = edits.in_order([(EDITS[0],)])
         return delta
 
     first = make_edit()
