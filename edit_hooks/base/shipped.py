@@ -71,18 +71,23 @@ def _moved(content: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The settings of a file for a model of ``depth`` blocks.
 
     Lists of blocks keep their number of blocks and their gaps; the last block keeps its relative depth. Blocks that
-    would lie below the first are left out.
+    would lie below the first are left out. A single block (a setting named ``..._layer``) keeps its distance to those of
+    ``layers``.
     """
     (depth_there,) = (content["matches"][name] for name in DEPTH_NAMES if name in content["matches"])
 
+    def shift(blocks: list[int]) -> int:
+        return round(max(blocks) * (depth - 1) / (depth_there - 1)) - max(blocks)
+
     def move(blocks: list[int]) -> list[int]:
-        shift = round(max(blocks) * (depth - 1) / (depth_there - 1)) - max(blocks)
-        return [block + shift for block in blocks if block + shift >= 0]
+        return [block + shift(blocks) for block in blocks if block + shift(blocks) >= 0]
 
     config = dict(content["config"])
     for setting, value in config.items():
         if _is_blocks(value):
             config[setting] = move(value)
+        elif setting.endswith("_layer") and type(value) is int:
+            config[setting] = max(0, value + shift(content["config"]["layers"]))
         elif isinstance(value, Mapping) and value and all(map(_is_blocks, value.values())):
             config[setting] = {module: move(blocks) for module, blocks in value.items()}
     return config

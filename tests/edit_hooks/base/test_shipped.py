@@ -210,6 +210,20 @@ def test_the_settings_of_another_model_move_with_the_depth():
     assert wrapped.layers == [0, 1, 2, 3, 4] and wrapped.base_settings["lr"] == 0.1
 
 
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_can_be_used_for_another_depth(path):
+    editor = load_editor(path.parent.name, {"shipped": path.stem})
+    for name in ("gemma-3-270m", "qwen3-8b"):
+        model = model_like(MODELS[name])
+        config = editor.default_config(model)
+        assert config.edited_layers and max(config.edited_layers) < model.config.num_hidden_layers
+
+
+def test_a_single_block_keeps_its_distance_to_the_edited_ones():
+    config = load_editor("melo", {"shipped": "gpt2-xl"}).default_config(model_like(MODELS["gemma-3-270m"]))
+    assert (config.layers, config.query_layer) == ([12, 13], 11)  # 36 and 37, and 35, of 48
+
+
 def test_blocks_below_the_first_are_left_out():
     config = load_editor("lora", {"shipped": "llama-2-7b"}).default_config(model_like(MODELS["gemma-3-270m"]))
     assert config.layers == list(range(18))
