@@ -71,8 +71,8 @@ def _moved(content: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The settings of a file for a model of ``depth`` blocks.
 
     Lists of blocks keep their number of blocks and their gaps; the last block keeps its relative depth. Blocks that
-    would lie below the first are left out. A single block (a setting named ``..._layer``) keeps its distance to those of
-    ``layers``.
+    would lie below the first are left out. A single block (a setting named ``..._layer``) keeps its distance to those
+    of ``layers``.
     """
     (depth_there,) = (content["matches"][name] for name in DEPTH_NAMES if name in content["matches"])
 
