@@ -7,7 +7,8 @@
 A cell is the mean over cases of a case's mean over seeds. Its interval is Wilson's for 95 % with the number of cases:
 seeds repeat a case and add none. Wilson's interval takes p (1 - p) for the variance of a case, the largest that scores
 between 0 and 1 can have, so it is too wide rather than too narrow for scores that are shares (GS and LS average several
-questions).
+questions). Where fewer cases have a score than of the unedited model (the editor refused the others), the cell says how
+many do.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -
     """The tables as Markdown, and a line on the runs behind them; ``groups`` are the titles."""
     lines: list[str] = []
     summaries = summarize(rows, finished)
+    unedited = next((row["parts"] for row in summaries if row["editor"] == UNEDITED), {})
     for part, columns in COLUMNS.items():
         headings = [heading for heading, _, _ in columns]
         timed = part == "single"
@@ -113,7 +115,7 @@ def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -
             cells = ["editor", "changes", *headings, *(["s/edit"] if timed else []), "seeds"]
             lines += ["", f"{TITLES[part]}; {title}:", "", _line(cells), "|---" * len(cells) + "|"]
             for row in sorted(shown, key=lambda row: GROUP_ORDER.index(row["changes"])):
-                lines.append(_line(_render_row(row, part, headings, timed)))
+                lines.append(_line(_render_row(row, part, headings, timed, unedited.get(part, {}).get("cells", {}))))
     records = [record for row in rows for part in COLUMNS for record in finished.of(row, part).values()]
     costs = [record["cpu_seconds"] for record in records if record["cpu_seconds"] is not None]
     unknown = f", {len(records) - len(costs)} of unknown cost not counted" if len(costs) < len(records) else ""
@@ -121,15 +123,22 @@ def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -
     return "\n".join([*lines, "", cost]).strip()
 
 
-def _render_row(row: dict[str, Any], part: str, headings: Sequence[str], timed: bool) -> list[str]:
+def _render_row(
+    row: dict[str, Any], part: str, headings: Sequence[str], timed: bool, unedited: Mapping[str, Any]
+) -> list[str]:
     found = row["parts"].get(part, {"cells": {}, "seeds": "-"})
-    cells = [_format(found["cells"].get(heading)) for heading in headings]
+    cells = [_format(found["cells"].get(heading), unedited.get(heading)) for heading in headings]
     seconds = [f"{row['seconds_per_edit']:.1f}" if "seconds_per_edit" in row else "-"] if timed else []
     return [f"`{row['editor']}`", row["changes"], *cells, *seconds, found["seeds"]]
 
 
-def _format(cell: dict[str, Any] | None) -> str:
-    return "-" if cell is None else f"{cell['mean']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+def _format(cell: dict[str, Any] | None, unedited: Mapping[str, Any] | None) -> str:
+    """One cell; ``unedited`` is the same cell of the unedited model, which no editor can refuse."""
+    if cell is None:
+        return "-"
+    shown = f"{cell['mean']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+    possible = cell["cases"] if unedited is None else unedited["cases"]
+    return shown if cell["cases"] >= possible else f"{shown}, {cell['cases']} of {possible}"
 
 
 def _line(cells: Sequence[str]) -> str:

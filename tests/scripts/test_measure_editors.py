@@ -269,6 +269,21 @@ def test_the_unedited_model_has_the_same_cases_in_the_table_of_a_stream(
     assert unedited == "| `unedited` | nothing |" + " 0.00 (0.00-0.07) |" * 6 + " any |"
 
 
+def test_a_cell_says_over_how_many_cases_it_is_where_an_editor_refused_some(
+    measure: ModuleType, table: ModuleType, tmp_path: Path
+) -> None:
+    """Cases without a score on the unedited model either (a filter) are nobody's refusals."""
+    rows = [measure.Row("", "unedited", {}), measure.Row("tuned", "rome", {}), measure.Row("tuned", "memit", {})]
+    for row, values in zip(rows, ([0.0, 0.0, 0.0, None], [1.0, None, 1.0, None], [1.0, 1.0, 1.0, None]), strict=True):
+        scores = {task: {metric: values} for _, task, metric in measure.COLUMNS["stream200"]}
+        write_result(measure, tmp_path, row, "stream200", 0, scores=scores)
+    finished = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl")
+    lines = table.render(rows, {"tuned": "T"}, finished).splitlines()
+    cells = {line.split("`")[1]: line.split(" | ")[2] for line in lines if line.startswith("| `")}
+    assert cells["rome"].endswith("), 2 of 3")
+    assert " of " not in cells["memit"] + cells["unedited"]
+
+
 # Settings that name a rule; a run records the texts that it gave.
 SAMPLED = ("context_templates", "calibration")
 
