@@ -285,7 +285,8 @@ class BIRDTerm:
             outputs: list[torch.Tensor] = []
             with hooks(on_output(decoder_of(self.model), outputs.append)):
                 self.forward.hidden_at_labels(delta_ED)
-            states = outputs[0][batch.label_row_L, batch.label_column_L]
+            labels = (batch.label_row_L.to(outputs[0].device), batch.label_column_L.to(outputs[0].device))
+            states = outputs[0][labels]
         states = at_least_float32(states)
         num_rows = len(delta_ED) * self.num_templates  # rewriting rows come first, edit by edit
         sums_RD = states.new_zeros(num_rows, states.shape[1]).index_add(0, batch.label_row_L.to(states.device), states)

@@ -219,7 +219,8 @@ class EVKTerm:
         site_RD, num_edits = prompts.activations.site_RD, len(prompts.batch.kl_row_E)
         with torch.no_grad():
             hidden_ED = prompts.hidden_at_labels(site_RD.new_zeros(num_edits, site_RD.shape[1]))[:num_edits]
-            logits_RK = prompts.lm_head.logits(hidden_ED[self._edit_of_instance()], self.token_RK)
+            edit_R = self._edit_of_instance().to(hidden_ED.device)
+            logits_RK = prompts.lm_head.logits(hidden_ED[edit_R], self.token_RK)
         return self._mean_divergence(at_least_float32(logits_RK).log_softmax(1))
 
     def _edit_of_instance(self) -> torch.Tensor:
@@ -227,7 +228,7 @@ class EVKTerm:
 
     def _mean_divergence(self, log_q_RK: torch.Tensor) -> torch.Tensor:
         """Mean over an edit's instances of KL(original || q) over the K likeliest tokens of the original, [E]."""
-        log_p_RK = self.original_RK[:, : log_q_RK.shape[1]].log_softmax(1)
+        log_p_RK = self.original_RK[:, : log_q_RK.shape[1]].to(log_q_RK.device).log_softmax(1)
         kl_R = (log_p_RK.exp() * (log_p_RK - log_q_RK)).sum(1)
         edit_R = self._edit_of_instance().to(kl_R.device)
         sums_E = kl_R.new_zeros(len(self.forward.batch.kl_row_E)).index_add(0, edit_R, kl_R)

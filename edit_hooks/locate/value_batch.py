@@ -138,7 +138,8 @@ def recorded_activations(
 ) -> Iterator[ReadActivations]:
     """Record activations at one column per row.
 
-    Yields the function that returns them after a forward pass.
+    Yields the function that returns them after a forward pass. They are on the device of ``column_R``, the batch's,
+    whichever one the edited block is on.
     """
     records: dict[str, torch.Tensor] = {}
     rewrite = model.get_submodule(arch.rewrite_name(layer))
@@ -147,7 +148,7 @@ def recorded_activations(
         on_output(rewrite, record_at(records, "outputs", column_R)),
         on_output(site_module(model, arch, layer, site), record_at(records, "site", column_R)),
     ):
-        yield lambda: SiteActivations(records["keys"], records["outputs"], records["site"])
+        yield lambda: SiteActivations(*(records[name].to(column_R.device) for name in ("keys", "outputs", "site")))
 
 
 def site_module(model: nn.Module, arch: Architecture, layer: int, site: Site) -> nn.Module:

@@ -68,8 +68,12 @@ def right_aligned(cache: DynamicCache, length_R: torch.Tensor, width: int) -> Al
 
 
 def select_rows(cache: DynamicCache, rows: torch.Tensor) -> DynamicCache:
-    """The cache of some of the rows."""
-    return DynamicCache([(layer.keys[rows], layer.values[rows]) for layer in cache.layers])
+    """The cache of some of the rows; every layer stays on its device."""
+
+    def select(states_RHTK: torch.Tensor) -> torch.Tensor:
+        return states_RHTK[rows.to(states_RHTK.device)]
+
+    return DynamicCache([(select(layer.keys), select(layer.values)) for layer in cache.layers])
 
 
 def shift_columns(states_RHTK: torch.Tensor, index_RP: torch.Tensor) -> torch.Tensor:

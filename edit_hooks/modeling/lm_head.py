@@ -27,6 +27,10 @@ TokenSelection = slice | torch.Tensor
 WHOLE_VOCAB = slice(None)
 
 
+# What no operation behind a head leaves unchanged: scales move the first ones, soft caps the last ones.
+PROBE_LOGITS = (0.5, -1.0, 3.0, -60.0, 1000.0, -10000.0)
+
+
 MIN_SLICE_WIDTH, SLICE_STEP = 2048, 512  # tokens; narrower slices cost overhead, and GEMMs like round widths
 
 
@@ -95,10 +99,14 @@ class ModelHead:
     def ends_with_projection(self) -> bool:
         """Whether the model returns the head's output unchanged.
 
-        Tested with one number, which then passes through in place.
+        Tested with a few numbers, which then pass through in place, or as a copy where accelerate moves the output to
+        the device of the input.
         """
-        probe_11 = torch.zeros(1, 1, dtype=self.module.weight.dtype, device=self.module.weight.device)
-        return self._run_after_head(probe_11).data_ptr() == probe_11.data_ptr()
+        probe_1W = torch.tensor([PROBE_LOGITS]).to(self.module.weight)
+        returned_1W = self._run_after_head(probe_1W)
+        if returned_1W.device != probe_1W.device:
+            return torch.equal(returned_1W.to(probe_1W), probe_1W)
+        return returned_1W.data_ptr() == probe_1W.data_ptr()
 
     def logits(self, states_ND: torch.Tensor, tokens: TokenSelection) -> torch.Tensor:
         if not self.is_plain or (isinstance(tokens, slice) and tokens == WHOLE_VOCAB):
@@ -145,7 +153,7 @@ class ModelHead:
             return self._run_after_decoder(projected_NW)
 
     def _finish(self, projected_NW: torch.Tensor) -> torch.Tensor:
-        return projected_NW if self.ends_with_projection else self._run_after_head(projected_NW)
+        return projected_NW if self.ends_with_projection else self._run_after_head(projected_NW).to(projected_NW.device)
 
     def _on_head_device(self, tokens: TokenSelection) -> TokenSelection:
         return tokens.to(self.module.weight.device) if isinstance(tokens, torch.Tensor) else tokens

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import pytest
 import torch
-from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_device
+from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_device, quick_settings
 
 from edit_hooks import Delta
 from edit_hooks.base.registry import EDITORS
@@ -23,16 +20,6 @@ from edit_hooks.store.store import Store
 CPU = torch.device("cpu")
 
 
-def quick(subject: Subject) -> dict[str, Any]:
-    """Settings with two steps of training and one context, where the editor, or its base, has them."""
-    wanted = {"num_steps": 2, "context_templates": ["{}"], "calibration": ["He speaks English, French and Italian."]}
-    known = {field.name for field in dataclasses.fields(subject.editor_class.config_class)}
-    settings = {name: value for name, value in wanted.items() if name in known}
-    if "base_settings" in known:  # the bases have both settings
-        settings["base_settings"] = {**subject.settings["base_settings"], "num_steps": 2, "context_templates": ["{}"]}
-    return settings
-
-
 @pytest.mark.parametrize("editor", EDITORS)
 def test_steps_from_the_store_and_new_ones_are_combined(editor):
     """The first step on the CPU, as one from the store is, the second on the model's device.
@@ -40,7 +27,7 @@ def test_steps_from_the_store_and_new_ones_are_combined(editor):
     The third step has the bits that it has after a stream which was not interrupted.
     """
     subject = Subject(editor, "llama")
-    settings = quick(subject)
+    settings = quick_settings(subject)
     joint = subject.capabilities.supports_joint
     # Made on the CPU: a loaded edit has all tensors there.
     (first,) = subject.make(**settings).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1], joint=joint)
@@ -76,7 +63,7 @@ def test_a_resumed_stream_has_its_stored_steps_on_the_device(tmp_path):
     def make(num_requests: int, store: Store | None) -> EditStream:
         groups = chunked([(request,) for request in EDIT_REQUESTS[:num_requests]], 2, cumulative=True)
         plan = EditPlan(groups, cumulative=True)
-        editor = subject.make(**quick(subject))
+        editor = subject.make(**quick_settings(subject))
         stream = EditStream(
             model, subject.tokenizer, editor, plan, store, identity, Guard(), quiet=True, measure_edits=False
         )

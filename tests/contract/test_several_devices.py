@@ -1,0 +1,157 @@
+"""A model spread over several devices (``device_map=auto``): every editor, and what reads an edited model."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from pretended_device import dispatch_model, move_delta, pretended_device, quick_settings
+
+from edit_hooks.base.registry import EDITORS
+from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
+from edit_hooks.contract.tiny_models import build_model
+from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.inference.decoding import generate
+from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem, StateItem, TokenNoise
+from edit_hooks.inference.reference import generate_reference, score_reference
+from edit_hooks.inference.scoring import score
+from edit_hooks.inference.states import StateComparison
+from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.modeling.lm_head import ModelHead
+from edit_hooks.modeling.sampling import sample_texts
+
+# The edited block is neither where the tokens come in nor where the head is.
+DEVICE_MAP = {
+    "model.embed_tokens": 0,
+    "model.rotary_emb": 0,
+    "model.layers.0": 0,
+    "model.layers.1": 1,
+    "model.layers.2": 2,
+    "model.norm": 2,
+    "lm_head": 2,
+}
+
+
+def spread_model() -> Any:
+    model = build_model("llama")
+    dispatch_model(model, DEVICE_MAP)
+    return model
+
+
+def edits(subject: Subject, model: Any) -> list[Any]:
+    """Three independent edits, and a stream of two steps behind the first."""
+    editor = subject.make(**quick_settings(subject))
+    joint = subject.capabilities.supports_joint
+    independent = editor.edit(model, subject.tokenizer, EDIT_REQUESTS[:3])
+    history: list[Any] = []
+    with AppliedDeltas(model) as applied:
+        for request in EDIT_REQUESTS[:2]:
+            history += editor.edit(model, subject.tokenizer, [request], joint=joint, history=history)
+            applied.add(history[-1])
+    return [*independent, *history]
+
+
+@pytest.mark.parametrize("editor", EDITORS)
+def test_edits_are_those_of_one_device(editor):
+    subject = Subject(editor, "llama")
+    expected = edits(subject, subject.model)
+    with pretended_device():
+        found = [move_delta(delta, torch.Tensor.cpu) for delta in edits(subject, spread_model())]
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.writes == other.writes
+        for name, weight in other.weights().items():
+            torch.testing.assert_close(one.weights()[name], weight)
+
+
+@pytest.mark.parametrize("editor", ["rome", "memit", "evk_edit", "bird"])
+def test_the_reference_engine_likewise(editor):
+    subject = Subject(editor, "llama")
+    settings = {**quick_settings(subject), "engine": "reference"}
+    expected = subject.make(**settings).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
+    with pretended_device():
+        found = subject.make(**settings).edit(spread_model(), subject.tokenizer, EDIT_REQUESTS[:1])
+        (local,) = (move_delta(delta, torch.Tensor.cpu) for delta in found)
+    for name, weight in expected[0].weights().items():
+        torch.testing.assert_close(local.weights()[name], weight)
+
+
+CONTEXT = (5, 9, 14, 20, 8)
+SCORED = [ScoreItem(CONTEXT, (5, 6)), ScoreItem(CONTEXT[:-1], (7,))]
+ASKED = [GenerateItem(CONTEXT, (), 6), GenerateItem(CONTEXT[:-2], (), 3)]
+
+
+def readings(model: Any, tokenizer: Any, delta: Any) -> list[Any]:
+    """What the harness reads from an edited model; rows of a batch end at different times."""
+
+    def jobs(items: list[Any]) -> list[Any]:
+        return [(item, one) for item in items for one in (delta, None)]
+
+    states = [StateItem(CONTEXT, state=state, noise=None) for state in ("before_norm", "after_norm", 1)]
+    states.append(StateItem(CONTEXT, state=1, noise=TokenNoise(positions=(1, 2), sigma=0.1, seed="a")))
+    return [
+        score(model, jobs(SCORED), Limits(), no_progress),
+        score_reference(model, jobs(SCORED), no_progress),
+        generate(model, tokenizer, jobs(ASKED), Limits(), no_progress),
+        generate_reference(model, tokenizer, jobs(ASKED), no_progress),
+        StateComparison(one_by_one=False).compare(model, [(item, delta) for item in states], Limits(), no_progress),
+    ]
+
+
+def no_progress(_count: int) -> None: ...
+
+
+@pytest.mark.parametrize("editor", ["memit", "ft_m", "grace", "wise", "melo"])
+def test_an_edited_model_is_read_as_on_one_device(editor):
+    subject = Subject(editor, "llama")
+    (delta,) = subject.make(**quick_settings(subject)).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
+    expected = readings(subject.model, subject.tokenizer, delta)
+    with pretended_device():
+        found = readings(spread_model(), subject.tokenizer, delta)
+    assert flat(found) == pytest.approx(flat(expected), abs=1e-5)
+
+
+def flat(value: Any) -> list[Any]:
+    """The leaves of nested results."""
+    if dataclasses.is_dataclass(value):
+        value = list(vars(value).values())
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in flat(part)]
+    return [value]
+
+
+def test_second_moments_and_sampled_texts_are_those_of_one_device():
+    subject = Subject("memit", "llama")
+    tokenizer = subject.tokenizer
+
+    def moments(model: Any) -> list[torch.Tensor]:
+        found = second_moments(model, tokenizer, [0, 1], MomentSettings(["He speaks English."] * 4))
+        return [moment.matrix_FF.cpu() for moment in found.values()]
+
+    expected, texts = moments(subject.model), sample_texts(subject.model, tokenizer, 2, 8, 0)
+    with pretended_device():
+        model = spread_model()
+        found = moments(model)
+        assert sample_texts(model, tokenizer, 2, 8, 0) == texts
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("family", "ends_with_projection"), [("llama", True), ("gemma2", False)])
+def test_the_head_of_another_device(family, ends_with_projection):
+    """The hook of accelerate returns the logits on the device of the input."""
+    model = build_model(family, tie_word_embeddings=False)
+    states_ND = torch.linspace(-1, 1, 2 * 32).view(2, 32)
+    weights_MW, state_M = torch.ones(2, 5), torch.arange(2)
+    expected, vjp = ModelHead(model).logits_with_vjp(states_ND, slice(0, 5))
+    expected_vjp = vjp(weights_MW, state_M)
+    with pretended_device():
+        dispatch_model(model, DEVICE_MAP)
+        head = ModelHead(model)
+        assert head.ends_with_projection == ends_with_projection
+        last = torch.device("cuda", 2)
+        logits, vjp = head.logits_with_vjp(states_ND.to(last), slice(0, 5))
+        assert logits.device == last
+        torch.testing.assert_close(logits.cpu(), expected)
+        torch.testing.assert_close(vjp(weights_MW.to(last), state_M.to(last)).cpu(), expected_vjp)
