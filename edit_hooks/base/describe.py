@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edit_hooks.base.registry import EDITORS, editor_class, editor_names
+from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 
@@ -34,7 +35,9 @@ class EditorDescription:
         summary: first line of the class's docstring.
         needs_subject: requests must mark the subject.
         supports_joint: several requests can be written at once (``mode=batch``, ``edit_batch_size`` above 1).
+            Both are of the class: an editor with a base (``has_base``) has those of its base.
         writes: parts that the edits change: weights, hooks, context.
+        has_base: it post-processes the edits of another editor.
     """
 
     name: str
@@ -43,6 +46,7 @@ class EditorDescription:
     supports_joint: bool
     writes: tuple[str, ...]
     settings: tuple[Setting, ...]
+    has_base: bool
 
 
 def describe_editor(name: str) -> EditorDescription:
@@ -58,7 +62,15 @@ def describe_editor(name: str) -> EditorDescription:
         for field in dataclasses.fields(editor.config_class)
     )
     summary = re.sub(r":\w+:`~?([^`]*)`", r"\1", (inspect.getdoc(editor) or "").split("\n")[0])
-    return EditorDescription(name, summary, editor.needs_subject, editor.supports_joint, editor.writes, settings)
+    return EditorDescription(
+        name,
+        summary,
+        editor.needs_subject,
+        editor.supports_joint,
+        editor.writes,
+        settings,
+        has_base=issubclass(editor, PostProcessingEditor),
+    )
 
 
 def describe_editors() -> list[EditorDescription]:

@@ -13,11 +13,21 @@ def _add_editors_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_editors(args: argparse.Namespace) -> int:
-    from edit_hooks.base.describe import describe_editor, describe_editors
+    from edit_hooks.base.describe import EditorDescription, describe_editor, describe_editors
 
     if not args.names:
+
+        def capability(row: EditorDescription, holds: bool) -> str:
+            return "as its base" if row.has_base else yes_no(holds)
+
         rows = [
-            (row.name, yes_no(row.needs_subject), yes_no(row.supports_joint), ", ".join(row.writes), row.summary)
+            (
+                row.name,
+                capability(row, row.needs_subject),
+                capability(row, row.supports_joint),
+                ", ".join(row.writes),
+                row.summary,
+            )
             for row in describe_editors()
         ]
         table(("editor", "needs subject", "joint edits", "changes", "summary"), rows)

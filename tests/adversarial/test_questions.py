@@ -1,4 +1,4 @@
-"""Models of one trick each against the questions that cannot be gamed, through lm-eval on invented records."""
+"""Models of one trick each against the questions that repetition does not pass, through lm-eval on invented records."""
 
 from __future__ import annotations
 
