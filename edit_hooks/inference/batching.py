@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,10 @@ from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.length_dependence import forget_lengths, length_rules
 from edit_hooks.modeling.prefix_cache import PrefixCache, compute_prefix_cache, shared_heads
 from edit_hooks.utils.batching import token_batches
+from edit_hooks.utils.errors import EditingError, first_line
+from edit_hooks.utils.logs import get_logger
+
+log = get_logger(__name__)
 
 # Shared tokens that are worth a pass of their own: demonstrations, not the few words that many questions begin with.
 MIN_SHARED_TOKENS = 128
@@ -49,6 +54,16 @@ class Batch:
             return {"input_ids": ids_RT, "attention_mask": mask_RT}
         return self.prefix.inputs(ids_RT, mask_RT)
 
+    def split(self) -> tuple[Batch, Batch]:
+        """The two halves of a batch of at least two rows."""
+        middle = len(self.indices) // 2
+
+        def part(rows: range) -> Batch:
+            prefix = self.prefix and self.prefix.select(torch.tensor(rows, device=self.prefix.mask_RP.device))
+            return Batch([self.indices[row] for row in rows], [self.deltas[row] for row in rows], prefix)
+
+        return part(range(middle)), part(range(middle, len(self.indices)))
+
 
 def run_in_batches(
     model: nn.Module,
@@ -73,7 +88,12 @@ def run_in_batches(
             nor where keys depend on the length of the text). Items without an entry run in full.
         prompt_lengths: number of tokens of every item in its first pass; by default all. Where keys depend on the
             length, items share a batch only if each has the keys that it has alone.
+
+    Raises:
+        EditingError: where a single row does not fit into the device's memory. A batch of several that does not is
+            halved, and so are later ones of its size.
     """
+    run = _HalvingRunner(run, lengths)
     per_row = {index: delta for index, delta in enumerate(deltas) if delta is None or delta.acts_per_row}
     written: dict[Delta, list[int]] = {}
     for index, delta in enumerate(deltas):
@@ -108,6 +128,43 @@ def run_in_batches(
                 remaining = dict.fromkeys(indices, applied.runtime_part)
                 for batch in batches(remaining):
                     run(batch)
+
+
+class _HalvingRunner:
+    """Runs batches; one that does not fit into the device's memory in halves."""
+
+    def __init__(self, run: Callable[[Batch], None], lengths: Sequence[int]) -> None:
+        self.run, self.lengths = run, lengths
+        self.most_tokens: float = math.inf  # of a batch that is tried
+
+    def __call__(self, batch: Batch) -> None:
+        tokens = len(batch.indices) * max(self.lengths[index] for index in batch.indices)
+        if tokens <= self.most_tokens or len(batch.indices) == 1:
+            if self._fits(batch, tokens):
+                return
+            self.most_tokens = tokens // 2
+        for half in batch.split():
+            self(half)
+
+    def _fits(self, batch: Batch, tokens: int) -> bool:
+        """Run a batch; whether there was enough memory for it."""
+        try:
+            self.run(batch)
+            return True
+        except torch.OutOfMemoryError as error:
+            if len(batch.indices) == 1:
+                raise EditingError(
+                    f"a prompt of {tokens} tokens does not fit into the memory of the device: {first_line(error)} "
+                    "Use a smaller dtype, parallelize=True over several devices, or a device with more memory."
+                ) from None
+        # Here the exception is gone, and with it the frames that hold the tensors of the failed pass.
+        log.warning(
+            "a batch of %d rows (%d tokens) does not fit into the memory of the device and is halved; "
+            "max_batch_tokens=%d avoids the attempt",
+            *(len(batch.indices), tokens, tokens // 2),
+        )
+        torch.cuda.empty_cache()
+        return False
 
 
 def _batches(

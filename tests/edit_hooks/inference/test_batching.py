@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
+import pytest
 import torch
 from inference_cases import edits, model_and_tokenizer
 from state import assert_same_state
 
 from edit_hooks.contract.state import snapshot
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.inference import scoring
 from edit_hooks.inference.batching import Batch, run_in_batches
-from edit_hooks.inference.items import Limits
+from edit_hooks.inference.items import Limits, ScoreItem
+from edit_hooks.utils.errors import EditingError
 
 
 def test_rows_with_and_without_edits_share_batches() -> None:
@@ -32,3 +38,60 @@ def test_rows_with_and_without_edits_share_batches() -> None:
     assert batches[2][1] == [None, None]  # its weights are in place, no part of it is left to act per row
     assert torch.equal(batches[0][2], weight) and not torch.equal(batches[2][2], weight)
     assert_same_state(before, snapshot(model, tokenizer))
+
+
+def test_a_batch_that_does_not_fit_is_halved_and_later_ones_of_its_size_likewise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, _ = model_and_tokenizer()
+    lengths = [4] * 8 + [3] * 8
+    tried, done = [], []
+
+    def run(batch: Batch) -> None:
+        tried.append(len(batch.indices))
+        if len(batch.indices) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        done.extend(batch.indices)
+
+    with caplog.at_level(logging.WARNING, "lm_eval.edited_hf"):
+        run_in_batches(model, [None] * 16, lengths, Limits(max_tokens=10**6, max_rows=8), run)
+    assert done == list(range(16))
+    assert tried == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
+    assert [record.message.split("; ")[-1] for record in caplog.records] == [
+        "max_batch_tokens=16 avoids the attempt",
+        "max_batch_tokens=8 avoids the attempt",
+    ]
+
+
+def test_a_single_row_that_does_not_fit_is_an_error_with_a_remedy() -> None:
+    model, _ = model_and_tokenizer()
+
+    def run(_batch: Batch) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    with pytest.raises(EditingError, match=r"prompt of 5 tokens .* 2 GiB\. Use a smaller dtype"):
+        run_in_batches(model, [None, None], [5, 5], Limits(), run)
+
+
+def test_halved_batches_keep_their_edits_and_shared_beginnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = model_and_tokenizer()
+    by_name = edits(model)
+    beginning = tuple(5 + index % 7 for index in range(100))
+    jobs = [
+        (ScoreItem((*beginning, *beginning[:50], 3 + row), (4, 5 + row)), by_name[name])
+        for row, name in enumerate(["none", "first", "first", "second", "none", "none"])
+    ]
+    expected = scoring.score(model, jobs, Limits(), lambda _count: None)
+    whole = scoring._score_batch
+    widths = []
+
+    def of_one_row(model: Any, items: list[ScoreItem], batch: Batch) -> Any:
+        widths.append(batch.num_known)
+        if len(items) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return whole(model, items, batch)
+
+    monkeypatch.setattr(scoring, "_score_batch", of_one_row)
+    found = scoring.score(model, jobs, Limits(), lambda _count: None)
+    assert max(widths) >= 128
+    assert [one.token_logprobs for one in found] == [pytest.approx(one.token_logprobs, abs=1e-5) for one in expected]
