@@ -67,16 +67,18 @@ def _attend(
     rows, _, new, width = query_RHSK.shape
     groups, known = key_RGSK.shape[1], prefix_keys.shape[2]
     # Query heads that share a key head are adjacent: fold them into the query axis of that key head.
-    query = query_RHSK.reshape(rows, groups, -1, width)
-    scores = torch.cat([query @ prefix_keys.transpose(2, 3), query @ key_RGSK.transpose(2, 3)], 3)
+    # Scores are products of the full width: 16 bits overflow (float16) or round them (bfloat16) where sdpa does not.
+    query, prefix_keys, key = map(at_least_float32, (query_RHSK, prefix_keys, key_RGSK))
+    query = query.reshape(rows, groups, -1, width)
+    scores = torch.cat([query @ prefix_keys.transpose(2, 3), query @ key.transpose(2, 3)], 3)
     scores = scores * (scaling if scaling is not None else width**-0.5)
     if softcap is not None:
         scores = (scores / softcap).tanh() * softcap
-    scores = at_least_float32(scores.view(rows, groups, -1, new, known + new))
+    scores = scores.view(rows, groups, -1, new, known + new)
     # Not -inf: padding far behind a row may see no column of a sliding window. A softmax over -inf alone is NaN, which
     # spreads to other tokens even through zero attention weights.
     scores = scores.masked_fill(~attention_mask[:, None], torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1).to(query.dtype).view(rows, groups, -1, known + new)
+    weights = scores.softmax(-1).to(value_RGSK.dtype).view(rows, groups, -1, known + new)
     attended = weights[..., :known] @ prefix_values + weights[..., known:] @ value_RGSK
     return attended.view(rows, -1, new, width).transpose(1, 2).contiguous(), None
 

@@ -160,3 +160,33 @@ def test_other_attention_implementations_are_not_replaced(monkeypatch):
     assert is_supported(model)
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
     assert not is_supported(model)
+
+
+@pytest.mark.parametrize(("dtype", "size", "bias"), [(torch.bfloat16, 6.0, 0.0), (torch.float16, 26.0, 39.0)])
+def test_16_bits_are_as_accurate_as_the_models_own_attention(dtype, size, bias):
+    """Products of queries and keys are in the thousands; with biases as those of Qwen2 float16 cannot hold them."""
+    generator = torch.Generator().manual_seed(0)
+    rows, heads, groups, new, known, width = 2, 8, 2, 4, 20, 128
+
+    def draw(*shape, scale=1.0, shift=0.0):
+        return (torch.randn(*shape, generator=generator) * scale + shift).to(dtype)
+
+    shift = bias * torch.randn(width, generator=generator).sign()
+    query = draw(rows, heads, new, width, scale=size, shift=shift)
+    keys = draw(rows, groups, known + new, width, scale=size, shift=shift)
+    values = draw(rows, groups, known + new, width)
+    mask = torch.ones(new, known + new).tril(known).bool()
+    repeated = [states.repeat_interleave(heads // groups, 1) for states in (keys, values)]
+
+    def own_attention(*states):
+        return torch.nn.functional.scaled_dot_product_attention(*states, attn_mask=mask)
+
+    exact = own_attention(*(states.double() for states in (query, *repeated)))
+    suffix_keys = keys[:, :, known:].clone()
+    setattr(suffix_keys, prefix_attention.PREFIX, (keys[:, :, :known], values[:, :, :known]))
+    attended, _ = prefix_attention._attend(
+        None, query, suffix_keys, values[:, :, known:], mask.expand(rows, 1, new, known + new)
+    )
+    error = relative(attended.transpose(1, 2).double(), exact)
+    # The weights of the values are rounded once more than there.
+    assert error < 2 * relative(own_attention(query, *repeated).double(), exact) < 0.01
