@@ -22,7 +22,7 @@ from edit_hooks.deltas.placement import on_cpu, placed
 from edit_hooks.modeling.architectures import architecture_of, check_layers, num_layers, unwrapped
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.tokens import encode, first_token_past, tokens_in_span
-from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout
+from edit_hooks.modeling.weights import check_weights, has_quantized_weights, is_quantized, keep_layout, refuse_compiled
 from edit_hooks.request import SLOT, EditRequest, require_subjects, require_text
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, refuse
 from edit_hooks.utils.logs import get_logger
@@ -272,9 +272,10 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """Refuse models whose weights this editor cannot edit; computes nothing.
 
         Raises:
-            EditingError: quantized weights of an unsupported kind anywhere in the model, or of a supported kind in a
-                module that this editor cannot edit quantized.
+            EditingError: a compiled model, quantized weights of an unsupported kind anywhere in it, or of a supported
+                kind in a module that this editor cannot edit quantized.
         """
+        refuse_compiled(model)
         inner = unwrapped(model)
         if self.writes == ("context",):
             return

@@ -20,7 +20,7 @@ from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.modeling.architectures import is_transposed, linear_of, map_shape, unwrapped
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import at_least_float32, bit_sum
-from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight
+from edit_hooks.modeling.weights import AddedMap, check_weights, is_quantized, read_weight, refuse_compiled
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.logs import get_logger
@@ -104,6 +104,7 @@ class AppliedDeltas:
         """Raise EditingError if a delta does not fit the model, or the hook edits added before it."""
         _check_shapes(self.model, delta)
         if delta.hook_edit is not None:
+            refuse_compiled(self.model)
             delta.hook_edit.check(self.model)
             HookEdit.combine([self.hook_edit, delta.hook_edit])
         for name in delta.parameter_names:

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from edit_hooks.lm.complete_loading import CompleteLoading, require_complete_adapter
 from edit_hooks.lm.model_options import check_model_options
 from edit_hooks.lm.quantization import take_quantization
-from edit_hooks.modeling.weights import keep_layout
+from edit_hooks.modeling.weights import keep_layout, refuse_compiled
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger
 
@@ -151,6 +151,7 @@ class LateLoadingHFLM(HFLM):
 
     def check_loaded(self, model: nn.Module) -> None:
         """Check a model right after loading, before anything runs on it."""
+        refuse_compiled(model)
         keep_layout(model)
 
     def load(self) -> None:

@@ -138,6 +138,24 @@ def has_quantized_weights(model: nn.Module) -> bool:
     return any(is_quantized(module) for module in model.modules())
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """Refuse models compiled by ``torch.compile``: a compiled graph ignores hooks that are attached later.
+
+    Raises:
+        EditingError: a module or its forward is compiled.
+    """
+    for name, module in model.named_modules():
+        if (
+            hasattr(module, "_orig_mod")
+            or getattr(module, "_compiled_call_impl", None) is not None
+            or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+        ):
+            raise EditingError(
+                f"{name or type(module).__name__} is compiled (torch.compile), and a compiled graph ignores the hooks "
+                "that make, apply and read edits. Pass the model as it was before torch.compile."
+            )
+
+
 def keep_layout(model: nn.Module) -> None:
     """Keep bitsandbytes from repacking 4-bit weights at the first forward pass on a CPU with AVX512-BF16.
 
