@@ -20,12 +20,14 @@ from edit_hooks.modeling.architectures import linear_of, unwrapped
 CPU = torch.device("cpu")
 
 
-def placed(model: nn.Module, delta: Delta) -> Delta:
+def placed(model: nn.Module, delta: Delta, updates: bool = True) -> Delta:
     """The edit as the history of a stream needs it; itself if no tensor has to move.
 
-    Updates are on the devices of their weights, the tensors of ``stream_state`` and of the hook edit on the CPU.
+    Updates are on the devices of their weights (without ``updates``, where they were), the tensors of ``stream_state``
+    and of the hook edit on the CPU.
     """
-    delta = beside_weights(model, delta)
+    if updates:
+        delta = beside_weights(model, delta)
     if not _all_on_cpu(delta.stream_state):
         delta = replace(delta, stream_state=on_cpu(delta.stream_state))
     hook_edit = delta.hook_edit

@@ -105,12 +105,13 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         raw_history = [placed(job.model, _raw_update(delta)) for delta in job.history]
         to_raw = _difference_of_sums(raw_history, job.history)
         with edited(job.model, to_raw) if job.history else contextlib.nullcontext():
-            raw_deltas = [placed(job.model, delta) for delta in self.base_edits(job)]
+            raw_deltas = self.base_edits(job)
         return [self._restrain_delta(job, raw, raw_history) for raw in raw_deltas]
 
     @torch.no_grad()
     def _restrain_delta(self, job: EditJob[PRUNEConfig], raw: Delta, raw_history: Sequence[Delta]) -> Delta:
         """The restrained sum with this step minus the one that the weights hold."""
+        raw = placed(job.model, raw)
         delta = Delta(
             stream_state={**raw.stream_state, **_stream_state(raw)},
             diagnostics=raw.diagnostics,
