@@ -49,6 +49,25 @@ def beside_weights(model: nn.Module, delta: Delta) -> Delta:
     return replace(delta, factors=factors, dense=dense) if is_moved else delta
 
 
+def off_device(delta: Delta) -> Delta:
+    """The edit with all saved tensors on the CPU; itself if none has to move."""
+    tensors = [*delta.dense.values(), *delta.masks.values(), *delta.stream_state.values()]
+    tensors += [side for factor in delta.factors.values() for side in (factor.left, factor.right)]
+    hook_edit = delta.hook_edit
+    if hook_edit is not None:
+        tensors += hook_edit.tensors.values()
+    if all(tensor.device == CPU for tensor in tensors):
+        return delta
+    return replace(
+        delta,
+        factors={name: _moved(factor, CPU) for name, factor in delta.factors.items()},
+        dense=on_cpu(delta.dense),
+        masks=on_cpu(delta.masks),
+        stream_state=on_cpu(delta.stream_state),
+        hook_edit=hook_edit and HookEdit(hook_edit.kind, on_cpu(hook_edit.tensors), hook_edit.settings),
+    )
+
+
 def on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors, on the CPU."""
     return {name: tensor.cpu() for name, tensor in tensors.items()}

@@ -70,6 +70,10 @@ class RECT(PostProcessingEditor[RECTConfig]):
         "keep": 0.8,
     }
 
+    def __init__(self, overrides: Settings | None = None) -> None:
+        super().__init__(overrides)
+        self.reads_past_updates = self.base.reads_past_updates
+
     def compute(self, job: EditJob[RECTConfig]) -> list[Delta]:
         return [_sparsify(job.model, delta, job.config) for delta in self.base_edits(job)]
 
