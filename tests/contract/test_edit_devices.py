@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 NOWHERE = Description(what="independent edit", model={}, code="", inputs={})
 FT = {"num_steps": 2, "lr": 5e-3, "early_stop_loss": 0.0}
 OVER_FT = {"base": "ft_m", "base_settings": FT, "layers": [1]}
-SETTINGS: dict[str, dict[str, Any]] = {"ft_m": FT, "ft_l": FT, "rect": OVER_FT}
+SETTINGS: dict[str, dict[str, Any]] = {"ft_m": FT, "ft_l": FT, "rect": OVER_FT, "prune": OVER_FT}
 
 
 def devices(delta: Delta) -> set[torch.device]:

@@ -200,11 +200,18 @@ def test_the_low_rank_steps_of_a_stream_leave_memory(model_path: str, tmp_path: 
         assert sum(1 for one in ALIVE if one.stream_state) == 6
 
 
-def test_editors_that_read_earlier_updates_have_them(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
-    prune = {"editor": "prune", "editor_args": {"base": "ft_m", "base_settings": FT_M["editor_args"]}}
-    expected = logprobs(stream(model_path, tmp_path, None, **prune))
-    hold(monkeypatch, 1)
-    assert logprobs(stream(model_path, tmp_path, tmp_path, **prune)) == expected
+@pytest.mark.parametrize(
+    ("editor", "settings"),
+    [("prune", {"base": "ft_m", "base_settings": FT_M["editor_args"]}), ("lora", {"layers": [1], "num_steps": 2})],
+)
+def test_editors_that_read_earlier_steps_have_them(
+    editor: str, settings: dict[str, Any], model_path: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """PRUNE reads the raw updates beside the written ones, LoRA the written ones."""
+    options = {"editor": editor, "editor_args": settings}
+    expected = logprobs(stream(model_path, tmp_path, None, **options))
+    monkeypatch.setattr(large_edits, "MOST_BYTES", 0)
+    assert logprobs(stream(model_path, tmp_path, tmp_path, **options)) == expected
 
 
 def test_an_edit_becomes_dense_while_it_is_written(model_path: str) -> None:
