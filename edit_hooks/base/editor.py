@@ -45,7 +45,7 @@ class EditJob(Generic[ConfigT]):
         requests: at least one.
         joint: one delta writes all requests.
         history: deltas of the earlier steps of a stream, already applied to the weights. Updates are on the devices of
-            their weights, the tensors of ``stream_state`` and of hook edits on the CPU.
+            their weights if the editor reads them, the tensors of ``stream_state`` and of hook edits on the CPU.
         progress: called with the number of requests finished since the last call.
     """
 
@@ -76,8 +76,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
         config_folders: folders of shipped configurations; the first with a match wins.
         needs_subject: requests must mark the subject.
         supports_joint: can write several requests into one delta.
-        reads_past_updates: (optional) ``False`` if :meth:`compute` reads only ``stream_state``, hooks and metadata of
-            ``job.history``; large dense updates of earlier steps then need not stay in memory.
+        reads_past_updates: ``False`` if :meth:`compute` reads only ``stream_state``, hooks and metadata of
+            ``job.history``; updates of earlier steps then stay on the CPU, and need not stay in memory at all.
         writes: parts that its edits change: ``weights``, ``hooks`` (the running model), ``context`` (the prompt).
         hook_kinds: name -> class of the hook kinds that the editor brings along, so that ``package.module:Class`` works
             without installation. Where only a saved edit is used, a kind needs an entry point, see
@@ -95,6 +95,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
     config_folders: tuple[str, ...] = ()
     needs_subject: bool = True
     supports_joint: bool = False
+    reads_past_updates: bool = True
     writes: tuple[str, ...] = ("weights",)
     hook_kinds: ClassVar[Mapping[str, type[HookKind]]] = {}
     edits_quantized: bool = False
@@ -328,7 +329,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
             if self.writes != ("context",):
                 report_origin_once(self.settings_origin(inner))
             report = progress or (lambda count: None)
-            steps = [placed(inner, delta) for delta in history]  # some may come from the store, or another device
+            # some may come from the store, or another device
+            steps = [placed(inner, delta, updates=self.reads_past_updates) for delta in history]
             job = EditJob(inner, tokenizer, config, list(requests), joint, steps, report)
             deltas = self._computed(job)
         settings = config.to_dict()

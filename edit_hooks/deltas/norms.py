@@ -7,6 +7,7 @@ from torch import nn
 
 from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.weights import weight_norm
@@ -37,6 +38,6 @@ def largest_norm_ratio(model: nn.Module, delta: Delta) -> float:
     inner = unwrapped(model)
     ratios = [
         float(update.norm()) / float(at_least_float32(read_parameter(inner, name)).norm())
-        for name, update in delta.weights().items()
+        for name, update in beside_weights(inner, delta).weights().items()
     ]
     return max(ratios, default=0.0)

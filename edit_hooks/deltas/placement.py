@@ -20,12 +20,14 @@ from edit_hooks.modeling.architectures import linear_of, unwrapped
 CPU = torch.device("cpu")
 
 
-def placed(model: nn.Module, delta: Delta) -> Delta:
+def placed(model: nn.Module, delta: Delta, updates: bool = True) -> Delta:
     """The edit as the history of a stream needs it; itself if no tensor has to move.
 
-    Updates are on the devices of their weights, the tensors of ``stream_state`` and of the hook edit on the CPU.
+    Updates are on the devices of their weights (without ``updates``, where they were), the tensors of ``stream_state``
+    and of the hook edit on the CPU.
     """
-    delta = beside_weights(model, delta)
+    if updates:
+        delta = beside_weights(model, delta)
     if not _all_on_cpu(delta.stream_state):
         delta = replace(delta, stream_state=on_cpu(delta.stream_state))
     hook_edit = delta.hook_edit
@@ -45,6 +47,25 @@ def beside_weights(model: nn.Module, delta: Delta) -> Delta:
     is_moved = any(factor is not delta.factors[name] for name, factor in factors.items())
     is_moved |= any(update is not delta.dense[name] for name, update in dense.items())
     return replace(delta, factors=factors, dense=dense) if is_moved else delta
+
+
+def off_device(delta: Delta) -> Delta:
+    """The edit with all saved tensors on the CPU; itself if none has to move."""
+    tensors = [*delta.dense.values(), *delta.masks.values(), *delta.stream_state.values()]
+    tensors += [side for factor in delta.factors.values() for side in (factor.left, factor.right)]
+    hook_edit = delta.hook_edit
+    if hook_edit is not None:
+        tensors += hook_edit.tensors.values()
+    if all(tensor.device == CPU for tensor in tensors):
+        return delta
+    return replace(
+        delta,
+        factors={name: _moved(factor, CPU) for name, factor in delta.factors.items()},
+        dense=on_cpu(delta.dense),
+        masks=on_cpu(delta.masks),
+        stream_state=on_cpu(delta.stream_state),
+        hook_edit=hook_edit and HookEdit(hook_edit.kind, on_cpu(hook_edit.tensors), hook_edit.settings),
+    )
 
 
 def on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

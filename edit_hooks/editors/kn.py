@@ -175,6 +175,7 @@ class KN(Editor[KNConfig]):
     config_folders = ("kn",)
     needs_subject = False
     edits_quantized = True
+    reads_past_updates = False
     contract_settings: ClassVar[Settings] = {"layers": [1]}
     contract_exemptions: ClassVar[Mapping[str, str]] = {
         "target": "embeddings of answers are added to MLP outputs, which means nothing to a random model's head"

@@ -115,6 +115,7 @@ class MEND(Editor[MENDConfig]):
     needs_subject = False
     edits_quantized = True
     supports_joint = True
+    reads_past_updates = False
     # Untrained: one gradient step.
     contract_settings: ClassVar[Settings] = {
         "layers": [1],

@@ -6,9 +6,13 @@ all updates so far and s_max the largest singular value of W_0,
     W = W_0 + U diag(F(s)) V^T,   F(s) = s below s_max, else log_a(s) - log_a(s_max) + s_max    (or: (s + s_max) / 2).
 
 The published procedure continues to edit the unrestrained weights and restrains once, at the end. Here the weights
-after every step of a stream are the result of that procedure for a stream that ends there: a step's delta is the
-difference of two restrained sums, the raw updates are stored in ``Delta.stream_state``, and the base editor sees the
-unrestrained weights.
+after every step of a stream are the result of that procedure for a stream that ends there, the raw updates are stored
+in ``Delta.stream_state``, and the base editor sees the unrestrained weights. With the excess of a sum D,
+
+    G(D) = U diag(F(s) - s) V^T,   whose rank is the number of singular values that F changes,
+
+a step's delta is its raw update + G(sum with it) - G(sum before it). As a difference of two restrained sums it would
+have the rank of both, so that a stream of N edits would take N^2 columns. Past deltas are not read.
 
 F is continuous at s_max with slope 1 / (s_max ln a). Where s_max < 1 / ln a (1 for a = e, 5.5 for a = 1.2), values just
 above s_max are therefore enlarged, in the release too; ``safe`` takes min(s, F(s)).
@@ -17,12 +21,14 @@ above s_max are therefore enlarged, in the release too; ``safe`` takes min(s, F(
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypedDict
+from typing import ClassVar, Literal, NamedTuple, TypedDict
 
 import torch
+from torch import nn
 
 from edit_hooks.base.config import Settings, config_field
 from edit_hooks.base.editor import EditJob
@@ -30,15 +36,18 @@ from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited, read_parameter
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
-from edit_hooks.deltas.placement import placed
+from edit_hooks.deltas.placement import beside_weights, on_cpu, placed
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import ABOVE_ONE
 
 log = get_logger(__name__)
 
+
+Update = Factor | torch.Tensor  # of one weight
 
 STATE_PREFIX = "prune"  # of the raw updates in saved edits, and of their report
 
@@ -83,6 +92,19 @@ class SingularValueReport(TypedDict):
     num_enlarged: int
 
 
+class Restrained(NamedTuple):
+    """A sum of updates of one weight, restrained.
+
+    Attributes:
+        excess: G of the sum; ``None`` if F changes nothing.
+        rank: the largest rank that the sum can have.
+    """
+
+    excess: Update | None
+    report: SingularValueReport
+    rank: int
+
+
 class PRUNE(PostProcessingEditor[PRUNEConfig]):
     """A base editor's stream with restrained singular values."""
 
@@ -98,19 +120,28 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)
+        self.reads_past_updates = self.base.reads_past_updates
         self._largest: dict[tuple[str, str], float] = {}
+        self._last_dense: dict[str, tuple[str, Restrained]] = {}  # by parameter: key of a dense sum, its restraint
 
     def compute(self, job: EditJob[PRUNEConfig]) -> list[Delta]:
-        # Raw updates are saved with the stream's state, on the CPU.
-        raw_history = [placed(job.model, _raw_update(delta)) for delta in job.history]
-        to_raw = _difference_of_sums(raw_history, job.history)
-        with edited(job.model, to_raw) if job.history else contextlib.nullcontext():
-            raw_deltas = [placed(job.model, delta) for delta in self.base_edits(job)]
-        return [self._restrain_delta(job, raw, raw_history) for raw in raw_deltas]
+        # Raw updates are saved with the stream's state, on the CPU; dense ones are moved one at a time.
+        past = [_raw_update(delta) for delta in job.history]
+        past = [placed(job.model, raw) if raw.is_low_rank else raw for raw in past]
+        before = {name: self._restrained_sum(job, name, past) for name in _matrices(past)}
+        to_raw = Delta()
+        for name, restrained in before.items():
+            _add(to_raw, name, [_negative(restrained.excess)])
+        with edited(job.model, to_raw) if to_raw.writes else contextlib.nullcontext():
+            raw_deltas = self.base_edits(job)
+        return [self._restrain_delta(job, raw, past, before) for raw in raw_deltas]
 
     @torch.no_grad()
-    def _restrain_delta(self, job: EditJob[PRUNEConfig], raw: Delta, raw_history: Sequence[Delta]) -> Delta:
+    def _restrain_delta(
+        self, job: EditJob[PRUNEConfig], raw: Delta, past: Sequence[Delta], before: Mapping[str, Restrained]
+    ) -> Delta:
         """The restrained sum with this step minus the one that the weights hold."""
+        raw = placed(job.model, raw)
         delta = Delta(
             stream_state={**raw.stream_state, **_stream_state(raw)},
             diagnostics=raw.diagnostics,
@@ -118,37 +149,46 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
             intermediates=raw.intermediates,
         )
         reports: dict[str, SingularValueReport] = {}
-        steps = [*raw_history, raw]
-        for name in raw.weights():
-            weight = read_parameter(job.model, name)
-            if weight.dim() != 2:
+        matrices = _matrices([raw])
+        for name in raw.parameter_names:
+            if name not in matrices:
                 delta.dense[name] = raw.dense[name]
                 continue
-            largest = self._largest_original(name, weight, job.history)
-            factors = _factors_of(name, steps, job.history, weight)
-            if factors is not None:
-                module = name.rpartition(".")[0]
-                delta.factors[module], reports[name] = _restrain_step(factors, largest, job.config)
-            else:
-                total = torch.stack([step.weights()[name] for step in steps if name in step.weights()]).sum(0)
-                written = [step.weights()[name] for step in job.history if name in step.weights()]
-                result, reports[name] = _restrain_dense(total, largest, job.config)
-                delta.dense[name] = result - torch.stack(written).sum(0) if written else result
+            after = self._restrained_sum(job, name, [*past, raw])
+            reports[name] = after.report
+            excess_before = before[name].excess if name in before else None
+            _add(delta, name, [_update_of(raw, name), after.excess, _negative(excess_before)], after.rank)
             _warn_if_enlarged(name, reports[name])
         delta.diagnostics["prune"] = reports
         delta.meta[STATE_PREFIX] = {name: report["largest_original"] for name, report in reports.items()}
         delta.diagnostics["update_norm_ratio"] = largest_norm_ratio(job.model, delta)
+        delta.dense = on_cpu(delta.dense)  # as large as their weights, and many may wait to be stored
         return delta
+
+    @torch.no_grad()
+    def _restrained_sum(self, job: EditJob[PRUNEConfig], name: str, steps: Sequence[Delta]) -> Restrained:
+        """G of the sum of raw updates of one weight."""
+        weight = read_parameter(job.model, name)
+        largest = self._largest_original(name, weight, job.history)
+        factor = _low_rank_sum(name, steps, weight)
+        if factor is not None:
+            return _restrain_factor(factor, largest, job.config)
+        total = _dense_sum(job.model, name, steps)
+        # The sum after a step is the one before the next, and its decomposition is most of the work.
+        key = key_of([tensor_digest(total), largest, job.config.function, job.config.log_base, job.config.safe])
+        if name not in self._last_dense or self._last_dense[name][0] != key:
+            excess, report = _restrain_dense(total, largest, job.config)
+            self._last_dense[name] = key, Restrained(excess.cpu(), report, min(weight.shape))
+        restrained = self._last_dense[name][1]
+        assert isinstance(restrained.excess, torch.Tensor)
+        return restrained._replace(excess=restrained.excess.to(weight.device))
 
     def _largest_original(self, name: str, weight: torch.Tensor, history: Sequence[Delta]) -> float:
         """Largest singular value of the weight before the stream, computed once."""
         for delta in history:
             if name in delta.meta.get(STATE_PREFIX, {}):
                 return float(delta.meta[STATE_PREFIX][name])
-        original = weight.detach().double()
-        for delta in history:
-            if name in delta.weights():
-                original = original - delta.weights()[name].to(original)
+        original = weight.detach().double()  # no step of the stream has changed it
         identity = (name, tensor_digest(original))
         if identity not in self._largest:
             gram = original @ original.T if original.shape[0] <= original.shape[1] else original.T @ original
@@ -156,51 +196,124 @@ class PRUNE(PostProcessingEditor[PRUNEConfig]):
         return self._largest[identity]
 
 
-# -- restraining -------------------------------------------------------------------------------------------------------
+# -- sums of raw updates -----------------------------------------------------------------------------------------------
 
 
-def _factors_of(
-    name: str, steps: Sequence[Delta], history: Sequence[Delta], weight: torch.Tensor
-) -> list[Factor] | None:
-    """The steps' factors of one weight; ``None`` if the matrix is decomposed.
+def _matrices(steps: Sequence[Delta]) -> list[str]:
+    """Names of the changed parameters that are matrices."""
+    return list(
+        dict.fromkeys(
+            name
+            for step in steps
+            for name in step.parameter_names
+            if name not in step.dense or step.dense[name].dim() == 2
+        )
+    )
+
+
+def _update_of(step: Delta, name: str) -> Update | None:
+    """A step's update of one parameter, as a factor if the step is of low rank."""
+    if name not in step.parameter_names:
+        return None
+    return step.factors[name.removesuffix(".weight")] if step.is_low_rank else step.weight(name)
+
+
+def _low_rank_sum(name: str, steps: Sequence[Delta], weight: torch.Tensor) -> Factor | None:
+    """The sum as one factor; ``None`` if the matrix is decomposed.
 
     That is if a step has a dense update, or the factors' rank exceeds half the smaller width.
     """
-    if not all(delta.is_low_rank for delta in (*steps, *history)):
+    if not all(step.is_low_rank for step in steps):
         return None
-    module = name.rpartition(".")[0]
-    factors = [delta.factors[module] for delta in steps if module in delta.factors]
-    rank = sum(factor.left.shape[1] for factor in factors)
-    return factors if rank <= min(weight.shape) // 2 else None
+    joined = _joined(
+        [step.factors[module] for step in steps if (module := name.removesuffix(".weight")) in step.factors]
+    )
+    return joined if joined.left.shape[1] <= min(weight.shape) // 2 else None
 
 
-def _restrain_step(
-    factors: Sequence[Factor], largest: float, config: PRUNEConfig
-) -> tuple[Factor, SingularValueReport]:
-    """The last step's share of the restrained sum of low-rank updates."""
-    result, report = _restrain_factors(factors, largest, config)
-    if len(factors) > 1:
-        earlier, _ = _restrain_factors(factors[:-1], largest, config)
-        left_DR = torch.cat([result.left, -earlier.left], 1)
-        result = Factor(left_DR, torch.cat([result.right, earlier.right], 1), result.transposed)
-    return result, report
+def _dense_sum(model: nn.Module, name: str, steps: Sequence[Delta]) -> torch.Tensor:
+    total: torch.Tensor | None = None
+    for step in steps:
+        update = _update_of(step, name)
+        if update is None:
+            continue
+        if isinstance(update, Factor):
+            alone = Delta(factors={name.removesuffix(".weight"): update})
+        else:
+            alone = Delta(dense={name: update})
+        dense = beside_weights(model, alone).weight(name)
+        total = dense if total is None else total + dense
+    assert total is not None, f"no step changes {name}"
+    return total
 
 
-def _restrain_factors(
-    factors: Sequence[Factor], largest: float, config: PRUNEConfig
-) -> tuple[Factor, SingularValueReport]:
-    """F applied to the singular values of a sum of low-rank updates.
-
-    Two thin QR decompositions reduce it to a matrix of the size of the rank.
-    """
+def _joined(factors: Sequence[Factor]) -> Factor:
+    """The sum of factors; their ranks add up."""
     left_DR = torch.cat([factor.left for factor in factors], 1)
-    right_FR = torch.cat([factor.right for factor in factors], 1)
-    q_left, r_left = torch.linalg.qr(left_DR.double())
-    q_right, r_right = torch.linalg.qr(right_FR.double())
-    u, values, vh = torch.linalg.svd(r_left @ r_right.T)
-    result = restrain(values, largest, config)
-    factor = Factor((q_left @ (u * result)).to(left_DR), (q_right @ vh.T).to(right_FR), factors[0].transposed)
-    return factor, _report(values, result, largest)
+    return Factor(left_DR, torch.cat([factor.right for factor in factors], 1), factors[0].transposed)
+
+
+def _negative(update: Update | None) -> Update | None:
+    if isinstance(update, Factor):
+        return update._replace(left=-update.left)
+    return None if update is None else -update
+
+
+def _add(delta: Delta, name: str, updates: Sequence[Update | None], most: int | None = None) -> None:
+    """Write the sum of updates of one matrix into a delta, as a factor if all are factors.
+
+    Args:
+        most: the rank that the sum has at most, to which a longer factor is shortened.
+    """
+    parts = [update for update in updates if update is not None]
+    factors = [part for part in parts if isinstance(part, Factor)]
+    if len(factors) < len(parts):
+        dense = [part.update() if isinstance(part, Factor) else part for part in parts]
+        delta.dense[name] = functools.reduce(torch.add, dense)
+    elif factors:
+        factor = _joined(factors)
+        if most is not None and factor.left.shape[1] > most:
+            factor = _shortened(factor, most)
+        delta.factors[name.removesuffix(".weight")] = factor
+
+
+# -- restraining -------------------------------------------------------------------------------------------------------
+
+
+class _Decomposition(NamedTuple):
+    """Singular value decomposition of a factor's update, float64, [D, R], [R], [F, R]."""
+
+    u_DR: torch.Tensor
+    values_R: torch.Tensor
+    v_FR: torch.Tensor
+
+    @classmethod
+    def of(cls, factor: Factor) -> _Decomposition:
+        """Two thin QR decompositions reduce it to a matrix of the size of the rank."""
+        q_left, r_left = torch.linalg.qr(factor.left.double())
+        q_right, r_right = torch.linalg.qr(factor.right.double())
+        u, values, vh = torch.linalg.svd(r_left @ r_right.T)
+        return cls(q_left @ u, values, q_right @ vh.T)
+
+
+def _shortened(factor: Factor, rank: int) -> Factor:
+    """An update whose rank is at most ``rank``, with as many columns."""
+    u_DR, values_R, v_FR = _Decomposition.of(factor)
+    left_DK = (u_DR * values_R)[:, :rank].to(factor.left)
+    return Factor(left_DK, v_FR[:, :rank].to(factor.right), factor.transposed)
+
+
+def _restrain_factor(factor: Factor, largest: float, config: PRUNEConfig) -> Restrained:
+    """G of a sum of low rank: the singular vectors whose values F changes."""
+    u_DR, values_R, v_FR = _Decomposition.of(factor)
+    result_R = restrain(values_R, largest, config)
+    excess_R = result_R - values_R
+    is_changed_R = excess_R != 0
+    excess = None
+    if is_changed_R.any():
+        left_DK = (u_DR * excess_R)[:, is_changed_R].to(factor.left)
+        excess = Factor(left_DK, v_FR[:, is_changed_R].to(factor.right), factor.transposed)
+    return Restrained(excess, _report(values_R, result_R, largest), factor.left.shape[1])
 
 
 def _restrain_dense(
@@ -208,7 +321,7 @@ def _restrain_dense(
 ) -> tuple[torch.Tensor, SingularValueReport]:
     u, values, vh = torch.linalg.svd(total.double(), full_matrices=False)
     result = restrain(values, largest, config)
-    return ((u * result) @ vh).to(total), _report(values, result, largest)
+    return ((u * (result - values)) @ vh).to(total), _report(values, result, largest)
 
 
 def _report(values: torch.Tensor, result: torch.Tensor, largest: float) -> SingularValueReport:
@@ -260,13 +373,3 @@ def _stream_state(raw: Delta) -> dict[str, torch.Tensor]:
         stream_state[f"{STATE_PREFIX}/{part}/{name}"] = factor.left
         stream_state[f"{STATE_PREFIX}/right/{name}"] = factor.right
     return stream_state
-
-
-def _difference_of_sums(raw_history: Sequence[Delta], history: Sequence[Delta]) -> Delta:
-    """The delta that leads from the restrained weights to the unrestrained ones."""
-    total: dict[str, torch.Tensor] = {}
-    for sign, deltas in ((1, raw_history), (-1, history)):
-        for delta in deltas:
-            for name, update in delta.weights().items():
-                total[name] = total[name] + sign * update if name in total else sign * update
-    return Delta(dense=total)

@@ -39,6 +39,7 @@ from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import read_parameter
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.norms import largest_norm_ratio
+from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.tensors import pack_bits
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE_SHARE
@@ -69,6 +70,10 @@ class RECT(PostProcessingEditor[RECTConfig]):
         "keep": 0.8,
     }
 
+    def __init__(self, overrides: Settings | None = None) -> None:
+        super().__init__(overrides)
+        self.reads_past_updates = self.base.reads_past_updates
+
     def compute(self, job: EditJob[RECTConfig]) -> list[Delta]:
         return [_sparsify(job.model, delta, job.config) for delta in self.base_edits(job)]
 
@@ -77,11 +82,11 @@ class RECT(PostProcessingEditor[RECTConfig]):
 def _sparsify(model: PreTrainedModel, delta: Delta, config: RECTConfig) -> Delta:
     """Restrict a finished delta, in place, to its largest relative changes."""
     report: dict[str, dict[str, float]] = {}
-    for name, update in delta.weights().items():
+    for name, update in beside_weights(model, delta).weights().items():
         mask = largest_changes(update, read_parameter(model, name), config)
         module, _, leaf = name.rpartition(".")
         if name in delta.dense:
-            delta.dense[name] = update * mask
+            delta.dense[name] = (update * mask).to(delta.dense[name].device)
         else:
             assert leaf == "weight"
             delta.masks[module] = pack_bits(mask)

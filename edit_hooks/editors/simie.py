@@ -46,6 +46,7 @@ from edit_hooks.base.wrapper import PostProcessingEditor, WrapperConfig
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import largest_norm_ratio
+from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import input_device, is_transposed, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input
@@ -131,7 +132,7 @@ def _combine(
     model: nn.Module, ideal: Delta, keys: dict[str, torch.Tensor], history: Sequence[Delta], config: SimIEConfig
 ) -> Delta:
     """The update of a step, from the base editor's delta and the keys [T, f] by map."""
-    ridge = config.ridge
+    ridge, ideal = config.ridge, beside_weights(model, ideal)
     delta = Delta(diagnostics=ideal.diagnostics, meta=ideal.meta, intermediates=ideal.intermediates)
     shares = {}
     for name, keys_TF in keys.items():

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.placement import on_cpu
 from edit_hooks.modeling.architectures import is_transposed, linear_of, weight_of
 from edit_hooks.modeling.hooks import forward_replaced
 from edit_hooks.modeling.tensors import at_least_float32
@@ -85,10 +86,13 @@ class WeightCopies:
                 leaf.clamp_(self.start[name] - radius, self.start[name] + radius)
 
     def delta(self, edit: int, diagnostics: dict[str, Any]) -> Delta:
-        """The change of one edit's parameters since the start."""
+        """The change of one edit's parameters since the start, on the CPU.
+
+        Many edits finish before the first of them is stored, and each has the size of the trained parameters.
+        """
         dense = {name: leaf.detach()[edit] - self.start[name] for name, leaf in self.leaves.items()}
         ratio = _total_norm(dense.values()) / _total_norm(self.start.values())
-        return Delta(dense=dense, diagnostics={**diagnostics, "update_norm_ratio": ratio})
+        return Delta(dense=on_cpu(dense), diagnostics={**diagnostics, "update_norm_ratio": ratio})
 
 
 def keep_edits(leaf: torch.Tensor, keep_E: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:

@@ -85,7 +85,7 @@ class IndependentEdits:
     def portions(self, groups: Iterable[RequestGroup]) -> Iterator[dict[str, Delta | FailedEdit]]:
         """Yield the edits by group key in portions that fit into memory; see :class:`LargeEdits`.
 
-        Edits that act per row, which share batches, are in one portion.
+        Edits that act per row share batches within a portion.
         """
         distinct = {group_key(group): group for group in groups}
         self._finish(distinct)

@@ -3,46 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, Literal
 
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.placement import off_device
 from edit_hooks.store.store import Description, Store
 
-# Edits that are written into the weights and stay in memory, in bytes. One dense update of Llama 3 8B's MLP output has
-# 235 MB in float32, so a few hundred cases would fill any machine.
+# Edits that stay in memory, in bytes. On Llama 3 8B one dense update of an MLP output has 235 MB in float32, a side
+# memory 54 MB, so a few hundred cases would fill any machine.
 MOST_BYTES = 4 * 2**30
 
 
 class LargeEdits:
     """Chooses the edits that stay in memory.
 
-    Edits that act per row stay: they are small, or (side memories) share batches. Of the others the first ones of a run
-    stay, up to :data:`MOST_BYTES`. Later ones keep all but their updates of weights, if the store has them; without a
-    store there is nowhere else to read them from, so all stay.
+    All are kept on the CPU. The first ones of a run stay, up to :data:`MOST_BYTES`. Of later ones no tensor stays, or
+    only those that later edits read, if the store has them; without a store there is nowhere else to read them from, so
+    all stay.
+
+    Args:
+        leaves: what leaves memory: ``all`` tensors, or the ``updates`` of weights only, where later edits read the
+            hooks and ``stream_state`` of earlier ones.
     """
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, leaves: Literal["all", "updates"] = "all") -> None:
         self._store = store
+        self._leaves: dict[str, Any] = {"factors": {}, "dense": {}, "masks": {}}
+        if leaves == "all":
+            self._leaves |= {"hook_edit": None, "stream_state": {}}
         self._num_bytes = 0
         self._dropped: dict[Delta, tuple[Description, int]] = {}
 
     def kept(self, delta: Delta, description: Description) -> Delta:
         """What stays in memory of a finished edit that was stored under ``description``, or could not be."""
-        if delta.acts_per_row or not delta.parameter_names:
+        delta = off_device(delta)
+        rest = replace(delta, **self._leaves)
+        size = delta.num_bytes - rest.num_bytes
+        if size == 0:
             return delta
-        size = delta.num_bytes
         if self._store is None or self._num_bytes + size <= MOST_BYTES or not self._store.has_delta(description):
             self._num_bytes += size
             return delta
-        rest = replace(delta, factors={}, dense={}, masks={})
         self._dropped[rest] = description, size
         return rest
 
     def __contains__(self, kept: Delta) -> bool:
-        """Whether the updates of an edit were dropped."""
+        """Whether tensors of an edit were dropped."""
         return kept in self._dropped
 
     def whole(self, kept: Delta) -> Delta | None:
-        """The edit with its updates; ``None`` if they were dropped and the store no longer has them."""
+        """The edit with its tensors; ``None`` if they were dropped and the store no longer has them."""
         if kept not in self._dropped:
             return kept
         assert self._store is not None

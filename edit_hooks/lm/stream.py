@@ -107,8 +107,7 @@ class EditStream:
         self.steps: list[dict[str, Any]] = []
         self.stopped: str | None = None
         self.deltas: list[Delta] = []  # without the updates of large ones, see `whole`
-        reads_updates = getattr(editor, "reads_past_updates", True)
-        self._large = LargeEdits(None if reads_updates else store)
+        self._large = LargeEdits(store, leaves="updates")
 
     def _check(self, plan: EditPlan) -> None:
         largest = plan.most_written_together
@@ -185,7 +184,8 @@ class EditStream:
         with self._one_at_a_time():
             delta = self._load_or_make(step, group, applied, history)
         self._watch(step, group, delta, applied, before)
-        kept = self._large.kept(delta, _description_of(delta))
+        # updates that the editor reads at each step stay whole, and beside their weights
+        kept = delta if self.editor.reads_past_updates else self._large.kept(delta, _description_of(delta))
         self.deltas.append(kept)  # last: a step that was interrupted is made again by the next pass
         return kept
 
@@ -207,7 +207,8 @@ class EditStream:
         description = self._description(group, applied.state(), history)
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
-            delta = placed(self.model, delta)  # once, where each later step would move it again
+            # once, where each later step would move it again
+            delta = placed(self.model, delta, updates=self.editor.reads_past_updates)
             applied.add(delta)
             self._verify(step, applied.state(), delta.meta["state_after"])
             return delta

@@ -126,6 +126,7 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
 
     site: Site = "mlp"
     edits_quantized = True
+    reads_past_updates = False
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)

@@ -43,6 +43,60 @@ def test_restrains_large_singular_values_only(log_base, function, safe, largest)
         torch.testing.assert_close(out[~below], (values[~below] + largest) / 2)
 
 
+@pytest.mark.parametrize(("log_base", "bound"), [(math.e, 1), (1.05, 0.02)])
+def test_a_step_of_a_stream_has_the_rank_of_what_changes(log_base, bound):
+    """Its own update and the singular values that F changes, at most the rank of the sum: not the rank of two sums."""
+    model, tokenizer = load_wide("llama")
+    config = {"log_base": log_base, "base_settings": {**MEMIT_CONFIG, "second_moments": None}}
+    editor = load_editor("prune", config=config)
+    editor._largest = _Constant(bound)
+    history: list[Delta] = []
+    changed: dict[str, int] = {}
+    for number, request in enumerate([*EDIT_REQUESTS[:3], *EDIT_REQUESTS[:2]], 1):
+        with edited(model, *history):
+            history += editor.edit(model, tokenizer, [request], history=history)
+        for name, facts in history[-1].diagnostics["prune"].items():
+            rank = history[-1].factors[name.removesuffix(".weight")].left.shape[1]
+            assert rank == min(number, 1 + facts["num_restrained"] + changed.get(name, 0))
+            changed[name] = facts["num_restrained"]
+    assert max(changed.values()) == (5 if bound < 1 else 0)
+
+
+class _Constant(dict):
+    """Largest singular values of original weights, set for a test."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: object) -> float:
+        return self.value
+
+
+def test_dense_steps_are_decomposed_once(monkeypatch):
+    """The sum before a step is that after the one before, also for an editor that resumes the stream."""
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    base = {"layers": [EDIT_LAYER], "num_steps": 2, "lr": 5e-2}
+    config = {"base": "ft_m", "base_settings": base, "function": "linear", "layers": [EDIT_LAYER]}
+    svd, calls = torch.linalg.svd, []
+    monkeypatch.setattr(torch.linalg, "svd", lambda *args, **named: calls.append(0) or svd(*args, **named))
+    editor, history = load_editor("prune", config=config), []
+    for request in EDIT_REQUESTS[:3]:
+        with edited(model, *history):
+            history += editor.edit(model, tokenizer, [request], history=history)
+    assert len(calls) == 3
+    with edited(model, *history[:2]):
+        (resumed,) = load_editor("prune", config=config).edit(model, tokenizer, [EDIT_REQUESTS[2]], history=history[:2])
+    assert resumed.checksum() == history[2].checksum()
+    total = sum(next(iter(delta.weights().values())) for delta in history)
+    raw = sum(next(tensor for name, tensor in delta.stream_state.items() if "/dense/" in name) for delta in history)
+    values, largest = torch.linalg.svdvals(raw.double()), history[0].diagnostics["prune"]
+    expected = restrain(values, next(iter(largest.values()))["largest_original"], PRUNEConfig(function="linear"))
+    torch.testing.assert_close(torch.linalg.svdvals(total.double()), expected.sort(descending=True).values)
+
+
 @each_model
 def test_leaves_a_small_edit_unchanged(model_type):
     """Nothing above the largest original singular value: the base editor's update, in a stream too."""

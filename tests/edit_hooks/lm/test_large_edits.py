@@ -1,7 +1,8 @@
-"""Dense edits beyond a bound leave memory and are read again from the store; nothing else changes."""
+"""Edits beyond a bound leave memory and are read again from the store; nothing else changes."""
 
 from __future__ import annotations
 
+import gc
 import json
 import weakref
 from pathlib import Path
@@ -22,6 +23,11 @@ EDITS = [
     EditRequest(prompt="{} is the capital of", subject=f"Port {number}", target_new="Dravonia") for number in range(6)
 ]
 FT_M = {"editor": "ft_m", "editor_args": {"layers": [1], "num_steps": 1}}
+KINDS: dict[str, dict[str, Any]] = {
+    "wise": {"layers": [1], "num_steps": 2},
+    "grace": {"layers": [1], "num_steps": 2},
+    "r_rome": {"layers": [1], "num_steps": 2, "context_templates": ["{}"]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +58,12 @@ def num_dense() -> int:
     """Number of dense edits in memory that were made since ``ALIVE.clear()``; model objects of earlier runs are in
     cycles, and keep theirs until the garbage collector runs."""
     return sum(1 for one in ALIVE if one.dense)
+
+
+def num_whole() -> int:
+    """Number of edits in memory with tensors of any kind, as :func:`num_dense`."""
+    gc.collect()
+    return sum(1 for one in ALIVE if one.num_bytes)
 
 
 def questions() -> list[Any]:
@@ -88,6 +100,26 @@ def test_single_edits_leave_memory(count: int, model_path: str, tmp_path: Path, 
         del lm, score
     assert max(alive) <= count + max(count, 1)
     assert len(stored(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(("editor", "settings"), KINDS.items())
+def test_edits_of_every_kind_leave_memory(
+    editor: str, settings: dict[str, Any], model_path: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Side memories, codebooks, and updates of low rank, which act per row."""
+    options = {"editor": editor, "editor_args": settings}
+    expected = logprobs(build(model_path, **options))
+    (first, *_) = build(model_path, tmp_path, **options).session.edits([(EDITS[0],)])
+    assert not first.dense
+    monkeypatch.setattr(large_edits, "MOST_BYTES", int(2.5 * first.num_bytes))
+    del first
+    for _ in ("made", "from the store"):
+        ALIVE.clear()
+        lm = build(model_path, tmp_path, **options)
+        # in portions, whose batches differ in the last bits
+        assert logprobs(lm) == pytest.approx(expected, abs=1e-4) == logprobs(lm)
+        assert num_whole() == 2
+        del lm
 
 
 def test_all_stay_where_nothing_stores_them(model_path: str, monkeypatch: Any) -> None:
@@ -150,11 +182,36 @@ def test_the_steps_of_a_stream_leave_memory(model_path: str, tmp_path: Path, mon
         logprobs(lm)
 
 
-def test_editors_that_read_earlier_updates_have_them(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
-    prune = {"editor": "prune", "editor_args": {"base": "ft_m", "base_settings": FT_M["editor_args"]}}
-    expected = logprobs(stream(model_path, tmp_path, None, **prune))
-    hold(monkeypatch, 1)
-    assert logprobs(stream(model_path, tmp_path, tmp_path, **prune)) == expected
+def test_the_low_rank_steps_of_a_stream_leave_memory(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """What later steps read of them, their running statistics, stays."""
+    ultraedit = {"editor": "ultraedit", "editor_args": {"layers": [1], "lr": 3e-3, "start": "empty"}}
+    plain = stream(model_path, tmp_path, None, **ultraedit)
+    expected, state = logprobs(plain), plain.stream_state()
+    assert all(delta.factors and delta.stream_state for delta in plain.session.edits([]))
+    del plain
+    monkeypatch.setattr(large_edits, "MOST_BYTES", 0)
+    for _ in ("made", "from the store"):
+        gc.collect()
+        ALIVE.clear()
+        lm = stream(model_path, tmp_path, tmp_path, **ultraedit)
+        assert logprobs(lm) == expected == logprobs(lm)
+        gc.collect()
+        assert lm.stream_state() == state and not any(one.factors for one in ALIVE)
+        assert sum(1 for one in ALIVE if one.stream_state) == 6
+
+
+@pytest.mark.parametrize(
+    ("editor", "settings"),
+    [("prune", {"base": "ft_m", "base_settings": FT_M["editor_args"]}), ("lora", {"layers": [1], "num_steps": 2})],
+)
+def test_editors_that_read_earlier_steps_have_them(
+    editor: str, settings: dict[str, Any], model_path: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """PRUNE reads the raw updates beside the written ones, LoRA the written ones."""
+    options = {"editor": editor, "editor_args": settings}
+    expected = logprobs(stream(model_path, tmp_path, None, **options))
+    monkeypatch.setattr(large_edits, "MOST_BYTES", 0)
+    assert logprobs(stream(model_path, tmp_path, tmp_path, **options)) == expected
 
 
 def test_an_edit_becomes_dense_while_it_is_written(model_path: str) -> None:
