@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.hashing import key_of
-from lm_edit.figures.select import MISSING, Cell, by_model, first_metric, require_edited, require_rows, run_cells
+from lm_edit.figures.select import MISSING, Cell, by_model, require_edited, require_rows, run_cells
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_edit.figures.tables import Table
-from lm_edit.figures.wild_gap import BENCHMARKS, SYNTHETIC, WILD
+from lm_edit.figures.wild_gap import BENCHMARKS, metric_pair
 from lm_edit.figures.wild_gap import NEEDS as GAP
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
     """
     tasks = {name: (f"{name}_syn_reliability", f"{name}_wild_reliability") for name in BENCHMARKS}
     of_tasks = rows[rows["task"].isin([task for pair in tasks.values() for task in pair])]
-    wild, notes = first_metric(of_tasks, NEEDS, options, WILD)
-    chosen = require_rows(of_tasks, NEEDS, [SYNTHETIC, wild])
+    synthetic, wild, notes = metric_pair(of_tasks, NEEDS, options)
+    chosen = require_rows(of_tasks, NEEDS, [synthetic, wild])
     require_edited(chosen, NEEDS)
     header = ["editor"]
     columns: list[dict[str, Cell]] = []  # by the label of the run
     entries: list[dict[str, str]] = []  # of each two columns
     for benchmark, title in BENCHMARKS.items():
         for model, group, labels in by_model(chosen[chosen["task"].isin(tasks[benchmark])]):
-            if set(group["metric"]) != {SYNTHETIC, wild}:
+            if set(group["metric"]) != {synthetic, wild}:
                 continue
             entries.append(_entries(group, labels))
-            for metric, name in ((SYNTHETIC, "synthetic"), (wild, "WILD")):
+            for metric, name in ((synthetic, "synthetic"), (wild, "WILD")):
                 header.append(f"{title}, {model}, {name}")
                 columns.append(dict(zip(labels.values(), run_cells(group, list(labels), metric), strict=True)))
     if not columns:
-        raise NEEDS.missing(f"no benchmark has both {SYNTHETIC} and {wild}")
+        raise NEEDS.missing(f"no benchmark has both {synthetic} and {wild}")
     editors = list(dict.fromkeys(label for column in columns for label in column))
     body: list[list[str | int | float]] = [
         [editor, *(_written(column, editor) for column in columns)] for editor in editors
@@ -61,7 +61,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
             number.append(len(means))
     return Table(
         name=NEEDS.figure,
-        title=f"{SYNTHETIC} and {wild} of the same edits",
+        title=f"{synthetic} and {wild} of the same edits",
         header=header,
         rows=[*body, mean, number],
         notes=[*notes, "The mean is over the editors with both values; the seeds of an editor count as one."],

@@ -26,13 +26,31 @@ class TestGap:
         chart = wild_gap.draw(frame(*self.rows()))
         assert bars(chart) == [(0, 0.95), (0, 0.4)]
         assert lines(chart)["unedited, WILD"][0] == [0.05, 0.05]
-        assert "the files have no reliability_wild_judge" in chart.caption[-1]  # the choice is not silent
+        # The choices are not silent.
+        assert "the files have no reliability_wild_judge" in chart.caption[-2]
+        assert "Over all cases; the published numbers" in chart.caption[-1]
 
     def test_the_judge_comes_first(self):
         rows = [*self.rows("judge"), row("rome", "qaedit_wild_reliability", "reliability_wild_em", 0.3)]
         assert bars(wild_gap.draw(frame(*rows))) == [(0, 0.95), (0, 0.4)]
         chosen = wild_gap.draw(frame(*rows), Options(metric="reliability_wild_em"))
         assert bars(chosen) == [(0, 0.95), (0, 0.3)]
+
+    def test_both_columns_are_over_one_population(self):
+        """The paper's is drawn where the files have it: cases that the unedited model answers wrongly."""
+        columns = {"reliability_syn_wrong_judge": 0.9, "reliability_wild_judge_wrong_judge": 0.2}
+        filtered = [
+            row("rome", f"qaedit_{metric.split('_')[1]}_reliability", metric, value)
+            for metric, value in columns.items()
+        ]
+        rows = [*self.rows("judge"), *filtered]
+        chart = wild_gap.draw(frame(*rows))
+        assert bars(chart) == [(0, 0.9), (0, 0.2)]
+        assert chart.caption[-1] == "Over the cases that the unedited model answers wrongly."
+        assert wild_table.draw(frame(*rows)).rows[0] == ["rome", "0.900", "0.200"]
+        assert bars(wild_gap.draw(frame(*rows), Options(metric="reliability_wild_judge"))) == [(0, 0.95), (0, 0.4)]
+        with pytest.raises(EditingError, match="no run has the column reliability_syn_wrong_judge"):
+            wild_gap.draw(frame(*self.rows("judge"), filtered[1]))
 
     def test_one_protocol_is_not_enough(self):
         with pytest.raises(EditingError, match="no run has the column reliability_syn"):
