@@ -272,7 +272,7 @@ def test_the_unedited_model_has_the_same_cases_in_the_table_of_a_stream(
 def test_a_cell_says_over_how_many_cases_it_is_where_an_editor_refused_some(
     measure: ModuleType, table: ModuleType, tmp_path: Path
 ) -> None:
-    """Cases without a score on the unedited model either (a filter) are nobody's refusals."""
+    """A case that has no score on the unedited model either is excluded by a filter, not refused."""
     rows = [measure.Row("", "unedited", {}), measure.Row("tuned", "rome", {}), measure.Row("tuned", "memit", {})]
     for row, values in zip(rows, ([0.0, 0.0, 0.0, None], [1.0, None, 1.0, None], [1.0, 1.0, 1.0, None]), strict=True):
         scores = {task: {metric: values} for _, task, metric in measure.COLUMNS["stream200"]}
