@@ -55,7 +55,10 @@ class AppliedDeltas:
     collected in :attr:`runtime_part`, which the caller applies.
 
     A delta's parameter names and shapes are checked before its first write. Each sum W + update is formed in at least
-    float32 and rounded once to the weight's dtype, so a stream of deltas rounds once per step.
+    float32 and rounded to the weight's dtype. In a stream on weights of 16 bits, the parts of a step that are below
+    half a unit in the last place would be lost at every step; so the sum of the updates is kept beside the original
+    W_0, and each step writes round(W_0 + sum), the weight that one edit of the same sum has. From the second delta on
+    this takes 4 bytes per parameter of the written weights on their devices (235 MB for an MLP output of Llama 3 8B).
 
     Raises:
         EditingError: on exit, after all weights are restored: scopes on one model were left in another order than last
@@ -67,6 +70,10 @@ class AppliedDeltas:
         self.model = unwrapped(model)
         self._parameters = dict(self.model.named_parameters())
         self._originals: dict[str, torch.Tensor] = {}
+        # by name of a 16-bit weight: its only update so far and the name there, or the sum of several
+        self._first: dict[str, tuple[Delta, str]] = {}
+        self._sums: dict[str, torch.Tensor] = {}
+        self._changed: dict[str, None] = {}  # an ordered set: weights that other code changed between two updates
         self._added: dict[str, AddedMap] = {}  # by name of the quantized parameter
         self._written: dict[str, _Written] = {}
         self._is_open = False
@@ -139,11 +146,14 @@ class AppliedDeltas:
         }
         for name, module in quantized.items():
             self._add_to_output(name, module, delta)
-        for name, update in beside_weights(self.model, delta).weights(except_for=quantized).items():
-            name = parameter_name(name, self._parameters)
+        for given_name, update in beside_weights(self.model, delta).weights(except_for=quantized).items():
+            name = parameter_name(given_name, self._parameters)
             weight = self._parameters[name]
             if name not in self._originals:
                 self._originals[name] = weight.detach().clone()
+            if _is_narrow(self._originals[name]):
+                self._write_narrow(name, given_name, weight, update, delta)
+                continue
             self._written.pop(name, None)
             weight.copy_((at_least_float32(weight) + update).to(weight.dtype))
             self._written[name] = _Written.of(weight)
@@ -151,11 +161,37 @@ class AppliedDeltas:
             parts = [self.runtime_part, delta.runtime_part]
             self.runtime_part = Delta.summed([part for part in parts if part is not None])
 
+    def _write_narrow(
+        self, name: str, given_name: str, weight: torch.Tensor, update: torch.Tensor, delta: Delta
+    ) -> None:
+        """Write W_0 + the sum of all updates of a weight of 16 bits; the sum is formed from the second update on.
+
+        Args:
+            given_name: that of the weight in the delta.
+        """
+        if name in self._written and _Written.of(weight) != self._written[name]:
+            self._changed[name] = None
+        earlier = self._sums.get(name)
+        if earlier is None and name in self._first:
+            first, first_name = self._first[name]
+            earlier = beside_weights(self.model, first).weight(first_name)
+        total = update if earlier is None else earlier.to(update.device) + update
+        self._written.pop(name, None)
+        original = self._originals[name].to(weight.device)
+        weight.copy_((at_least_float32(original) + total).to(weight.dtype))
+        if earlier is None:
+            self._first[name] = delta, given_name
+        else:
+            self._sums[name] = total
+            self._first.pop(name, None)
+        self._written[name] = _Written.of(weight)
+
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the original weights, and forget the hooks and contexts; idempotent."""
         self.runtime_part = None
-        self._written.clear()
+        for record in (self._written, self._first, self._sums, self._changed):
+            record.clear()
         while self._added:  # dropped after its removal, as the originals below
             name, added = next(iter(self._added.items()))
             added.remove()
@@ -192,7 +228,9 @@ class AppliedDeltas:
         changed = [
             name
             for name, written in self._written.items()
-            if id(self._parameters[name]) not in in_use or _Written.of(self._parameters[name]) != written
+            if name in self._changed
+            or id(self._parameters[name]) not in in_use
+            or _Written.of(self._parameters[name]) != written
         ]
         if not changed:
             return None
@@ -249,6 +287,11 @@ class AppliedDeltas:
             added.add_low_rank(factor.left, factor.right)
         else:
             added.add_dense(delta.weight(name))
+
+
+def _is_narrow(weight: torch.Tensor) -> bool:
+    """Whether a weight has fewer bits than the sums that are written to it."""
+    return weight.element_size() < torch.float32.itemsize
 
 
 # The open scopes on a model, in the order in which they were opened.

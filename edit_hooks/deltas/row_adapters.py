@@ -2,40 +2,95 @@
 
 Design: docs/design/per-row-adapters.md.
 
-Shapes: R rows, T tokens, F and D input and output width of an edited map, K rank.
+Rows of one edit share its factors: they are held once, and multiplied with all tokens of these rows.
+
+Shapes: R rows, U distinct factors, M rows of some of them, T and N tokens, F and D input and output width of an edited
+map, K rank.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from edit_hooks.deltas.delta import Delta
+from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.modeling.architectures import linear_of, map_shape, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, hooks
 from edit_hooks.modeling.weights import check_weights
 from edit_hooks.utils.errors import EditingError
 
 
-class _StackedFactors(NamedTuple):
-    """Factors of all rows at one module, zero-padded to the largest rank."""
+class _Share(NamedTuple):
+    """Distinct factors that as many rows each share, in one batch of matrix products.
+
+    Attributes:
+        left_UDK, right_UFK: the factors; views of the stack.
+        rows_M: their rows, those of one factor adjacent; ``None`` if they are all rows of the batch in order.
+    """
+
+    left_UDK: torch.Tensor
+    right_UFK: torch.Tensor
+    rows_M: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _StackedFactors:
+    """The distinct factors of a batch at one module, zero-padded to the largest rank.
+
+    Attributes:
+        left_UDK, right_UFK: sorted by the number of their rows.
+        factor_of_row: index of each row's factor, -1 for rows without one.
+    """
 
     module: nn.Module
-    left_RDK: torch.Tensor
-    right_RFK: torch.Tensor
+    left_UDK: torch.Tensor
+    right_UFK: torch.Tensor
+    factor_of_row: Sequence[int]
+
+    def select(self, rows: Sequence[int]) -> _StackedFactors:
+        """The factors of some rows; the tensors are shared if all stay in their order."""
+        factor_of_row = [self.factor_of_row[row] for row in rows]
+        order, factor_of_row = _by_number_of_rows(factor_of_row)
+        left_UDK, right_UFK = self.left_UDK, self.right_UFK
+        if order != list(range(len(left_UDK))):
+            index_U = torch.tensor(order, dtype=torch.long, device=left_UDK.device)
+            left_UDK, right_UFK = left_UDK[index_U], right_UFK[index_U]
+        return _StackedFactors(self.module, left_UDK, right_UFK, factor_of_row)
+
+    @functools.cached_property
+    def shares(self) -> list[_Share]:
+        """The factors by their number of rows; made once for all passes."""
+        rows_of_factor: list[list[int]] = [[] for _ in self.left_UDK]
+        for row, factor in enumerate(self.factor_of_row):
+            if factor >= 0:
+                rows_of_factor[factor].append(row)
+        shares, start = [], 0
+        for _, same in itertools.groupby(rows_of_factor, key=len):
+            members = list(same)
+            end = start + len(members)
+            rows = [row for rows in members for row in rows]
+            is_all = rows == list(range(len(self.factor_of_row)))
+            rows_M = None if is_all else torch.tensor(rows, device=self.left_UDK.device)
+            shares.append(_Share(self.left_UDK[start:end], self.right_UFK[start:end], rows_M))
+            start = end
+        return shares
 
 
 class PerRowAdapters:
     """Low-rank updates of the rows of a batch: ``y_row += left_row right_row^T x``.
 
     A context manager that registers and removes the hooks of all edited modules. Sums are formed in at least float32
-    and rounded once. Rows without an edit (``None``) get zero factors.
+    and rounded once. Outputs of rows without an edit (``None``) do not change.
 
     Args:
         deltas: one per row. Only their factors are used.
@@ -56,10 +111,8 @@ class PerRowAdapters:
         """The adapters of some rows of the batch, in the order of ``rows``."""
         selected = copy.copy(self)
         selected._scope = None
-        selected._adapters = [
-            _StackedFactors(module, left_RDK[rows.to(left_RDK.device)], right_RFK[rows.to(right_RFK.device)])
-            for module, left_RDK, right_RFK in self._adapters
-        ]
+        kept = rows.tolist()
+        selected._adapters = [adapter.select(kept) for adapter in self._adapters]
         return selected
 
     def registrations(self) -> list[Registration]:
@@ -89,24 +142,68 @@ def _stacked(module: nn.Module, name: str, deltas: Sequence[Delta | None]) -> _S
     weight = weight_of(module)
     dtype = torch.promote_types(weight.dtype, torch.float32)
     width_out, width_in = map_shape(module)
-    factors = [delta.factors.get(name) if delta is not None else None for delta in deltas]
-    rank = max(factor.left.shape[1] for factor in factors if factor is not None)
-    left_RDK = torch.zeros(len(deltas), width_out, rank, dtype=dtype, device=weight.device)
-    right_RFK = torch.zeros(len(deltas), width_in, rank, dtype=dtype, device=weight.device)
-    for row, factor in enumerate(factors):
-        if factor is not None:
-            left_RDK[row, :, : factor.left.shape[1]] = factor.left.to(left_RDK)
-            right_RFK[row, :, : factor.right.shape[1]] = factor.right.to(right_RFK)
-    return _StackedFactors(module, left_RDK, right_RFK)
+    factor_of_row, distinct = _distinct([delta.factors.get(name) if delta is not None else None for delta in deltas])
+    order, factor_of_row = _by_number_of_rows(factor_of_row)
+    factors = [distinct[index] for index in order]
+    rank = max(factor.left.shape[1] for factor in factors)
+    # many small copies to a GPU take longer than one
+    devices = {factor.left.device for factor in factors}
+    device = devices.pop() if len(devices) == 1 else weight.device
+    left_UDK = torch.zeros(len(factors), width_out, rank, dtype=dtype, device=device)
+    right_UFK = torch.zeros(len(factors), width_in, rank, dtype=dtype, device=device)
+    for index, factor in enumerate(factors):
+        left_UDK[index, :, : factor.left.shape[1]] = factor.left.to(left_UDK)
+        right_UFK[index, :, : factor.right.shape[1]] = factor.right.to(right_UFK)
+    return _StackedFactors(module, left_UDK.to(weight.device), right_UFK.to(weight.device), factor_of_row)
+
+
+def _distinct(factors: Sequence[Factor | None]) -> tuple[list[int], list[Factor]]:
+    """Index of each row's factor, -1 without one, and the factors; rows share one if its tensors are the same."""
+    index_of: dict[tuple[int, int], int] = {}
+    factor_of_row: list[int] = []
+    distinct: list[Factor] = []
+    for factor in factors:
+        if factor is None:
+            factor_of_row.append(-1)
+            continue
+        identity = id(factor.left), id(factor.right)
+        if identity not in index_of:
+            index_of[identity] = len(distinct)
+            distinct.append(factor)
+        factor_of_row.append(index_of[identity])
+    return factor_of_row, distinct
+
+
+def _by_number_of_rows(factor_of_row: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The factors that have rows, those with most rows first and then by their first row, and the rows' new indices."""
+    counts = Counter(factor for factor in factor_of_row if factor >= 0)  # in the order of their first rows
+    order = sorted(counts, key=lambda factor: -counts[factor])
+    position = {factor: index for index, factor in enumerate(order)}
+    return order, [position.get(factor, -1) for factor in factor_of_row]
 
 
 def _adapter_hook(
     adapter: _StackedFactors,
 ) -> Callable[[nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]:
-    _, left, right = adapter
+    shares = adapter.shares
+    dtype = adapter.left_UDK.dtype
 
     def hook(_module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-        coefficients = torch.einsum("btf,bfr->btr", args[0].to(right.dtype), right)
-        return (output.to(left.dtype) + torch.einsum("btr,bdr->btd", coefficients, left)).to(output.dtype)
+        x_RTF = args[0]
+        if len(shares) == 1 and shares[0].rows_M is None:
+            return (output.to(dtype) + _update(shares[0], x_RTF)).to(output.dtype)
+        result_RTD = output.to(dtype, copy=True)
+        for share in shares:
+            assert share.rows_M is not None
+            result_RTD.index_add_(0, share.rows_M, _update(share, x_RTF[share.rows_M]))
+        return result_RTD.to(output.dtype)
 
     return hook
+
+
+def _update(share: _Share, x_MTF: torch.Tensor) -> torch.Tensor:
+    """Change of the outputs of the share's rows [M, T, D]."""
+    num_factors, width_out, _ = share.left_UDK.shape
+    x_UNF = x_MTF.to(share.right_UFK.dtype).reshape(num_factors, -1, x_MTF.shape[-1])
+    update_UND = torch.bmm(torch.bmm(x_UNF, share.right_UFK), share.left_UDK.mT)
+    return update_UND.view(*x_MTF.shape[:-1], width_out)

@@ -245,7 +245,8 @@ class EditStream:
         return Description(
             what="stream step",
             model=self.identity.to_dict(),
-            code=code_fingerprint(*self.editor.source_modules),
+            # what is written of a step is part of the next one's start
+            code=code_fingerprint(*self.editor.source_modules, AppliedDeltas.__module__),
             inputs={
                 "editor": self.editor.key_identity,
                 "config": self.config,

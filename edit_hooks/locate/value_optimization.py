@@ -35,7 +35,7 @@ from edit_hooks.locate.value_batch import Batch, Site, SiteActivations, ValueFor
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.lm_head import default_max_logits
-from edit_hooks.modeling.memory import bytes_per_token
+from edit_hooks.modeling.memory import bytes_per_token, cache_bytes_per_token
 from edit_hooks.modeling.vocab_loss import OriginalLogits, vocab_losses
 
 MakeEngine = Callable[[nn.Module, Batch, int, Site], ValueForward]
@@ -43,6 +43,9 @@ MakeEngine = Callable[[nn.Module, Batch, int, Site], ValueForward]
 
 ENGINES: dict[str, MakeEngine] = {"fast": SuffixForward, "reference": ReferenceForward}
 
+
+# Of a row's prefix while its batch is prepared: the cache that is extended, the extended one, and that of its group.
+PREFIX_COPIES = 3
 
 ADAM_BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
 
@@ -108,6 +111,7 @@ class ValueLimits:
 
     Attributes:
         max_tokens: suffix tokens whose activations are held for the backward pass.
+        prefix_share: what a column of a row's prefix cache takes, in suffix tokens; 0 where only speed bounds a batch.
         max_logits: logits held (positions times tokens), approximately.
         max_edits: edits solved together.
     """
@@ -115,6 +119,7 @@ class ValueLimits:
     max_tokens: int = 320
     max_logits: int = default_max_logits(torch.device("cpu"))
     max_edits: int = 1024
+    prefix_share: float = 0.0
 
     @classmethod
     def for_device(cls, model: Any) -> ValueLimits:
@@ -127,9 +132,11 @@ class ValueLimits:
             return cls()
         bytes_per_logit = 4 * 4  # the logit, its exponential and their gradients, in float32
         budget = torch.cuda.mem_get_info(weight.device)[0] // 2
+        token_bytes = bytes_per_token(model)
         return cls(
-            max_tokens=max(512, budget // 2 // bytes_per_token(model)),
+            max_tokens=max(512, budget // 2 // token_bytes),
             max_logits=max(2**24, budget // 2 // bytes_per_logit),
+            prefix_share=PREFIX_COPIES * cache_bytes_per_token(model) / token_bytes,
         )
 
 
@@ -173,6 +180,7 @@ def split_problems(problems: Sequence[ValueProblem], limits: ValueLimits) -> lis
     """Split edits into chunks that are solved together, sorted by suffix length.
 
     The cost of an edit is its number of suffix tokens without padding; the forward passes group rows by length anyway.
+    The prefix caches of a batch have a row each, the KL row included, and are as wide as the longest of them.
     """
 
     def suffix_lengths(index: int) -> list[int]:
@@ -180,14 +188,17 @@ def split_problems(problems: Sequence[ValueProblem], limits: ValueLimits) -> lis
         return [len(row.ids) - row.position for row in problems[index][0]] + [1]
 
     chunks: list[list[int]] = []
-    num_tokens = 0
+    num_tokens = num_rows = width = 0
     for index in sorted(range(len(problems)), key=lambda index: max(suffix_lengths(index))):
-        cost = sum(suffix_lengths(index))
-        if not chunks or num_tokens + cost > limits.max_tokens or len(chunks[-1]) >= limits.max_edits:
+        rows = [*problems[index][0], problems[index][1]]
+        cost, longest = sum(suffix_lengths(index)), max(row.position for row in rows)
+        prefix_cost = limits.prefix_share * (num_rows + len(rows)) * max(width, longest)
+        is_full = num_tokens + cost + prefix_cost > limits.max_tokens
+        if not chunks or is_full or len(chunks[-1]) >= limits.max_edits:
             chunks.append([])
-            num_tokens = 0
+            num_tokens = num_rows = width = 0
         chunks[-1].append(index)
-        num_tokens += cost
+        num_tokens, num_rows, width = num_tokens + cost, num_rows + len(rows), max(width, longest)
     return chunks
 
 

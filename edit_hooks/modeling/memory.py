@@ -25,6 +25,15 @@ def bytes_per_token(model: Any) -> int:
     return config.num_hidden_layers * (16 * config.hidden_size + 4 * width) * element
 
 
+def cache_bytes_per_token(model: Any) -> int:
+    """Approximate size of the keys and values of all blocks of one token; 131 kB for Llama 3 8B in 16 bits."""
+    config = model.config.get_text_config()
+    num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    element = model.get_input_embeddings().weight.element_size()
+    return int(config.num_hidden_layers * 2 * num_heads * width * element)
+
+
 def free_bytes(device: torch.device) -> int | None:
     """Free memory of a GPU, or memory available to new processes; ``None`` where the system does not report it."""
     if device.type == "cuda":

@@ -55,7 +55,8 @@ def test_steps_from_the_store_and_new_ones_are_combined(editor):
         assert len({delta.checksum() for delta in local}) == 1
 
 
-def test_a_resumed_stream_forms_stored_updates_on_the_device(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_resumed_stream_forms_stored_updates_on_the_device(dtype, tmp_path):
     """A joint step of rank two, whose product has other bits on another device. Between uses, steps are on the CPU."""
     subject = Subject("alphaedit", "llama")
     identity = model_identity(subject.model, subject.tokenizer)
@@ -71,7 +72,7 @@ def test_a_resumed_stream_forms_stored_updates_on_the_device(tmp_path):
         return stream
 
     with pretended_device():
-        model = build_model("llama")
+        model = build_model("llama", dtype=dtype)
         move_model(model)
         make(2, Store(tmp_path))
         resumed, unbroken = make(4, Store(tmp_path)), make(4, None)

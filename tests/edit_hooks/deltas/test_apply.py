@@ -17,16 +17,56 @@ from edit_hooks.modeling.architectures import architecture_of
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_delta_is_rounded_once_and_undone_exactly(model_type, dtype, tiny_model):
+def test_the_sum_of_deltas_is_rounded_once_and_undone_exactly(model_type, dtype, tiny_model):
+    """After each delta the weight is W_0 + sum, rounded; in float32 that is a running sum, bit for bit."""
     model = tiny_model(model_type, dtype=dtype)
     before, name = snapshot(model), f"{rewrite_name(model)}.weight"
     deltas = [random_delta(model), dense_delta(model), masked_delta(model, seed=1)]
-    expected = model.get_parameter(name).detach().clone()
+    original = model.get_parameter(name).detach().clone()
+    running, total = original.clone(), torch.zeros(original.shape)
     with AppliedDeltas(model) as applied:
         for delta in deltas:
             applied.add(delta)
-            expected = (expected.float() + delta.weights()[name]).to(dtype)
+            running, total = running + delta.weights()[name].to(running), total + delta.weights()[name]
+            expected = running if dtype == torch.float32 else (original.float() + total).to(dtype)
             assert torch.equal(model.get_parameter(name), expected)
+    assert_same_state(before, snapshot(model))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_steps_add_up_in_16_bits(dtype, tiny_model):
+    """A hundred aligned steps below half a unit in the last place write what one edit of their sum writes."""
+    model = tiny_model("llama", dtype=dtype)
+    name, delta = f"{rewrite_name(model)}.weight", random_delta(model, ranks=(1,))
+    weight = model.get_parameter(name)
+    original = weight.detach().float()
+    scale = 0.05 * float(original.norm() / delta.weights()[name].norm())
+    factor = delta.factors[rewrite_name(model)]
+    step = Delta(factors={rewrite_name(model): factor._replace(left=factor.left * scale / 100)})
+    update = step.weights()[name]
+    whole = update * 100
+    with AppliedDeltas(model) as applied:
+        for _ in range(100):
+            applied.add(step)
+        written = weight.detach().float() - original
+        applied.restore()
+        for _ in range(3):  # nothing is left of the sum before
+            applied.add(step)
+        assert torch.equal(weight, (original + (update + update + update)).to(dtype)) and not applied._first
+    assert float((written * whole).sum() / whole.square().sum()) == pytest.approx(1, abs=0.02)
+    assert torch.equal(weight.float(), original) and not applied._sums
+
+
+def test_a_change_between_two_deltas_is_reported(tiny_model):
+    """It is lost at the second one, which starts from the original."""
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    before, delta = snapshot(model), random_delta(model)
+    weight = model.get_parameter(f"{rewrite_name(model)}.weight")
+    with pytest.raises(EditingError, match="other code changed"), AppliedDeltas(model) as applied:
+        applied.add(delta)
+        with torch.no_grad():
+            weight.add_(1)
+        applied.add(delta)
     assert_same_state(before, snapshot(model))
 
 

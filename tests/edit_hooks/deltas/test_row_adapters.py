@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from random_deltas import dense_delta, masked_delta, random_delta
 from state import assert_same_state
 
 from edit_hooks import EditingError, PerRowAdapters, edited
 from edit_hooks.contract.state import snapshot
-from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES
+from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, build_model
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12], [5, 6, 7, 8], [5, 6, 7, 8]])
 
@@ -32,6 +36,49 @@ def test_each_row_has_its_own_edit(model_type, tiny_model):
     for ids, delta, logits in zip(IDS, deltas, together, strict=True):
         torch.testing.assert_close(logits, patched_logits(model, delta, ids), atol=2e-4, rtol=2e-4)
     assert not torch.allclose(together[0], together[2], atol=1e-2)
+
+
+@given(
+    edit_of_row=st.lists(st.integers(-1, 3), min_size=1, max_size=7),
+    kept=st.lists(st.integers(0, 6), min_size=1, max_size=6),
+)
+@settings(max_examples=30, deadline=None)
+def test_shared_edits_in_any_order_are_those_of_the_rows(edit_of_row, kept):
+    """Rows share edits, have their own or none, and are selected, repeated and reordered."""
+    kept = [row % len(edit_of_row) for row in kept]
+    model = build_model("llama")
+    ranks = [(2,), (1,), (4,), (2,)]
+    edits = [random_delta(model, ranks=rank, seed=seed) for seed, rank in enumerate(ranks)]
+    edits[3] = random_delta(model, layers=(0, 1), ranks=(3, 2), seed=3)
+    deltas = [None if edit < 0 else edits[edit] for edit in edit_of_row]
+    ids = torch.arange(5, 5 + 4 * len(deltas)).view(-1, 4)
+    with torch.no_grad():
+        expected = [patched_logits(model, delta, row) for delta, row in zip(deltas, ids, strict=True)]
+        adapters = PerRowAdapters(model, deltas)
+        with adapters:
+            together = model(ids).logits
+        with adapters.select(torch.tensor(kept)) as selected:
+            some = model(ids[kept]).logits
+        with adapters.select(torch.tensor(kept)).select(torch.tensor([len(kept) - 1])):
+            last = model(ids[kept[-1:]]).logits
+        unedited = model(ids).logits
+    torch.testing.assert_close(together, torch.stack(expected), atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(some, together[kept], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(last, together[kept[-1:]], atol=1e-4, rtol=1e-4)
+    for row, edit in enumerate(edit_of_row):
+        assert edit >= 0 or torch.equal(together[row], unedited[row])
+    num_distinct = len({edit_of_row[row] for row in kept} - {-1})
+    assert all(len(adapter.left_UDK) <= num_distinct for adapter in selected._adapters)
+
+
+def test_rows_of_one_edit_share_its_factors(tiny_model):
+    """Also where each row has an object of its own over the same tensors; a selection of all edits copies none."""
+    model, edit, other = (model := tiny_model("llama")), random_delta(model), random_delta(model, seed=1)
+    adapters = PerRowAdapters(model, [other, *(dataclasses.replace(edit) for _ in range(5))])
+    (stacked,) = adapters._adapters
+    assert len(stacked.left_UDK) == 2
+    (selected,) = adapters.select(torch.tensor([5, 4, 0]))._adapters
+    assert selected.left_UDK is stacked.left_UDK and selected.factor_of_row == [0, 0, 1]
 
 
 def test_selected_rows_keep_their_edits(tiny_model):

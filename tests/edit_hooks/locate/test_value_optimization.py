@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state import assert_same_state
+from transformers import LlamaConfig
 from value_problems import (
     EDIT_REQUESTS,
     LIMIT,
@@ -44,6 +46,7 @@ from edit_hooks.locate.value_optimization import (
 )
 from edit_hooks.modeling import lm_head
 from edit_hooks.modeling.architectures import ARCHITECTURES
+from edit_hooks.modeling.memory import cache_bytes_per_token
 
 
 @pytest.fixture(autouse=True)
@@ -314,3 +317,45 @@ def test_chunks_hold_every_edit_once_within_the_limits(suffixes, max_tokens, max
     for chunk in chunks:
         assert len(chunk) <= max_edits
         assert len(chunk) == 1 or sum(sum(suffixes[index]) + 1 for index in chunk) <= max_tokens
+
+
+@given(
+    edits=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 200)), min_size=1, max_size=8),
+    max_tokens=st.integers(1, 200),
+)
+def test_chunks_count_the_prefix_caches(edits, max_tokens):
+    """Each row of a batch, the KL row included, holds as many columns as the longest prefix has tokens."""
+    problems = [([Row((0,) * (prefix + 1), prefix)] * rows, Row((0, 0), 1)) for rows, prefix in edits]
+    chunks = split_problems(problems, ValueLimits(max_tokens=max_tokens, prefix_share=0.25))
+    assert sorted(index for chunk in chunks for index in chunk) == list(range(len(problems)))
+    for chunk in chunks:
+        num_rows = sum(edits[index][0] + 1 for index in chunk)
+        columns = num_rows * max(1, *(edits[index][1] for index in chunk))
+        assert len(chunk) == 1 or num_rows + 0.25 * columns <= max_tokens
+
+
+def test_long_contexts_are_solved_in_smaller_batches_on_a_gpu(monkeypatch):
+    """Keys and values of Llama 3 8B: 131 kB per token and row, 2.7 GB for 21 rows behind 1000 tokens."""
+    config = LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
+    weight = SimpleNamespace(device=torch.device("cuda"), element_size=lambda: 2)
+    model = SimpleNamespace(config=config, get_input_embeddings=lambda: SimpleNamespace(weight=weight))
+    assert cache_bytes_per_token(model) == 131072
+    free = 60 * 10**9
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    limits = ValueLimits.for_device(model)
+    for length in (10, 1000):
+        edit = [Row((0,) * (length + 4), length)] * 20, Row((0,) * (length + 1), length)
+        (chunk, *_) = split_problems([edit] * 64, limits)
+        assert len(chunk) * 21 * length * 3 * 131072 <= free // 4
+        assert len(chunk) == (1 if length == 1000 else 20)
+
+
+def test_prefixes_do_not_bound_batches_on_a_cpu():
+    """There a batch is bounded for speed, and the last bits of an edit depend on its batch."""
+    assert ValueLimits().prefix_share == 0
