@@ -37,7 +37,7 @@ from edit_hooks.gradient.labeled_rows import (
     mean_per_row,
     target_row,
 )
-from edit_hooks.memory.codebook import Query, Replacement, distances, replaced_positions
+from edit_hooks.memory.codebook import Query, Replacement, distances, replaced_positions, same_prompt_distance
 from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
@@ -70,7 +70,8 @@ class GRACEConfig(EditorConfig):
         default="coverage",
     )
     same_key: float = config_field(
-        "distance, in units of the query's norm, up to which a key is the same prompt",
+        "distance, in units of the query's norm, up to which a key is the same prompt; in 16 bits at least what "
+        "rounding gives (0.031 in bfloat16)",
         within=NON_NEGATIVE,
         default=1e-4,
     )
@@ -106,13 +107,19 @@ class CodebookChange(NamedTuple):
 
 
 def add_edit(
-    codebook: Sequence[Entry], query_F: torch.Tensor, value_D: torch.Tensor, label: list[int], config: GRACEConfig
+    codebook: Sequence[Entry],
+    query_F: torch.Tensor,
+    value_D: torch.Tensor,
+    label: list[int],
+    config: GRACEConfig,
+    same_key: float,
 ) -> CodebookChange:
     """Add an edit with key ``query_F`` by GRACE's rules; values are trained later.
 
     Args:
         codebook, query_F: on the CPU, where steps of a stream are saved.
         value_D: initial value of a new entry, on any device.
+        same_key: relative distance up to which a key is the same prompt (:func:`same_prompt_distance`).
     """
     new = Entry(query_F, value_D, config.radius, label)
     if not codebook:
@@ -127,7 +134,7 @@ def add_edit(
         key_F = (nearest.key_F + query_F) / 2 if moves else nearest.key_F
         expanded = Entry(key_F, nearest.value_D, max(nearest.radius, distance), label)
         return CodebookChange({number: expanded}, number, "expanded")
-    if distance <= config.same_key * float(query_F.norm()):
+    if distance <= same_key * float(query_F.norm()):
         return CodebookChange({number: Entry(nearest.key_F, value_D, nearest.radius, label)}, number, "overwritten")
     narrowed = Entry(nearest.key_F, nearest.value_D, distance / 2 - SPLIT_GAP, nearest.label)
     halved = Entry(query_F, value_D, distance / 2, label)
@@ -157,13 +164,14 @@ class GRACE(Editor[GRACEConfig]):
         rows = batch_rows(model, targets)
         context = _prompt_context(rows)
         codebook = codebook_after(job.history, name)
+        same_key = same_prompt_distance(config.same_key, model)
         with frozen(model):
             if config.engine == "fast":
                 cache_lower_blocks(model, rows, layer)
             query_RF, output_RD = _read_at_prompt_end(model, name, rows, context)
             values_RD = output_RD if config.value_init == "warm" else _cold_values(model, name, job.requests, config)
             changes = [
-                add_edit(codebook, query_F.cpu(), value_D, [token for _, token in target.labels], config)
+                add_edit(codebook, query_F.cpu(), value_D, [token for _, token in target.labels], config, same_key)
                 for target, query_F, value_D in zip(targets, query_RF, values_RD, strict=True)
             ]
             start_RD = torch.stack([change.entries[change.trained].value_D.to(output_RD) for change in changes])

@@ -59,7 +59,7 @@ from edit_hooks.memory.adapter_database import (
     outputs_at,
     query_token_of,
 )
-from edit_hooks.memory.codebook import distances
+from edit_hooks.memory.codebook import distances, same_prompt_distance
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32, read_tensors
@@ -103,7 +103,8 @@ class MELOConfig(EditorConfig):
         "number of steps after which the learning rate is halved each time", within=POSITIVE, default=20
     )
     same_query: float = config_field(
-        "distance, in units of the query's norm, up to which a cluster's center is the same prompt",
+        "distance, in units of the query's norm, up to which a cluster's center is the same prompt; in 16 "
+        "bits at least what rounding gives (0.031 in bfloat16)",
         within=NON_NEGATIVE,
         default=1e-4,
     )
@@ -135,8 +136,14 @@ class Placement(NamedTuple):
     reason: str
 
 
-def add_point(clusters: Sequence[Cluster], point: Point, label: list[int], config: MELOConfig) -> Placement:
-    """Place the query of a new edit by MELO's rules."""
+def add_point(
+    clusters: Sequence[Cluster], point: Point, label: list[int], config: MELOConfig, same_query: float
+) -> Placement:
+    """Place the query of a new edit by MELO's rules.
+
+    Args:
+        same_query: relative distance up to which a center is the same prompt (:func:`same_prompt_distance`).
+    """
     new = Cluster(point.query_Q, config.radius, label, [point])
     if not clusters:
         return Placement([new], "first")
@@ -150,7 +157,7 @@ def add_point(clusters: Sequence[Cluster], point: Point, label: list[int], confi
     if nearest.label == label:
         points = [*nearest.points, point]
         return Placement([*before, _cluster_of(points, label, config.radius), *after], "joined")
-    if distance <= config.same_query * float(point.query_Q.norm()):
+    if distance <= same_query * float(point.query_Q.norm()):
         return Placement([*before, *after, dataclasses.replace(new, radius=nearest.radius)], "overwritten")
     radius = distance / 2 - SPLIT_GAP
     inside = [other for other in nearest.points if _distance(other.query_Q, nearest.center_Q) <= radius]
@@ -216,6 +223,7 @@ class MELO(Editor[MELOConfig]):
         query_layer = config.query_layer if config.query_layer is not None else first_layer - 1
         query_name = arch.module_names("mlp_in", query_layer)[0]
         modules = arch.all_module_names(config.modules, config.edited_layers)
+        same_query = same_prompt_distance(config.same_query, model)
         history = _database_after(job.history, query_name, modules, config.query_token)
         number = Database.from_hook_edit(history).next_id
         leaves = [_initial_adapter(model, name, job.requests, number, config) for name in modules]
@@ -233,7 +241,7 @@ class MELO(Editor[MELOConfig]):
             database = Database.from_hook_edit(history)
             own_adapters = [Adapter(*(factor[index] for factor in adapter)) for adapter in adapters]
             label = [token for _, token in target.labels]
-            reason = _add_edit(database, query_RQ[index].cpu(), label, own_adapters, config)
+            reason = _add_edit(database, query_RQ[index].cpu(), label, own_adapters, config, same_query)
             settings = {"module": query_name, "targets": modules, "query_token": config.query_token}
             losses = losses_SR[:, index].tolist()
             diagnostics = {
@@ -249,11 +257,16 @@ class MELO(Editor[MELOConfig]):
 
 
 def _add_edit(
-    database: Database, query_Q: torch.Tensor, label: list[int], adapters: list[Adapter], config: MELOConfig
+    database: Database,
+    query_Q: torch.Tensor,
+    label: list[int],
+    adapters: list[Adapter],
+    config: MELOConfig,
+    same_query: float,
 ) -> str:
     """Add an edit's point and adapters to the database; returns the rule that applied."""
     point = Point(query_Q, database.next_id)
-    database.clusters, reason = add_point(database.clusters, point, label, config)
+    database.clusters, reason = add_point(database.clusters, point, label, config, same_query)
     database.adapters[point.adapter_id] = adapters
     database.next_id += 1
     return reason

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
@@ -25,6 +26,7 @@ Replacement = Literal["replace_last", "replace_prompt", "replace_all"]
 Query = Literal["prefill", "every_step"]
 
 NO_ENTRY = -1
+ROUNDINGS = 4  # of one value, by which a prompt's activations differ between batches (3.5 on Gemma 3 270M in bfloat16)
 
 
 def replaced_positions(replacement: Replacement, context: ForwardContext) -> torch.Tensor:
@@ -46,6 +48,18 @@ def distances(query_QF: torch.Tensor, keys_NF: torch.Tensor) -> torch.Tensor:
     return torch.cdist(
         at_least_float32(query_QF), at_least_float32(keys_NF), compute_mode="donot_use_mm_for_euclid_dist"
     )
+
+
+def same_prompt_distance(chosen: float, model: PreTrainedModel) -> float:
+    """Relative distance up to which two activations are those of the same prompt.
+
+    In 16 bits it is never below what rounding alone gives between batches: 0.031 in bfloat16, 0.0039 in float16.
+
+    Args:
+        chosen: of the configuration, in units of the query's norm; it holds in float32.
+    """
+    dtype = model.get_input_embeddings().weight.dtype  # of the activations, also where the maps are quantized
+    return max(chosen, ROUNDINGS * torch.finfo(dtype).eps)
 
 
 class CodebookHooks(HookKind):

@@ -33,7 +33,7 @@ def entry(*key: float, label: int = 0, radius: float = 1.0) -> Entry:
 
 def change(book, *query: float, label: int = 0, **settings):
     config = GRACEConfig(radius=1.0, **settings)
-    return add_edit(book, torch.tensor(query), torch.ones(2), [label], config)
+    return add_edit(book, torch.tensor(query), torch.ones(2), [label], config, config.same_key)
 
 
 def test_edit_far_from_every_key_adds_an_entry():

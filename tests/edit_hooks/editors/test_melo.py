@@ -25,7 +25,7 @@ def cluster(*points: float, label: int = 0, radius: float = 1.0) -> Cluster:
 
 
 def add(clusters, place: float, label: int = 0):
-    return add_point(clusters, Point(torch.tensor([place, 0.0]), 9), [label], CONFIG)
+    return add_point(clusters, Point(torch.tensor([place, 0.0]), 9), [label], CONFIG, CONFIG.same_query)
 
 
 def places(found: Cluster) -> list[float]:
@@ -72,7 +72,7 @@ def test_targets_are_compared_token_by_token():
     """The release compares sums, which agree for (1, 4) and (2, 3)."""
     old = cluster(0.0)
     old.label = [1, 4]
-    found, reason = add_point([old], Point(torch.tensor([0.5, 0.0]), 9), [2, 3], CONFIG)
+    found, reason = add_point([old], Point(torch.tensor([0.5, 0.0]), 9), [2, 3], CONFIG, CONFIG.same_query)
     assert reason == "split" and len(found) == 2
 
 
