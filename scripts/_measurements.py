@@ -104,12 +104,18 @@ class Finished:
 
 
 def shortened(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with the columns of the tables only, and one configuration for all its evaluations."""
+    """The record with the columns of the tables only, and one configuration for all its evaluations.
+
+    Where the editor could use no edit of the part, there is the reason instead of a configuration.
+    """
     if "runs" not in record:  # a trial, a timing, or a kept line
         return record
     short = {key: value for key, value in record.items() if key not in ("scores", "failed", "runs")}
-    run = record["runs"][0]
-    short |= {key: run[key] for key in ("editor_config", "code_fingerprint", "versions", "weights")}
+    if record["runs"]:
+        run = record["runs"][0]
+        short |= {key: run[key] for key in ("editor_config", "code_fingerprint", "versions", "weights")}
+    else:
+        short["reason"] = next(iter(record["failed"].values()))
     short["warnings"] = [one["warnings"] for one in record["runs"] if one["warnings"]]
     short["scores"] = {
         heading: [None if score is None else round(score, 6) for score in record["scores"][task][metric]]

@@ -79,9 +79,10 @@ class Registration(NamedTuple):
         module = self.module
         registered = module._forward_pre_hooks if self.on_input else module._forward_hooks
         for number in [number for number, hook in registered.items() if hook is self.hook]:
-            registered.pop(number, None)
+            # The hook goes last: after an interrupt in between, the next attempt finds it, and so its flags.
             for flags in (module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs):
                 flags.pop(number, None)
+            registered.pop(number, None)
 
 
 @contextlib.contextmanager

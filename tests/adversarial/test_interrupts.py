@@ -51,6 +51,11 @@ def run_hooks(model, tokenizer, folder):
             model(IDS)
 
 
+def run_input_hook(model, tokenizer, folder):
+    with hooks(on_input(model.get_submodule(rewrite_name(model)), lambda x: None)):
+        pass
+
+
 def run_prefix(model, tokenizer, folder):
     layers = compute_prefix_cache(model, [[5, 9, 17]]).layers
     with torch.no_grad(), cached_prefix(model, layers) as cache:
@@ -71,6 +76,7 @@ ACTIONS = {
     run_edited: ("deltas/apply.py", "deltas/hook_edit.py"),
     run_rows: ("deltas/row_edits.py", "deltas/row_adapters.py"),
     run_hooks: ("modeling/hooks.py",),
+    run_input_hook: ("modeling/hooks.py",),
     run_prefix: ("modeling/prefix_attention.py",),
     run_sampling: ("modeling/sampling.py", "modeling/grad_mode.py"),
     run_files: ("utils/files.py",),

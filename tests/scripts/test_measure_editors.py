@@ -120,6 +120,25 @@ def test_edits_that_an_editor_cannot_use_have_a_reason_and_no_scores(
     assert record["scores"]["WILD EM"] == []
 
 
+def test_a_part_without_usable_edits_is_kept_with_its_reason(
+    measure: ModuleType, table: ModuleType, tmp_path: Path
+) -> None:
+    """BIRD on CounterFact: the run is finished, and its cells have a hyphen."""
+    row = measure.Row("tuned", "bird", {})
+    columns = measure.COLUMNS["stream200"]
+    record = {"version": measure.VERSION, "row": row.name, "part": "stream200", "seed": 0, "settings": {}}
+    record |= {"scores": {task: {metric: []} for _, task, metric in columns}, "limit": None, "runs": []}
+    record |= {"failed": {task: "no 'relation_id'" for _, task, _ in columns}, "cpu_seconds": 1.0, "commit": None}
+    measure.Job(row, "stream200", 0).path(tmp_path).write_text(json.dumps(record))
+    kept = tmp_path / "kept.jsonl"
+    finished = measure.Finished.read(tmp_path, kept)
+    finished.keep([row], kept)
+    again = measure.Finished.read(None, kept).get(row, "stream200", 0)
+    assert again["reason"] == "no 'relation_id'"
+    assert all(scores == [] for scores in again["scores"].values())
+    assert table.summarize([row], finished)[0]["parts"]["stream200"]["cells"] == {heading: None for heading, *_ in columns}
+
+
 def test_the_streams_have_steps_for_joint_editors_only(measure: ModuleType) -> None:
     def stream(editor: str, part: str) -> tuple[Any, ...]:
         options, tasks, _ = next(measure.Job(measure.Row("tuned", editor, {}), part, 1).evaluations())
@@ -303,7 +322,7 @@ def test_kept_runs_had_the_settings_that_the_editors_have_now(measure: ModuleTyp
     for row in measure.load_rows(measure.PLAN, {}):
         for part in measure.COLUMNS:
             for record in finished.of(row, part).values():
-                if row.is_unedited:
+                if row.is_unedited or "reason" in record:
                     continue
                 editor = load_editor(row.editor, {**row.settings, "seed": record["seed"]})
                 expected = json.loads(json.dumps(editor.default_config(model).to_dict()))

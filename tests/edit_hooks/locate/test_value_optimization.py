@@ -9,6 +9,7 @@ a single float32 rounding, different on every machine, would decide individual c
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -172,8 +173,10 @@ random_requests = st.builds(
 def threshold(values: list[OptimizedValue], where: float) -> float:
     """A stop threshold between losses of runs that did not stop, in a gap where rounding cannot decide."""
     losses = sorted([0.0, *(record["loss"] for value in values for record in value.losses), 100.0])
-    start = round(where * (len(losses) - 2))
-    low, high = max(zip(losses[start:-1], losses[start + 1 :][:3], strict=False), key=lambda pair: pair[1] - pair[0])
+    # A target beyond the attention window gives the same loss at every step, but for rounding.
+    gaps = [(low, high) for low, high in itertools.pairwise(losses) if high - low > 1e-6]
+    start = round(where * (len(gaps) - 1))
+    low, high = max(gaps[start : start + 3], key=lambda gap: gap[1] - gap[0])
     return (low + high) / 2
 
 
