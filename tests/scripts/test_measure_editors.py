@@ -136,7 +136,9 @@ def test_a_part_without_usable_edits_is_kept_with_its_reason(
     again = measure.Finished.read(None, kept).get(row, "stream200", 0)
     assert again["reason"] == "no 'relation_id'"
     assert all(scores == [] for scores in again["scores"].values())
-    assert table.summarize([row], finished)[0]["parts"]["stream200"]["cells"] == {heading: None for heading, *_ in columns}
+    assert table.summarize([row], finished)[0]["parts"]["stream200"]["cells"] == {
+        heading: None for heading, *_ in columns
+    }
 
 
 def test_the_streams_have_steps_for_joint_editors_only(measure: ModuleType) -> None:
