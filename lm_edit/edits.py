@@ -26,10 +26,19 @@ Grouping = Literal["independent", "joint", "sequential"]
 FORMATS = ("peft", "merged")
 
 
-class SavedEdits(NamedTuple):
-    """Written files, and by case the reasons of edits that could not be made."""
+class SavedEdit(NamedTuple):
+    """A written file: its requests, the diagnostics of the edit, and the formats to which it can be exported."""
 
-    files: list[Path]
+    file: Path
+    requests: RequestGroup
+    diagnostics: Mapping[str, Any]
+    formats: tuple[str, ...]
+
+
+class SavedEdits(NamedTuple):
+    """Written edits in their order, and by case the reasons of edits that could not be made."""
+
+    edits: list[SavedEdit]
     failed: dict[str, str]
 
 
@@ -73,6 +82,7 @@ def make_edits(
     if lm.editor.needs_subject:
         require_subjects([request for group in groups for request in group], lm.editor.name)
     failed: dict[str, str] = {}
+    written_edits: list[tuple[RequestGroup, Mapping[str, Any], tuple[str, ...]]] = []
 
     def finished() -> Iterator[tuple[RequestGroup, Delta]]:
         for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps
@@ -82,6 +92,7 @@ def make_edits(
                     failed[str(request.case_id or request.text)] = reason
             written = tuple(request for request in group if request.key not in unusable)
             if isinstance(edit, Delta) and written:
+                written_edits.append((written, edit.diagnostics, _formats_of(edit)))
                 yield written, edit
 
     config = lm.session.result_metadata()["editor_config"]
@@ -89,7 +100,8 @@ def make_edits(
     files = save_edits(out, finished(), metadata, most=len(groups))
     if stopped := lm.session.result_metadata().get("stopped"):
         failed["stream"] = stopped
-    return SavedEdits(files, failed)
+    saved = [SavedEdit(file, *edit) for file, edit in zip(files, written_edits, strict=True)]
+    return SavedEdits(saved, failed)
 
 
 def export_edits(
@@ -119,6 +131,13 @@ def export_edits(
     if file_format == "merged":
         return export_merged(lm.model, lm.tokenizer, delta, out)
     return export_peft(delta, out, base_model=str(lm.pretrained))
+
+
+def _formats_of(delta: Delta) -> tuple[str, ...]:
+    """The formats that can hold an edit; none for hooks and contexts."""
+    if delta.runtime_part is not None:
+        return ()
+    return FORMATS if delta.is_low_rank else FORMATS[1:]
 
 
 def _describe_model(lm: EditedHFLM) -> dict[str, Any]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from shlex import quote
+from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import SEED
+from edit_hooks.utils.printable import printable
 from lm_edit.cli.command import (
     DATA_OPTIONS,
     EDITOR_HELP,
@@ -16,8 +20,16 @@ from lm_edit.cli.command import (
     check_subset,
     model_options,
     say,
+    say_reasons,
+    table,
     whole,
 )
+
+if TYPE_CHECKING:
+    from lm_edit.edits import SavedEdit
+
+MAX_SHOWN = 20  # edits in the table
+MAX_TEXT = 60  # characters of a prompt or target in it
 
 
 def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +63,52 @@ def _run_edit(args: argparse.Namespace) -> int:
         edit_batch_size=args.edit_batch_size,
         model_options=model_options(args, "editor", "editor_args", "edit_context", "seed", "store", *DATA_OPTIONS),
     )
+    print_effects(result.edits)
     for case, reason in result.failed.items():
         say(f"failed: {case}: {reason}")
-    say(f"{len(result.files)} edits written to {args.out}, {len(result.failed)} failed")
+    _print_next_steps(result.edits, args)
+    say(f"{len(result.edits)} edits written to {args.out}, {len(result.failed)} failed")
     return 1 if result.failed else 0
+
+
+def print_effects(edits: Sequence[SavedEdit]) -> None:
+    """A row per edit: whether its target became likely, and how far neutral prompts moved; then all warnings."""
+    from edit_hooks.deltas.saved import INDEX_NAME
+    from edit_hooks.lm.edit_effects import NLL_AFTER, NLL_BEFORE
+    from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL
+
+    if not edits:
+        return
+    rows = []
+    for edit in edits[:MAX_SHOWN]:
+        numbers = [_number(edit.diagnostics.get(name)) for name in (NLL_BEFORE, NLL_AFTER, FIRST_TOKEN_KL)]
+        request, others = edit.requests[0], len(edit.requests) - 1
+        text = f"{printable(request.text, MAX_TEXT)} -> {printable(request.target_new, MAX_TEXT)}"
+        rows.append([edit.file.name, *numbers, text + (f" and {others} more" if others else "")])
+    table(["file", "target NLL before", "after", "first-token KL", "edit"], rows)
+    if len(edits) > MAX_SHOWN:
+        say(f"... and {len(edits) - MAX_SHOWN} more in {edits[0].file.with_name(INDEX_NAME)}")
+    warnings = [(edit.file.name, text) for edit in edits for text in edit.diagnostics.get("warnings", ())]
+    say_reasons("warning", warnings)
+
+
+def _number(value: float | None) -> str:
+    """A diagnostic in nats; ``-`` where the edit has none."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _print_next_steps(edits: Sequence[SavedEdit], args: argparse.Namespace) -> None:
+    """The commands that evaluate and export what was written; steps of a stream act together only."""
+    if not edits:
+        return
+    file, formats = edits[0].file, edits[0].formats
+    if len(edits) == 1 or not args.sequential:
+        base = f"pretrained={args.pretrained}," if args.pretrained else ""
+        say(f"evaluate: lm_eval --model edited_hf --model_args {quote(f'{base}load_edit={file}')} --tasks ...")
+    if formats:
+        files = f"{quote(args.out)}/*.safetensors" if args.sequential else quote(str(file))
+        base = f" --pretrained {quote(args.pretrained)}" if args.pretrained else ""
+        say(f"export: lm-edit export {files}{base} --format {formats[0]} --out <folder>")
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:

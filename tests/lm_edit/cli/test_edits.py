@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.saved import save_edits
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.model import EditedHFLM
+from lm_edit.cli.edits import print_effects
 from lm_edit.cli.main import main
+from lm_edit.edits import SavedEdit
 
 
 @pytest.fixture
@@ -43,7 +46,8 @@ def test_edits_are_made_saved_and_exported(model, edits, tmp_path, capsys, edito
     command = ["edit", *model, "--editor", editor, "--editor-args", settings, "--edits", edits, *options]
     command += ["--store", str(tmp_path / "store"), "--out", str(out)]
     assert main(command) == 0
-    assert printed_lines(capsys)[-1] == f"{num_files} edits written to {out}, 0 failed"
+    printed = printed_lines(capsys)
+    assert printed[-1] == f"{num_files} edits written to {out}, 0 failed"
     paths = sorted(out.glob("*.safetensors"))
     index = json.loads((out / "edits.json").read_text())
     assert [entry["file"] for entry in index["edits"]] == [path.name for path in paths] and len(paths) == num_files
@@ -56,6 +60,55 @@ def test_edits_are_made_saved_and_exported(model, edits, tmp_path, capsys, edito
     assert main(["export", *exported, *model, "--format", file_format, "--out", str(tmp_path / "export")]) == 0
     expected = "model.safetensors" if file_format == "merged" else "adapter_model.safetensors"
     assert (tmp_path / "export" / expected).is_file()
+
+
+def test_edits_are_printed_with_their_effect_and_the_commands_that_use_them(model, edits, tmp_path, capsys):
+    out = tmp_path / "edits"
+    settings = ["--editor-args", str(write_settings(tmp_path / "fast.yaml")), "--store", "off"]
+    assert main(["edit", *model, "--editor", "r_rome", *settings, "--edits", edits, "--out", str(out)]) == 0
+    printed = printed_lines(capsys)
+    header = next(number for number, line in enumerate(printed) if line.startswith("file "))
+    index = json.loads((out / "edits.json").read_text())["edits"]
+    rows = [line.split() for line in printed[header + 1 : header + 1 + len(index)]]
+    for row, entry in zip(rows, index, strict=True):
+        effect = [entry["diagnostics"][name] for name in ("target_nll_before", "target_nll_after", "first_token_kl")]
+        assert row[:4] == [entry["file"], *(f"{number:.3f}" for number in effect)]
+    assert printed[header + 1].endswith(f"-> {REQUESTS[0]['target_new']}")
+    evaluate, export = (line for line in printed if line.startswith(("evaluate: ", "export: ")))
+    assert f"pretrained={model[1]},load_edit={out / 'edit-0.safetensors'} " in evaluate
+    command = shlex.split(export.removeprefix("export: lm-edit ").replace("<folder>", str(tmp_path / "adapter")))
+    assert main([*command, "--device", "cpu"]) == 0 and (tmp_path / "adapter/adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("editor", "options", "evaluated", "exported"),
+    [
+        ("ft_m", ["--editor-args", "num_steps:1"], "edit-0.safetensors", "edit-0.safetensors"),
+        ("ft_m", ["--editor-args", "num_steps:1", "--sequential"], None, "*.safetensors"),
+        ("ice", ["--editor-args", "embedder:words"], "edit-0.safetensors", None),
+    ],
+)
+def test_only_commands_that_can_work_are_printed(model, edits, tmp_path, capsys, editor, options, evaluated, exported):
+    out = tmp_path / "edits"
+    command = ["edit", *model, "--editor", editor, *options, "--store", "off", "--edits", edits, "--out", str(out)]
+    assert main([*command, "--num-edits", "2"]) == 0
+    printed = {line.split(": ")[0]: line for line in printed_lines(capsys) if ": " in line}
+    assert ("evaluate" in printed) == (evaluated is not None) and ("export" in printed) == (exported is not None)
+    if evaluated is not None:
+        assert f"load_edit={out / evaluated} " in printed["evaluate"]
+    if exported is not None:
+        assert f"lm-edit export {out}/{exported} --pretrained {model[1]} --format merged" in printed["export"]
+
+
+def test_long_lists_of_edits_are_cut_in_the_table_and_warnings_are_counted(tmp_path, capsys):
+    request = EditRequest(**REQUESTS[0])
+    diagnostics = {"warnings": ["a likely problem"]}
+    edits = [SavedEdit(tmp_path / f"edit-{number}", (request,) * 2, diagnostics, ()) for number in range(25)]
+    print_effects(edits)
+    printed = printed_lines(capsys)
+    assert len(printed) == 1 + 20 + 1 + 1 and printed[1].split()[1:4] == ["-", "-", "-"]
+    assert printed[1].endswith("and 1 more") and printed[21] == f"... and 5 more in {tmp_path / 'edits.json'}"
+    assert printed[22].startswith("warning, a likely problem (25): edit-0; ")
 
 
 def test_half_a_surrogate_pair_in_a_case_id_is_saved(model, tmp_path):
