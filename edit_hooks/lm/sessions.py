@@ -30,7 +30,7 @@ from edit_hooks.decoding import AskedModel
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Item
-from edit_hooks.lm.edit_effects import EditEffects
+from edit_hooks.lm.edit_effects import EFFECTS, EditEffects
 from edit_hooks.lm.independent import FailedEdit, IndependentEdits, group_key
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
@@ -300,7 +300,9 @@ class StreamSession(Session):
     def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
         self.stream.make()
         for step in range(len(self.stream.deltas)):
-            yield self.stream.whole(step)
+            delta, record = self.stream.whole(step), self.stream.steps[step]
+            delta.diagnostics |= {name: record[name] for name in EFFECTS if name in record}
+            yield delta
 
     @contextlib.contextmanager
     def stock_task_scope(self) -> Iterator[Delta | None]:

@@ -62,9 +62,10 @@ def test_edits_are_made_saved_and_exported(model, edits, tmp_path, capsys, edito
     assert (tmp_path / "export" / expected).is_file()
 
 
-def test_edits_are_printed_with_their_effect_and_the_commands_that_use_them(model, edits, tmp_path, capsys):
+@pytest.mark.parametrize("grouping", [[], ["--sequential"]])
+def test_edits_are_printed_with_their_effect_and_the_commands_that_use_them(model, edits, tmp_path, capsys, grouping):
     out = tmp_path / "edits"
-    settings = ["--editor-args", str(write_settings(tmp_path / "fast.yaml")), "--store", "off"]
+    settings = ["--editor-args", str(write_settings(tmp_path / "fast.yaml")), "--store", "off", *grouping]
     assert main(["edit", *model, "--editor", "r_rome", *settings, "--edits", edits, "--out", str(out)]) == 0
     printed = printed_lines(capsys)
     header = next(number for number, line in enumerate(printed) if line.startswith("file "))
@@ -74,8 +75,14 @@ def test_edits_are_printed_with_their_effect_and_the_commands_that_use_them(mode
         effect = [entry["diagnostics"][name] for name in ("target_nll_before", "target_nll_after", "first_token_kl")]
         assert row[:4] == [entry["file"], *(f"{number:.3f}" for number in effect)]
     assert printed[header + 1].endswith(f"-> {REQUESTS[0]['target_new']}")
-    evaluate, export = (line for line in printed if line.startswith(("evaluate: ", "export: ")))
-    assert f"pretrained={model[1]},load_edit={out / 'edit-0.safetensors'} " in evaluate
+    *evaluate, export = (line for line in printed if line.startswith(("evaluate: ", "export: ")))
+    if grouping:
+        assert not evaluate  # a step alone is not the stream
+        files = export.split()[3]
+        export = export.replace(files, " ".join(map(str, sorted(out.glob("*.safetensors")))))
+        assert files == f"{out}/*.safetensors"
+    else:
+        assert f"pretrained={model[1]},load_edit={out / 'edit-0.safetensors'} " in evaluate[0]
     command = shlex.split(export.removeprefix("export: lm-edit ").replace("<folder>", str(tmp_path / "adapter")))
     assert main([*command, "--device", "cpu"]) == 0 and (tmp_path / "adapter/adapter_config.json").is_file()
 
