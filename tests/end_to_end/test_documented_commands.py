@@ -27,7 +27,7 @@ TRACKED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=T
 # The changelog also quotes what is gone. Without git (an unpacked archive) all files are read.
 FILES = [ROOT / name for name in TRACKED.split()] or sorted(ROOT.rglob("*.md"))
 FILES = [path for path in FILES if path.name != "CHANGELOG.md"]
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```", flags=re.DOTALL | re.MULTILINE)
 TASKS = {
     str(config[key])
     for path in (ROOT / "lm_eval_tasks").glob("*/*.yaml")
@@ -46,7 +46,7 @@ def commands(program: str) -> list[str]:
     for path in FILES:
         for language, block in FENCED.findall(path.read_text(encoding="utf-8")):
             lines = block.replace("\\\n", " ").splitlines() if language in ("", "bash") else []
-            found += [line.split(" #")[0].strip() for line in lines if line.startswith(f"{program} ")]
+            found += [line.split(" #")[0].strip() for line in lines if line.strip().startswith(f"{program} ")]
     return sorted(set(found))
 
 
