@@ -11,7 +11,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lm_edit.leaderboard.significance import Comparison, Interval, Values, bootstrap_interval, compare_pairs
+from lm_edit.leaderboard.significance import (
+    Comparison,
+    Interval,
+    Values,
+    bootstrap_interval,
+    compare_pairs,
+    wilson_interval,
+)
 
 # A mean over cases may be summed in another order than the score.
 TOLERANCE = 1e-6
@@ -74,6 +81,25 @@ class CaseScores(NamedTuple):
         if self.is_pooled or first.shape[1] > 1:
             return bootstrap_interval(scored, resamples=resamples, score=self.score)
         return bootstrap_interval(first[:, 0], resamples=resamples)
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the score is a mean over cases that each succeed (1) or fail (0)."""
+        scored = self.values[np.isfinite(self.values)]
+        return self.factors is None and not self.is_pooled and bool(np.isin(scored, (0, 1)).all())
+
+    def interval_of_equal(self) -> Interval | None:
+        """Interval of a share whose cases all succeed or all fail; cases under one edit count once.
+
+        ``None`` if they differ, or there are none.
+        """
+        scored = np.isfinite(self.values).any(axis=(1, 2))
+        found = np.unique(self.values[np.isfinite(self.values)])
+        if not self.is_share or len(found) != 1:
+            return None
+        groups = self._groups(self.edits)
+        number = int(scored.sum()) if groups is None else len(np.unique(groups[scored]))
+        return wilson_interval(int(found[0]) * number, number)
 
     def compared(self, other: CaseScores, resamples: int) -> Comparison | None:
         """Paired test on the cases of both runs; ``None`` if there is no such case."""

@@ -207,7 +207,7 @@ def _spreadsheet(text: str) -> str:
 
 
 def render_latex(board: Board, columns: Sequence[Column], published: Sequence[PublishedRow]) -> str:
-    """A ``booktabs`` table per section, with the marks of the tests; half the interval after a plus-minus sign."""
+    """A ``booktabs`` table per section, with the marks of the tests and the interval in small print."""
     parts = [r"% Needs \usepackage{booktabs}."]
     for section in board.sections:
         evaluated = section.evaluated(columns)
@@ -236,9 +236,12 @@ def _latex_table(caption: str, header: Sequence[str], rows: Sequence[Sequence[st
 def _latex_cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
-    half = f" ± {format_value((cell.interval.high - cell.interval.low) / 2)}" if cell.interval else ""
     value = rf"\textbf{{{format_value(cell.value)}}}" if cell.is_best else _latex(format_value(cell.value))
-    return value + _latex(f"{cell.marks}{half}")
+    interval = ""
+    if cell.interval:
+        low, high = map(_latex, map(format_value, cell.interval))
+        interval = rf" {{\scriptsize [{low}, {high}]}}"
+    return value + _latex(cell.marks) + interval
 
 
 def _latex(text: str) -> str:

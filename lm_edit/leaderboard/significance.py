@@ -1,6 +1,7 @@
 """Intervals over cases, paired tests between editors, and mean ranks over columns.
 
-Intervals: bias-corrected and accelerated (BCa) bootstrap over cases, by ``scipy.stats.bootstrap``.
+Intervals: bias-corrected and accelerated (BCa) bootstrap over cases, by ``scipy.stats.bootstrap``. Shares whose cases
+all score the same, which resampling cannot vary: Wilson's interval.
 Tests: exact McNemar for scores that are 0 or 1, otherwise a permutation test of the difference, in which the two runs
 swap their scores of a case (for means: the signs of differences flip).
 Correction: Holm. Ranks: Friedman's test with columns as blocks, then Nemenyi's post-hoc test (Demsar, JMLR 2006).
@@ -115,6 +116,14 @@ def bootstrap_interval(
         )
     low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
     return Interval(low, high) if np.isfinite([low, high]).all() else None
+
+
+def wilson_interval(successes: int, num_cases: int) -> Interval:
+    """Wilson's 95% interval of a share of successes among independent cases."""
+    from scipy.stats import binomtest
+
+    found = binomtest(successes, num_cases).proportion_ci(LEVEL, method="wilson")
+    return Interval(float(found.low), float(found.high))
 
 
 def compare_pairs(

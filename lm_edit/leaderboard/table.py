@@ -38,6 +38,7 @@ NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
 NOT_SCORED = "no case was scored"
 NOT_FROM_CASES = "no interval and no test: the score does not follow from single cases"
 ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
+SHARE_OF_EQUAL = "all cases score the same: Wilson's interval"
 
 
 class RowKey(NamedTuple):
@@ -194,7 +195,8 @@ class Board:
         return [
             f"Intervals: 95%, BCa bootstrap over cases ({self.resamples} resamples, fixed seed); given where a score "
             "follows from its cases: means, pooled means (over the chains or questions of all cases), and edit scores, "
-            "which are harmonic means of means.",
+            "which are harmonic means of means. Where all cases of a share score the same, as in 64 of 64: Wilson's "
+            "interval; elsewhere equal scores have none.",
             "n/N: cases with a score, of the cases asked; the reasons of the others are with each number, and the "
             "value if those without a usable answer count as 0, which ranks nothing.",
             "† differs from the unedited model, ‡ differs from the best editor of the section (bold; not where all "
@@ -231,9 +233,11 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     columns = find_columns(results, describe_case_sets(cases))
     _refuse_two_files(results)
     rows = _read_rows(results, _cases_by_column(cases))
+    shares = {key for row in rows for key, scores in row.scores.items() if scores.is_share}
+    shares -= {key for row in rows for key, scores in row.scores.items() if not scores.is_share}
     for row in rows:
         for key, cell in row.cells.items():
-            _add_interval(cell, row.scores.get(key), resamples)
+            _add_interval(cell, row.scores.get(key), resamples, key in shares)
     return Board(tuple(columns), tuple(_sections(rows, columns, resamples)), resamples)
 
 
@@ -326,7 +330,12 @@ def _count(value: object) -> int:
     return 0 if is_missing(value) else int(float(str(value)))
 
 
-def _add_interval(cell: Cell, scores: CaseScores | None, resamples: int) -> None:
+def _add_interval(cell: Cell, scores: CaseScores | None, resamples: int, is_share: bool) -> None:
+    """Set the interval of a cell, or the reason why it has none.
+
+    Args:
+        is_share: every case of every row in the column scores 0 or 1.
+    """
     if math.isnan(cell.value):
         cell.note = NOT_SCORED
     elif scores is None:
@@ -335,7 +344,10 @@ def _add_interval(cell: Cell, scores: CaseScores | None, resamples: int) -> None
         cell.note = NOT_FROM_CASES
     else:
         cell.interval = scores.interval(resamples)
-        cell.note = "" if cell.interval else ALL_EQUAL
+        if cell.interval is None and is_share and (equal := scores.interval_of_equal()):
+            cell.interval, cell.note = equal, SHARE_OF_EQUAL
+        elif cell.interval is None:
+            cell.note = ALL_EQUAL
 
 
 def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) -> Iterable[Section]:

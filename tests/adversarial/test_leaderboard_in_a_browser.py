@@ -25,7 +25,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 HOSTILE = '<img src=x onerror="window.broken=1"></script><script>window.broken=1</script>'
-TASKS = ("bake_es/es_prob", "bake_gs/gs_prob", "bake_ls/ls_prob", "bake_rq/rqs_prob")
+TASKS = ("bake_es/es_prob", "bake_es/es_match", "bake_es/es_argmax", "bake_rq/rqs_prob")
 EDITORS = {"unedited": 1, "rome": 7, "memit": 5, HOSTILE: 3}
 
 
@@ -116,11 +116,11 @@ def test_tables_sort_filter_and_show_columns(visit):
     page.select_option("#section", "")
 
     assert "rqs_prob" in page.locator("#tables thead").first.inner_text()
-    assert "gs_prob" not in page.locator("#tables thead").first.inner_text()
+    assert "es_match" not in page.locator("#tables thead").first.inner_text()
     page.click("#chooser summary")
-    page.fill("#findcolumn", "gs_prob")
-    page.check('input[data-column="bake_gs gs_prob"]')
-    assert "gs_prob" in page.locator("#tables thead").first.inner_text().replace("\n", "")
+    page.fill("#findcolumn", "es_match")
+    page.check('input[data-column="bake_es es_match"]')
+    assert "es_match" in page.locator("#tables thead").first.inner_text().replace("\n", "")
     page.keyboard.press("Escape")
     assert not page.locator("#chooser .panel").is_visible()
 

@@ -38,7 +38,7 @@ def test_files_of_two_editors(runs, tmp_path, capsys):
     # The invented records have four cases, and the scripted model answers alike under both editors: a tie.
     assert re.search(r"\| memit \| 0\.\d+ .*\(4/4\) \|", text) and "**" not in text
     assert re.search(r"\| r_rome \| 0\.\d+ .*\(4/4\) \|", text) and "**" not in text
-    assert "Where" not in text and "edit" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "Coverage differs" not in text and "edit" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
 
 
 def test_equal_inputs_give_equal_bytes_in_any_order(runs, tmp_path):

@@ -35,8 +35,8 @@ def line(text: str, start: str) -> str:
 def test_markdown(board):
     """rome: 7 of 7 against 0: p = 2 / 2^7 times 2 = 0.03; the other editor: 4 of 8: p = 2 / 2^4."""
     text = render_markdown(board, board.default_columns, [])
-    assert line(text, "| unedited") == "| unedited | 0.000 (8/8) |"
-    assert line(text, "| rome") == "| rome | **1.000**† (7/8) |"
+    assert line(text, "| unedited") == "| unedited | 0.000 [0.000, 0.324] (8/8) |"
+    assert line(text, "| rome") == "| rome | **1.000**† [0.646, 1.000] (7/8) |"
     (other,) = [row for row in board.sections[0].rows if row.label.startswith("=")]
     low, high = other.cells[board.columns[0].key].interval
     assert line(text, "| =cmd") == rf"| =cmd\|x_\<b\> | 0.500 [{low:.3f}, {high:.3f}] (8/8) |"
@@ -60,7 +60,7 @@ def test_csv_has_every_number_and_no_formula(board):
 
 def test_latex_escapes_and_marks(board):
     text = render_latex(board, board.default_columns, [])
-    assert r"rome & \textbf{1.000}$^{\dagger}$ \\" in text
+    assert r"rome & \textbf{1.000}$^{\dagger}$ {\scriptsize [0.646, 1.000]} \\" in text
     assert r"=cmd|x\_<b> & 0.500" in text and r"bake\_es es\_prob" in text
 
 

@@ -19,7 +19,7 @@ from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds
 from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey
 from lm_edit.leaderboard.significance import bootstrap_interval
-from lm_edit.leaderboard.table import ALL_EQUAL, NO_SAMPLES, NOT_FROM_CASES, Board, Row, build_board
+from lm_edit.leaderboard.table import ALL_EQUAL, NO_SAMPLES, NOT_FROM_CASES, SHARE_OF_EQUAL, Board, Row, build_board
 from lm_eval_tasks.common.catalog import FOLDER
 
 ES = ColumnKey("bake_es", "es_prob", "", "none")
@@ -99,6 +99,24 @@ def test_scores_that_do_not_follow_from_cases_have_no_interval_and_no_test():
     assert (cell.interval, cell.note, cell.versus_unedited) == (None, NOT_FROM_CASES, None)
 
 
+Z2 = 1.959963984540054**2  # Wilson's interval of n successes in n cases is n / (n + Z2) to 1
+
+
+def test_shares_without_spread_have_wilsons_interval():
+    rows = rows_of(board(frames(es(unedited=[0] * 8, rome=[1] * 7 + [None], ft=[1, 0] * 4))))
+    cell = rows["rome"].cells[ES]
+    assert cell.interval == pytest.approx((7 / (7 + Z2), 1.0)) and cell.note == SHARE_OF_EQUAL
+    assert rows["unedited"].cells[ES].interval == pytest.approx((0.0, Z2 / (8 + Z2)))
+    assert rows["ft"].cells[ES].interval == bootstrap_interval(np.array([1.0, 0] * 4), resamples=199)
+    assert rows["ft"].cells[ES].note == ""
+
+
+def test_equal_scores_that_are_no_shares_have_no_interval():
+    """One row of the column with a half shows that its cases are not successes and failures."""
+    rows = rows_of(board(frames(es(unedited=[0] * 4, rome=[1] * 4, ft=[1, 0.5, 0, 0]))))
+    assert (rows["rome"].cells[ES].interval, rows["rome"].cells[ES].note) == (None, ALL_EQUAL)
+
+
 def test_edit_scores_have_intervals_and_tests_of_their_own():
     """ES = 1, LS = 0.5: S = 2 / (1 / 1 + 1 / 0.5) = 2/3; the unedited model has LS = 1 and ES = 0.25: S = 0.4.
 
@@ -171,6 +189,8 @@ def test_cases_under_one_edit_are_swapped_and_drawn_together():
     by_group = grouped({"rome": values}, edits)["rome"].cells[ES]
     assert by_group.value == 5 / 8
     assert by_group.interval == pytest.approx(bootstrap_interval(np.array([1, 0, 0.5, 1.0]), resamples=199))
+    certain = grouped({"rome": [1.0] * 8}, ["a", "a", "b", "b", "c", "c", "d", "d"])["rome"].cells[ES]
+    assert certain.interval == pytest.approx((4 / (4 + Z2), 1.0))  # four edits, not eight cases
     assert by_group.interval != grouped({"rome": values}, [str(n) for n in range(8)])["rome"].cells[ES].interval
 
 
@@ -201,10 +221,11 @@ def test_pooled_means_and_edit_scores_of_groups_are_those_of_their_cases():
     assert compared is not None and compared.difference == pytest.approx(3 / 4)
 
 
-def test_one_case_has_a_number_without_interval_and_mark():
+def test_one_case_has_a_wide_interval_and_no_mark():
     rows = rows_of(board(frames(es(unedited=[0], rome=[1], ft=[0]))))
     cell = rows["rome"].cells[ES]
-    assert (cell.value, cell.interval, cell.note, cell.marks) == (1.0, None, ALL_EQUAL, "")
+    assert (cell.value, cell.note, cell.marks) == (1.0, SHARE_OF_EQUAL, "")
+    assert cell.interval == pytest.approx((1 / (1 + Z2), 1.0))
     assert cell.versus_unedited is not None and cell.versus_unedited.p == 1.0
 
 
