@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 
 from edit_hooks.locate.solve import SecondMoment
+from edit_hooks.modeling.memory import free_cuda_bytes
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import write_tensors
 from edit_hooks.utils.errors import EditingError
@@ -224,7 +225,7 @@ def _eigh(matrix_FF: torch.Tensor, device: torch.device | None) -> tuple[torch.T
     compute_device = torch.device("cpu")
     if device is not None and device.type == "cuda":
         num_bytes = 5 * 8 * matrix_FF.numel()  # matrix, eigenvectors, and workspace
-        compute_device = device if torch.cuda.mem_get_info(device)[0] > num_bytes else compute_device
+        compute_device = device if free_cuda_bytes(device) > num_bytes else compute_device
     values_F, vectors_FF = torch.linalg.eigh(matrix_FF.to(compute_device).double())
     return values_F.cpu(), vectors_FF.cpu()
 

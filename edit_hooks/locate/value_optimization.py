@@ -35,7 +35,7 @@ from edit_hooks.locate.value_batch import Batch, Site, SiteActivations, ValueFor
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.lm_head import default_max_logits
-from edit_hooks.modeling.memory import bytes_per_token, cache_bytes_per_token
+from edit_hooks.modeling.memory import bytes_per_token, cache_bytes_per_token, free_cuda_bytes
 from edit_hooks.modeling.vocab_loss import OriginalLogits, vocab_losses
 
 MakeEngine = Callable[[nn.Module, Batch, int, Site], ValueForward]
@@ -131,7 +131,7 @@ class ValueLimits:
         if weight.device.type != "cuda":
             return cls()
         bytes_per_logit = 4 * 4  # the logit, its exponential and their gradients, in float32
-        budget = torch.cuda.mem_get_info(weight.device)[0] // 2
+        budget = free_cuda_bytes(weight.device) // 2
         token_bytes = bytes_per_token(model)
         return cls(
             max_tokens=max(512, budget // 2 // token_bytes),

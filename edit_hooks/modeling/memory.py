@@ -37,6 +37,12 @@ def cache_bytes_per_token(model: Any) -> int:
 def free_bytes(device: torch.device) -> int | None:
     """Free memory of a GPU, or memory available to new processes; ``None`` where the system does not report it."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return free_cuda_bytes(device)
     available = re.search(r"MemAvailable:\s*(\d+) kB", MEMINFO.read_text()) if MEMINFO.is_file() else None
     return int(available[1]) * 1024 if available else None
+
+
+def free_cuda_bytes(device: torch.device) -> int:
+    """Free memory of a GPU, with what PyTorch's allocator holds of it and does not use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused

@@ -47,7 +47,7 @@ from edit_hooks.locate.value_optimization import (
 )
 from edit_hooks.modeling import lm_head
 from edit_hooks.modeling.architectures import ARCHITECTURES
-from edit_hooks.modeling.memory import cache_bytes_per_token
+from edit_hooks.modeling.memory import cache_bytes_per_token, free_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -357,6 +357,14 @@ def test_long_contexts_are_solved_in_smaller_batches_on_a_gpu(monkeypatch):
         (chunk, *_) = split_problems([edit] * 64, limits)
         assert len(chunk) * 21 * length * 3 * 131072 <= free // 4
         assert len(chunk) == (1 if length == 1000 else 20)
+
+
+def test_memory_that_pytorch_holds_unused_is_free(monkeypatch):
+    """After one long batch the allocator keeps its blocks; the next batch must not be small because of them."""
+    held = {"mem_get_info": (10, 100), "memory_reserved": 60, "memory_allocated": 25}
+    for name, value in held.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _device, value=value: value)
+    assert free_bytes(torch.device("cuda")) == 45
 
 
 def test_prefixes_do_not_bound_batches_on_a_cpu():
