@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, first_line
 from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Reply, Role
 from judges.backends.dispatcher import DispatchPolicy, RequestDispatcher
 from judges.prompt import Chat
@@ -95,12 +95,19 @@ class OpenAIBackend:
                 f"{self.role.name} {self.settings.model}: put the API key into the environment variable "
                 f"{self.settings.key_variable} (keys are read from there only), or give another server as base_url."
             )
-        return openai.OpenAI(
-            api_key=self._key or PLACEHOLDER_KEY,
-            base_url=self.settings.url,
-            timeout=self.settings.timeout,
-            max_retries=0,
-        )
+        try:
+            return openai.OpenAI(
+                api_key=self._key or PLACEHOLDER_KEY,
+                base_url=self.settings.url,
+                timeout=self.settings.timeout,
+                max_retries=0,
+            )
+        except (ImportError, ValueError) as error:  # of the HTTP library, about a proxy that the environment names
+            raise EditingError(
+                f"{self.role.name} {self.settings.model}: no connection can be set up: {first_line(error)} The proxy "
+                "is that of ALL_PROXY, HTTPS_PROXY or HTTP_PROXY. Accepted are http:// and https://, and socks5:// "
+                'with pip install "httpx[socks]"; NO_PROXY=localhost,127.0.0.1 excepts a server on this machine.'
+            ) from None
 
     @functools.cached_property
     def _key(self) -> str | None:

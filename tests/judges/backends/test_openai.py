@@ -48,6 +48,17 @@ def test_white_space_around_the_key_is_dropped(
         assert server.authorizations == {"Bearer local", "Bearer no-key"}
 
 
+@pytest.mark.parametrize("proxy", ["socks://user:secret@127.0.0.1:9", "socks4://127.0.0.1:9"])
+def test_a_proxy_that_cannot_be_used_is_one_error(proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, proxy)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serve() as server, pytest.raises(EditingError, match=r"no connection can be set up.*ALL_PROXY") as caught:
+        judge_at(server, tmp_path).backend.check()
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("key", ["sk-se\ncret", "\u201csk-secret\u201d", "sk secret", "sk-s\u00e9cret"])
 def test_a_key_that_no_header_carries_is_one_error(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LM_EDIT_JUDGE_API_KEY", key)
