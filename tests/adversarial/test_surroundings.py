@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _pyio
+import errno
 import io
 import os
 import sys
@@ -16,11 +17,14 @@ from lm_eval.loggers import EvaluationTracker
 
 import lm_eval_editing_autoload
 from edit_hooks.store.layout import is_marked, mark
+from edit_hooks.store.store import Store
+from edit_hooks.utils import files
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, write_atomically
 from edit_hooks.utils.pinned_file import UrlFile
 from lm_edit.cli.command import say
 from lm_edit.cli.main import VERBS, main
+from lm_edit.sweeps.runs import execute
 
 pwd = pytest.importorskip("pwd")  # POSIX only
 
@@ -92,6 +96,22 @@ def test_an_output_path_that_can_be_written(place: str, tmp_path: Path, monkeypa
     for path in (place, "results.json", str(tmp_path / place)):
         lm_eval_editing_autoload._check_output(SimpleNamespace(output_path=path))
     assert not any(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As network file systems whose server has no lock service: no wait without end, and no traceback."""
+
+    def no_lock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_lock)
+    files._warn_unwritable.cache_clear()
+    with Store(tmp_path).lock("stream"):
+        assert "No locks available" in caplog.text  # the processes of a run then make the same edits, each for itself
+    with pytest.raises(EditingError, match=r"no locks that work \(No locks available\).*another --out"):
+        execute(str(tmp_path), {})
 
 
 def test_a_cache_that_cannot_be_written_keeps_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
