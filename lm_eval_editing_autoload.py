@@ -9,9 +9,9 @@ one finder to ``sys.meta_path``, and nothing else happens until ``lm_eval`` itse
 - after ``lm_eval.tasks.manager`` has run, every ``TaskManager`` that includes the default tasks also scans the folder
   ``lm_eval_tasks`` and the folders of the benchmarks that other packages register (:data:`BENCHMARKS`): after the
   built-in tasks and before the user's ``include_path``, which therefore overrides ours;
-- after ``lm_eval.evaluator`` has run, ``simple_evaluate`` adds the anomalies of a run of ``edited_hf`` to its results
-  and names the folder of the run, and ``evaluate`` adds the columns of the unedited model to lm-eval's own tasks
-  (``compare_unedited=true``);
+- after ``lm_eval.evaluator`` has run, ``simple_evaluate`` checks the output path of a run of ``edited_hf``, adds the
+  anomalies to its results and names the folder of the run, and ``evaluate`` adds the columns of the unedited model to
+  lm-eval's own tasks (``compare_unedited=true``);
 - after ``lm_eval.utils`` has run, ``make_table`` prints the scores of editing tasks without their counts and summaries,
   and below the last table what was left out, and anomalies;
 - after ``lm_eval._cli.harness`` has run, which only the command ``lm_eval`` imports, that command prints our user
@@ -96,16 +96,33 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
 
     @functools.wraps(original)
     def simple_evaluate(*args: "Any", **kwargs: "Any") -> "Any":
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        tracker = given.get("evaluation_tracker")
+        if given.get("model") == MODEL_NAME:
+            _check_output(tracker)
         results = original(*args, **kwargs)
         if results and "edited_hf" in results.get("config", {}):
             from lm_eval_tasks.common.anomalies import add_anomalies
 
             add_anomalies(results)
-            _name_run(inspect.signature(original).bind(*args, **kwargs).arguments.get("evaluation_tracker"), results)
+            _name_run(tracker, results)
         return results
 
     vars(simple_evaluate)["_lm_eval_editing"] = True
     vars(evaluator)["simple_evaluate"] = simple_evaluate
+
+
+def _check_output(tracker: "Any") -> None:
+    """Refuse an ``--output_path`` that cannot be written, before the run.
+
+    lm-eval logs a warning after it, and ends with exit code 0. The first of several processes saves.
+    """
+    place = getattr(tracker, "output_path", None)
+    if place and os.environ.get("RANK", "0") == "0":
+        from edit_hooks.utils.outputs import check_writable_folder
+
+        is_file = os.path.splitext(place)[1] == ".json"  # lm-eval adds the date to its name
+        check_writable_folder(os.path.dirname(place) or "." if is_file else place)
 
 
 def _name_run(tracker: "Any", results: "Any") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +25,13 @@ from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path, write_atomically
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_output_folder
 
+log = get_logger("lm_eval.edited_hf")
+
 INDEX_NAME = "edits.json"
+_SAVED = re.compile(r"edit-\d+\.safetensors")  # the files beside it
 
 
 class LoadedEdit(NamedTuple):
@@ -57,6 +62,8 @@ def read_edit(path: str | Path, outline: nn.Module) -> Delta:
     """As :func:`load_edit`, for a model without weights: only names and shapes are checked."""
     path = user_path(path, "saved edit")
     is_adapter = (path / CONFIG_NAME).is_file()
+    if not is_adapter and path.is_dir() and any(_SAVED.fullmatch(file.name) for file in path.iterdir()):
+        _warn_of_incomplete([path])
     delta = read_peft(path, outline) if is_adapter else Delta.load(_delta_file(path))
     AppliedDeltas(outline).check(delta)
     return delta
@@ -69,6 +76,7 @@ def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelId
         EditingError: for files that are not saved edits, edits of other weights, and steps of a stream out of order.
     """
     deltas = []
+    _warn_of_incomplete({Path(path).expanduser().parent for path in paths if _SAVED.fullmatch(Path(path).name)})
     for path in paths:
         delta = Delta.load(_delta_file(Path(path).expanduser()))
         _compare_models(delta, model, identity, str(path))
@@ -124,7 +132,7 @@ def editor_of(delta: Delta) -> str | None:
 def save_edits(
     folder: str | Path, edits: Iterable[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any], most: int
 ) -> list[Path]:
-    """Write one delta file per group of requests, and an index, which comes last: all files are there, or none.
+    """Write one delta file per group of requests, and an index, which comes last: without it, files may be missing.
 
     Args:
         folder: a new or empty folder.
@@ -170,6 +178,18 @@ def _write_edits(
     # Half surrogate pairs have no UTF-8. Python's escape of one is that of JSON, and strings are its only place.
     write_atomically(folder / INDEX_NAME, text.encode(errors="backslashreplace").decode() + "\n")
     return paths
+
+
+def _warn_of_incomplete(folders: Iterable[Path]) -> None:
+    """Log the folders of :func:`save_edits` that lack the index, which it writes last."""
+    for folder in sorted(folders):
+        if not (folder / INDEX_NAME).is_file():
+            log.warning(
+                "%s has no %s, which is written after the last edit: its edits may be the first of several, as after a "
+                "kill. Make them again in a new folder (finished ones come from the store).",
+                folder,
+                INDEX_NAME,
+            )
 
 
 def _delta_file(path: Path) -> Path:

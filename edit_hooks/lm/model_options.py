@@ -75,7 +75,12 @@ def _check_device(device: Any) -> None:
     try:
         parsed = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
-        raise EditingError(f"device={device!r} is no device. Accepted: cpu, cuda, cuda:0, mps, ...") from None
+        raise EditingError(f"device={device!r} is no device. Accepted: cpu, cuda, cuda:0, ...") from None
+    if parsed.type == "mps":
+        raise EditingError(
+            f"device={device} cannot be used: edits and their effects are computed in float64, which Metal does not "
+            "have. Use device=cpu, or for the unedited model on lm-eval's own tasks --model hf."
+        )
     # lm_eval passes cuda:0 by default, and its class uses the CPU where there is no GPU.
     if parsed.type == "cuda" and max(count := torch.cuda.device_count(), 1) <= (parsed.index or 0):
         raise EditingError(f"device={device} does not exist; torch sees {count} GPUs here. Use device=cpu or drop it.")

@@ -11,6 +11,7 @@ MQuAKE do. An edit that several cases share is made once: in a stream at its fir
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -58,7 +59,7 @@ class EditPlan:
             distinct = {request.key: request for request in _requests(cases) if request.key not in made}
             groups.append(tuple(distinct.values()))
             if self.cumulative:
-                made |= distinct.keys()
+                made.update(distinct)  # not |= of a view, which copies the set at every step
         return tuple(groups)
 
     @property
@@ -66,12 +67,14 @@ class EditPlan:
         """Largest number of cases of a group that need an edit that no case before it makes."""
         most, made = 0, set[str]()
         for cases in self.cases:
-            num_cases, in_group = 0, set(made if self.cumulative else ())
+            num_cases = 0
+            if not self.cumulative:
+                made.clear()
             for case in cases:
                 keys = {request.key for request in case}
-                num_cases += not keys <= in_group
-                in_group |= keys
-            most, made = max(most, num_cases), in_group
+                num_cases += not keys <= made
+                made |= keys
+            most = max(most, num_cases)
         return most
 
     @functools.cached_property
@@ -138,21 +141,19 @@ class EditPlan:
 
         return dataclasses.replace(self, cases=tuple(tuple(map(case_in_context, cases)) for cases in self.cases))
 
-    def edits_after(self, step: int) -> int:
-        """Number of edits in the groups up to and including ``step``, without unusable ones."""
-        return sum(len(self.usable(group)) for group in self.groups[: step + 1])
-
     def cases_before(self, step: int) -> int:
         """Number of cases in the groups before ``step``."""
-        return sum(map(len, self.cases[:step]))
+        return self._cases_so_far[step]
+
+    @functools.cached_property
+    def _cases_so_far(self) -> tuple[int, ...]:
+        """Number of cases in the first 0, 1, ... groups."""
+        return tuple(itertools.accumulate(map(len, self.cases), initial=0))
 
     def checkpoint_steps(self) -> dict[int, int]:
         """Checkpoint (number of planned cases) -> the first step that reaches it."""
-        planned = list(itertools.accumulate(map(len, self.cases)))
-        return {
-            checkpoint: next(step for step, number in enumerate(planned) if number >= checkpoint)
-            for checkpoint in self.checkpoints
-        }
+        planned = self._cases_so_far[1:]
+        return {checkpoint: bisect.bisect_left(planned, checkpoint) for checkpoint in self.checkpoints}
 
 
 def chunked(cases: Sequence[RequestGroup], size: int, *, cumulative: bool) -> tuple[Cases, ...]:

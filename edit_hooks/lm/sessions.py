@@ -281,10 +281,15 @@ class StreamSession(Session):
         checkpoint_steps = set(checkpoints.values())
         answers: dict[int, Answers] = {}
 
+        own: dict[int | None, list[tuple[Question, int | None]]] = {}  # by the step of their edits
+        for question, edit_step in zip(questions, steps, strict=True):
+            own.setdefault(edit_step, []).append((question, edit_step))
+
         def visitor(step: int, runtime_part: Delta | None) -> None:
+            asks_all = self.retention or step in checkpoint_steps or step == self.stream.num_steps - 1
             items = [
                 q.item
-                for q, edit_step in zip(questions, steps, strict=True)
+                for q, edit_step in (zip(questions, steps, strict=True) if asks_all else own.get(step, ()))
                 if q.ask_edited and self._is_due(q, step, edit_step, checkpoint_steps)
             ]
             answers[step] = answer_distinct(
@@ -292,8 +297,9 @@ class StreamSession(Session):
             )
 
         self.stream.visit(visitor)
+        unusable = self.stream.unusable
         return [
-            self._assemble(question, edit_step, answers, unedited, checkpoints)
+            self._assemble(question, edit_step, answers, unedited, checkpoints, unusable)
             for question, edit_step in zip(questions, steps, strict=True)
         ]
 
@@ -351,11 +357,12 @@ class StreamSession(Session):
         answers: Mapping[int, Answers],
         unedited: Answers,
         checkpoints: Mapping[int, int],
+        unusable: Mapping[str, str],
     ) -> EditedAnswer:
         last = self.stream.num_steps - 1
         item = question.item
-        unusable = [reason for request in question.requests if (reason := self.stream.unusable.get(request.key))]
-        edited = not question.requests or (edit_step is not None and edit_step <= last and not unusable)
+        reasons = [reason for request in question.requests if (reason := unusable.get(request.key))]
+        edited = not question.requests or (edit_step is not None and edit_step <= last and not reasons)
         position = StreamPosition(
             edited=edited,
             step=edit_step,
@@ -363,7 +370,7 @@ class StreamSession(Session):
             cases_before=0 if edit_step is None else self.plan.cases_before(edit_step),
         )
         if edit_step is not None and not edited:
-            reason = next(iter(unusable), self.stream.stopped or "the stream ended before this edit")
+            reason = next(iter(reasons), self.stream.stopped or "the stream ended before this edit")
             report = EditReport(editor=self.editor_name, error=reason)
             return EditedAnswer(final=_edit_failed(reason, question, unedited), edit=report, position=position)
         final = _with_unedited(answers[last][item] if question.ask_edited else unedited[item], question, unedited)

@@ -130,14 +130,9 @@ class EditStream:
             reasons |= delta.meta.get("unusable", {})
         return reasons
 
-    def edits_after(self, step: int, delta: Delta | None = None) -> int:
-        """Number of edits in the weights after a completed step.
-
-        Args:
-            delta: that step's, if it is not yet among :attr:`deltas`.
-        """
-        deltas = [*self.deltas[: step + 1], *([delta] if delta is not None else [])]
-        return self.plan.edits_after(step) - sum(len(delta.meta.get("unusable", {})) for delta in deltas)
+    def edits_after(self, step: int) -> int:
+        """Number of edits in the weights after a completed step; 0 for the step before the first."""
+        return int(self.steps[step]["num_edits"]) if step >= 0 else 0
 
     @property
     def final_state(self) -> str | None:
@@ -180,6 +175,7 @@ class EditStream:
             applied.add(self.whole(step))
             self._verify(step, applied.state(), self.steps[step]["state_after"])
             return self.deltas[step]
+        del self.steps[step:]  # the record of a step that was interrupted after it was watched
         before = self._effects.target_nlls(group, applied.runtime_part)[0] if self._effects else {}
         with self._one_at_a_time():
             delta = self._load_or_make(step, group, applied, history)
@@ -273,7 +269,7 @@ class EditStream:
             loss, finite = self._probe()
         record = {
             "step": step,
-            "num_edits": self.edits_after(step, delta),
+            "num_edits": self.edits_after(step - 1) + len(written),
             "norm_ratio": applied.norm_ratio(),
             "probe_loss": loss,
             "finite": finite,

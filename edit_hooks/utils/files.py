@@ -179,10 +179,21 @@ def cache_root() -> Path:
     """Folder of all caches.
 
     It is ``$LM_EDIT_CACHE`` (``~`` is expanded), else ``lm-eval-editing`` in the user's cache folder.
+
+    Raises:
+        EditingError: where it would be in a home folder that there is none of, as in containers with any user id.
     """
-    if chosen := os.environ.get("LM_EDIT_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lm-eval-editing"
+    chosen = os.environ.get("LM_EDIT_CACHE")
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lm-eval-editing"
+    except RuntimeError:
+        owner = f"the user of LM_EDIT_CACHE={chosen}" if chosen else "this user, and HOME is not set"
+        raise EditingError(
+            f"the folder of the caches is unknown: the system has no home folder of {owner}. Set LM_EDIT_CACHE to a "
+            "folder that can be written."
+        ) from None
 
 
 def parse_size(text: str) -> int:
@@ -199,9 +210,9 @@ def parse_size(text: str) -> int:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it."""
+    """Write a text file under a temporary name and rename it; its bytes are the same on all systems."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\xfd": "zstd"}

@@ -147,23 +147,31 @@ def _fetch(url: str, path: Path, sha256: str | None, mismatch: str) -> Path:
     remedy = f"Download it on another machine and put it at {path}."
     if os.environ.get(OFFLINE_VARIABLE, "").lower() in ("1", "true", "yes", "on"):
         raise EditingError(f"{url} is not in the cache, and {OFFLINE_VARIABLE} forbids a download. {remedy}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    from filelock import FileLock  # slow to import and rarely needed
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        from filelock import FileLock  # slow to import and rarely needed
 
-    with FileLock(path.with_name(f".{path.name}.lock")):
-        if path.is_file() and (sha256 is None or sha256_of(path) == sha256):
-            return path  # another process was faster
-        try:
-            _download_checked(url, partial, sha256, mismatch)
-        except (OSError, http.client.HTTPException) as error:
-            size = partial.stat().st_size if partial.exists() else 0
-            kept = f" {size:,} bytes are kept, and the next try resumes there." if size else ""
-            raise EditingError(
-                f"{url} cannot be downloaded: {type(error).__name__}: {error}.{kept} {remedy}"
-            ) from error
-        os.replace(partial, path)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            if not (path.is_file() and (sha256 is None or sha256_of(path) == sha256)):  # another process was faster
+                partial = path.with_name(f".{path.name}.part")
+                _download_and_keep(url, partial, sha256, mismatch, remedy)
+                os.replace(partial, path)
+    except OSError as error:
+        raise EditingError(
+            f"{url} cannot be kept in {path.parent}: {error.strerror or error}. Free some space there, or name another "
+            "folder in the environment variable LM_EDIT_CACHE."
+        ) from error
     return path
+
+
+def _download_and_keep(url: str, partial: Path, sha256: str | None, mismatch: str, remedy: str) -> None:
+    """Complete a partial file; say what is left of it if that fails."""
+    try:
+        _download_checked(url, partial, sha256, mismatch)
+    except (OSError, http.client.HTTPException) as error:
+        size = partial.stat().st_size if partial.exists() else 0
+        kept = f" {size:,} bytes are kept, and the next try resumes there." if size else ""
+        raise EditingError(f"{url} cannot be downloaded: {type(error).__name__}: {error}.{kept} {remedy}") from error
 
 
 def _download_checked(url: str, partial: Path, sha256: str | None, mismatch: str) -> None:

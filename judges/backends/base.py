@@ -58,11 +58,22 @@ class Fault(Exception):
         retryable: whether another attempt may succeed.
         fatal: whether every further request will fail as well (wrong key, unknown model, no credit).
         wait: seconds that the server requests to wait.
+        is_of_model: whether the cause is the model or its settings, so that another attempt fails as well and other
+            requests probably do.
     """
 
-    def __init__(self, reason: str, *, retryable: bool = False, fatal: bool = False, wait: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        retryable: bool = False,
+        fatal: bool = False,
+        wait: float | None = None,
+        is_of_model: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.reason, self.retryable, self.fatal, self.wait = reason, retryable, fatal, wait
+        self.is_of_model = is_of_model
 
 
 Outcome: TypeAlias = Reply | Fault

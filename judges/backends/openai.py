@@ -10,7 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, first_line
+from edit_hooks.utils.logs import get_logger
 from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Reply, Role
 from judges.backends.dispatcher import DispatchPolicy, RequestDispatcher
 from judges.prompt import Chat
@@ -18,6 +19,8 @@ from judges.settings import OPENAI_URL, JudgeSettings
 
 if TYPE_CHECKING:
     import openai
+
+log = get_logger("lm_eval.judges")
 
 PLACEHOLDER_KEY = "no-key"  # the client requires a key; servers without authentication ignore it
 CHECK_TIMEOUT_SECONDS = 10.0
@@ -95,12 +98,19 @@ class OpenAIBackend:
                 f"{self.role.name} {self.settings.model}: put the API key into the environment variable "
                 f"{self.settings.key_variable} (keys are read from there only), or give another server as base_url."
             )
-        return openai.OpenAI(
-            api_key=self._key or PLACEHOLDER_KEY,
-            base_url=self.settings.url,
-            timeout=self.settings.timeout,
-            max_retries=0,
-        )
+        try:
+            return openai.OpenAI(
+                api_key=self._key or PLACEHOLDER_KEY,
+                base_url=self.settings.url,
+                timeout=self.settings.timeout,
+                max_retries=0,
+            )
+        except (ImportError, ValueError) as error:  # of the HTTP library, about a proxy that the environment names
+            raise EditingError(
+                f"{self.role.name} {self.settings.model}: no connection can be set up: {first_line(error)} The proxy "
+                "is that of ALL_PROXY, HTTPS_PROXY or HTTP_PROXY. Accepted are http:// and https://, and socks5:// "
+                'with pip install "httpx[socks]"; NO_PROXY=localhost,127.0.0.1 excepts a server on this machine.'
+            ) from None
 
     @functools.cached_property
     def _key(self) -> str | None:
@@ -146,12 +156,19 @@ class OpenAIBackend:
         choices = getattr(completion, "choices", None)
         if not isinstance(choices, list):
             raise Fault(f"the {self.role.name}'s server sent no JSON", retryable=True)
+        if isinstance(name := getattr(completion, "model", None), str) and not _is_same_model(
+            name, self.settings.model
+        ):
+            _warn_of_model(self.role.name, name, self.settings.model, self.settings.url)
         message = getattr(choices[0], "message", None) if choices else None
         text, refusal = getattr(message, "content", None), getattr(message, "refusal", None)
         finish = getattr(choices[0], "finish_reason", None) if choices else None
         if isinstance(refusal, str) and refusal:
             text, finish = refusal, "content_filter"
         if finish != "content_filter" and (not isinstance(text, str) or not text.strip()):
+            if finish == "length":  # all tokens went into a thought, which another attempt would pay for again
+                limit = f"max_reply_tokens={self.settings.max_reply_tokens}"
+                raise Fault(f"the {self.role.name}'s reply has no text within {limit}; raise it", is_of_model=True)
             raise Fault(f"the {self.role.name}'s reply is empty", retryable=True)
         usage = getattr(completion, "usage", None)
         counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
@@ -171,6 +188,25 @@ class OpenAIBackend:
     def _redact_key(self, text: str) -> str:
         """Remove the key from a reply, so that a server that echoes it does not bring it into the store."""
         return text.replace(self._key, "[API key]") if self._key else text
+
+
+def _is_same_model(answered: str, asked: str) -> bool:
+    """Whether a server's name of a model can be that of the one asked for: without an owner, or with a date or tag."""
+    first, second = (name.rpartition("/")[2].lower() for name in (answered, asked))
+    return first.startswith(second) or second.startswith(first)
+
+
+@functools.cache
+def _warn_of_model(role: str, answered: str, asked: str, url: str) -> None:
+    """Log once per process that a server answers with another model; local ones ignore the name in a request."""
+    log.warning(
+        "the %s's server %s replies as model %r, not as %r. Results and stored replies name the latter; name the model "
+        "that the server runs.",
+        role,
+        url,
+        answered,
+        asked,
+    )
 
 
 def requested_wait(headers: Mapping[str, str], now: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import signal
@@ -77,7 +78,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _accept_all_characters() -> None:
+    """Let characters that the encoding of the output lacks be escaped, as Python does for standard error.
+
+    Pipes on Windows, and terminals of other locales than UTF-8, have such encodings.
+    """
+    output = sys.stdout
+    if isinstance(output, io.TextIOWrapper) and output.errors in ("strict", "surrogateescape"):
+        output.reconfigure(errors="backslashreplace")
+
+
 def _run_verb(arguments: Sequence[str] | None) -> int:
+    _accept_all_characters()
     args = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:

@@ -185,6 +185,11 @@ def _locked(folder: Path) -> Iterator[int | None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield None
+        except OSError as error:
+            raise EditingError(
+                f"{folder}: the file system has no locks that work ({error.strerror}), and without them two sweeps "
+                "would execute one run; give another --out."
+            ) from None
         else:
             yield lock
     finally:

@@ -197,6 +197,7 @@ editor=rect,editor_args=base:rectt | Did you mean 'rect'
 editor=rect,editor_args=base:ike | an editor of weights is needed
 editor=rect,editor_args=layers:[99] | blocks 0 to 2
 device=gpu | device='gpu' is no device
+device=mps | device=mps cannot be used
 device=cuda:77 | device=cuda:77 does not exist
 dtype=float3 | no precision of weights
 dtype=int | no precision of weights

@@ -143,7 +143,7 @@ class JudgeServer:
         self.server.server_close()
 
 
-def completion_body(text: str | None) -> bytes:
+def completion_body(text: str | None, finish: str = "stop", model: str = "scripted") -> bytes:
     """The body of a chat completion."""
     message = {"role": "assistant", "content": text}
     return json.dumps(
@@ -151,8 +151,8 @@ def completion_body(text: str | None) -> bytes:
             "id": "scripted",
             "object": "chat.completion",
             "created": 0,
-            "model": "scripted",
-            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+            "model": model,
+            "choices": [{"index": 0, "finish_reason": finish, "message": message}],
             "usage": {"prompt_tokens": 100, "completion_tokens": 1, "total_tokens": 101},
         }
     ).encode()

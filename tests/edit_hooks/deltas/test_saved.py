@@ -49,6 +49,18 @@ def saved(tmp_path):
     return path, file, export_peft(delta, tmp_path / "adapter"), model, delta
 
 
+def test_a_folder_without_its_index_may_lack_edits(saved, caplog):
+    _, file, adapter, model, _ = saved
+    for source in (file, file.parent, adapter):
+        load_edit(source, model, identity_of(model))
+    assert "edits.json" not in caplog.text
+    (file.parent / "edits.json").unlink()
+    load_edit(file, model, identity_of(model))  # a single file may come from anywhere
+    assert "edits.json" not in caplog.text
+    load_edit(file.parent, model, identity_of(model))
+    assert "has no edits.json, which is written after the last edit" in caplog.text
+
+
 @pytest.mark.parametrize("form", ["file", "folder", "adapter"])
 def test_a_loaded_edit_acts_on_every_request(saved, form):
     path, file, adapter, model, delta = saved
@@ -107,7 +119,7 @@ def test_files_that_are_no_edits_are_refused(saved, tmp_path):
         load_edit(tmp_path / "bad.safetensors", model, identity_of(model))
 
 
-def test_steps_of_a_stream_belong_together(saved, tmp_path):
+def test_steps_of_a_stream_belong_together(saved, tmp_path, caplog):
     """All steps from the first one, in order, add up to the stream."""
     model, identity = saved[3], identity_of(saved[3])
     steps = [random_delta(model, seed=seed) for seed in range(3)]
@@ -123,6 +135,10 @@ def test_steps_of_a_stream_belong_together(saved, tmp_path):
         torch.testing.assert_close(update, sum(step.weights()[name] for step in steps))
     back = read_peft(export_peft(total, tmp_path / "whole"), model)
     assert [part["state_after"] for part in back.meta["parts"]] == ["a", "b", "c"]
+    assert "edits.json" not in caplog.text
+    (tmp_path / "stream" / "edits.json").unlink()  # as after a kill, before the last steps
+    read_deltas(files[:2], model, identity)
+    assert caplog.text.count("has no edits.json, which is written after the last edit") == 1
     for wrong in ([files[1]], [files[1], files[0]], [files[0], files[2]]):
         with pytest.raises(EditingError, match="step of a stream"):
             read_deltas(wrong, model, identity)

@@ -11,6 +11,7 @@ from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.modeling.identity import model_identity
@@ -87,6 +88,26 @@ def test_an_interrupted_pass_can_be_repeated(tiny_model, tiny_tokenizer, monkeyp
     undisturbed.make()
     assert len(repeated.steps) == len(repeated.deltas) == len(EDIT_REQUESTS)
     assert repeated.final_state == undisturbed.final_state
+
+
+def test_a_step_interrupted_after_its_record_has_one_record(tiny_model, tiny_tokenizer, monkeypatch):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    repeated = stream(model, tokenizer, "ft_l", 1, None)
+    repeated.guard = Guard("stop", max_norm_ratio=1e-9)  # the first step is beyond it
+    kept, calls = LargeEdits.kept, []
+
+    def fail_once(self, *arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return kept(self, *arguments)
+
+    monkeypatch.setattr(LargeEdits, "kept", fail_once)
+    with pytest.raises(KeyboardInterrupt):
+        repeated.make()
+    repeated.make()
+    assert [record["step"] for record in repeated.steps] == [0]
+    assert len(repeated.deltas) == 1 and repeated.edits_after(0) == 1
 
 
 def test_editors_of_single_requests_are_refused_for_larger_steps(tiny_model, tiny_tokenizer):

@@ -48,6 +48,17 @@ def test_white_space_around_the_key_is_dropped(
         assert server.authorizations == {"Bearer local", "Bearer no-key"}
 
 
+@pytest.mark.parametrize("proxy", ["socks://user:secret@127.0.0.1:9", "socks4://127.0.0.1:9"])
+def test_a_proxy_that_cannot_be_used_is_one_error(proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, proxy)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serve() as server, pytest.raises(EditingError, match=r"no connection can be set up.*ALL_PROXY") as caught:
+        judge_at(server, tmp_path).backend.check()
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("key", ["sk-se\ncret", "\u201csk-secret\u201d", "sk secret", "sk-s\u00e9cret"])
 def test_a_key_that_no_header_carries_is_one_error(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LM_EDIT_JUDGE_API_KEY", key)
@@ -129,3 +140,32 @@ def test_a_time_out_is_retried(tmp_path: Path) -> None:
 )
 def test_the_requested_wait_is_parsed(headers: dict[str, str], seconds: float | None) -> None:
     assert requested_wait(headers, 1795262400.0) == (None if seconds is None else pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("text", ["", None])
+def test_a_reply_that_is_all_thought_is_paid_once_and_names_the_setting(text: str | None, tmp_path: Path) -> None:
+    """A reasoning model with too few tokens: six attempts each were paid, and called empty."""
+    with serve(lambda item, attempt: ServerFault(body=completion_body(text, "length"))) as server:
+        judged = judge_at(server, tmp_path, concurrency=1, give_up_after=2).judge(ITEMS)
+        assert list(server.requests.values()) == [1, 1]  # the settings are at fault, so the others are not sent
+    assert "the judge's reply has no text within max_reply_tokens=16; raise it" in judged.report.reasons
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered", "is_named"),
+    [
+        ("gpt-4o-mini", "gpt-4o-mini-2024-07-18", False),
+        ("openai/gpt-4o-mini", "gpt-4o-mini", False),
+        ("qwen2.5", "Qwen2.5:latest", False),
+        ("gpt-4o-mini", "llama-3.2-1b-instruct", True),
+    ],
+)
+def test_a_server_that_answers_with_another_model_is_named(
+    asked: str, answered: str, is_named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Local servers ignore the name in a request, and their verdicts would count as those of the model asked for."""
+    body = completion_body("A", model=answered)
+    with serve(lambda item, attempt: ServerFault(body=body)) as server:
+        assert judge_at(server, tmp_path, model=asked).judge(ITEMS[:3]).report.num_scored == 3
+    warnings = [record.message for record in caplog.records if "replies as model" in record.message]
+    assert len(warnings) == is_named and all(answered in text and asked in text for text in warnings)
