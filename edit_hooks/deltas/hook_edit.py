@@ -26,6 +26,7 @@ from torch import nn
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.modeling.architectures import map_shape, unwrapped
 from edit_hooks.modeling.hooks import Registration, hooks
+from edit_hooks.modeling.kv_cache import CACHE_NAMES
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.plugins import import_object, registered
 
@@ -271,7 +272,8 @@ def _context_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], lengths: tor
     """The forward context of a call of the decoder, from its arguments."""
     ids = args[0] if args else kwargs.get("input_ids")
     inputs = ids if ids is not None else kwargs["inputs_embeds"]
-    cache, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+    cache = next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+    mask = kwargs.get("attention_mask")
     if cache is not None and cache.get_seq_length() > 0:
         return ForwardContext.for_step(inputs.shape[0], inputs.device)
     if mask is None:

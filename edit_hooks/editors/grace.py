@@ -113,6 +113,7 @@ def add_edit(
     label: list[int],
     config: GRACEConfig,
     same_key: float,
+    rounding: float,
 ) -> CodebookChange:
     """Add an edit with key ``query_F`` by GRACE's rules; values are trained later.
 
@@ -120,6 +121,8 @@ def add_edit(
         codebook, query_F: on the CPU, where steps of a stream are saved.
         value_D: initial value of a new entry, on any device.
         same_key: relative distance up to which a key is the same prompt (:func:`same_prompt_distance`).
+        rounding: relative distance that rounding alone makes. The edit's own prompt lies on the edge of a widened key,
+            and in another batch it would be beyond it.
     """
     new = Entry(query_F, value_D, config.radius, label)
     if not codebook:
@@ -132,7 +135,9 @@ def add_edit(
     if nearest.label == label:
         moves = config.expand == "moving_average" and distance > nearest.radius
         key_F = (nearest.key_F + query_F) / 2 if moves else nearest.key_F
-        expanded = Entry(key_F, nearest.value_D, max(nearest.radius, distance), label)
+        expanded = Entry(
+            key_F, nearest.value_D, max(nearest.radius, distance + rounding * float(query_F.norm())), label
+        )
         return CodebookChange({number: expanded}, number, "expanded")
     if distance <= same_key * float(query_F.norm()):
         return CodebookChange({number: Entry(nearest.key_F, value_D, nearest.radius, label)}, number, "overwritten")
@@ -164,14 +169,16 @@ class GRACE(Editor[GRACEConfig]):
         rows = batch_rows(model, targets)
         context = _prompt_context(rows)
         codebook = codebook_after(job.history, name)
-        same_key = same_prompt_distance(config.same_key, model)
+        same_key, rounding = same_prompt_distance(config.same_key, model), same_prompt_distance(0.0, model)
         with frozen(model):
             if config.engine == "fast":
                 cache_lower_blocks(model, rows, layer)
             query_RF, output_RD = _read_at_prompt_end(model, name, rows, context)
             values_RD = output_RD if config.value_init == "warm" else _cold_values(model, name, job.requests, config)
             changes = [
-                add_edit(codebook, query_F.cpu(), value_D, [token for _, token in target.labels], config, same_key)
+                add_edit(
+                    codebook, query_F.cpu(), value_D, [token for _, token in target.labels], config, same_key, rounding
+                )
                 for target, query_F, value_D in zip(targets, query_RF, values_RD, strict=True)
             ]
             start_RD = torch.stack([change.entries[change.trained].value_D.to(output_RD) for change in changes])

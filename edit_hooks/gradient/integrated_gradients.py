@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from edit_hooks.modeling.architectures import architecture_of, head_of, input_device, map_shape
 from edit_hooks.modeling.hooks import Registration, hooks, on_input, on_output, select_positions
+from edit_hooks.modeling.kv_cache import CACHE
 from edit_hooks.modeling.tensors import at_least_float32
 
 ActivationSite = Literal["before_activation", "after_activation"]
@@ -113,7 +114,7 @@ class TokenProbability:
         return {
             "input_ids": self.ids_1T[:, -1:].expand(rows, -1),
             "attention_mask": mask,
-            "past_key_values": DynamicCache(entries),
+            CACHE: DynamicCache(entries),
             "position_ids": torch.full((rows, 1), length - 1, device=device),
             "use_cache": True,
         }
@@ -121,9 +122,7 @@ class TokenProbability:
     def _run_prefix(self) -> DynamicCache:
         """Keys and values of all positions but the last."""
         cache, prefix_1T = DynamicCache(), self.ids_1T[:, :-1]
-        self.model(
-            input_ids=prefix_1T, attention_mask=torch.ones_like(prefix_1T), past_key_values=cache, use_cache=True
-        )
+        self.model(input_ids=prefix_1T, attention_mask=torch.ones_like(prefix_1T), use_cache=True, **{CACHE: cache})
         return cache
 
     def _at_site(self, layer: int, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> Registration:

@@ -23,7 +23,7 @@ from edit_hooks.inference.items import GenerateItem, Limits
 from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.generation_settings import generation_settings
-from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
+from edit_hooks.modeling.kv_cache import CACHE, right_aligned, right_padded, select_rows
 from edit_hooks.modeling.length_dependence import length_rules
 from edit_hooks.modeling.vocab_loss import WHOLE_VOCAB, greedy_tokens
 from edit_hooks.utils.progress import Progress
@@ -92,7 +92,7 @@ class _RunningTexts:
             "input_ids": torch.tensor(tokens, device=self.device)[:, None],
             "attention_mask": self.mask_RC,
             "position_ids": self.length_R[:, None],
-            "past_key_values": self.cache,
+            CACHE: self.cache,
         }
         row_R = torch.arange(len(tokens), device=self.device)
         with self.edits.step():
@@ -119,12 +119,12 @@ class _RunningTexts:
         row_R = torch.arange(len(ids_RT), device=self.device)
         inputs, decodes = batch.inputs(ids_RT, mask_RT), self.forward.decodes
         if decodes:
-            inputs = {"past_key_values": DynamicCache(), **inputs}
+            inputs = {CACHE: DynamicCache(), **inputs}
         with self.edits.prefill(mask_RT, self.prompt_length_R - known):
             states_RD = self.forward.states_at(self.model, inputs, row_R, new_R - 1, use_cache=decodes)
         if decodes:
             self.length_R = known + new_R
-            aligned = right_aligned(inputs["past_key_values"], self.length_R, known + ids_RT.shape[1])
+            aligned = right_aligned(inputs[CACHE], self.length_R, known + ids_RT.shape[1])
             self.cache, self.mask_RC = aligned.cache, aligned.mask_RT
         return states_RD
 

@@ -25,7 +25,7 @@ from edit_hooks.modeling import prefix_attention
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, unwrapped
 from edit_hooks.modeling.embedding_noise import noisy_embeddings
 from edit_hooks.modeling.hooks import CachedOutput, hooks, outputs_replaced, record_output, stop_after
-from edit_hooks.modeling.kv_cache import group_by_length, max_padding
+from edit_hooks.modeling.kv_cache import CACHE, group_by_length, max_padding
 from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.prefix_cache import KeysValues, PrefixCache, compute_prefix_cache
 
@@ -72,9 +72,9 @@ class RowGroup:
             return decoder(**inputs, use_cache=False).last_hidden_state
         if not prefix_attention.is_supported(model):
             cache = DynamicCache(self.prefix_layers)
-            return decoder(**inputs, past_key_values=cache, use_cache=True).last_hidden_state
+            return decoder(**inputs, **{CACHE: cache}, use_cache=True).last_hidden_state
         with prefix_attention.cached_prefix(model, self.prefix_layers) as cache:
-            return decoder(**inputs, past_key_values=cache, use_cache=True).last_hidden_state
+            return decoder(**inputs, **{CACHE: cache}, use_cache=True).last_hidden_state
 
     def select(self, keep_G: torch.Tensor, new_row_R: torch.Tensor) -> RowGroup:
         """The group with some of its rows, renumbered."""

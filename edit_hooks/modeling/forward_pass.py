@@ -21,7 +21,7 @@ from transformers import DynamicCache
 
 from edit_hooks.modeling.architectures import decoder_of, head_of, input_device
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, select_positions
-from edit_hooks.modeling.kv_cache import right_aligned, right_padded
+from edit_hooks.modeling.kv_cache import CACHE, right_aligned, right_padded
 from edit_hooks.modeling.lm_head import WHOLE_VOCAB, LMHead, ModelHead, PrecomputedLogits
 from edit_hooks.modeling.prefix_cache import compute_prefix_cache
 from edit_hooks.modeling.tensors import at_least_float32
@@ -179,7 +179,7 @@ class _Probe:
         ids_RT, mask_RT = right_padded([row[:-NUM_STEPS] for row in self.rows], self.device)
         row_R, length_R = torch.arange(len(ids_RT), device=self.device), mask_RT.sum(1)
         cache = DynamicCache()
-        inputs = {"input_ids": ids_RT, "attention_mask": mask_RT, "past_key_values": cache}
+        inputs = {"input_ids": ids_RT, "attention_mask": mask_RT, CACHE: cache}
         states_R = found.states_at(self.model, inputs, row_R, length_R - 1, use_cache=True)
         yield self._next_logits(found, states_R), self._expected(-NUM_STEPS - 1)
         aligned = right_aligned(cache, length_R, ids_RT.shape[1])
@@ -190,7 +190,7 @@ class _Probe:
                 "input_ids": torch.tensor([[row[step]] for row in self.rows], device=self.device),
                 "attention_mask": mask_RT,
                 "position_ids": length_R[:, None],
-                "past_key_values": cache,
+                CACHE: cache,
             }
             states_R = found.states_at(self.model, inputs, row_R, torch.zeros_like(row_R), use_cache=True)
             yield self._next_logits(found, states_R), self._expected(step)

@@ -8,11 +8,21 @@ Shapes: R rows, T columns, H key heads, K head width.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from transformers import DynamicCache
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+# Names of the cache among the arguments of models and the fields of their outputs: transformers 5.24 renamed both. It
+# takes the old argument, too, but names it so only to the module that is called: hooks inside see the new one.
+CACHE_NAMES = ("cache", "past_key_values")
+# That of the installed transformers.
+CACHE = next(
+    name for name in CACHE_NAMES if name in {field.name for field in dataclasses.fields(BaseModelOutputWithPast)}
+)
 
 # Padding tokens that cost more than another forward pass: a small pass makes a CPU read all weights, and a GPU launch
 # hundreds of kernels.

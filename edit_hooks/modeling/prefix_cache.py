@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from edit_hooks.modeling.architectures import decoder_of, input_device
-from edit_hooks.modeling.kv_cache import right_padded, shift_columns
+from edit_hooks.modeling.kv_cache import CACHE, right_padded, shift_columns
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]  # of one block
 
@@ -70,7 +70,7 @@ class PrefixCache:
             "input_ids": ids_RT,
             "attention_mask": torch.cat([self.mask_RP, mask_RT], 1),
             "position_ids": self.length_R[:, None] + columns_RT,
-            "past_key_values": DynamicCache(self.layers),
+            CACHE: DynamicCache(self.layers),
         }
 
 
@@ -182,7 +182,7 @@ def _extend(model: Any, prefix: PrefixCache | None, rows: Sequence[Sequence[int]
     ids_RT, mask_RT = right_padded(rows, device)
     new_R = mask_RT.sum(1)  # new tokens of each row
     length_R, known = new_R, 0
-    inputs: dict[str, Any] = {"input_ids": ids_RT, "attention_mask": mask_RT, "past_key_values": DynamicCache()}
+    inputs: dict[str, Any] = {"input_ids": ids_RT, "attention_mask": mask_RT, CACHE: DynamicCache()}
     if prefix is not None:
         known, length_R = prefix.width, new_R + prefix.length_R
         inputs = prefix.inputs(ids_RT, mask_RT)
@@ -192,6 +192,6 @@ def _extend(model: Any, prefix: PrefixCache | None, rows: Sequence[Sequence[int]
     end_R = known + new_R
     index_RP = end_R[:, None] - width + torch.arange(width, device=device)
     index_RP = torch.where(index_RP >= (end_R - length_R)[:, None], index_RP, -1)
-    cache = inputs["past_key_values"]
+    cache = inputs[CACHE]
     layers = [(shift_columns(layer.keys, index_RP), shift_columns(layer.values, index_RP)) for layer in cache.layers]
     return PrefixCache(layers, length_R)

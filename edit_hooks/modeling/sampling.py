@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 from edit_hooks.modeling.architectures import head_of, input_device
 from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, select_positions
-from edit_hooks.modeling.kv_cache import right_aligned, right_padded, select_rows
+from edit_hooks.modeling.kv_cache import CACHE, right_aligned, right_padded, select_rows
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.utils.errors import EditingError
 
@@ -46,7 +46,7 @@ class CachedDecoding:
         self.length_R = mask_RT.sum(1)
         cache = DynamicCache()
         with hooks(on_input(head_of(model), select_positions(torch.arange(len(rows)), self.length_R - 1))):
-            output = model(input_ids=ids_RT, attention_mask=mask_RT, past_key_values=cache, use_cache=True)
+            output = model(input_ids=ids_RT, attention_mask=mask_RT, use_cache=True, **{CACHE: cache})
         self.logits_RV: torch.Tensor = output.logits[0]
         self.cache, self.mask_RT = right_aligned(cache, self.length_R, ids_RT.shape[1])
 
@@ -61,8 +61,8 @@ class CachedDecoding:
             input_ids=torch.tensor(tokens, device=self.device)[:, None],
             attention_mask=self.mask_RT,
             position_ids=self.length_R[:, None],
-            past_key_values=self.cache,
             use_cache=True,
+            **{CACHE: self.cache},
         ).logits[:, -1]
         self.length_R = self.length_R + 1
 
@@ -151,8 +151,8 @@ def sample_documents(
         cache = None
         while ids_RT.shape[1] < length:
             input_ids = (ids_RT if cache is None else ids_RT[:, -1:]).to(device)
-            output = model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = output.past_key_values
+            output = model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **{CACHE: cache})
+            cache = output[CACHE]
             token_R = _draw(_without(output.logits[:, -1].float(), specials), generator)
             ids_RT = torch.cat([ids_RT, token_R[:, None]], 1)
             progress(num_rows)

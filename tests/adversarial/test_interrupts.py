@@ -18,6 +18,7 @@ from edit_hooks.deltas.row_edits import RowEdits
 from edit_hooks.inference.items import Limits, ScoreItem
 from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.hooks import forward_replaced, frozen, hooks, on_input, on_output, stop_after
+from edit_hooks.modeling.kv_cache import CACHE
 from edit_hooks.modeling.prefix_attention import cached_prefix
 from edit_hooks.modeling.prefix_cache import compute_prefix_cache
 from edit_hooks.modeling.sampling import greedy_continuation, sample_texts
@@ -36,9 +37,9 @@ def run_rows(model, tokenizer, folder):
     edits = RowEdits(model, [random_delta(model), None, Delta(hook_edit=codebook(model))])
     with torch.no_grad():
         with edits.prefill(torch.ones(3, 4, dtype=torch.long), torch.tensor([4, 4, 4])):
-            cache = model(IDS.expand(3, 4), use_cache=True).past_key_values
+            cache = model(IDS.expand(3, 4), use_cache=True)[CACHE]
         with edits.step():
-            model(IDS[:, :1].expand(3, 1), past_key_values=cache, use_cache=True)
+            model(IDS[:, :1].expand(3, 1), use_cache=True, **{CACHE: cache})
 
 
 def run_hooks(model, tokenizer, folder):
@@ -60,7 +61,7 @@ def run_prefix(model, tokenizer, folder):
     layers = compute_prefix_cache(model, [[5, 9, 17]]).layers
     with torch.no_grad(), cached_prefix(model, layers) as cache:
         position = torch.tensor([[3, 4]])
-        model(IDS[:, :2], attention_mask=torch.ones(1, 5), position_ids=position, past_key_values=cache, use_cache=True)
+        model(IDS[:, :2], attention_mask=torch.ones(1, 5), position_ids=position, use_cache=True, **{CACHE: cache})
 
 
 def run_sampling(model, tokenizer, folder):

@@ -13,6 +13,7 @@ from paths import RECORDS
 from edit_hooks import EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.lm.edit_effects import NLL_AFTER, NLL_BEFORE, EditEffects, mean_nlls
+from edit_hooks.modeling.kv_cache import CACHE
 from lm_eval_tasks.common.anomalies import find_anomalies
 
 FT = {"layers": [1], "num_steps": 10, "lr": 0.1}
@@ -46,7 +47,7 @@ def plain_nll(effects: EditEffects, request: EditRequest) -> float:
         prompt = effects.model(torch.tensor([ids[:start]]), use_cache=True)
         logits_TV = prompt.logits[0, -1:]
         if start < len(ids) - 1:
-            target = effects.model(torch.tensor([ids[start:-1]]), past_key_values=prompt.past_key_values)
+            target = effects.model(torch.tensor([ids[start:-1]]), **{CACHE: prompt[CACHE]})
             logits_TV = torch.cat([logits_TV, target.logits[0]])
     return float(torch.nn.functional.cross_entropy(logits_TV, torch.tensor(ids[start:])))
 

@@ -23,6 +23,7 @@ from edit_hooks import Delta
 from edit_hooks.contract.subject import Subject
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.modeling.kv_cache import CACHE
 
 DEVICE = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -186,7 +187,7 @@ def dispatch_model(model: Any, device_map: Mapping[str, int]) -> None:
 
 
 def _align(module: nn.Module, device: torch.device, io_same_device: bool) -> None:
-    hook = AlignDevicesHook(execution_device=device, io_same_device=io_same_device, skip_keys="past_key_values")
+    hook = AlignDevicesHook(execution_device=device, io_same_device=io_same_device, skip_keys=CACHE)
     add_hook_to_module(module, hook, append=True)
 
 

@@ -12,6 +12,7 @@ from lm_runs import build, run
 from own_hook_editor import Steer, SteerHooks
 from random_deltas import codebook, rewrite_name
 from state import assert_same_state
+from transformers import DynamicCache
 
 from edit_hooks import Delta, EditingError, EditRequest, edited
 from edit_hooks.contract.state import snapshot
@@ -19,6 +20,8 @@ from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas import hook_edit as hook_edit_module
 from edit_hooks.deltas.hook_edit import ENTRY_POINTS, HOOK_KINDS, HookEdit, HookKind, kind_class, register_kinds
 from edit_hooks.deltas.row_edits import RowEdits
+from edit_hooks.modeling.architectures import decoder_of
+from edit_hooks.modeling.kv_cache import CACHE, CACHE_NAMES
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 PLUGIN = """
@@ -138,6 +141,16 @@ def test_hooks_outside_a_described_pass_are_refused(tiny_model):
     kind = kind_class("codebook")(model, [codebook(model)])
     with kind.attached(), pytest.raises(EditingError, match="outside RowEdits"):
         model(IDS)
+
+
+@pytest.mark.parametrize("name", CACHE_NAMES)
+def test_a_filled_cache_means_a_decoding_step_under_either_name_of_it(name, tiny_model):
+    cache = DynamicCache()
+    decoder_of(tiny_model("llama"))(IDS, use_cache=True, **{CACHE: cache})
+    call = hook_edit_module._context_of_call
+    assert not call((), {"input_ids": IDS[:, :1], name: cache}, None).prefill
+    assert call((), {"input_ids": IDS, name: DynamicCache()}, None).prefill
+    assert call((), {"input_ids": IDS, name: None}, None).prefill
 
 
 def test_another_attention_mask_is_refused(tiny_model):

@@ -31,9 +31,9 @@ def entry(*key: float, label: int = 0, radius: float = 1.0) -> Entry:
     return Entry(torch.tensor(key), torch.zeros(2), radius, [label])
 
 
-def change(book, *query: float, label: int = 0, **settings):
+def change(book, *query: float, label: int = 0, rounding: float = 0.0, **settings):
     config = GRACEConfig(radius=1.0, **settings)
-    return add_edit(book, torch.tensor(query), torch.ones(2), [label], config, config.same_key)
+    return add_edit(book, torch.tensor(query), torch.ones(2), [label], config, config.same_key, rounding)
 
 
 def test_edit_far_from_every_key_adds_an_entry():
@@ -58,6 +58,8 @@ def test_same_target_nearby_widens_the_key():
     assert torch.equal(made.entries[0].key_F, book[0].key_F) and torch.equal(made.entries[0].value_D, book[0].value_D)
     inside = change(book, 0.0, 0.5, label=3)
     assert inside.entries[0].radius == 1.0
+    # The edit's own prompt, on the edge, is a hit in another batch, too.
+    assert change(book, 0.0, 1.5, label=3, rounding=0.1).entries[0].radius == pytest.approx(1.65)
     moved = change(book, 0.0, 1.5, label=3, expand="moving_average")
     assert moved.entries[0].key_F.tolist() == [0.0, 0.75] and moved.entries[0].radius == 1.5
 

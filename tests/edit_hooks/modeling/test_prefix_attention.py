@@ -12,6 +12,8 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AttentionInterface, DynamicCache
 from value_problems import EDIT_REQUESTS, LIMIT, SETTINGS, KeepWide, each_model, loaded, problem, relative
 
@@ -19,6 +21,7 @@ from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, build_model
 from edit_hooks.locate.value_optimization import optimize_values
 from edit_hooks.modeling import prefix_attention
 from edit_hooks.modeling.architectures import decoder_of
+from edit_hooks.modeling.kv_cache import CACHE
 from edit_hooks.modeling.prefix_attention import cached_prefix, is_supported
 from edit_hooks.modeling.prefix_cache import compute_prefix_cache
 
@@ -42,7 +45,7 @@ def run(model, make_cache):
     embeddings = model.get_input_embeddings()(SUFFIXES).detach().requires_grad_(True)
     arguments = {"attention_mask": mask, "position_ids": prefix_length[:, None] + columns, "use_cache": True}
     with make_cache(model, prefix.layers) as cache:
-        output = decoder_of(model)(inputs_embeds=embeddings, past_key_values=cache, **arguments).last_hidden_state
+        output = decoder_of(model)(inputs_embeds=embeddings, **{CACHE: cache}, **arguments).last_hidden_state
     real = output[columns < LENGTHS[:, None]]
     (gradient,) = torch.autograd.grad(real.square().sum(), embeddings)
     return real.detach(), gradient
@@ -53,12 +56,14 @@ def concatenated(_model, layers):
     return contextlib.nullcontext(DynamicCache(layers))
 
 
-# GPT-J's attention cannot be replaced; sdpa cannot cap logits as Gemma 2 does.
+# GPT-J's attention can be replaced from transformers 5.24 on.
+NOT_REPLACEABLE = () if Version(transformers.__version__) >= Version("5.24") else ("gptj",)
+# sdpa cannot cap logits as Gemma 2 does.
 IMPLEMENTATIONS = [
     (model_type, implementation)
     for model_type in ALL_MODEL_TYPES
     for implementation in ("sdpa", "eager")
-    if model_type != "gptj" and (model_type, implementation) != ("gemma2", "sdpa")
+    if model_type not in NOT_REPLACEABLE and (model_type, implementation) != ("gemma2", "sdpa")
 ]
 
 
@@ -84,7 +89,7 @@ def test_one_token_that_sees_everything():
     expected = decoder_of(model)(ids, use_cache=False).last_hidden_state[:, -1]
     prefix = compute_prefix_cache(model, ids[:, :-1].tolist(), share=False)
     with cached_prefix(model, prefix.layers) as cache:
-        output = decoder_of(model)(ids[:, -1:], attention_mask=torch.ones_like(ids), past_key_values=cache)
+        output = decoder_of(model)(ids[:, -1:], attention_mask=torch.ones_like(ids), **{CACHE: cache})
     assert relative(output.last_hidden_state[:, -1], expected) < LIMIT
 
 
@@ -107,7 +112,7 @@ def test_models_in_two_threads_do_not_see_each_others_prefixes():
                     if name != names[0]:
                         assert first_left.wait(60)
                     mask = torch.ones_like(ids[name])
-                    output = decoder_of(model)(ids[name][:, -1:], attention_mask=mask, past_key_values=cache)
+                    output = decoder_of(model)(ids[name][:, -1:], attention_mask=mask, **{CACHE: cache})
                     hidden[name] = output.last_hidden_state[:, -1]
         except Exception as error:  # reported by the main thread
             errors.append(error)
@@ -127,7 +132,7 @@ def test_models_in_two_threads_do_not_see_each_others_prefixes():
 
 @each_model
 def test_families_whose_attention_can_be_replaced(model_type):
-    assert is_supported(loaded(model_type)[0]) == (model_type != "gptj")
+    assert is_supported(loaded(model_type)[0]) == (model_type not in NOT_REPLACEABLE)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gptj"])
@@ -135,7 +140,7 @@ def test_the_fast_engine_uses_it_where_it_is_supported(model_type):
     model, tokenizer = loaded(model_type)
     with mock.patch.object(prefix_attention, "cached_prefix", wraps=cached_prefix) as used:
         optimize_values(model, [problem(tokenizer, EDIT_REQUESTS[0])], SETTINGS)
-    assert bool(used.call_count) == (model_type != "gptj")
+    assert bool(used.call_count) == (model_type not in NOT_REPLACEABLE)
 
 
 def test_the_models_own_attention_is_restored_after_an_error():

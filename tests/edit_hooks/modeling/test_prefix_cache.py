@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from value_problems import LIMIT, KeepWide, each_model, loaded, relative
 
 from edit_hooks.modeling import prefix_cache
+from edit_hooks.modeling.kv_cache import CACHE
 from edit_hooks.modeling.prefix_cache import compute_prefix_cache, shared_head_lengths, shared_heads
 
 rows_strategy = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=7)
@@ -101,7 +102,7 @@ def test_shared_beginnings_give_the_same_keys_and_values(model_type, monkeypatch
     for index, row in enumerate(rows[:-1]):
         cache = DynamicCache()  # the model's own cache would drop what leaves a sliding window
         with torch.no_grad():
-            model(input_ids=torch.tensor([row]), past_key_values=cache, use_cache=True)
+            model(input_ids=torch.tensor([row]), use_cache=True, **{CACHE: cache})
         for layer, ours, others in zip(cache.layers, shared.layers, unshared.layers, strict=True):
             for alone, with_sharing, without in zip((layer.keys, layer.values), ours, others, strict=True):
                 assert relative(with_sharing[index, :, -len(row) :], alone[0]) < LIMIT
