@@ -11,12 +11,13 @@ import copy
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lm_eval.api.model import CacheHook
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import resolve_max_length
+from lm_eval.utils import simple_parse_args_string
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -28,6 +29,7 @@ from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger("lm_eval.edited_hf")
+LmT = TypeVar("LmT", bound="LateLoadingHFLM")
 
 # `module:object` -> member -> why it is needed; the owner of a function is its module
 PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
@@ -56,7 +58,11 @@ PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
         "tok_encode": "read: token ids by lm-eval's rules",
     },
     "lm_eval.api.model:TemplateLM": {"_encode_pair": "read: the token boundary between context and continuation"},
-    "lm_eval.api.model:LM": {"set_cache_hook": "overridden: --use_cache is refused"},
+    "lm_eval.api.model:LM": {
+        "create_from_arg_obj": "overridden: options of lm-eval's own among the model's",
+        "create_from_arg_string": "overridden: as create_from_arg_obj",
+        "set_cache_hook": "overridden: --use_cache is refused",
+    },
     "lm_eval.api.model:CacheHook": {"dbdict": "read: the database that --use_cache has opened"},
     "lm_eval.models.utils": {
         "handle_stop_sequences": "called: stop strings as in lm-eval",
@@ -73,6 +79,24 @@ class LateLoadingHFLM(HFLM):
     """
 
     AUTO_MODEL_CLASS: Any  # of transformers; set by the parent class
+
+    @classmethod
+    def create_from_arg_string(cls: type[LmT], arg_string: str, additional_config: dict[str, Any] | None = None) -> LmT:
+        """As :meth:`create_from_arg_obj`, from ``name=value,name=value``."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls: type[LmT], arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> LmT:
+        """Create the model from ``--model_args``.
+
+        Args:
+            additional_config: lm-eval's own options, as ``--device``, with their defaults. One that is also among
+                the arguments (``device``, ``batch_size``) is left out; the parent class would get it twice.
+        """
+        own = {name: value for name, value in (additional_config or {}).items() if name not in arg_dict}
+        return super().create_from_arg_obj(arg_dict, own)
 
     def __init__(self, pretrained: Any, **kwargs: Any) -> None:
         self._load_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None

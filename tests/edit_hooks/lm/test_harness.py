@@ -6,7 +6,7 @@ import ast
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +87,19 @@ def test_every_override_is_listed() -> None:
 def test_no_attribute_of_ours_replaces_one_of_lm_eval_unnoticed() -> None:
     clashes = {name for source in SOURCES.values() for name in private_names(source, ast.Store)} & members_of(HFLM)
     assert clashes <= MEMBERS, sorted(clashes - MEMBERS)
+
+
+@pytest.mark.parametrize("form", ["text", "mapping"])
+def test_an_option_of_lm_evals_own_may_be_among_the_models(tiny_path: Callable[[str], Path], form: str) -> None:
+    """lm-eval passes ``--device`` and ``--batch_size`` beside the model's arguments, with its defaults: cuda:0 and 1."""
+    options = {"pretrained": str(tiny_path("llama")), "device": "cpu", "batch_size": 4, "store": "off"}
+    defaults = {"device": "cuda:0", "batch_size": 1, "max_batch_size": None}
+    if form == "text":
+        text = ",".join(f"{name}={value}" for name, value in options.items())
+        lm = EditedHFLM.create_from_arg_string(text, defaults)
+    else:
+        lm = EditedHFLM.create_from_arg_obj(options, defaults)
+    assert (lm.device.type, lm.batch_size_per_gpu) == ("cpu", 4)
 
 
 def test_every_import_from_lm_evals_helpers_is_listed() -> None:
