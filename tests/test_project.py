@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from package_copy import PACKAGES
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from paths import ROOT, TESTS
 
 if sys.version_info >= (3, 11):
@@ -41,6 +44,26 @@ def test_the_workflow_covers_the_supported_versions() -> None:
     oldest, newest = bounds.groups()
     assert WORKFLOW["jobs"]["lm-eval"]["strategy"]["matrix"]["lm-eval"] == [f"=={oldest}", newest]
     assert newest == "<0.5"
+
+
+def test_every_pinned_version_can_be_installed_where_it_is_pinned() -> None:
+    """On the first release of each Python; of the versions that are installed here, which say what they need."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    checked = 0
+    for pin in (Requirement(line) for line in lines if not line.startswith("#")):
+        try:
+            installed = importlib.metadata.distribution(pin.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if not pin.specifier.contains(installed.version):
+            continue
+        needed, checked = SpecifierSet(installed.metadata["Requires-Python"] or ""), checked + 1
+        for python in ("3.10", "3.11", "3.12", "3.13"):
+            if pin.marker is None or pin.marker.evaluate(
+                {"python_version": python, "python_full_version": f"{python}.0"}
+            ):
+                assert f"{python}.0" in needed, f"{pin} is pinned for Python {python} and needs {needed}"
+    assert checked > 20
 
 
 @pytest.mark.parametrize(("job", "command"), [("test", "bash .ci/run"), ("lm-eval", "bash scripts/test.sh")])

@@ -91,7 +91,7 @@ def test_no_attribute_of_ours_replaces_one_of_lm_eval_unnoticed() -> None:
 
 @pytest.mark.parametrize("form", ["text", "mapping"])
 def test_an_option_of_lm_evals_own_may_be_among_the_models(tiny_path: Callable[[str], Path], form: str) -> None:
-    """lm-eval passes ``--device`` and ``--batch_size`` beside the model's arguments, with its defaults: cuda:0 and 1."""
+    """lm-eval passes ``--device`` and ``--batch_size`` beside the model's arguments, with defaults: cuda:0 and 1."""
     options = {"pretrained": str(tiny_path("llama")), "device": "cpu", "batch_size": 4, "store": "off"}
     defaults = {"device": "cuda:0", "batch_size": 1, "max_batch_size": None}
     if form == "text":
