@@ -121,7 +121,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._unedited_stock = UneditedStock(kwargs)
         self.engine = Engine(self, self.options)
         self.items = ItemBuilder(self, self.options.max_thought_tokens)
-        self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
+        self.prompt_edits = PromptEdits(self.items, super().apply_chat_template, self.engine)
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
         self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}

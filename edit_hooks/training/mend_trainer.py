@@ -27,8 +27,9 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.base.trained_artifact import edit_digest
 from edit_hooks.editors.mend import edited_shapes
-from edit_hooks.gradient.artifact import edit_digest, save_network, with_current_settings
+from edit_hooks.gradient.artifact import HYPER_NETWORK, save_network
 from edit_hooks.gradient.hypernetwork import HyperNetwork
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.hooks import frozen
@@ -244,7 +245,7 @@ class Trainer:
         """Restore the state that an interrupted run left in the folder."""
         header, tensors = self._read_state()
         stored = json.loads(header["identity"])
-        stored["settings"] = with_current_settings(stored["settings"])
+        stored["settings"] = HYPER_NETWORK.with_current_settings(stored["settings"])
         different = [name for name in self.identity if key_of(stored.get(name)) != key_of(self.identity[name])]
         if different:
             raise EditingError(
