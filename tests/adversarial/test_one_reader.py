@@ -29,7 +29,7 @@ ALLOWED = {
     "edit_hooks/modeling/memory.py": "the kernel's figures of free memory",
     "edit_hooks/modeling/tensors.py": "the reader of tensors",
     "edit_hooks/store/answer_cache.py": "rows of a cache whose checksums are compared",
-    "edit_hooks/training/mend_trainer.py": "the state that the trainer wrote",
+    "edit_hooks/training/trainer.py": "the state that the trainer wrote",
     "edit_hooks/modeling/identity.py": "bytes to be hashed",
     "edit_hooks/store/layout.py": "compares the marker's bytes",
     "edit_hooks/utils/files.py": "the reader of text",

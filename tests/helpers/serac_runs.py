@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mend_runs import DATA
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -13,6 +14,9 @@ from edit_hooks.contract.tiny_models import SENTENCES, build_model
 from edit_hooks.in_context.memory_artifact import SavedModels, save_models
 from edit_hooks.in_context.scope_classifier import ScopeClassifier
 from edit_hooks.modeling.identity import model_identity
+from edit_hooks.training.edit_data import EditData
+from edit_hooks.training.serac_config import serac_training_config
+from edit_hooks.training.serac_trainer import SERACTrainer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
@@ -87,3 +91,26 @@ def save_untrained(
     saved = untrained_models(base, scope, **overrides)
     save_models(saved, manifest, folder)
     return saved
+
+
+SETTINGS: dict[str, Any] = {
+    "num_steps": 40,
+    "accumulate": 1,
+    "edits_per_example": 3,
+    "lr": 3e-3,
+    "c_edit": 1.0,
+    "validate_every": 10,
+    "locality_tokens": "answer",
+}
+
+
+def trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    classifier: str,
+    data: EditData = DATA,
+    **changes: Any,
+) -> SERACTrainer:
+    config = serac_training_config(model, {**SETTINGS, "classifier": classifier, **changes})
+    return SERACTrainer(model, tokenizer, config, data, out, {"model_name": "tiny"}, quiet=True)
