@@ -233,9 +233,15 @@ def fitted_to(model: nn.Module, built: Built[ItemT]) -> Built[ItemT]:
     """The item with its beginning cut to the positions of another model, which may have fewer.
 
     Raises:
-        EditingError: the answer alone does not fit.
+        EditingError: the answer alone does not fit, or the model lacks an added token of the prompt.
     """
     limit, item = position_limit(unwrapped(model).config), built.item
+    num_tokens = unwrapped(model).get_input_embeddings().weight.shape[0]
+    if lacking := [token for token in item.context if token >= num_tokens]:
+        raise EditingError(
+            f"the counterfactual model has {num_tokens} tokens and lacks token {lacking[0]} of a prompt; ask without "
+            "the text that it stands for (a chat template's control tokens?), or train with another counterfactual."
+        )
     if limit is None:
         return built
     length = item.most_tokens if isinstance(item, GenerateItem) else len(item.continuation) - 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as TokenizerBase
 
-from edit_hooks.assets.minilm import minilm_parts
+from edit_hooks.assets.minilm import minilm_parts, require_minilm
 from edit_hooks.base.shipped import DEPTH_NAMES
 from edit_hooks.editors.serac import BASE
 from edit_hooks.in_context.embeddings import MINILM
@@ -22,21 +23,32 @@ from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import path_digest
 
 
-def load_sources(
-    model: PreTrainedModel, tokenizer: TokenizerBase, config: SERACTrainingConfig, texts: Sequence[str]
-) -> SavedModels:
-    """The untrained models in float32 on the CPU.
+def check_sources(tokenizer: TokenizerBase, config: SERACTrainingConfig, texts: Sequence[str]) -> None:
+    """Check the tokenizers of both models, which loads no weight.
 
     Args:
-        texts: training texts, on which both tokenizers must agree.
+        tokenizer: of the base model.
+        texts: training texts, on which that and the counterfactual model's must agree.
 
     Raises:
-        EditingError: a model cannot be loaded, or the counterfactual model has another tokenizer.
+        EditingError: one cannot be loaded, or the counterfactual model has another tokenizer.
+    """
+    if config.classifier == MINILM:
+        require_minilm()
+    else:
+        _classifier_tokenizer(config)
+    if config.counterfactual != BASE:
+        require_same_tokenizer(tokenizer, config.counterfactual, texts)
+
+
+def load_sources(model: PreTrainedModel, tokenizer: TokenizerBase, config: SERACTrainingConfig) -> SavedModels:
+    """The untrained models in float32 on the CPU.
+
+    Raises:
+        EditingError: a model cannot be loaded or lacks tokens.
     """
     classifier = _load_classifier(config)
     counterfactual = _copy_of(model) if config.counterfactual == BASE else _load_causal(config.counterfactual)
-    if config.counterfactual != BASE:
-        require_same_tokenizer(tokenizer, config.counterfactual, texts)
     if config.counterfactual_blocks is not None:
         counterfactual = first_blocks(counterfactual, config.counterfactual_blocks)
     _crop_vocabulary(counterfactual, model, tokenizer, config.counterfactual)
@@ -48,21 +60,33 @@ def _load_classifier(config: SERACTrainingConfig) -> ScopeClassifier:
     if name == MINILM:
         backend, encoder = minilm_parts()
         return ScopeClassifier(encoder, backend, config.pooling, "[SEP]")
+    tokenizer = _classifier_tokenizer(config)
     try:
         with torch.random.fork_rng(devices=[]):  # a pooler that the checkpoint lacks is drawn, and dropped
             encoder = AutoModel.from_pretrained(name, dtype=torch.float32)
+    except Exception as error:
+        raise _not_loaded(name, error) from error
+    return ScopeClassifier(encoder, tokenizer.backend_tokenizer, config.pooling, tokenizer.sep_token or "")
+
+
+def _classifier_tokenizer(config: SERACTrainingConfig) -> Any:
+    name = config.classifier
+    try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except Exception as error:
-        raise EditingError(
-            f"classifier {name!r} cannot be loaded ({first_line(error)}). Accepted: a folder with an encoder and its "
-            f"tokenizer, a hub id that can be reached or is cached, or {MINILM} (extra ike)."
-        ) from error
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+        raise _not_loaded(name, error) from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise EditingError(f"classifier {name!r} has no fast tokenizer; name another encoder.")
     if tokenizer.sep_token is None and config.scope_texts == "released":
         raise EditingError(f"classifier {name!r} has no separator token; use scope_texts=prompts or another encoder.")
-    return ScopeClassifier(encoder, backend, config.pooling, tokenizer.sep_token or "")
+    return tokenizer
+
+
+def _not_loaded(name: str, error: Exception) -> EditingError:
+    return EditingError(
+        f"classifier {name!r} cannot be loaded ({first_line(error)}). Accepted: a folder with an encoder and its "
+        f"tokenizer, a hub id that can be reached or is cached, or {MINILM} (extra ike)."
+    )
 
 
 def _load_causal(name: str) -> PreTrainedModel:
@@ -152,13 +176,15 @@ def _crop_vocabulary(
     """Cut the rows beyond the base model's vocabulary, which that cannot predict.
 
     Raises:
-        EditingError: tokens of the tokenizer are missing.
+        EditingError: tokens of the tokenizer, other than added ones, are missing.
     """
     theirs, ours = (one.get_input_embeddings().weight.shape[0] for one in (counterfactual, model))
-    if theirs <= max(tokenizer.get_vocab().values()) < ours:
+    added = tokenizer.get_added_vocab()
+    needed = 1 + max(number for token, number in tokenizer.get_vocab().items() if token not in added)
+    if theirs < min(needed, ours):
         raise EditingError(
-            f"counterfactual model {name!r} has {theirs} tokens, and the tokenizer of the base model "
-            f"{max(tokenizer.get_vocab().values()) + 1}; give a model with all of them."
+            f"counterfactual model {name!r} has {theirs} tokens, and the tokenizer of the base model {needed}; give a "
+            "model with all of them."
         )
     if theirs > ours:
         counterfactual.resize_token_embeddings(ours)

@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.base.trained_artifact import edit_digest
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS, save_models
 from edit_hooks.modeling.architectures import input_device
+from edit_hooks.training.edit_data import EditData
 from edit_hooks.training.serac_config import ARTIFACT_SETTINGS, SERACTrainingConfig
 from edit_hooks.training.serac_loss import SERACLoss
-from edit_hooks.training.serac_models import load_sources, local_digest, trained_parameters
+from edit_hooks.training.serac_models import check_sources, load_sources, local_digest, trained_parameters
 from edit_hooks.training.trainer import Trainer
 
 
@@ -30,11 +31,15 @@ class SERACTrainer(Trainer[SERACTrainingConfig]):
     resume_format = "lm-eval-editing/serac-resume/1"
     artifact_settings = ARTIFACT_SETTINGS
 
+    @classmethod
+    def check_inputs(cls, config: SERACTrainingConfig, tokenizer: PreTrainedTokenizerBase, data: EditData) -> None:
+        check_sources(tokenizer, config, [f"{example.prompt} {example.target}" for example in data.train])
+
     def _set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         config = self.config
-        texts = [text for example in self.data.train for text in (example.prompt, f"{example.prompt} {example.target}")]
+        self.check_inputs(config, tokenizer, self.data)
         self.sources = {name: local_digest(getattr(config, name)) for name in ("classifier", "counterfactual")}
-        self.models = load_sources(self.model, tokenizer, config, texts)
+        self.models = load_sources(self.model, tokenizer, config)
         device = input_device(self.model)
         self.models.classifier.to(device)
         self.models.counterfactual.to(device)

@@ -155,6 +155,14 @@ class Trainer(abc.ABC, Generic[ConfigT]):
             **({"sources": self.sources} if self.sources else {}),
         }
 
+    @classmethod
+    def check_inputs(cls, config: ConfigT, tokenizer: PreTrainedTokenizerBase, data: EditData) -> None:
+        """Check what the training reads besides the model, before any weight is loaded.
+
+        Raises:
+            EditingError: for inputs that are missing or do not fit.
+        """
+
     @abc.abstractmethod
     def _set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Create the trained modules, their loss and the optimizer."""

@@ -78,6 +78,7 @@ def _train(
     )
     lm = load_model(args)
     config = make_config(lm.outline, settings)
+    trainer_class.check_inputs(config, lm.tokenizer, data)
     trainer = trainer_class(lm.model, lm.tokenizer, config, data, out, {"model_name": str(lm.pretrained)})
     progress = trainer.run()
     first, best = progress.losses[0], next(r for r in progress.losses if r["step"] == progress.best_step)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import string
 from pathlib import Path
 from typing import Any
 
 import torch
 from mend_runs import DATA
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from edit_hooks.contract.tiny_models import SENTENCES, build_model
@@ -22,12 +24,14 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
 def encoder_tokenizer() -> Tokenizer:
-    """A lower-case word-piece tokenizer with [CLS] and [SEP], trained on the tiny models' sentences."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    """A lower-case word-piece tokenizer with [CLS] and [SEP]: the words of the tiny models' sentences, and letters."""
+    words = sorted({word for sentence in SENTENCES for word in re.findall("[a-z]+", sentence.lower())})
+    pieces = [*SPECIAL, *string.printable[:36], *(f"##{letter}" for letter in string.printable[:36]), *words]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(SPECIAL)
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL, show_progress=False)
-    tokenizer.train_from_iterator(SENTENCES, trainer)
     ids = {token: tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]")}
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=list(ids.items())
@@ -38,7 +42,7 @@ def encoder_tokenizer() -> Tokenizer:
 def build_encoder(seed: int = 0) -> BertModel:
     """A random encoder of two blocks, whose states depend on the whole text."""
     config = BertConfig(
-        vocab_size=300,
+        vocab_size=512,
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
