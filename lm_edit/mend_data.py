@@ -1,4 +1,4 @@
-"""Training data of MEND's hyper-network, from a file or a benchmark.
+"""Training data of `mend` and `serac`, from a file or a benchmark.
 
 It consists of edits with paraphrases and unrelated texts.
 """

@@ -51,8 +51,8 @@ def require_minilm() -> dict[str, Path]:
     return present
 
 
-def load_minilm() -> Callable[[Sequence[str]], torch.Tensor]:
-    """A function from texts to unit rows [N, d], float32 on the CPU.
+def minilm_parts() -> tuple[Any, Any]:
+    """The tokenizer (of the package tokenizers) and the encoder, float32 on the CPU.
 
     Raises:
         EditingError: the package is missing, lacks a file, or holds a file that is not the published one.
@@ -63,7 +63,16 @@ def load_minilm() -> Callable[[Sequence[str]], torch.Tensor]:
             f"embedder 'minilm': not as published (sha256 differs): {', '.join(damaged)}. Nothing was loaded. "
             f"Run: {REPAIR_COMMAND}"
         )
-    tokenizer, model = _tokenizer(paths["tokenizer.json"]), _encoder(paths)
+    return _tokenizer(paths["tokenizer.json"]), _encoder(paths)
+
+
+def load_minilm() -> Callable[[Sequence[str]], torch.Tensor]:
+    """A function from texts to unit rows [N, d], float32 on the CPU.
+
+    Raises:
+        EditingError: as :func:`minilm_parts`.
+    """
+    tokenizer, model = minilm_parts()
 
     @torch.no_grad()
     def embed(texts: Sequence[str]) -> torch.Tensor:

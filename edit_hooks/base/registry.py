@@ -43,6 +43,7 @@ EDITORS: dict[str, str] = {
     "kn": "edit_hooks.editors.kn:KN",
     "lora": "edit_hooks.editors.lora:LoRA",
     "mend": "edit_hooks.editors.mend:MEND",
+    "serac": "edit_hooks.editors.serac:SERAC",
 }
 
 

@@ -3,6 +3,8 @@
 The format is that of in-context knowledge editing (IKE): demonstrations of two lines, ``New Fact: {prompt} {target}``
 and ``Prompt: {question} {answer}``, then the edited fact and the question. The model class inserts the text into
 prompts (chat templates, truncation).
+
+A fact with :class:`MemoryModels` (SERAC) precedes the question as plain text: ``{prompt} {target} {question}``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,20 @@ def format_demonstration(prompt: str, target: str, question: str, answer: str) -
 
 
 @dataclass(frozen=True)
+class MemoryModels:
+    """The models behind a memory of facts: one chooses the fact that concerns a question, one answers that question.
+
+    Attributes:
+        artifact: folder of the trained models, or ``identity``: the embedder of the fact chooses, and the base model
+            answers.
+        digest: SHA-256 of the artifact's file; empty without a folder.
+    """
+
+    artifact: str
+    digest: str = ""
+
+
+@dataclass(frozen=True)
 class ContextEdit:
     """One fact for prompts.
 
@@ -36,6 +52,8 @@ class ContextEdit:
         min_similarity: smallest cosine of fact and question at which the fact is stated; ``None``: before every one.
         rounds: most rounds of a generated answer, with a fact between two of them; 0: the fact precedes the question
             (:mod:`edit_hooks.in_context.rounds`).
+        memory: models that choose the fact of a question and answer it (:mod:`edit_hooks.in_context.fact_memory`);
+            ``None``: the facts most similar to a question are stated, and the base model answers.
     """
 
     prompt: str
@@ -46,12 +64,14 @@ class ContextEdit:
     embedder: str = "words"
     min_similarity: float | None = None
     rounds: int = 0
+    memory: MemoryModels | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping for :meth:`from_dict`."""
         record = {**asdict(self), "demonstrations": list(self.demonstrations)}
-        if not self.rounds:
-            del record["rounds"]  # as before the field existed, for the same reason
+        for name in ("rounds", "memory"):
+            if not record[name]:
+                del record[name]  # as before the field existed, for the same reason
         return {FILE_NAMES.get(name, name): value for name, value in record.items()}
 
     @classmethod
@@ -59,7 +79,8 @@ class ContextEdit:
         """Read a mapping of :meth:`to_dict`."""
         current_names = {old: name for name, old in FILE_NAMES.items()}
         fields = {current_names.get(name, name): value for name, value in record.items()}
-        return cls(**{**fields, "demonstrations": tuple(record["demonstrations"])})
+        memory = MemoryModels(**record["memory"]) if "memory" in record else None
+        return cls(**{**fields, "demonstrations": tuple(record["demonstrations"]), "memory": memory})
 
     def before(self, question: str = "") -> str:
         """The text before a question if this is the only fact."""
@@ -81,6 +102,8 @@ class ContextPrompt(NamedTuple):
         A question that states a fact of its own, in the format of a demonstration, follows the demonstrations directly:
         that is the reverse question of BAKE's release.
         """
+        if self.facts[-1].memory is not None:
+            return "".join(f"{fact.prompt} {fact.target_new} " for fact in self.facts)
         shown = self.demonstrations[len(self.demonstrations) - num_demonstrations :]
         before = "".join(demonstration + SEPARATOR for demonstration in shown)
         if self.states_fact(question):
@@ -90,6 +113,8 @@ class ContextPrompt(NamedTuple):
 
     def num_facts(self, question: str) -> int:
         """The number of facts in the text before a question."""
+        if self.facts[-1].memory is not None:
+            return len(self.facts)
         return 0 if self.states_fact(question) else sum(fact.include_fact for fact in self.facts)
 
     @staticmethod

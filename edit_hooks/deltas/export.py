@@ -171,7 +171,8 @@ def _read_factor(
 def _require_weights(delta: Delta) -> None:
     if delta.runtime_part is not None:
         raise EditingError(
-            "this edit is not all in the weights: it needs hooks while the model runs, or text before the prompt, "
+            "this edit is not all in the weights: it needs hooks while the model runs, or text before the prompt "
+            "(with a second model that answers, for some editors), "
             "which neither a checkpoint nor an adapter can hold. Use it with edited_hf (load_edit=...)."
         )
     if not delta.parameter_names:

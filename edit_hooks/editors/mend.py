@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -30,13 +30,14 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
+from edit_hooks.base.trained_artifact import edit_digest
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.gradient.artifact import (
+    HYPER_NETWORK,
     artifact_digest,
-    edit_digest,
     load_network,
     read_manifest,
     read_training_digests,
@@ -138,14 +139,14 @@ class MEND(Editor[MENDConfig]):
         config = super().default_config(model)
         if config.artifact is not None and config.artifact != IDENTITY:
             config.artifact_digest = artifact_digest(config.artifact)
-            self._apply_manifest(config, read_manifest(config.artifact))
+            HYPER_NETWORK.apply_settings(config, self.overrides, config.artifact, read_manifest(config.artifact))
         return config
 
     def target_modules(self, config: MENDConfig, model: nn.Module) -> list[str]:
         return list(edited_shapes(model, config))
 
     def names_layers(self, settings: Settings) -> bool:
-        """Also a trained hyper-network determines them; see :meth:`_apply_manifest`."""
+        """Also a trained hyper-network determines them; see :meth:`default_config`."""
         return settings.get("artifact") not in (None, IDENTITY) or super().names_layers(settings)
 
     def check_inputs(self, config: MENDConfig) -> None:
@@ -170,20 +171,6 @@ class MEND(Editor[MENDConfig]):
         digests = self._training_digests[config.artifact_digest]
         is_seen = any(edit_digest(request.bare_text, request.target_new) in digests for request in requests)
         return [SEEN_IN_TRAINING_WARNING] if is_seen else []
-
-    def _apply_manifest(self, config: MENDConfig, manifest: dict[str, Any]) -> None:
-        """Use the artifact's settings.
-
-        Raises:
-            EditingError: the user chose another value for one of them.
-        """
-        for name, value in manifest["editor"].items():
-            if name in self.overrides and getattr(config, name) != value:
-                raise EditingError(
-                    f"editor setting {name!r} is {getattr(config, name)!r}, but the hyper-network in "
-                    f"{config.artifact} was trained with {value!r}; drop the setting or train another one."
-                )
-            setattr(config, name, value)
 
     def compute(self, job: EditJob[MENDConfig]) -> list[Delta]:
         model, config = job.model, job.config

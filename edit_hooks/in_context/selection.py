@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from edit_hooks.deltas.context_edit import ContextEdit, ContextPrompt
 from edit_hooks.in_context.embeddings import most_similar
+from edit_hooks.in_context.fact_memory import load_memory
 
 _QUESTION = re.compile(r"(?:^|\n)(?:Q|Question):")
 # The bare question at the end of a prompt.
@@ -19,19 +20,25 @@ def bare_question(prompt: str) -> str:
     return match.group(1) if match else prompt.strip()
 
 
-def select_facts(contexts: Sequence[ContextEdit], question: str) -> ContextPrompt | None:
-    """The ``num_facts`` facts most similar to a question, the most similar last.
+def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "cpu") -> ContextPrompt | None:
+    """The ``num_facts`` facts most similar to a question, the most similar last; or the one that a memory chooses.
 
-    The settings (``num_facts``, ``embedder``, ``min_similarity``) are those of the first fact. Of a prompt with several
-    questions only the last is compared: demonstrations before it are the same for every question, and longer.
+    The settings (``num_facts``, ``embedder``, ``min_similarity``, ``memory``) are those of the first fact. Of a prompt
+    with several questions only the last is compared: demonstrations before it are the same for every question, and
+    longer.
+
+    Args:
+        device: where the models of a memory run.
 
     Returns:
         ``None`` if no fact is similar enough; the prompt is then left unchanged.
     """
     settings = contexts[0]
+    query = bare_question(question) if len(_QUESTION.findall(question)) > 1 else question
+    if settings.memory is not None:
+        return load_memory(settings.memory, settings.embedder, device).select(contexts, query)
     if len(contexts) <= settings.num_facts and settings.min_similarity is None:
         return ContextPrompt(tuple(contexts))
     facts = [f"{context.prompt} {context.target_new}" for context in contexts]
-    query = bare_question(question) if len(_QUESTION.findall(question)) > 1 else question
     indices = most_similar(settings.embedder, query, facts, settings.num_facts, settings.min_similarity)
     return ContextPrompt(tuple(contexts[index] for index in reversed(indices))) if indices else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+import torch
+from torch import nn
 from tqdm import tqdm
 
 from edit_hooks.answers import GeneratedText, ScoredContinuation, StateSimilarity
@@ -15,6 +17,8 @@ from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem, St
 from edit_hooks.inference.states import StateComparison
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.options import EditingOptions
+from edit_hooks.modeling.architectures import input_device
+from edit_hooks.utils.scopes import undone
 
 ItemT = TypeVar("ItemT", ScoreItem, GenerateItem, StateItem)
 
@@ -38,15 +42,33 @@ class Engine:
         self._lm, self._options = lm, options
         self._one_by_one = options.engine == "reference"
         self._states = StateComparison(one_by_one=self._one_by_one)
+        self._other_model: nn.Module | None = None
+
+    @property
+    def _model(self) -> nn.Module:
+        return self._lm.model if self._other_model is None else self._other_model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the run's model takes its token ids."""
+        return input_device(self._lm.model)
+
+    @contextlib.contextmanager
+    def answering_with(self, model: nn.Module | None) -> Iterator[None]:
+        """Scope in which another causal model with the run's tokenizer answers; ``None``: the run's own."""
+        before = self._other_model
+        with undone(lambda: setattr(self, "_other_model", before)):
+            self._other_model = model
+            yield
 
     def score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
         with self._progress("Scoring under edits", jobs) as bar:
             if self._one_by_one:
-                return reference.score_reference(self._lm.model, jobs, bar.update)
-            return scoring.score(self._lm.model, self._written(jobs), self._limits(), bar.update)
+                return reference.score_reference(self._model, jobs, bar.update)
+            return scoring.score(self._model, self._written(jobs), self._limits(), bar.update)
 
     def generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
-        model, tokenizer = self._lm.model, self._lm.tokenizer
+        model, tokenizer = self._model, self._lm.tokenizer
         with self._progress("Decoding under edits", jobs) as bar:
             if self._one_by_one:
                 return reference.generate_reference(model, tokenizer, jobs, bar.update)

@@ -34,6 +34,7 @@ from edit_hooks.base.registry import load_editor
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
+from edit_hooks.in_context.fact_memory import require_models
 from edit_hooks.inference import decoding, reference, scoring, states
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.inference.token_prompts import score_parts
@@ -121,7 +122,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._unedited_stock = UneditedStock(kwargs)
         self.engine = Engine(self, self.options)
         self.items = ItemBuilder(self, self.options.max_thought_tokens)
-        self.prompt_edits = PromptEdits(self.items, super().apply_chat_template)
+        self.prompt_edits = PromptEdits(self.items, super().apply_chat_template, self.engine)
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
         self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
@@ -145,7 +146,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """Refuse what cannot work while no weight is loaded; return the edit of ``load_edit``."""
         self._store  # noqa: B018  # refuses a path that cannot be a folder
         if self.options.load_edit:
-            return read_edit(self.options.load_edit, self.outline)
+            delta = read_edit(self.options.load_edit, self.outline)
+            for memory in {context.memory for context in delta.contexts if context.memory is not None}:
+                require_models(memory)
+            return delta
         if self.options.makes_edits:
             require_offsets(self.tokenizer)
             if self.editor.writes != ("context",):

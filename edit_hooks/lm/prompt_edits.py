@@ -1,21 +1,29 @@
-"""Context edits: text put before the question, or between its sub-questions.
+"""Context edits: text put before the question, or between its sub-questions, and the model that answers.
 
 The context becomes part of the prompt and the item is rebuilt by lm-eval's rules, so chat templates, special tokens and
-truncation are those of any prompt.
+truncation are those of any prompt. A question in the scope of a fact with a counterfactual model (SERAC) is answered by
+that model; the choice is made once per prompt.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from torch import nn
 
 from edit_hooks.answers import ContextReport, GeneratedText, ScoredContinuation
+from edit_hooks.base.editor import position_limit
+from edit_hooks.deltas.context_edit import ContextPrompt
 from edit_hooks.deltas.delta import Delta
+from edit_hooks.in_context.fact_memory import load_memory
 from edit_hooks.in_context.rounds import FACT, ROUND_TOKENS, Dialogue
 from edit_hooks.in_context.selection import select_facts
 from edit_hooks.inference.items import GenerateItem, ScoreItem
+from edit_hooks.lm.engine import Engine
 from edit_hooks.lm.item_builder import Built, ItemBuilder, ItemT
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.prompt_context import ChatTemplate, Messages
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
@@ -27,16 +35,29 @@ ScoreItemBuilder: TypeAlias = Callable[[str, str], Built[ScoreItem]]
 AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText)
 
 
+class Placed(NamedTuple, Generic[ItemT]):
+    """An item with the edit's context before its question.
+
+    Attributes:
+        model: the counterfactual model that answers; ``None``: the run's model.
+    """
+
+    item: ItemT
+    report: ContextReport
+    model: nn.Module | None = None
+
+
 class PromptEdits:
     """Puts the contexts of edits before questions.
 
     Args:
         builder: builds items from texts.
         chat_template: the model's chat template.
+        engine: answers the items; counterfactual models take the place of its model.
     """
 
-    def __init__(self, builder: ItemBuilder, chat_template: ChatTemplate) -> None:
-        self._builder, self._chat_template = builder, chat_template
+    def __init__(self, builder: ItemBuilder, chat_template: ChatTemplate, engine: Engine) -> None:
+        self._builder, self._chat_template, self._engine = builder, chat_template, engine
         self._chats: dict[str, tuple[Messages, bool]] = {}
 
     def apply_chat_template(self, messages: Messages, add_generation_prompt: bool) -> str:
@@ -64,19 +85,24 @@ class PromptEdits:
         without_contexts: dict[Delta, Delta | None] = {}  # one object per edit, so that its items share batches
         prepared: list[tuple[ItemT, Delta | None]] = []
         reports: list[ContextReport | None] = []
-        for item, delta in jobs:
-            report = None
+        numbers: dict[nn.Module | None, list[int]] = {}  # of the jobs that each model answers
+        for number, (item, delta) in enumerate(jobs):
+            report, model = None, None
             if delta is not None and delta.contexts:
                 if delta not in without_contexts:
                     without_contexts[delta] = delta.without_contexts
-                item, report = self.with_context(item, delta, score_item)
+                item, report, model = self.with_context(item, delta, score_item)
                 delta = without_contexts[delta]
             prepared.append((item, delta))
             reports.append(report)
-        answers = answer_jobs(prepared)
+            numbers.setdefault(model, []).append(number)
+        answers: dict[int, AnswerT] = {}
+        for model, own in numbers.items():
+            with self._engine.answering_with(model):
+                answers.update(zip(own, answer_jobs([prepared[number] for number in own]), strict=True))
         return [
-            answer if report is None else dataclasses.replace(answer, context=report)
-            for answer, report in zip(answers, reports, strict=True)
+            answers[number] if report is None else dataclasses.replace(answers[number], context=report)
+            for number, report in enumerate(reports)
         ]
 
     def generate(
@@ -134,9 +160,7 @@ class PromptEdits:
             raise EditingError("an editor that asks sub-questions needs plain prompts; drop --apply_chat_template.")
         return Dialogue(item.text, delta.contexts)
 
-    def with_context(
-        self, item: ItemT, delta: Delta, score_item: ScoreItemBuilder | None = None
-    ) -> tuple[ItemT, ContextReport]:
+    def with_context(self, item: ItemT, delta: Delta, score_item: ScoreItemBuilder | None = None) -> Placed[ItemT]:
         """Rebuild an item with the edit's context before the question.
 
         Demonstrations that do not fit are left out, those farthest from the question first. A prompt that is too long
@@ -145,21 +169,36 @@ class PromptEdits:
         prompt = item.text if isinstance(item, GenerateItem) else item.texts and item.texts[0]
         if prompt is None:
             log.warning("texts without a prompt (rolling log-likelihoods) are answered without the edits' contexts.")
-            return item, ContextReport()
+            return Placed(item, ContextReport())
         question = self.question_of(prompt)
-        context = select_facts(delta.contexts, question)
+        context = select_facts(delta.contexts, question, self._device_of(delta))
         if context is None:
-            return item, ContextReport()
+            return Placed(item, ContextReport())
         for shown in range(len(context.demonstrations), -1, -1):
             built = self._rebuild(item, self.before_question(context.text(shown, question), prompt), score_item)
             if not built.cut:
                 break
-        return built.item, ContextReport(
+        model = self._counterfactual(context)
+        if model is not None:
+            built = fitted_to(model, built)
+        report = ContextReport(
             facts=context.num_facts(question),
             demonstrations=shown,
             left_out=len(context.demonstrations) - shown,
             cut=built.cut,
         )
+        return Placed(built.item, report, model)
+
+    def _device_of(self, delta: Delta) -> str:
+        """Where the models of an edit's memory run."""
+        return "cpu" if delta.contexts[0].memory is None else str(self._engine.device)
+
+    def _counterfactual(self, context: ContextPrompt) -> nn.Module | None:
+        """The model that answers in place of the run's, if the fact names one."""
+        fact = context.facts[-1]
+        if fact.memory is None:
+            return None
+        return load_memory(fact.memory, fact.embedder, str(self._engine.device)).counterfactual
 
     def _rebuild(self, item: ItemT, prompt: str, score_item: ScoreItemBuilder | None) -> Built[ItemT]:
         if isinstance(item, GenerateItem):
@@ -188,3 +227,33 @@ class PromptEdits:
         """Return the last user message of a chat; any other prompt unchanged."""
         messages, _ = self._chats.get(prompt, ([{"role": "user", "content": prompt}], True))
         return next(message["content"] for message in reversed(messages) if message["role"] == "user")
+
+
+def fitted_to(model: nn.Module, built: Built[ItemT]) -> Built[ItemT]:
+    """The item with its beginning cut to the positions of another model, which may have fewer.
+
+    Raises:
+        EditingError: the answer alone does not fit, or the model lacks an added token of the prompt.
+    """
+    limit, item = position_limit(unwrapped(model).config), built.item
+    num_tokens = unwrapped(model).get_input_embeddings().weight.shape[0]
+    if lacking := [token for token in item.context if token >= num_tokens]:
+        raise EditingError(
+            f"the counterfactual model has {num_tokens} tokens and lacks token {lacking[0]} of a prompt; ask without "
+            "the text that it stands for (a chat template's control tokens?), or train with another counterfactual."
+        )
+    if limit is None:
+        return built
+    length = item.most_tokens if isinstance(item, GenerateItem) else len(item.continuation) - 1
+    if length >= limit:
+        raise EditingError(
+            f"an answer of {length} tokens leaves no room in the counterfactual model's {limit} positions."
+        )
+    room = limit - length
+    if isinstance(item, GenerateItem):
+        return Built(dataclasses.replace(item, context=item.context[-room:]), built.cut or len(item.context) > room)
+    if item.by_token is None:
+        return Built(dataclasses.replace(item, context=item.context[-room:]), built.cut or len(item.context) > room)
+    contexts = item.by_token.ids  # each of them followed by one token
+    by_token = dataclasses.replace(item.by_token, ids=tuple(ids[-limit:] for ids in contexts))
+    return Built(dataclasses.replace(item, by_token=by_token), built.cut or max(map(len, contexts)) > limit)

@@ -19,7 +19,8 @@ from edit_hooks.request import EditRequest, InTurn, RequestGroup, require_compat
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 
 STATES_UNDER_CONTEXTS = FailedAnswer(
-    "edits of this run are text before the prompt; hidden states of the same embeddings do not depend on it",
+    "edits of this run are text before the prompt, here or of a second model; hidden states of the same embeddings do "
+    "not depend on it",
     is_failure=False,
 )
 

@@ -1,4 +1,4 @@
-"""Training edits of a hyper-network, and the random choices made for them.
+"""Training edits, and the random choices made for them.
 
 Every random choice is a function of the seed and a number (an epoch, or an example's position in the run), so a resumed
 run draws what the interrupted one would have drawn.
@@ -47,6 +47,13 @@ class NumberedExample(NamedTuple):
 
     example: EditExample
     number: int
+
+
+class LossTerms(NamedTuple):
+    """A batch's loss, and its terms as numbers: ``edit``, ``locality``, and ``right``, the share of correct tokens."""
+
+    loss: torch.Tensor
+    metrics: dict[str, float]
 
 
 def training_batch(train: list[EditExample], size: int, seed: int, batch: int) -> list[NumberedExample]:

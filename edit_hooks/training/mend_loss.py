@@ -6,7 +6,6 @@ Shapes: R rows, T tokens, L labels, N some of them, K rank, f and d input and ou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,18 +21,11 @@ from edit_hooks.modeling.lm_head import WHOLE_VOCAB, ModelHead, default_max_logi
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.modeling.vocab_loss import vocab_losses
 from edit_hooks.prompt_context import BARE
-from edit_hooks.training.edit_data import LOCALITY, PARAPHRASE, EditExample, NumberedExample, draw_index
+from edit_hooks.training.edit_data import EditExample, LossTerms, NumberedExample
 from edit_hooks.training.mend_config import TrainingConfig
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.training.questions import TrainingQuestions, text_row
 
 KL_STATES = 16  # states whose logits exist at once
-
-
-class LossTerms(NamedTuple):
-    """A batch's loss, and its terms as numbers: ``edit``, ``locality``, and ``right``, the share of correct tokens."""
-
-    loss: torch.Tensor
-    metrics: dict[str, float]
 
 
 class MENDLoss:
@@ -56,7 +48,7 @@ class MENDLoss:
         train: Sequence[EditExample],
     ) -> None:
         self.model, self.tokenizer, self.network = model, tokenizer, network
-        self.config, self.train = config, train
+        self.config, self.questions = config, TrainingQuestions(config, train)
 
     def __call__(self, batches: Sequence[Sequence[NumberedExample]], observe: bool) -> list[LossTerms]:
         """Losses of some batches, each of edits made jointly. The batches share the passes of the model.
@@ -95,7 +87,7 @@ class MENDLoss:
         return LossTerms(self.config.c_edit * nll + self.config.c_loc * kl, metrics)
 
     def _paraphrase_row(self, example: EditExample, number: int) -> LabeledRow:
-        prompt, target = self.edit_prompt(example, number), BARE.continuation(example.target)
+        prompt, target = self.questions.edit_prompt(example, number), BARE.continuation(example.target)
         return target_row(self.tokenizer, prompt, target, append_eos=self.config.append_eos)
 
     @torch.no_grad()
@@ -106,12 +98,6 @@ class MENDLoss:
             rows = batch_rows(self.model, [self._paraphrase_row(example, number)])
             total += float(label_nll(self.model, rows).mean()) / len(batch)
         return {"loss": self.config.c_edit * total, "edit": total, "locality": 0.0}
-
-    def edit_prompt(self, example: EditExample, number: int) -> str:
-        """The prompt of the edit loss: a random paraphrase, or the edit's own prompt if it has none."""
-        if self.config.edit_loss == "edit" or not example.paraphrases:
-            return example.prompt
-        return example.paraphrases[draw_index(len(example.paraphrases), self.config.seed, number, PARAPHRASE)]
 
     def _updates(self, batches: Sequence[Sequence[NumberedExample]], observe: bool) -> list[dict[str, Update]]:
         """The network's updates of every batch, from one backward pass of all edits.
@@ -162,28 +148,8 @@ class MENDLoss:
         return Registration(self.model.get_submodule(name), hook)
 
     def _locality_row(self, example: EditExample, number: int) -> LabeledRow:
-        """A random locality text of the example, or another edit's prompt and target if it has none."""
-        if example.locality:
-            prompt, answer = example.locality[draw_index(len(example.locality), self.config.seed, number, LOCALITY)]
-        else:
-            other = self._other_edit(example, draw_index(len(self.train), self.config.seed, number, LOCALITY))
-            prompt, answer = other.prompt, other.target
-        row = target_row(self.tokenizer, prompt, BARE.continuation(answer))
-        if self.config.locality_tokens == "answer":
-            return row
-        following = [*row.ids[1:], row.labels[-1][1]]
-        return LabeledRow(row.ids, list(enumerate(following)))
-
-    def _other_edit(self, example: EditExample, start: int) -> EditExample:
-        """The first training edit with another prompt, from index ``start`` on."""
-        for offset in range(len(self.train)):
-            other = self.train[(start + offset) % len(self.train)]
-            if other.prompt != example.prompt:
-                return other
-        raise EditingError(
-            f"the edit {example.prompt!r} has no locality texts, and there is no edit with another prompt to borrow "
-            "one from; add locality texts or edits."
-        )
+        prompt, answer = self.questions.locality(example, number)
+        return text_row(self.tokenizer, prompt, BARE.continuation(answer), self.config.locality_tokens)
 
 
 def kl_from_unedited(head: ModelHead, unedited_LD: torch.Tensor, edited_LD: torch.Tensor) -> torch.Tensor:

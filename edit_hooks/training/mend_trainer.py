@@ -1,273 +1,58 @@
-"""Training of MEND's hyper-network on a frozen model: optimization, validation, early stop, resuming.
+"""Training of MEND's hyper-network (:mod:`edit_hooks.training.trainer`).
 
-One optimizer step averages the loss (:class:`~edit_hooks.training.mend_loss.MENDLoss`) over ``accumulate`` batches of
-``edits_per_example`` edits; up to ``batch_size`` edits share the passes of the model. One Adam optimizer serves the
-networks (``lr``) and the step sizes (``lr_step_sizes``). The released code creates a second optimizer for the step
-sizes whose gradient the first has already cleared, so they move at ``lr`` there.
+The loss is :class:`~edit_hooks.training.mend_loss.MENDLoss`. One Adam optimizer serves the networks (``lr``) and the
+step sizes (``lr_step_sizes``). The released code creates a second optimizer for the step sizes whose gradient the first
+has already cleared, so they move at ``lr`` there.
 
 Not copied from EasyEdit: it loads the paraphrase but takes the loss on the edit itself (``edit_loss: edit`` does the
 same), never stops early and keeps the last checkpoint, counts locality tokens from the wrong end, and restarts the
 statistics when a run resumes.
-
-A killed run that is started again with the same settings resumes from its last validation, bit-identical.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.base.trained_artifact import edit_digest
 from edit_hooks.editors.mend import edited_shapes
-from edit_hooks.gradient.artifact import edit_digest, save_network, with_current_settings
+from edit_hooks.gradient.artifact import HYPER_NETWORK, save_network
 from edit_hooks.gradient.hypernetwork import HyperNetwork
-from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.modeling.hooks import frozen
-from edit_hooks.modeling.identity import model_identity
-from edit_hooks.modeling.tensors import read_tensors, write_tensors
-from edit_hooks.modeling.weights import check_weights, keep_layout
-from edit_hooks.training.edit_data import EditData, NumberedExample, training_batch
 from edit_hooks.training.mend_config import ARTIFACT_SETTINGS, TrainingConfig
 from edit_hooks.training.mend_loss import MENDLoss
-from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import remove_leftovers
-from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.outputs import check_output_folder, check_writable_folder
-
-log = get_logger("lm_eval.edited_hf")
-
-RESUME_NAME, RESUME_FORMAT = "resume.safetensors", "lm-eval-editing/mend-resume/1"
-MAX_SKIPPED = 20  # optimizer steps without finite gradients after which a run fails
-MAX_QUOTED = 600  # characters of the other run's settings in an error message
+from edit_hooks.training.trainer import Trainer
 
 
-@dataclass
-class TrainingProgress:
-    """State of a run beside its tensors.
+class MENDTrainer(Trainer[TrainingConfig]):
+    """Trains a hyper-network into a folder."""
 
-    Attributes:
-        step: optimizer steps so far.
-        best_step, best_loss: step and loss of the best validation.
-        skipped: steps without finite gradients.
-        losses: one record per validation.
-    """
+    kind = HYPER_NETWORK
+    title = "MEND"
+    resume_format = "lm-eval-editing/mend-resume/1"
+    rates = "lr or edit_lr"
+    artifact_settings = ARTIFACT_SETTINGS
 
-    step: int = 0
-    best_step: int = 0
-    best_loss: float = math.inf
-    skipped: int = 0
-    losses: list[dict[str, float]] = dataclasses.field(default_factory=list)
-
-
-def check_training_folder(out: str | Path) -> Path:
-    """Check that a training can write into a folder: a new or empty one, or that of an interrupted run.
-
-    Raises:
-        EditingError: for other folders.
-    """
-    folder = check_writable_folder(out)
-    remove_leftovers(folder)
-    return folder if (folder / RESUME_NAME).exists() else check_output_folder(out)
-
-
-class Trainer:
-    """Trains a hyper-network into a folder.
-
-    Args:
-        out: folder of the artifact and of the state that a killed run resumes from.
-        model_info: JSON-able entries of the manifest about the model, as ``model_name``; its identity is added.
-
-    Raises:
-        EditingError: no training or validation edits, or a folder with a run of other settings, data or model.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        config: TrainingConfig,
-        data: EditData,
-        out: str | Path,
-        model_info: dict[str, Any] | None = None,
-        quiet: bool = False,
-    ) -> None:
-        if not data.train or not data.validation:
-            raise EditingError(
-                f"{len(data.train)} training and {len(data.validation)} validation edits; both are needed."
-            )
-        self.model = unwrapped(model)
-        check_weights(self.model)
-        keep_layout(self.model)
-        self.config, self.data, self.out, self.quiet = config, data, check_training_folder(out), quiet
-        weight = self.model.get_input_embeddings().weight
+    def _set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        config, weight = self.config, self.model.get_input_embeddings().weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
         network = HyperNetwork(edited_shapes(self.model, config), config.network_settings())
         self.network = network.to(weight.device, dtype)
-        self.loss = MENDLoss(self.model, tokenizer, self.network, config, data.train)
+        self.loss = MENDLoss(self.model, tokenizer, self.network, config, self.data.train)
         networks = [p for name, p in self.network.named_parameters() if name != "step_sizes"]
         self.optimizer = torch.optim.Adam(
             [{"params": networks, "lr": config.lr}, {"params": [self.network.step_sizes], "lr": config.lr_step_sizes}]
         )
-        self.progress = TrainingProgress()
-        self.model_info = {
-            "model": model_identity(self.model, tokenizer).to_dict(),
-            "model_name": str(getattr(self.model.config, "name_or_path", "")),
-            "model_type": self.model.config.model_type,
-            "dtype": str(weight.dtype),
-            **(model_info or {}),
-        }
-        # A resumed run may train for longer than the interrupted one, but nothing else may differ.
-        settings = {name: value for name, value in config.to_dict().items() if name not in ("num_steps", "patience")}
-        self.identity = {"model": self.model_info["model"], "data": data.report, "settings": settings}
 
-    def run(self) -> TrainingProgress:
-        """Train to the last step or the early stop, resuming an interrupted run in the folder."""
-        if (self.out / RESUME_NAME).exists():
-            self._resume()
-        config, progress = self.config, self.progress
-        with (
-            frozen(self.model),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            tqdm(
-                total=config.num_steps, initial=progress.step, desc="Training MEND", unit="step", disable=self.quiet
-            ) as bar,
-        ):
-            if not progress.losses:
-                self._validate_and_save()
-            while progress.step < config.num_steps and progress.step - progress.best_step < config.patience:
-                loss = self._step(progress.step)
-                progress.step += 1
-                bar.update(1)
-                if progress.step % config.validate_every == 0 or progress.step == config.num_steps:
-                    self._validate_and_save()
-                bar.set_postfix(loss=f"{loss:.3f}", best=f"{progress.best_loss:.3f}", refresh=False)
-        return progress
+    def _trained_parameters(self) -> list[nn.Parameter]:
+        return list(self.network.parameters())
 
-    def _step(self, step: int) -> float:
-        """One optimizer step; returns its mean loss. Steps without finite gradients are skipped and counted."""
-        config = self.config
-        self.optimizer.zero_grad()
-        mean_loss = 0.0
-        numbers = range(step * config.accumulate, (step + 1) * config.accumulate)
-        batches = [training_batch(self.data.train, config.edits_per_example, config.seed, number) for number in numbers]
-        for shared in self._sharing_passes(batches):
-            loss = torch.stack([terms.loss for terms in self.loss(shared, observe=True)]).sum() / config.accumulate
-            loss.backward()
-            mean_loss += float(loss.detach())
-        norm = nn.utils.clip_grad_norm_(self.network.parameters(), config.max_grad_norm)
-        if torch.isfinite(norm):
-            self.optimizer.step()
-        else:
-            self.progress.skipped += 1
-            if self.progress.skipped >= MAX_SKIPPED:
-                raise EditingError(
-                    f"{MAX_SKIPPED} steps of the training had gradients that are not finite; lower lr or edit_lr, or "
-                    "train in float32."
-                )
-        return mean_loss
+    def _state(self) -> dict[str, torch.Tensor]:
+        return self.network.state_dict()
 
-    def _sharing_passes(self, batches: list[list[NumberedExample]]) -> Iterator[list[list[NumberedExample]]]:
-        """The batches in groups of at most ``batch_size`` edits, but at least one batch."""
-        size = max(1, self.config.batch_size // len(batches[0]))
-        for start in range(0, len(batches), size):
-            yield batches[start : start + size]
-
-    # -------------------------------------------------------------------------------------- validation, saving
-
-    def _validate_and_save(self) -> None:
-        """Record the validation losses, save the artifact if they are the best so far, and save the run's state."""
-        progress = self.progress
-        examples = self.data.validation[: self.config.num_validation]
-        batch = [NumberedExample(example, -1 - index) for index, example in enumerate(examples)]
-        record = {"step": float(progress.step)}
-        if progress.step:
-            record |= self._validation_losses(batch)
-        else:  # a normalizing network has no statistics yet
-            record |= self.loss.unedited(batch)
-        progress.losses.append(record)
-        if progress.step and record["loss"] < progress.best_loss:
-            progress.best_loss, progress.best_step = record["loss"], progress.step
-            self._save_artifact()
-        self._save_state()
-
-    @torch.no_grad()
-    def _validation_losses(self, batch: list[NumberedExample]) -> dict[str, float]:
-        """Means over the validation edits, each edited on its own."""
-        means = {"loss": 0.0, "edit": 0.0, "locality": 0.0, "right": 0.0}
-        with tqdm(total=len(batch), desc="Validating", leave=False, disable=self.quiet) as bar:
-            for shared in self._sharing_passes([[example] for example in batch]):
-                for loss, metrics in self.loss(shared, observe=False):
-                    for name, value in {"loss": float(loss), **metrics}.items():
-                        means[name] += value / len(batch)
-                bar.update(len(shared))
-        log.info("step %d: %s", self.progress.step, ", ".join(f"{name} {mean:.4f}" for name, mean in means.items()))
-        return means
+    def _load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.network.load_state_dict(tensors)
 
     def _save_artifact(self) -> None:
-        config = self.config.to_dict()
-        manifest = {
-            **self.model_info,
-            "editor": {name: config[name] for name in ARTIFACT_SETTINGS},
-            "training": {name: value for name, value in config.items() if name not in ARTIFACT_SETTINGS},
-            "data": self.data.report,
-            "step": self.progress.step,
-            "losses": self.progress.losses,
-            "skipped_steps": self.progress.skipped,
-        }
         digests = {edit_digest(example.prompt, example.target) for example in self.data.train}
-        save_network(self.network, manifest, self.out, digests)
-
-    def _save_state(self) -> None:
-        tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"adam/{index}/{name}": torch.as_tensor(value) for name, value in state.items()}
-        header = {
-            "format": RESUME_FORMAT,
-            "identity": json.dumps(self.identity),
-            "progress": json.dumps(dataclasses.asdict(self.progress)),
-        }
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_tensors(self.out / RESUME_NAME, tensors, header)
-
-    def _resume(self) -> None:
-        """Restore the state that an interrupted run left in the folder."""
-        header, tensors = self._read_state()
-        stored = json.loads(header["identity"])
-        stored["settings"] = with_current_settings(stored["settings"])
-        different = [name for name in self.identity if key_of(stored.get(name)) != key_of(self.identity[name])]
-        if different:
-            raise EditingError(
-                f"{self.out} holds a run with other {', '.join(different)}; name another folder, or use those of that "
-                f"run: {json.dumps({name: stored.get(name) for name in different})[:MAX_QUOTED]}"
-            )
-        self.network.load_state_dict(
-            {name.removeprefix("network/"): tensor for name, tensor in tensors.items() if name.startswith("network/")}
-        )
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("adam/"):
-                _, index, entry = name.split("/")
-                state.setdefault(int(index), {})[entry] = tensor.cpu() if entry == "step" else tensor
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        self.progress = TrainingProgress(**json.loads(header["progress"]))
-        log.info("resuming the run in %s after step %d.", self.out, self.progress.step)
-
-    def _read_state(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-        """Header and tensors of the state file."""
-        path = self.out / RESUME_NAME
-        device = str(self.network.step_sizes.device)
-        header, tensors = read_tensors(path, "state of an earlier run", device)
-        if header.get("format") != RESUME_FORMAT:
-            raise EditingError(f"{path} is not the state of a training run; name another folder.")
-        return header, tensors
+        save_network(self.network, self._manifest(), self.out, digests)

@@ -1,9 +1,11 @@
-"""``lm-edit train-mend``: training of MEND's hyper-network."""
+"""``lm-edit train-mend`` and ``train-serac``: training of what these editors learn for a model."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edit_hooks.utils.numbers import INNER_SHARE
 from lm_edit.cli.command import (
@@ -17,6 +19,14 @@ from lm_edit.cli.command import (
     say,
     whole,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from edit_hooks.training.settings import TrainingSettings
+    from edit_hooks.training.trainer import Trainer
+
+ConfigT = TypeVar("ConfigT", bound="TrainingSettings")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +42,27 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder of the artifact; an interrupted run resumes there")
 
 
-def _run(args: argparse.Namespace) -> int:
+def _train_mend(args: argparse.Namespace) -> int:
     from edit_hooks.training.mend_config import training_config
-    from edit_hooks.training.mend_trainer import Trainer, check_training_folder
+    from edit_hooks.training.mend_trainer import MENDTrainer
+
+    return _train(args, "mend", training_config, MENDTrainer)
+
+
+def _train_serac(args: argparse.Namespace) -> int:
+    from edit_hooks.training.serac_config import serac_training_config
+    from edit_hooks.training.serac_trainer import SERACTrainer
+
+    return _train(args, "serac", serac_training_config, SERACTrainer)
+
+
+def _train(
+    args: argparse.Namespace,
+    editor: str,
+    make_config: Callable[[nn.Module, Mapping[str, Any]], ConfigT],
+    trainer_class: type[Trainer[ConfigT]],
+) -> int:
+    from edit_hooks.training.trainer import check_training_folder
     from edit_hooks.utils.options import parse_editor_args
     from lm_edit.mend_data import load_edit_data
 
@@ -49,18 +77,22 @@ def _run(args: argparse.Namespace) -> int:
         num_edits=args.num_edits,
     )
     lm = load_model(args)
-    config = training_config(lm.outline, settings)
-    trainer = Trainer(lm.model, lm.tokenizer, config, data, out, {"model_name": str(lm.pretrained)})
+    config = make_config(lm.outline, settings)
+    trainer_class.check_inputs(config, lm.tokenizer, data)
+    trainer = trainer_class(lm.model, lm.tokenizer, config, data, out, {"model_name": str(lm.pretrained)})
     progress = trainer.run()
     first, best = progress.losses[0], next(r for r in progress.losses if r["step"] == progress.best_step)
     say(
         f"validation edit loss: unedited {first['edit']:.3f}, after training {best['edit']:.3f}, "
         f"locality {best['locality']:.4f}; best step {progress.best_step} of {progress.step}"
     )
-    say(f"use it: lm_eval --model edited_hf --model_args editor=mend,editor_args=artifact:{out} ...")
+    say(f"use it: lm_eval --model edited_hf --model_args editor={editor},editor_args=artifact:{out} ...")
     return 0
 
 
 VERBS: dict[str, Verb] = {
-    "train-mend": Verb("train MEND's hyper-network for a model, or resume the training", _add_arguments, _run),
+    "train-mend": Verb("train MEND's hyper-network for a model, or resume the training", _add_arguments, _train_mend),
+    "train-serac": Verb(
+        "train SERAC's scope classifier and counterfactual model, or resume the training", _add_arguments, _train_serac
+    ),
 }

@@ -86,6 +86,8 @@ DEVIATIONS = [
     Deviation("mend", "layers", [33, 35], "25 to 27 of 28 blocks there", ("qwen3-8b",)),
     # The paper subtracts.
     Deviation("mend", "sign", "minus", "there it is added (sign: plus)"),
+    # A name without an address.
+    Deviation("serac", "counterfactual", "gpt2", "its gpt-j-335M-Code has no address there", ("gpt-j-6b",)),
     # An integral over one step is none.
     Deviation("kn", "num_steps", 20, "but for its single step", NO_INTEGRAL),
     # Where a question ends, whatever follows.

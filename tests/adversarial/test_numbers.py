@@ -17,6 +17,7 @@ from edit_hooks.base.editor import Editor
 from edit_hooks.base.registry import editor_class, editor_names
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.training.mend_config import TrainingConfig
+from edit_hooks.training.serac_config import SERACTrainingConfig
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import FINITE
 from judges.settings import JudgeSettings
@@ -43,6 +44,7 @@ def scalar(hint: Any) -> bool:
 CONFIGS: dict[str, type[EditorConfig]] = {
     **{name: editor_class(name).config_class for name in editor_names()},
     "train-mend": TrainingConfig,
+    "train-serac": SERACTrainingConfig,
 }
 FIELDS = [
     (name, field.name)
@@ -148,6 +150,7 @@ NEEDED = {
     "trace": ["--edits", "bake"],
     "embed": ["--out", "x.safetensors"],
     "train-mend": ["--edits", "bake", "--out", "x"],
+    "train-serac": ["--edits", "bake", "--out", "x"],
     "judge": ["x"],
     "judge-quality": ["--judge", "published"],
     "stats": [],
@@ -166,6 +169,7 @@ OPTIONS = {
     "trace": ["--subset", "--subset-seed", "--num-edits", "--samples", "--noise", "--window", "--max-tokens", "--seed"],
     "embed": ["--subset", "--subset-seed", "--num-prompts", "--noise", "--relative-noise", "--noise-seed"],
     "train-mend": ["--subset", "--subset-seed", "--num-edits", "--validation-share"],
+    "train-serac": ["--subset", "--subset-seed", "--num-edits", "--validation-share"],
     "judge": ["--max-calls", "--min-coverage"],
     "judge-quality": ["--max-calls", "--min-coverage"],
     "stats": ["--layers", "--tokens", "--max-length", "--threshold", "--energy", "--seed"],

@@ -30,6 +30,7 @@ FOLDERS = {
     "edit": ["edit", "--editor", "r_rome", "--edits", "{input}", "--out"],
     "export": ["export", "{input}", "--format", "peft", "--out"],
     "train-mend": ["train-mend", "--edits", "{input}", "--out"],
+    "train-serac": ["train-serac", "--edits", "{input}", "--out"],
     "stats": ["stats", "--layers", "1", "--folder"],
 }
 Run = Callable[..., str]

@@ -311,7 +311,7 @@ def test_options_of_the_harness(harness: Run, options: dict[str, Any], expected:
     check(harness(metadata={"data": "mini"}, task="qaedit_wild_reliability", limit=1, **options), expected)
 
 
-# lm-edit arguments -> part of the message; MODEL and BAKE stand for options
+# lm-edit arguments -> part of the message; MODEL, HALVED and BAKE stand for options
 VERBS = """
 editors rom | Did you mean 'rome'
 editors a:b | there is no module 'a'
@@ -376,6 +376,9 @@ train-mend --edits nowhere.jsonl --out o MODEL | no such file
 train-mend --edits request.jsonl --out o MODEL | add some
 train-mend --edits bake --data BAKE --out a_file MODEL | a_file is not a folder
 train-mend --edits bake --data BAKE --out o --validation-share 2 MODEL | '2' is not accepted
+train-serac --edits bake HALVED --out o --settings classifier:minilm;counterfactual:full MODEL | its tokenizer
+train-serac --edits bake HALVED --out o --settings classifier:full MODEL | classifier 'full' cannot be loaded
+train-serac --edits bake HALVED --out o --settings artifact:x MODEL | is the output of training
 build-qaedit nowhere.jsonl --locality plain.jsonl --writer hf:x --out o.json | no such file
 build-qaedit =plain.jsonl --locality plain.jsonl --writer hf:x --out o.json | write NAME=FILE
 build-qaedit plain.jsonl --locality plain.jsonl --writer hf:x --out o.json | usable loc and loc_ans
@@ -404,7 +407,8 @@ judge-quality --pairs folder.jsonl | it is a folder
 
 @pytest.mark.parametrize(("line", "expected"), rows(VERBS))
 def test_verbs(capsys: pytest.CaptureFixture[str], model_folder: str, line: str, expected: str) -> None:
-    arguments = line.replace("BAKE", BAKE).replace("MODEL", f"--pretrained {model_folder} --device cpu").split()
+    line = line.replace("HALVED", "--data BAKE --validation-share 0.5").replace("BAKE", BAKE)
+    arguments = line.replace("MODEL", f"--pretrained {model_folder} --device cpu").split()
     assert run_verb(arguments) == 2
     printed = capsys.readouterr().err
     message = printed[printed.index(f"lm-edit {arguments[0]}: ") :].rstrip("\n")

@@ -66,7 +66,7 @@ def test_demonstrations_that_do_not_fit_are_left_out_from_the_start(model_path):
     assert 0 < report.demonstrations < 33 and report.left_out == 33 - report.demonstrations and not report.cut
     (delta,) = context_edits("ike", **WORDS)
     item = lm.items.score_item("Port Elna is the capital of", " Dravonia").item
-    placed, _ = lm.prompt_edits.with_context(item, delta)
+    placed = lm.prompt_edits.with_context(item, delta).item
     text = lm.tokenizer.decode(placed.context, skip_special_tokens=True)
     shown = delta.contexts[0].demonstrations[-report.demonstrations :]
     assert text == "\n\n".join(shown) + f"\n\n{FACT}Prompt: Port Elna is the capital of"
@@ -115,7 +115,7 @@ def test_the_context_of_a_reverse_question_does_not_hold_its_answer(model_path):
             prompt=rewrite["prompt"], subject=rewrite["subject"], target_new=rewrite["target_new"]["str"]
         )
         (delta,) = context_edits("ike", request, **WORDS)
-        placed, _ = lm.prompt_edits.with_context(lm.items.score_item(reverse["prompt"], " x").item, delta)
+        placed = lm.prompt_edits.with_context(lm.items.score_item(reverse["prompt"], " x").item, delta).item
         text = lm.tokenizer.decode(placed.context, skip_special_tokens=True)
         assert f"{reverse['prompt']} {reverse['target_new']['str']}" not in text
         assert text.endswith(f"New Fact: {request.text} {request.target_new}\nPrompt: {reverse['prompt']}")
@@ -126,7 +126,7 @@ def test_the_scored_tokens_are_those_of_the_answer_for_every_tokenizer(tmp_path,
     """The continuation is cut from one encoding of the whole prompt: no BOS in it, no lost first token."""
     lm = build(str(save_tiny(tmp_path, "llama", tokenizer, max_position_embeddings=512)), editor="ice", editor_args={})
     item = lm.items.score_item("Port Elna is the capital of", " Dravonia").item
-    placed, _ = lm.prompt_edits.with_context(item, Delta(contexts=(ICE,)))
+    placed = lm.prompt_edits.with_context(item, Delta(contexts=(ICE,))).item
     assert placed.continuation == item.continuation
     assert lm.tokenizer.decode(placed.continuation).strip() == "Dravonia"
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.contract.tiny_models import EDIT_LAYER
 from edit_hooks.training.edit_data import EditData, EditExample
 from edit_hooks.training.mend_config import training_config
-from edit_hooks.training.mend_trainer import Trainer
+from edit_hooks.training.mend_trainer import MENDTrainer
 
 SETTINGS: dict[str, Any] = {
     "layers": [EDIT_LAYER],
@@ -47,6 +47,6 @@ DATA = EditData(examples(0, 9), examples(9, 12), {"made": "here"})
 
 def trainer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, data: EditData = DATA, **changes: Any
-) -> Trainer:
+) -> MENDTrainer:
     config = training_config(model, {**SETTINGS, **changes})
-    return Trainer(model, tokenizer, config, data, out, {"model_name": "tiny"}, quiet=True)
+    return MENDTrainer(model, tokenizer, config, data, out, {"model_name": "tiny"}, quiet=True)

@@ -11,13 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.base.trained_artifact import MANIFEST_NAME, edit_digest
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.editors.mend import MENDConfig, edited_shapes
 from edit_hooks.gradient.artifact import (
-    MANIFEST_NAME,
     WEIGHTS_NAME,
     artifact_digest,
-    edit_digest,
     load_network,
     read_manifest,
     read_training_digests,

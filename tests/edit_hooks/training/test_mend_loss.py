@@ -33,7 +33,7 @@ def test_the_terms_are_those_of_the_edited_weights(tiny_model, tiny_tokenizer, t
 
     _, _, unedited = logprobs(*example.locality[0])
     with edited(model, delta):
-        start, tokens, paraphrase = logprobs(loss.edit_prompt(example, 3), example.target)
+        start, tokens, paraphrase = logprobs(loss.questions.edit_prompt(example, 3), example.target)
         _, _, after = logprobs(*example.locality[0])
     nll = float(-paraphrase[start - 1 :][torch.arange(len(tokens)), torch.tensor(tokens)].mean())
     kl = float((unedited.exp() * (unedited - after)).sum(-1).mean())
@@ -46,10 +46,10 @@ def test_an_edit_without_locality_texts_borrows_another_edits_prompt(tiny_model,
     model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
     loss = trainer(model, tokenizer, tmp_path).loss
     bare = EditExample(prompt="The capital of Velm is", target="Rome")
-    loss.train = [bare, bare, EditExample(prompt="He speaks", target="English")]
+    loss.questions.train = [bare, bare, EditExample(prompt="He speaks", target="English")]
     texts = {tokenizer.decode(loss._locality_row(bare, number).ids) for number in range(5)}
     assert len(texts) == 1 and "He speaks" in texts.pop()
-    loss.train = [bare]
+    loss.questions.train = [bare]
     with pytest.raises(EditingError, match="no locality texts"):
         loss._locality_row(bare, 0)
 
@@ -60,7 +60,9 @@ def test_the_unedited_loss_is_that_of_the_tokens_that_training_scores(tiny_model
     example, number = DATA.validation[0], 3
     for append_eos in (False, True):
         loss = trainer(model, tokenizer, tmp_path, append_eos=append_eos).loss
-        context, tokens = split_continuation(tokenizer, loss.edit_prompt(example, number), f" {example.target}")
+        context, tokens = split_continuation(
+            tokenizer, loss.questions.edit_prompt(example, number), f" {example.target}"
+        )
         tokens = [*tokens, *([tokenizer.eos_token_id] if append_eos else [])]
         with torch.no_grad():
             logprobs = model(torch.tensor([context + tokens])).logits[0, len(context) - 1 : -1].log_softmax(-1)

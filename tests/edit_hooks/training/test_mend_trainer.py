@@ -16,7 +16,7 @@ from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
 from edit_hooks.gradient.artifact import WEIGHTS_NAME, load_network, read_manifest
 from edit_hooks.modeling.architectures import ARCHITECTURES
-from edit_hooks.training.mend_trainer import MAX_SKIPPED, RESUME_NAME
+from edit_hooks.training.trainer import MAX_SKIPPED, RESUME_NAME
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,157 @@
+"""Artifacts of a training: weights, a manifest and digests of the training edits in one safetensors file.
+
+The header of the file holds the manifest as JSON and a checksum over manifest and tensors; ``manifest.json`` is a
+readable copy. The manifest's section ``editor`` holds the settings that apply to every edit made with the artifact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from edit_hooks.base.config import EditorConfig
+from edit_hooks.modeling.tensor_hash import tensor_digest
+from edit_hooks.modeling.tensors import write_tensors
+from edit_hooks.utils.errors import EditingError, first_line
+from edit_hooks.utils.files import sha256_of, user_path, write_atomically
+from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.json_io import parse_json
+
+MANIFEST_NAME = "manifest.json"
+TRAINED_ON = "trained_on"  # the tensor that holds the digests of the training edits
+
+
+def edit_digest(prompt: str, target: str) -> int:
+    """63 bits of the SHA-256 of an edit's two texts, by which an artifact records its training edits."""
+    text = json.dumps([prompt.strip(), target.strip()], ensure_ascii=False)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True)
+class ArtifactKind:
+    """The artifacts of one training.
+
+    Attributes:
+        format: name and version of the file's layout.
+        weights_name: name of the file in its folder.
+        what: the trained part, for messages, as in ``hyper-network``.
+        command: the command that trains it.
+        renamed_settings: settings of earlier releases -> current names.
+    """
+
+    format: str
+    weights_name: str
+    what: str
+    command: str
+    renamed_settings: Mapping[str, str] = field(default_factory=dict)
+
+    def file(self, path: str | Path) -> Path:
+        """The weights file of an artifact, which may be named by its folder or by that file."""
+        file = user_path(path, f"trained {self.what}")
+        if file.is_dir():
+            file = file / self.weights_name
+        if not file.is_file():
+            raise EditingError(f"no trained {self.what} at {path}; give a folder written by {self.command}.")
+        return file
+
+    def digest(self, path: str | Path) -> str:
+        """SHA-256 (hex) of an artifact's weights file, which holds the manifest too."""
+        return sha256_of(self.file(path))
+
+    def save(
+        self,
+        folder: Path,
+        tensors: Mapping[str, torch.Tensor],
+        manifest: Mapping[str, Any],
+        training_digests: Collection[int] = (),
+    ) -> None:
+        """Write an artifact: a safetensors file with weights and manifest, and a readable copy of the manifest.
+
+        Args:
+            training_digests: :func:`edit_digest` of every training edit.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(manifest, indent=1)
+        tensors = {**tensors, TRAINED_ON: torch.tensor(sorted(training_digests), dtype=torch.int64)}
+        header = {"format": self.format, "manifest": text, "checksum": _checksum(text, tensors)}
+        write_tensors(folder / self.weights_name, tensors, header)
+        write_atomically(folder / MANIFEST_NAME, text + "\n")
+
+    def read_manifest(self, path: str | Path) -> dict[str, Any]:
+        """The manifest of an artifact, settings of earlier releases under their current names.
+
+        Raises:
+            EditingError: there is no artifact at ``path``, or the file is damaged or of another kind.
+        """
+        file = self.file(path)
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                header = tensors.metadata() or {}
+        except Exception as error:
+            raise EditingError(f"cannot read the {self.what} in {file}: {first_line(error)}.") from error
+        if header.get("format") != self.format:
+            raise EditingError(
+                f"{file} is no trained {self.what} (format {header.get('format')!r}, want {self.format!r})."
+            )
+        manifest = parse_json(header.get("manifest", ""), f"manifest of {file}", finite=False)
+        try:
+            for section in {"editor", "training", "network"} & set(manifest):
+                manifest[section] = self.with_current_settings(manifest[section])
+        except (TypeError, AttributeError) as error:
+            raise EditingError(f"the {self.what} in {file} is damaged: {error!r}") from error
+        return manifest
+
+    def with_current_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings from a file of any release, under their current names."""
+        return {self.renamed_settings.get(name, name): value for name, value in settings.items()}
+
+    def load(self, path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The weights of an artifact and its manifest.
+
+        Raises:
+            EditingError: see :meth:`read_manifest`.
+        """
+        manifest = self.read_manifest(path)
+        with safe_open(self.file(path), framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # Artifacts of release 0.1.0 have no checksum.
+        if "checksum" in header and header["checksum"] != _checksum(header["manifest"], tensors):
+            raise EditingError(f"the {self.what} in {self.file(path)} is damaged (checksum differs); train it again.")
+        tensors.pop(TRAINED_ON, None)
+        return tensors, manifest
+
+    def read_training_digests(self, path: str | Path) -> frozenset[int]:
+        """:func:`edit_digest` of every edit that an artifact was trained on."""
+        with safe_open(self.file(path), framework="pt") as file:
+            return frozenset(file.get_tensor(TRAINED_ON).tolist() if TRAINED_ON in file.keys() else ())  # noqa: SIM118
+
+    def apply_settings(
+        self, config: EditorConfig, given: Mapping[str, Any], path: str, manifest: Mapping[str, Any]
+    ) -> None:
+        """Set the settings that an artifact fixes.
+
+        Args:
+            given: the user's settings.
+
+        Raises:
+            EditingError: the user chose another value for one of them.
+        """
+        for name, value in manifest["editor"].items():
+            if name in given and getattr(config, name) != value:
+                raise EditingError(
+                    f"editor setting {name!r} is {getattr(config, name)!r}, but the {self.what} in "
+                    f"{path} was trained with {value!r}; drop the setting or train another one."
+                )
+            setattr(config, name, value)
+
+
+def _checksum(manifest: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    return key_of([manifest, {name: [list(t.shape), str(t.dtype), tensor_digest(t)] for name, t in tensors.items()}])

@@ -1,0 +1,50 @@
+"""Settings of SERAC's training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from edit_hooks.base.config import config_field
+from edit_hooks.editors.serac import SERAC, SERACConfig
+from edit_hooks.training.settings import TrainingSettings
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.numbers import POSITIVE
+
+# Settings that an artifact fixes for every edit made with it.
+ARTIFACT_SETTINGS = ("classifier", "pooling", "scope_texts", "counterfactual", "counterfactual_blocks")
+
+
+@dataclass(kw_only=True)
+class SERACTrainingConfig(SERACConfig, TrainingSettings):
+    """Settings of SERAC and of its training; the artifact keeps :data:`ARTIFACT_SETTINGS`."""
+
+    batch_size: int = config_field("edits that share the passes of the models", within=POSITIVE, default=10)
+    edits_per_example: int = config_field("edits that are in the memory together", within=POSITIVE, default=10)
+    lr: float = config_field("Adam learning rate of both models", within=POSITIVE, default=1e-5)
+    num_validation: int = config_field("number of validation examples", within=POSITIVE, default=1000)
+    patience: int = config_field(
+        "optimizer steps without a better validation loss before the run stops", within=POSITIVE, default=4000
+    )
+    train_embeddings: bool = config_field(
+        "train the counterfactual model's token embeddings and head, too", default=True
+    )
+
+
+def serac_training_config(model: nn.Module, settings: Mapping[str, Any]) -> SERACTrainingConfig:
+    """Training settings for a model: defaults, then the shipped file of editor ``serac``, then ``settings``.
+
+    Raises:
+        EditingError: for unknown settings (with near misses) and values out of range.
+    """
+    SERACTrainingConfig.from_mapping(settings)
+    if "artifact" in settings:
+        raise EditingError("'artifact' is the output of training; drop it, and name the folder with --out.")
+    editor_fields = [field.name for field in dataclasses.fields(SERACConfig)]
+    editor = SERAC({name: value for name, value in settings.items() if name in editor_fields})
+    resolved = editor.default_config(model)
+    return SERACTrainingConfig(**{**{name: getattr(resolved, name) for name in editor_fields}, **settings})

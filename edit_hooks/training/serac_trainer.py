@@ -1,0 +1,63 @@
+"""Training of SERAC's scope classifier and counterfactual model (:mod:`edit_hooks.training.trainer`).
+
+One Adam optimizer serves both. The loss is :class:`~edit_hooks.training.serac_loss.SERACLoss`. Dropout is off, as in
+the released settings.
+
+Not copied from EasyEdit: it takes the loss on the edit itself (``edit_loss: edit`` does the same), so the classifier
+never sees a paraphrase; it counts locality tokens from the wrong end, and keeps the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.base.trained_artifact import edit_digest
+from edit_hooks.in_context.memory_artifact import MEMORY_MODELS, save_models
+from edit_hooks.modeling.architectures import input_device
+from edit_hooks.training.edit_data import EditData
+from edit_hooks.training.serac_config import ARTIFACT_SETTINGS, SERACTrainingConfig
+from edit_hooks.training.serac_loss import SERACLoss
+from edit_hooks.training.serac_models import check_sources, load_sources, local_digest, trained_parameters
+from edit_hooks.training.trainer import Trainer
+
+
+class SERACTrainer(Trainer[SERACTrainingConfig]):
+    """Trains a scope classifier and a counterfactual model into a folder."""
+
+    kind = MEMORY_MODELS
+    title = "SERAC"
+    resume_format = "lm-eval-editing/serac-resume/1"
+    artifact_settings = ARTIFACT_SETTINGS
+
+    @classmethod
+    def check_inputs(cls, config: SERACTrainingConfig, tokenizer: PreTrainedTokenizerBase, data: EditData) -> None:
+        check_sources(tokenizer, config, [f"{example.prompt} {example.target}" for example in data.train])
+
+    def _set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        config = self.config
+        self.check_inputs(config, tokenizer, self.data)
+        self.sources = {name: local_digest(getattr(config, name)) for name in ("classifier", "counterfactual")}
+        self.models = load_sources(self.model, tokenizer, config)
+        device = input_device(self.model)
+        self.models.classifier.to(device)
+        self.models.counterfactual.to(device)
+        self.trained = trained_parameters(self.models, config.train_embeddings)
+        self.loss = SERACLoss(self.model, tokenizer, self.models, config, self.data.train)
+        self.optimizer = torch.optim.Adam(self.trained.values(), lr=config.lr)
+
+    def _trained_parameters(self) -> list[nn.Parameter]:
+        return list(self.trained.values())
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self.trained.items()}
+
+    @torch.no_grad()
+    def _load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.trained.items():
+            parameter.copy_(tensors[name])
+
+    def _save_artifact(self) -> None:
+        digests = {edit_digest(example.prompt, example.target) for example in self.data.train}
+        save_models(self.models, {**self._manifest(), "sources": self.sources}, self.out, digests)

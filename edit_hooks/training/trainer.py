@@ -1,0 +1,329 @@
+"""Training of what an editor learns for a frozen model: optimization, validation, early stop, resuming.
+
+One optimizer step averages the loss over ``accumulate`` batches of ``edits_per_example`` edits; up to ``batch_size``
+edits share the passes of the model. The artifact holds the weights with the best validation loss.
+
+A killed run that is started again with the same settings resumes from its last validation, bit-identical.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from edit_hooks.base.trained_artifact import ArtifactKind
+from edit_hooks.modeling.architectures import unwrapped
+from edit_hooks.modeling.hooks import frozen
+from edit_hooks.modeling.identity import model_identity
+from edit_hooks.modeling.tensors import read_tensors, write_tensors
+from edit_hooks.modeling.weights import check_weights, keep_layout
+from edit_hooks.training.edit_data import EditData, LossTerms, NumberedExample, training_batch
+from edit_hooks.training.settings import TrainingSettings
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import remove_leftovers
+from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.outputs import check_output_folder, check_writable_folder
+
+log = get_logger("lm_eval.edited_hf")
+
+RESUME_NAME = "resume.safetensors"
+MAX_SKIPPED = 20  # optimizer steps without finite gradients after which a run fails
+MAX_QUOTED = 600  # characters of the other run's settings in an error message
+
+ConfigT = TypeVar("ConfigT", bound=TrainingSettings)
+
+
+class BatchLoss(Protocol):
+    """The training loss as a function of batches."""
+
+    def __call__(self, batches: Sequence[Sequence[NumberedExample]], observe: bool) -> list[LossTerms]:
+        """Losses of some batches, each of edits made jointly.
+
+        Args:
+            observe: the batches are training batches, whose statistics are collected, if there are any.
+        """
+
+    def unedited(self, batch: Sequence[NumberedExample]) -> dict[str, float]:
+        """Terms of the loss for the unedited model, means over the examples: the values that training has to beat."""
+
+
+@dataclass
+class TrainingProgress:
+    """State of a run beside its tensors.
+
+    Attributes:
+        step: optimizer steps so far.
+        best_step, best_loss: step and loss of the best validation.
+        skipped: steps without finite gradients.
+        losses: one record per validation.
+    """
+
+    step: int = 0
+    best_step: int = 0
+    best_loss: float = math.inf
+    skipped: int = 0
+    losses: list[dict[str, float]] = dataclasses.field(default_factory=list)
+
+
+def check_training_folder(out: str | Path) -> Path:
+    """Check that a training can write into a folder: a new or empty one, or that of an interrupted run.
+
+    Raises:
+        EditingError: for other folders.
+    """
+    folder = check_writable_folder(out)
+    remove_leftovers(folder)
+    return folder if (folder / RESUME_NAME).exists() else check_output_folder(out)
+
+
+class Trainer(abc.ABC, Generic[ConfigT]):
+    """Trains something for a model into a folder.
+
+    Args:
+        out: folder of the artifact and of the state that a killed run resumes from.
+        model_info: JSON-able entries of the manifest about the model, as ``model_name``; its identity is added.
+
+    Attributes:
+        kind: of its artifacts.
+        title: what is trained, for the progress bar.
+        resume_format: name and version of the saved state.
+        rates: the settings to lower if gradients are not finite.
+        artifact_settings: settings that an artifact fixes for every edit made with it.
+        loss, optimizer: created by :meth:`_set_up`.
+        sources: digests of the files that the training starts from, if any.
+
+    Raises:
+        EditingError: no training or validation edits, or a folder with a run of other settings, data or model.
+    """
+
+    kind: ClassVar[ArtifactKind]
+    title: ClassVar[str]
+    resume_format: ClassVar[str]
+    rates: ClassVar[str] = "lr"
+    artifact_settings: ClassVar[tuple[str, ...]]
+
+    loss: BatchLoss
+    optimizer: torch.optim.Optimizer
+    sources: Mapping[str, str | None] = MappingProxyType({})
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: ConfigT,
+        data: EditData,
+        out: str | Path,
+        model_info: dict[str, Any] | None = None,
+        quiet: bool = False,
+    ) -> None:
+        if not data.train or not data.validation:
+            raise EditingError(
+                f"{len(data.train)} training and {len(data.validation)} validation edits; both are needed."
+            )
+        self.model = unwrapped(model)
+        check_weights(self.model)
+        keep_layout(self.model)
+        self.config, self.data, self.out, self.quiet = config, data, check_training_folder(out), quiet
+        self._set_up(tokenizer)
+        self.progress = TrainingProgress()
+        self.model_info = {
+            "model": model_identity(self.model, tokenizer).to_dict(),
+            "model_name": str(getattr(self.model.config, "name_or_path", "")),
+            "model_type": self.model.config.model_type,
+            "dtype": str(self.model.get_input_embeddings().weight.dtype),
+            **(model_info or {}),
+        }
+        # A resumed run may train for longer than the interrupted one, but nothing else may differ.
+        settings = {name: value for name, value in config.to_dict().items() if name not in ("num_steps", "patience")}
+        self.identity: dict[str, Any] = {
+            "model": self.model_info["model"],
+            "data": data.report,
+            "settings": settings,
+            **({"sources": self.sources} if self.sources else {}),
+        }
+
+    @classmethod
+    def check_inputs(cls, config: ConfigT, tokenizer: PreTrainedTokenizerBase, data: EditData) -> None:
+        """Check what the training reads besides the model, before any weight is loaded.
+
+        Raises:
+            EditingError: for inputs that are missing or do not fit.
+        """
+
+    @abc.abstractmethod
+    def _set_up(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Create the trained modules, their loss and the optimizer."""
+
+    @abc.abstractmethod
+    def _trained_parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients are clipped together."""
+
+    @abc.abstractmethod
+    def _state(self) -> dict[str, torch.Tensor]:
+        """The tensors that training changes, by name."""
+
+    @abc.abstractmethod
+    def _load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Restore what :meth:`_state` returned."""
+
+    @abc.abstractmethod
+    def _save_artifact(self) -> None:
+        """Write the artifact with the present weights."""
+
+    def run(self) -> TrainingProgress:
+        """Train to the last step or the early stop, resuming an interrupted run in the folder."""
+        if (self.out / RESUME_NAME).exists():
+            self._resume()
+        config, progress = self.config, self.progress
+        with (
+            frozen(self.model),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            tqdm(
+                total=config.num_steps,
+                initial=progress.step,
+                desc=f"Training {self.title}",
+                unit="step",
+                disable=self.quiet,
+            ) as bar,
+        ):
+            if not progress.losses:
+                self._validate_and_save()
+            while progress.step < config.num_steps and progress.step - progress.best_step < config.patience:
+                loss = self._step(progress.step)
+                progress.step += 1
+                bar.update(1)
+                if progress.step % config.validate_every == 0 or progress.step == config.num_steps:
+                    self._validate_and_save()
+                bar.set_postfix(loss=f"{loss:.3f}", best=f"{progress.best_loss:.3f}", refresh=False)
+        return progress
+
+    def _step(self, step: int) -> float:
+        """One optimizer step; returns its mean loss. Steps without finite gradients are skipped and counted."""
+        config = self.config
+        self.optimizer.zero_grad()
+        mean_loss = 0.0
+        numbers = range(step * config.accumulate, (step + 1) * config.accumulate)
+        batches = [training_batch(self.data.train, config.edits_per_example, config.seed, number) for number in numbers]
+        for shared in self._sharing_passes(batches):
+            loss = torch.stack([terms.loss for terms in self.loss(shared, observe=True)]).sum() / config.accumulate
+            loss.backward()
+            mean_loss += float(loss.detach())
+        norm = nn.utils.clip_grad_norm_(self._trained_parameters(), config.max_grad_norm)
+        if torch.isfinite(norm):
+            self.optimizer.step()
+        else:
+            self.progress.skipped += 1
+            if self.progress.skipped >= MAX_SKIPPED:
+                raise EditingError(
+                    f"{MAX_SKIPPED} steps of the training had gradients that are not finite; lower {self.rates}, or "
+                    "train in float32."
+                )
+        return mean_loss
+
+    def _sharing_passes(self, batches: list[list[NumberedExample]]) -> Iterator[list[list[NumberedExample]]]:
+        """The batches in groups of at most ``batch_size`` edits, but at least one batch."""
+        size = max(1, self.config.batch_size // len(batches[0]))
+        for start in range(0, len(batches), size):
+            yield batches[start : start + size]
+
+    # -------------------------------------------------------------------------------------- validation, saving
+
+    def _validate_and_save(self) -> None:
+        """Record the validation losses, save the artifact if they are the best so far, and save the run's state."""
+        progress = self.progress
+        examples = self.data.validation[: self.config.num_validation]
+        batch = [NumberedExample(example, -1 - index) for index, example in enumerate(examples)]
+        record = {"step": float(progress.step)}
+        if progress.step:
+            record |= self._validation_losses(batch)
+        else:  # a normalizing network has no statistics yet
+            record |= self.loss.unedited(batch)
+        progress.losses.append(record)
+        if progress.step and record["loss"] < progress.best_loss:
+            progress.best_loss, progress.best_step = record["loss"], progress.step
+            self._save_artifact()
+        self._save_state()
+
+    @torch.no_grad()
+    def _validation_losses(self, batch: list[NumberedExample]) -> dict[str, float]:
+        """Means over the validation edits, each edited on its own."""
+        means = {"loss": 0.0, "edit": 0.0, "locality": 0.0, "right": 0.0}
+        with tqdm(total=len(batch), desc="Validating", leave=False, disable=self.quiet) as bar:
+            for shared in self._sharing_passes([[example] for example in batch]):
+                for loss, metrics in self.loss(shared, observe=False):
+                    for name, value in {"loss": float(loss), **metrics}.items():
+                        means[name] += value / len(batch)
+                bar.update(len(shared))
+        log.info("step %d: %s", self.progress.step, ", ".join(f"{name} {mean:.4f}" for name, mean in means.items()))
+        return means
+
+    def _manifest(self) -> dict[str, Any]:
+        """What an artifact records about its run."""
+        config = self.config.to_dict()
+        return {
+            **self.model_info,
+            "editor": {name: config[name] for name in self.artifact_settings},
+            "training": {name: value for name, value in config.items() if name not in self.artifact_settings},
+            "data": self.data.report,
+            "step": self.progress.step,
+            "losses": self.progress.losses,
+            "skipped_steps": self.progress.skipped,
+        }
+
+    def _save_state(self) -> None:
+        tensors = {f"network/{name}": tensor for name, tensor in self._state().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"adam/{index}/{name}": torch.as_tensor(value) for name, value in state.items()}
+        header = {
+            "format": self.resume_format,
+            "identity": json.dumps(self.identity),
+            "progress": json.dumps(dataclasses.asdict(self.progress)),
+        }
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_tensors(self.out / RESUME_NAME, tensors, header)
+
+    def _resume(self) -> None:
+        """Restore the state that an interrupted run left in the folder."""
+        header, tensors = self._read_state()
+        stored = json.loads(header["identity"])
+        stored["settings"] = self.kind.with_current_settings(stored["settings"])
+        different = [name for name in self.identity if key_of(stored.get(name)) != key_of(self.identity[name])]
+        if different:
+            raise EditingError(
+                f"{self.out} holds a run with other {', '.join(different)}; name another folder, or use those of that "
+                f"run: {json.dumps({name: stored.get(name) for name in different})[:MAX_QUOTED]}"
+            )
+        self._load_state(
+            {name.removeprefix("network/"): tensor for name, tensor in tensors.items() if name.startswith("network/")}
+        )
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("adam/"):
+                _, index, entry = name.split("/")
+                state.setdefault(int(index), {})[entry] = tensor.cpu() if entry == "step" else tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.progress = TrainingProgress(**json.loads(header["progress"]))
+        log.info("resuming the run in %s after step %d.", self.out, self.progress.step)
+
+    def _read_state(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+        """Header and tensors of the state file."""
+        path = self.out / RESUME_NAME
+        device = str(self._trained_parameters()[0].device)
+        header, tensors = read_tensors(path, "state of an earlier run", device)
+        if header.get("format") != self.resume_format:
+            raise EditingError(f"{path} is not the state of a training run; name another folder.")
+        return header, tensors
