@@ -153,9 +153,8 @@ class RequestDispatcher:
         with self._lock:
             if fault.fatal:
                 self._fatal, self._stop_reason = self._fatal or fault, self._unusable
-            elif (
-                fault.retryable or fault.is_of_model
-            ):  # a request refused for its own content predicts nothing about the next one
+            # A request refused for its own content predicts nothing about the next one.
+            elif fault.retryable or fault.is_of_model:
                 self._consecutive_failures += 1
                 if self._consecutive_failures >= self.policy.give_up_after:
                     self._stop_reason = self._stop_reason or TOO_MANY_FAILURES

@@ -6,6 +6,7 @@ import email.utils
 import functools
 import os
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 log = get_logger("lm_eval.judges")
 
+_WARNING = threading.Lock()  # requests run in threads; functools.cache alone lets two of them warn at once
 PLACEHOLDER_KEY = "no-key"  # the client requires a key; servers without authentication ignore it
 CHECK_TIMEOUT_SECONDS = 10.0
 
@@ -156,10 +158,10 @@ class OpenAIBackend:
         choices = getattr(completion, "choices", None)
         if not isinstance(choices, list):
             raise Fault(f"the {self.role.name}'s server sent no JSON", retryable=True)
-        if isinstance(name := getattr(completion, "model", None), str) and not _is_same_model(
-            name, self.settings.model
-        ):
-            _warn_of_model(self.role.name, name, self.settings.model, self.settings.url)
+        name, asked = getattr(completion, "model", None), self.settings.model
+        if isinstance(name, str) and not _is_same_model(name, asked):
+            with _WARNING:
+                _warn_of_model(self.role.name, name, asked, self.settings.url)
         message = getattr(choices[0], "message", None) if choices else None
         text, refusal = getattr(message, "content", None), getattr(message, "refusal", None)
         finish = getattr(choices[0], "finish_reason", None) if choices else None

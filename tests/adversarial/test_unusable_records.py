@@ -286,7 +286,7 @@ def test_saved_edits_list_the_requests_that_they_write(tiny_path: Callable[..., 
     settings = {"editor": "ft_m", "editor_args": {"num_steps": 1}}
     saved = make_edits(tmp_path / "out", edits, grouping="joint", model_options={**model, **settings})
     assert list(saved.failed) == ["b"] and "positions" in saved.failed["b"]
-    (file,) = saved.files
-    lm = build(model["pretrained"], load_edit=str(file), editor_args=None)
+    (edit,) = saved.edits
+    lm = build(model["pretrained"], load_edit=str(edit.file), editor_args=None)
     requests = lm.session.requests
     assert requests is not None and len(requests) == 1

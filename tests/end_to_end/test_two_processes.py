@@ -14,6 +14,7 @@ import sys
 from typing import NamedTuple
 
 import pytest
+from lm_eval_without_its_tasks import SEPARATOR
 from lm_runs import SHORT
 from ordinary_tasks import write_tasks
 from paths import HELPERS, RECORDS, ROOT
@@ -95,7 +96,7 @@ def two_processes(settings, names):
     if done.returncode and re.search(r"(?i)address|rendezvous|gloo", done.stderr) and "EditingError" not in done.stderr:
         pytest.skip(f"processes cannot connect on this machine: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr[-3000:]
-    _, *logs = re.split(r"^then$", done.stderr, flags=re.MULTILINE)
+    _, *logs = done.stderr.split(SEPARATOR)
     return {name: (read_results(folder), log) for name, folder, log in zip(names, folders, logs, strict=True)}
 
 

@@ -1,7 +1,7 @@
 """The command `lm_eval` without lm-eval's own 14,000 task files, which every process takes ten seconds to index.
 
 Nor does it describe the machine, for which lm-eval starts a dozen programs at the end of a run. Several commands can be
-given, the word `then` between them; they run one after another in this process, and a line `then` on standard error of
+given, the word `then` between them; they run one after another in this process, and SEPARATOR on standard error of
 rank 0 stands between their logs.
 """
 
@@ -17,6 +17,8 @@ from lm_eval.__main__ import cli_evaluate
 
 import lm_eval_editing_autoload  # noqa: F401  # makes the model known where start-up files are not read
 
+SEPARATOR = "==then=="
+
 if __name__ == "__main__":
     lm_eval.evaluator.add_env_info = lambda storage: None
     program, *words = sys.argv
@@ -27,4 +29,6 @@ if __name__ == "__main__":
                 sys.argv = [program, *command]
                 cli_evaluate()
             elif os.environ.get("RANK", "0") == "0":
-                print("then", file=sys.stderr, flush=True)
+                os.write(
+                    sys.stderr.fileno(), f"\n{SEPARATOR}\n".encode()
+                )  # one write: the other rank writes there, too
