@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from safetensors import safe_open
 from edit_hooks.base.config import EditorConfig
 from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import write_tensors
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import sha256_of, user_path, write_atomically
 from edit_hooks.utils.hashing import key_of
@@ -151,6 +152,29 @@ class ArtifactKind:
                     f"{path} was trained with {value!r}; drop the setting or train another one."
                 )
             setattr(config, name, value)
+
+
+class TrainingEdits:
+    """The edits that artifacts were trained on, by digest; each artifact is read once.
+
+    Args:
+        kind: of the artifacts.
+    """
+
+    def __init__(self, kind: ArtifactKind) -> None:
+        self._kind = kind
+        self._digests: dict[str | None, frozenset[int]] = {}
+
+    def warnings(self, path: str, digest: str | None, requests: Sequence[EditRequest]) -> list[str]:
+        """The warning if the artifact at ``path``, with the checksum ``digest``, was trained on one of the requests."""
+        if digest not in self._digests:
+            self._digests[digest] = self._kind.read_training_digests(path)
+        if not any(edit_digest(one.bare_text, one.target_new) in self._digests[digest] for one in requests):
+            return []
+        return [
+            f"the artifact ({self._kind.what}) was trained on this very edit, so its scores do not carry over to unseen "
+            "edits; evaluate on others."
+        ]
 
 
 def _checksum(manifest: str, tensors: Mapping[str, torch.Tensor]) -> str:

@@ -30,7 +30,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
-from edit_hooks.base.trained_artifact import edit_digest
+from edit_hooks.base.trained_artifact import TrainingEdits
 from edit_hooks.deltas.apply import edited
 from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.norms import update_norm_ratio
@@ -40,7 +40,6 @@ from edit_hooks.gradient.artifact import (
     artifact_digest,
     load_network,
     read_manifest,
-    read_training_digests,
 )
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.hypernetwork import HyperNetwork, NetworkSettings, Sign, TokenFactors, drop_zero_tokens
@@ -56,12 +55,6 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 IDENTITY = "identity"
-
-
-SEEN_IN_TRAINING_WARNING = (
-    "the hyper-network was trained on this very edit, so its scores do not carry over to unseen edits; evaluate on "
-    "others."
-)
 
 
 @dataclass(kw_only=True)
@@ -129,7 +122,7 @@ class MEND(Editor[MENDConfig]):
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)
         self._networks: dict[str, HyperNetwork] = {}
-        self._training_digests: dict[str | None, frozenset[int]] = {}
+        self._training_edits = TrainingEdits(HYPER_NETWORK)
 
     def default_layers(self, model_config: PretrainedConfig) -> list[int]:
         """The last three blocks."""
@@ -166,11 +159,7 @@ class MEND(Editor[MENDConfig]):
         config = job.config
         if config.artifact is None or config.artifact == IDENTITY:
             return []
-        if config.artifact_digest not in self._training_digests:
-            self._training_digests[config.artifact_digest] = read_training_digests(config.artifact)
-        digests = self._training_digests[config.artifact_digest]
-        is_seen = any(edit_digest(request.bare_text, request.target_new) in digests for request in requests)
-        return [SEEN_IN_TRAINING_WARNING] if is_seen else []
+        return self._training_edits.warnings(config.artifact, config.artifact_digest, requests)
 
     def compute(self, job: EditJob[MENDConfig]) -> list[Delta]:
         model, config = job.model, job.config

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
 from edit_hooks.base.shipped import find_shipped
-from edit_hooks.base.trained_artifact import edit_digest
+from edit_hooks.base.trained_artifact import TrainingEdits
 from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.embeddings import EMBEDDERS, require_embedder
@@ -40,10 +40,6 @@ from edit_hooks.utils.files import path_digest, user_path
 from edit_hooks.utils.numbers import POSITIVE
 
 BASE = "base"
-SEEN_IN_TRAINING_WARNING = (
-    "the scope classifier and the counterfactual model were trained on this very edit, so its scores do not carry over "
-    "to unseen edits; evaluate on others."
-)
 
 
 @dataclass(kw_only=True)
@@ -99,7 +95,7 @@ class SERAC(Editor[SERACConfig]):
 
     def __init__(self, overrides: Settings | None = None) -> None:
         super().__init__(overrides)
-        self._training_digests: dict[str | None, frozenset[int]] = {}
+        self._training_edits = TrainingEdits(MEMORY_MODELS)
 
     def default_config(self, model: nn.Module) -> SERACConfig:
         shipped = find_shipped(self.config_folders, unwrapped(model).config, self.overrides.get("shipped"))
@@ -150,11 +146,7 @@ class SERAC(Editor[SERACConfig]):
         config = job.config
         if config.artifact is None or config.artifact == IDENTITY:
             return []
-        if config.artifact_digest not in self._training_digests:
-            self._training_digests[config.artifact_digest] = MEMORY_MODELS.read_training_digests(config.artifact)
-        digests = self._training_digests[config.artifact_digest]
-        is_seen = any(edit_digest(request.bare_text, request.target_new) in digests for request in requests)
-        return [SEEN_IN_TRAINING_WARNING] if is_seen else []
+        return self._training_edits.warnings(config.artifact, config.artifact_digest, requests)
 
 
 def _fact(request: EditRequest, config: SERACConfig) -> ContextEdit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,7 @@ from torch import nn
 
 from edit_hooks.base.config import config_field
 from edit_hooks.editors.mend import MEND, MENDConfig
-from edit_hooks.training.settings import TrainingSettings
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.training.settings import TrainingSettings, resolve_settings
 from edit_hooks.utils.numbers import NON_NEGATIVE
 
 # Settings that an artifact fixes for every edit made with it.
@@ -27,15 +25,5 @@ class TrainingConfig(MENDConfig, TrainingSettings):
 
 
 def training_config(model: nn.Module, settings: Mapping[str, Any]) -> TrainingConfig:
-    """Training settings for a model: defaults, then the shipped file of editor ``mend``, then ``settings``.
-
-    Raises:
-        EditingError: for unknown settings (with near misses) and values out of range.
-    """
-    TrainingConfig.from_mapping(settings)
-    if "artifact" in settings:
-        raise EditingError("'artifact' is the output of training; drop it, and name the folder with --out.")
-    editor_fields = [field.name for field in dataclasses.fields(MENDConfig)]
-    editor = MEND({name: value for name, value in settings.items() if name in editor_fields})
-    resolved = editor.default_config(model)
-    return TrainingConfig(**{**{name: getattr(resolved, name) for name in editor_fields}, **settings})
+    """Settings of a training for a model; see :func:`~edit_hooks.training.settings.resolve_settings`."""
+    return resolve_settings(TrainingConfig, MEND, model, settings)

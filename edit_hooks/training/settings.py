@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+from torch import nn
 
 from edit_hooks.base.config import EditorConfig, config_field
+from edit_hooks.base.editor import Editor
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
+
+SettingsT = TypeVar("SettingsT", bound="TrainingSettings")
 
 
 @dataclass(kw_only=True)
@@ -32,3 +40,20 @@ class TrainingSettings(EditorConfig):
     patience: int = config_field(
         "optimizer steps without a better validation loss before the run stops", within=POSITIVE, default=2000
     )
+
+
+def resolve_settings(
+    config_class: type[SettingsT], editor_class: type[Editor[Any]], model: nn.Module, settings: Mapping[str, Any]
+) -> SettingsT:
+    """Training settings for a model: defaults, then the editor's shipped file, then ``settings``.
+
+    Raises:
+        EditingError: for unknown settings (with near misses) and values out of range.
+    """
+    config_class.from_mapping(settings)
+    if "artifact" in settings:
+        raise EditingError("'artifact' is the output of training; drop it, and name the folder with --out.")
+    editor_fields = [field.name for field in dataclasses.fields(editor_class.config_class)]
+    editor = editor_class({name: value for name, value in settings.items() if name in editor_fields})
+    resolved = editor.default_config(model)
+    return config_class(**{**{name: getattr(resolved, name) for name in editor_fields}, **settings})
