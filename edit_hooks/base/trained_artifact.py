@@ -172,8 +172,8 @@ class TrainingEdits:
         if not any(edit_digest(one.bare_text, one.target_new) in self._digests[digest] for one in requests):
             return []
         return [
-            f"the artifact ({self._kind.what}) was trained on this very edit, so its scores do not carry over to unseen "
-            "edits; evaluate on others."
+            f"the artifact ({self._kind.what}) was trained on this very edit, so its scores do not carry over to "
+            "unseen edits; evaluate on others."
         ]
 
 
