@@ -240,7 +240,7 @@ def fitted_to(model: nn.Module, built: Built[ItemT]) -> Built[ItemT]:
     if lacking := [token for token in item.context if token >= num_tokens]:
         raise EditingError(
             f"the counterfactual model has {num_tokens} tokens and lacks token {lacking[0]} of a prompt; ask without "
-            "the text that it stands for (a chat template's control tokens?), or train with another counterfactual."
+            "such tokens (those of a chat template?), or train with another counterfactual model."
         )
     if limit is None:
         return built

@@ -109,7 +109,7 @@ def first_blocks(model: PreTrainedModel, count: int) -> PreTrainedModel:
     """A model of the first blocks of another one, with its embeddings, last norm and head.
 
     Raises:
-        EditingError: there are not so many blocks.
+        EditingError: the model has fewer blocks.
     """
     if count > num_layers(model):
         raise EditingError(
