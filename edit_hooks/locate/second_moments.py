@@ -9,6 +9,7 @@ Shapes: R rows, T tokens, f key width.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -37,12 +38,16 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import cache_root, write_atomically, write_to_cache
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.locks import locked
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger(__name__)
 
 
 FORMAT = "lm-eval-editing/second-moment/3"
+
+
+LOCKS = "locks"
 
 
 MomentDtype = Literal["float32", "float64"]
@@ -115,23 +120,64 @@ def second_moments(
         root = None
     identity = model_identity(inner, tokenizer).to_dict() if root else {}
     descriptions = _describe(inner, layers, corpus, settings, identity)
-    moments: dict[int, SecondMoment] = {}
-    for layer, description in descriptions.items():
-        stored = _load(root, description) if root else None
-        if stored is not None:
-            stored.report["warnings"] = _collect_warnings(stored.report, settings)
-            moments[layer] = stored
-    missing = [layer for layer in layers if layer not in moments]
-    if missing:
-        texts = text_file(root, _describe_text(descriptions[missing[0]])) if root and corpus.is_sampled else None
-        matrices, report = _collect(inner, tokenizer, missing, corpus, settings, quiet, texts)
-        for layer, matrix_FF in matrices.items():
-            moments[layer] = _make_moment(layer, matrix_FF, descriptions[layer], report, settings)
-            if root:
-                _save(root, moments[layer])
+    moments = _load_all(root, descriptions, settings)
+    if len(moments) < len(descriptions):
+        missing = {layer: one for layer, one in descriptions.items() if layer not in moments}
+        with _collected_once(root, missing, corpus) as waited:
+            if waited:
+                moments |= _load_all(root, missing, settings)
+                missing = {layer: one for layer, one in missing.items() if layer not in moments}
+            moments |= _collect_all(inner, tokenizer, missing, corpus, settings, quiet, root)
     for moment in moments.values() if root else ():
         moment.report["folder"] = str(root)  # projectors are stored beside the matrix
     return {layer: moments[layer] for layer in layers}
+
+
+def _load_all(
+    root: Path | None, descriptions: dict[int, dict[str, Any]], settings: MomentSettings
+) -> dict[int, SecondMoment]:
+    """The stored matrices by layer."""
+    found = {layer: _load(root, description) for layer, description in descriptions.items()} if root else {}
+    moments = {layer: moment for layer, moment in found.items() if moment is not None}
+    for moment in moments.values():
+        moment.report["warnings"] = _collect_warnings(moment.report, settings)
+    return moments
+
+
+def _collect_all(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    descriptions: dict[int, dict[str, Any]],
+    corpus: Corpus,
+    settings: MomentSettings,
+    quiet: bool,
+    root: Path | None,
+) -> dict[int, SecondMoment]:
+    """Collect the matrices of all layers in one pass, and store them."""
+    if not descriptions:
+        return {}
+    texts = text_file(root, _describe_text(descriptions)) if root and corpus.is_sampled else None
+    matrices, report = _collect(model, tokenizer, list(descriptions), corpus, settings, quiet, texts)
+    moments = {}
+    for layer, matrix_FF in matrices.items():
+        moments[layer] = _make_moment(layer, matrix_FF, descriptions[layer], report, settings)
+        if root:
+            _save(root, moments[layer])
+    return moments
+
+
+def _collected_once(
+    root: Path | None, descriptions: dict[int, dict[str, Any]], corpus: Corpus
+) -> contextlib.AbstractContextManager[bool]:
+    """Wait for another process that samples the same text, or reads another corpus for the same matrices.
+
+    The block gets whether it waited.
+    """
+    if root is None:
+        return contextlib.nullcontext(False)
+    key = key_of(_describe_text(descriptions) if corpus.is_sampled else list(descriptions.values()))
+    waiting = f"second moments: waiting for another process that collects them from the same text, in {root}."
+    return locked(root / LOCKS / f"{key}.lock", waiting)
 
 
 def _with_defaults(settings: MomentSettings, model: nn.Module, corpus: Corpus, layers: Sequence[int]) -> MomentSettings:
@@ -317,8 +363,9 @@ def _describe(
     }
 
 
-def _describe_text(description: dict[str, Any]) -> dict[str, Any]:
+def _describe_text(descriptions: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """What determines a sampled text: all but the block and the precision of the matrix."""
+    description = next(iter(descriptions.values()))
     return {name: description[name] for name in ("model", "corpus", "num_tokens", "max_length")}
 
 

@@ -31,6 +31,7 @@ from edit_hooks.utils.files import (
 )
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import read_json
+from edit_hooks.utils.locks import locked
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.sqlite_cache import remove_database
 
@@ -156,14 +157,8 @@ class Store:
 
         The operating system releases the lock of a process that dies.
         """
-        from filelock import FileLock
-
-        lock = FileLock(self.root / LOCKS / f"{name}.lock")
-        write_to_cache(Path(lock.lock_file), lock.acquire)
-        try:
+        with locked(self.root / LOCKS / f"{name}.lock"):
             yield
-        finally:
-            lock.release()
 
     def _delta_path(self, key: str) -> Path:
         return self.root / DELTAS / key[:2] / f"{key}.safetensors"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from edit_hooks import EditRequest
 from edit_hooks.contract.tiny_models import (
@@ -43,19 +44,39 @@ each_model = pytest.mark.parametrize("model_type", ALL_MODEL_TYPES)
 LIMIT = 1e-8  # largest relative difference that rounding explains in float64
 
 
-class KeepWide(TorchFunctionMode):
-    """Inside, nothing that is float64 becomes float32."""
+@contextlib.contextmanager
+def keep_wide() -> Iterator[None]:
+    """Inside, nothing that is float64 becomes float32.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
-            if func is torch.Tensor.float:
-                return args[0]
+    The functions that models and engines narrow with are replaced: a torch function mode, which sees every operation,
+    makes loops on tiny models take twice as long.
+    """
+    to = torch.Tensor.to
+
+    def widened(tensor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if tensor.dtype == torch.float64:
+            args = tuple(torch.float64 if entry is torch.float32 else entry for entry in args)
             if kwargs.get("dtype") is torch.float32:
                 kwargs["dtype"] = torch.float64
-            if func is torch.Tensor.to:
-                args = tuple(torch.float64 if entry is torch.float32 else entry for entry in args)
-        return func(*args, **kwargs)
+        return to(tensor, *args, **kwargs)
+
+    def with_dtype(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(function)
+        def call(tensor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if kwargs.get("dtype") is torch.float32 and tensor.dtype == torch.float64:
+                kwargs["dtype"] = torch.float64
+            return function(tensor, *args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "float", lambda tensor: widened(tensor, torch.float32))
+        patch.setattr(torch.Tensor, "to", widened)
+        for place in (torch, torch.nn.functional, torch.Tensor):
+            for name in ("softmax", "log_softmax", "sum", "mean", "cumsum"):
+                if hasattr(place, name):
+                    patch.setattr(place, name, with_dtype(getattr(place, name)))
+        yield
 
 
 @functools.cache

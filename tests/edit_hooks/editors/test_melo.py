@@ -6,7 +6,7 @@ import pytest
 import torch
 from hook_edits import EDIT_REQUESTS, make, nll, stream_of
 from safetensors.torch import save_file
-from value_problems import KeepWide
+from value_problems import keep_wide
 
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, build_model, build_tokenizer
@@ -80,13 +80,13 @@ def test_targets_are_compared_token_by_token():
 
 
 @pytest.fixture
-def keep_wide():
+def wide():
     """Adam decides by the smallest signs."""
-    with KeepWide():
+    with keep_wide():
         yield
 
 
-@pytest.mark.usefixtures("keep_wide")
+@pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "gemma3_text"])
 def test_adapters_are_those_of_a_plain_loop(model_type):
     """One edit, whole forwards, torch's Adam and StepLR."""

@@ -1,6 +1,6 @@
 """Prompts that begin alike: the shared tokens run once, and the answers are those of every prompt alone.
 
-Float64, narrowed nowhere (`KeepWide`), so that a bound of 1e-8 separates another formula from rounding. The beginnings
+Float64, narrowed nowhere (`keep_wide`), so that a bound of 1e-8 separates another formula from rounding. The beginnings
 are longer than the sliding windows of the tiny models.
 """
 
@@ -13,7 +13,7 @@ import hook_edits
 import pytest
 from hook_edits import EDIT_REQUESTS, stream_of
 from inference_cases import edits
-from value_problems import LIMIT, KeepWide, each_model, loaded
+from value_problems import LIMIT, each_model, keep_wide, loaded
 
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference import batching
@@ -32,7 +32,7 @@ APART = "Lake"
 @pytest.fixture(autouse=True)
 def _shared_from_16_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(batching, "MIN_SHARED_TOKENS", 16)
-    with KeepWide():
+    with keep_wide():
         yield
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,9 +19,10 @@ from edit_hooks import EditingError
 from edit_hooks.contract.tiny_models import SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate import second_moments as module
 from edit_hooks.locate.sampled_texts import FOLDER
-from edit_hooks.locate.second_moments import MomentSettings, second_moments
+from edit_hooks.locate.second_moments import LOCKS, MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.modeling.tensors import read_tensors, write_tensors
+from edit_hooks.utils.locks import locked
 
 TEXTS = list(SENTENCES)
 
@@ -95,6 +99,35 @@ def test_the_text_is_sampled_once_for_all_layers_and_precisions(tmp_path, monkey
     assert collect("self", tmp_path / "both", dtype="bfloat16")[1].matrix_FF.dtype == torch.bfloat16
     with pytest.raises(pytest.fail.Exception, match="sampled again"):
         collect("self", tmp_path / "both", layers=[0], seed=1)
+
+
+@pytest.mark.parametrize("meanwhile", ["other block", "same block"])
+def test_who_waits_for_another_process_does_not_sample(meanwhile, tmp_path, monkeypatch, caplog):
+    """The lock of the one that samples is held here; what it wrote is used, and its blocks are not read again."""
+    apart = collect("self", tmp_path / "apart", layers=[0])[0]
+    collect("self", tmp_path / "first", layers=[0 if meanwhile == "same block" else 1])
+    (lock,) = (tmp_path / "first" / LOCKS).iterdir()
+    monkeypatch.setattr(module, "read_documents", lambda *_: pytest.fail("sampled again"))
+    if meanwhile == "same block":
+        monkeypatch.setattr(module, "_collect", lambda *_: pytest.fail("collected again"))
+    with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
+        with locked(tmp_path / "second" / LOCKS / lock.name):
+            moments = pool.submit(collect, "self", tmp_path / "second", layers=[0])
+            while "waiting for another process" not in caplog.text and not moments.done():
+                time.sleep(0.01)
+            assert not moments.done()
+            shutil.copytree(tmp_path / "first", tmp_path / "second", dirs_exist_ok=True)
+        assert torch.equal(moments.result(60)[0].matrix_FF, apart.matrix_FF)
+
+
+def test_the_lock_of_a_text_is_not_that_of_another(tmp_path, caplog):
+    collect("self", tmp_path, layers=[0])
+    (lock,) = (tmp_path / LOCKS).iterdir()
+    with locked(lock), caplog.at_level(logging.WARNING):
+        collect("self", tmp_path, layers=[0])  # stored: nothing to wait for
+        collect("self", tmp_path, layers=[0], seed=1)
+        collect(TEXTS, tmp_path, layers=[0])
+    assert "waiting" not in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["cut", "swapped"])

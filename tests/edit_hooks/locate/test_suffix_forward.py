@@ -1,6 +1,6 @@
 """Suffix-only forward passes: cached activations, row groups and prefixes change no number.
 
-Float64, narrowed nowhere (`KeepWide`), so that a bound of 1e-8 separates another formula from rounding.
+Float64, narrowed nowhere (`keep_wide`), so that a bound of 1e-8 separates another formula from rounding.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from value_problems import (
     EDIT_REQUESTS,
     LIMIT,
     SETTINGS,
-    KeepWide,
     assert_same_values,
     each_model,
+    keep_wide,
     loaded,
     problem,
     relative,
@@ -39,7 +39,7 @@ from edit_hooks.modeling.kv_cache import group_by_length
 
 @pytest.fixture(autouse=True)
 def _keep_wide() -> Iterator[None]:
-    with KeepWide():
+    with keep_wide():
         yield
 
 

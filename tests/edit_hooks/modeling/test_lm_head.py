@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
-from value_problems import KeepWide, each_model, loaded
+from value_problems import each_model, keep_wide, loaded
 
 from edit_hooks.modeling import lm_head
 from edit_hooks.modeling.lm_head import WHOLE_VOCAB, ModelHead, PrecomputedLogits
@@ -17,7 +17,7 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}
 
 @pytest.fixture(autouse=True)
 def _keep_wide() -> Iterator[None]:
-    with KeepWide():
+    with keep_wide():
         yield
 
 

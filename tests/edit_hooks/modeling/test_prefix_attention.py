@@ -1,6 +1,6 @@
 """Suffixes on top of a cached prefix: the same as the model's own attention over concatenated keys and values.
 
-Float64, narrowed nowhere (`KeepWide`).
+Float64, narrowed nowhere (`keep_wide`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import transformers
 from packaging.version import Version
 from transformers import AttentionInterface, DynamicCache
-from value_problems import EDIT_REQUESTS, LIMIT, SETTINGS, KeepWide, each_model, loaded, problem, relative
+from value_problems import EDIT_REQUESTS, LIMIT, SETTINGS, each_model, keep_wide, loaded, problem, relative
 
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, build_model
 from edit_hooks.locate.value_optimization import optimize_values
@@ -32,7 +32,7 @@ LENGTHS = torch.tensor([4, 3, 1])
 
 @pytest.fixture(autouse=True)
 def _keep_wide() -> Iterator[None]:
-    with KeepWide():
+    with keep_wide():
         yield
 
 
@@ -105,7 +105,7 @@ def test_models_in_two_threads_do_not_see_each_others_prefixes():
 
     def work(name: str) -> None:
         try:
-            with torch.no_grad(), KeepWide():
+            with torch.no_grad(), keep_wide():
                 model = loaded(name)[0]
                 with cached_prefix(model, prefixes[name].layers) as cache:
                     both_entered.wait()

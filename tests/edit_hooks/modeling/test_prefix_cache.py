@@ -1,6 +1,6 @@
 """Prefix cache: shared beginnings are computed once, and keys and values are those of every row alone.
 
-Float64, narrowed nowhere (`KeepWide`), so that a bound of 1e-8 separates another formula from rounding.
+Float64, narrowed nowhere (`keep_wide`), so that a bound of 1e-8 separates another formula from rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
-from value_problems import LIMIT, KeepWide, each_model, loaded, relative
+from value_problems import LIMIT, each_model, keep_wide, loaded, relative
 
 from edit_hooks.modeling import prefix_cache
 from edit_hooks.modeling.kv_cache import CACHE
@@ -25,7 +25,7 @@ rows_strategy = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, ma
 
 @pytest.fixture(autouse=True)
 def _keep_wide() -> Iterator[None]:
-    with KeepWide():
+    with keep_wide():
         yield
 
 

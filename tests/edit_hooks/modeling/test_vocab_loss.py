@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from value_problems import KeepWide, each_model, loaded, relative
+from value_problems import each_model, keep_wide, loaded, relative
 
 from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.modeling import lm_head, vocab_loss
@@ -21,7 +21,7 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}
 
 @pytest.fixture(autouse=True)
 def _keep_wide() -> Iterator[None]:
-    with KeepWide():
+    with keep_wide():
         yield
 
 
