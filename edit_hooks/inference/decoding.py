@@ -26,7 +26,7 @@ from edit_hooks.modeling.generation_settings import generation_settings
 from edit_hooks.modeling.kv_cache import CACHE, right_aligned, right_padded, select_rows
 from edit_hooks.modeling.length_dependence import length_rules
 from edit_hooks.modeling.vocab_loss import WHOLE_VOCAB, greedy_tokens
-from edit_hooks.utils.progress import Progress
+from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 
 
 def generate(
@@ -35,10 +35,14 @@ def generate(
     items: Sequence[tuple[GenerateItem, Delta | None]],
     limits: Limits,
     progress: Progress,
+    finished: Finished = ignore_finished,
 ) -> list[GeneratedText]:
     """Continue prompts, each under its own edit.
 
     A row leaves its batch when it stops. Texts are not cut at stop strings.
+
+    Args:
+        finished: gets the answers of each batch.
 
     Returns:
         One answer per item, in the order of the items.
@@ -48,7 +52,9 @@ def generate(
 
     def run(batch: Batch) -> None:
         loop = _DecodingLoop(inner, tokenizer, [items[index][0] for index in batch.indices], batch)
-        answers.update(zip(batch.indices, loop.run(), strict=True))
+        texts = loop.run()
+        answers.update(zip(batch.indices, texts, strict=True))
+        finished(batch.indices, texts)
         progress(len(batch.indices))
 
     lengths = [len(item.context) + item.most_tokens for item, _ in items]

@@ -32,11 +32,14 @@ from edit_hooks.modeling.grad_mode import gradients
 from edit_hooks.modeling.hooks import frozen
 from edit_hooks.modeling.length_dependence import forget_lengths
 from edit_hooks.modeling.tensors import at_least_float32
-from edit_hooks.utils.progress import Progress
+from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 
 
 def score_reference(
-    model: nn.Module, items: Sequence[tuple[ScoreItem, Delta | None]], progress: Progress
+    model: nn.Module,
+    items: Sequence[tuple[ScoreItem, Delta | None]],
+    progress: Progress,
+    finished: Finished = ignore_finished,
 ) -> list[ScoredContinuation]:
     """Score whole sequences with all logits, one item at a time."""
     answers = []
@@ -45,6 +48,7 @@ def score_reference(
             forget_lengths(unwrapped(model))
             with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
                 answers.append(_score_one(unwrapped(model), item))
+            finished([len(answers) - 1], answers[-1:])
             progress(1)
     return answers
 
@@ -61,6 +65,7 @@ def generate_reference(
     tokenizer: PreTrainedTokenizerBase,
     items: Sequence[tuple[GenerateItem, Delta | None]],
     progress: Progress,
+    finished: Finished = ignore_finished,
 ) -> list[GeneratedText]:
     """Continue with the model's own ``generate``, one item at a time; draws are made from its logits."""
     answers = []
@@ -69,6 +74,7 @@ def generate_reference(
             forget_lengths(unwrapped(model))
             with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
                 answers.append(_generate_one(unwrapped(model), tokenizer, item))
+            finished([len(answers) - 1], answers[-1:])
             progress(1)
     return answers
 

@@ -21,7 +21,7 @@ from edit_hooks.modeling.architectures import input_device, unwrapped
 from edit_hooks.modeling.forward_pass import forward_pass_of
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.modeling.vocab_loss import log_likelihoods
-from edit_hooks.utils.progress import Progress
+from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 
 
 def score(
@@ -29,8 +29,12 @@ def score(
     items: Sequence[tuple[ScoreItem, Delta | None]],
     limits: Limits,
     progress: Progress,
+    finished: Finished = ignore_finished,
 ) -> list[ScoredContinuation]:
     """Score continuations under teacher forcing, each under its own edit.
+
+    Args:
+        finished: gets the answers of each batch.
 
     Returns:
         One answer per item, in the order of the items.
@@ -42,6 +46,7 @@ def score(
     def run(batch: Batch) -> None:
         scored = _score_batch(inner, [items[index][0] for index in batch.indices], batch)
         answers.update(zip(batch.indices, scored, strict=True))
+        finished(batch.indices, scored)
         progress(len(scored))
 
     beginnings = {index: item.context[:-1] for index, (item, _) in enumerate(items)}

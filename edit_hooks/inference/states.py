@@ -27,7 +27,7 @@ from edit_hooks.modeling.embedding_noise import gaussian_noise, generator_of, no
 from edit_hooks.modeling.hooks import frozen, hooks, on_output, record_at, stop_after
 from edit_hooks.modeling.kv_cache import right_padded
 from edit_hooks.state_reading import State
-from edit_hooks.utils.progress import Progress
+from edit_hooks.utils.progress import Finished, Progress, ignore_finished
 
 Job: TypeAlias = tuple[ScoreItem | StateItem, Delta | None]
 
@@ -57,16 +57,28 @@ class StateComparison:
             self._unedited = {}
 
     def compare(
-        self, model: nn.Module, jobs: Sequence[tuple[StateItem, Delta | None]], limits: Limits, progress: Progress
+        self,
+        model: nn.Module,
+        jobs: Sequence[tuple[StateItem, Delta | None]],
+        limits: Limits,
+        progress: Progress,
+        finished: Finished = ignore_finished,
     ) -> list[StateSimilarity]:
-        """Cosine of every item under its edit, in the order of the jobs."""
+        """Cosine of every item under its edit, in the order of the jobs.
+
+        Args:
+            finished: gets the answers of each state that items ask for.
+        """
         if self.one_by_one:
-            return self._compare_one_by_one(model, jobs, progress)
+            similarities = self._compare_one_by_one(model, jobs, progress)
+            finished(range(len(jobs)), similarities)
+            return similarities
         cosines: dict[int, float] = {}
         for state in dict.fromkeys(item.state for item, _ in jobs):
             indices = [index for index, (item, _) in enumerate(jobs) if item.state == state]
             of_state = self._cosines(model, [jobs[index] for index in indices], limits, progress)
             cosines.update(zip(indices, of_state, strict=True))
+            finished(indices, [StateSimilarity(cosine=cosine) for cosine in of_state])
         return [StateSimilarity(cosine=cosines[index]) for index in range(len(jobs))]
 
     def _compare_one_by_one(

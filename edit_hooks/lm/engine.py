@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -16,11 +16,14 @@ from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem, StateItem
 from edit_hooks.inference.states import StateComparison
 from edit_hooks.lm.harness import LateLoadingHFLM
+from edit_hooks.lm.kept_answers import KeptAnswers
 from edit_hooks.lm.options import EditingOptions
 from edit_hooks.modeling.architectures import input_device
+from edit_hooks.utils.progress import Finished, ignore_finished
 from edit_hooks.utils.scopes import undone
 
 ItemT = TypeVar("ItemT", ScoreItem, GenerateItem, StateItem)
+AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText, StateSimilarity)
 
 
 class _WrittenDelta(Delta):
@@ -43,6 +46,7 @@ class Engine:
         self._one_by_one = options.engine == "reference"
         self._states = StateComparison(one_by_one=self._one_by_one)
         self._other_model: nn.Module | None = None
+        self._kept: KeptAnswers | None = None
 
     @property
     def _model(self) -> nn.Module:
@@ -61,22 +65,51 @@ class Engine:
             self._other_model = model
             yield
 
+    @contextlib.contextmanager
+    def keeping_answers(self, kept: KeptAnswers | None) -> Iterator[None]:
+        """Scope in which answers are read from the store and kept there; the model is in the state of ``kept``."""
+        before = self._kept
+        with undone(lambda: setattr(self, "_kept", before)):
+            self._kept = kept
+            yield
+
     def score(self, jobs: Sequence[tuple[ScoreItem, Delta | None]]) -> list[ScoredContinuation]:
-        with self._progress("Scoring under edits", jobs) as bar:
-            if self._one_by_one:
-                return reference.score_reference(self._model, jobs, bar.update)
-            return scoring.score(self._model, self._written(jobs), self._limits(), bar.update)
+        def compute(jobs: Sequence[tuple[ScoreItem, Delta | None]], finished: Finished) -> list[ScoredContinuation]:
+            with self._progress("Scoring under edits", jobs) as bar:
+                if self._one_by_one:
+                    return reference.score_reference(self._model, jobs, bar.update, finished)
+                return scoring.score(self._model, self._written(jobs), self._limits(), bar.update, finished)
+
+        return self._answer(jobs, compute)
 
     def generate(self, jobs: Sequence[tuple[GenerateItem, Delta | None]]) -> list[GeneratedText]:
         model, tokenizer = self._model, self._lm.tokenizer
-        with self._progress("Decoding under edits", jobs) as bar:
-            if self._one_by_one:
-                return reference.generate_reference(model, tokenizer, jobs, bar.update)
-            return decoding.generate(model, tokenizer, self._written(jobs), self._limits(), bar.update)
+
+        def compute(jobs: Sequence[tuple[GenerateItem, Delta | None]], finished: Finished) -> list[GeneratedText]:
+            with self._progress("Decoding under edits", jobs) as bar:
+                if self._one_by_one:
+                    return reference.generate_reference(model, tokenizer, jobs, bar.update, finished)
+                return decoding.generate(model, tokenizer, self._written(jobs), self._limits(), bar.update, finished)
+
+        return self._answer(jobs, compute)
 
     def compare_states(self, jobs: Sequence[tuple[StateItem, Delta | None]]) -> list[StateSimilarity]:
-        with self._progress("Comparing hidden states", jobs) as bar:
-            return self._states.compare(self._lm.model, self._written(jobs), self._limits(), bar.update)
+        def compute(jobs: Sequence[tuple[StateItem, Delta | None]], finished: Finished) -> list[StateSimilarity]:
+            with self._progress("Comparing hidden states", jobs) as bar:
+                jobs = self._written(jobs)
+                return self._states.compare(self._lm.model, jobs, self._limits(), bar.update, finished)
+
+        return self._answer(jobs, compute)
+
+    def _answer(
+        self,
+        jobs: Sequence[tuple[ItemT, Delta | None]],
+        compute: Callable[[Sequence[tuple[ItemT, Delta | None]], Finished], list[AnswerT]],
+    ) -> list[AnswerT]:
+        """Answers from the store where they are kept; those of another model are not."""
+        if self._kept is None or self._other_model is not None:
+            return compute(jobs, ignore_finished)
+        return self._kept.get(jobs, compute)
 
     def unedited_states_kept(self, items: Iterable[Item]) -> contextlib.AbstractContextManager[None]:
         """Scope in which the unedited states of items are kept, because the edits stay in the weights."""

@@ -31,6 +31,7 @@ from edit_hooks.assets.demo_model import demo_model_path
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.base.origin import SettingsOrigin, report_origin
 from edit_hooks.base.registry import load_editor
+from edit_hooks.deltas.apply import UNEDITED_STATE
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
@@ -46,11 +47,13 @@ from edit_hooks.lm.engine import Engine
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
+from edit_hooks.lm.kept_answers import KeptAnswers
 from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
 from edit_hooks.lm.questions import read_questions, warn_of_unread
 from edit_hooks.lm.sessions import (
+    AnswerJobsOn,
     Question,
     SavedEditSession,
     Session,
@@ -68,11 +71,10 @@ from edit_hooks.modeling.generation_settings import answering_parts, generation_
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest
-from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError, NoUsableRequestError
-from edit_hooks.utils.hashing import code_fingerprint
+from edit_hooks.utils.hashing import code_fingerprint, key_of
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import settings_file
 from edit_hooks.utils.scopes import undone
@@ -80,7 +82,7 @@ from edit_hooks.utils.scopes import undone
 log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
 OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
-# Modules that decide how the unedited model answers.
+# Modules that decide how a model answers.
 ANSWERING_MODULES = (scoring.__name__, decoding.__name__, reference.__name__, states.__name__)
 
 # Computes the answers of jobs (item, edit) of one kind of item; the requests of one type are all of one kind.
@@ -244,10 +246,13 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         questions = [question for question in read if isinstance(question, Question)]
         unedited_only = self.options.mode == "none"
         items = [question.item for question in questions if question.ask_unedited or unedited_only]
-        unedited = self._answer_unedited(items, answer_jobs)  # before any editor code runs
+        ask = self._kept_in_store(answer_jobs)
+        unedited = answer_distinct(  # before any editor code runs
+            items, lambda distinct: ask([(item, None) for item in distinct], UNEDITED_STATE)
+        )
         stays = self.options.load_edit is not None or self.plan.cumulative  # the weights, while questions are answered
         with self.engine.unedited_states_kept(question.item for question in questions if stays):
-            answers = self.session.answer(questions, unedited, answer_jobs)
+            answers = self.session.answer(questions, unedited, ask)
         edited = [self.session.requests_as_edited(question.requests) for question in questions]
         first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
         self._examples.record(requests[0], first, self.prompt_edits.is_chat(requests[0].args[0]))
@@ -256,22 +261,23 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             next(with_texts) if isinstance(question, Question) else EditedAnswer(final=question) for question in read
         ]
 
-    def _answer_unedited(self, items: Sequence[Item], answer_jobs: AnswerJobs) -> dict[Item, ModelAnswer]:
-        """Answers of the unedited model, from the store if it has them."""
-
-        def answer_missing(missing: Sequence[Item]) -> Sequence[ModelAnswer]:
-            return answer_jobs([(item, None) for item in missing])
-
+    def _kept_in_store(self, answer_jobs: AnswerJobs) -> AnswerJobsOn:
+        """The function that answers jobs, with the store's answers for those that it has."""
         store = self._store
         if store is None:
-            return answer_distinct(items, answer_missing)
+            return lambda jobs, weights: answer_jobs(jobs)
         identity = {
-            "model": self._answering_parts,
+            "model": key_of(self._answering_parts),
             "engine": self.options.engine,
             "device": self.device.type,
             "code": code_fingerprint(*ANSWERING_MODULES),
         }
-        return AnswerCache(store.root, identity).get(items, answer_missing)
+
+        def ask(jobs: Sequence[tuple[Item, Delta | None]], weights: str) -> Sequence[ModelAnswer]:
+            with self.engine.keeping_answers(KeptAnswers(store, identity, weights, self.options.answer)):
+                return answer_jobs(jobs)
+
+        return ask
 
     # -- stock tasks under edits -------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from edit_hooks.answers import (
     StreamPosition,
 )
 from edit_hooks.decoding import AskedModel
-from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Item
 from edit_hooks.lm.edit_effects import EFFECTS, EditEffects
@@ -36,8 +36,9 @@ from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
 from edit_hooks.request import EditRequest, RequestGroup
 
-# Computes the answers of jobs: items, each with the edit under which it is answered, or None.
-AnswerJobs: TypeAlias = Callable[[Sequence[tuple[Item, Delta | None]]], Sequence[ModelAnswer]]
+# Computes the answers of jobs, which are items with the edit under which each is answered, or None. The text is the
+# fingerprint of the edits that are in the weights meanwhile.
+AnswerJobsOn: TypeAlias = Callable[[Sequence[tuple[Item, Delta | None]], str], Sequence[ModelAnswer]]
 Answers: TypeAlias = Mapping[Item, ModelAnswer]
 
 
@@ -86,7 +87,7 @@ class Session(abc.ABC):
     writes: tuple[str, ...] = ()
 
     @abc.abstractmethod
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
         """Return the answers in the order of the questions.
 
         Args:
@@ -119,7 +120,7 @@ class Session(abc.ABC):
 class UneditedSession(Session):
     """``mode=none``: answers every question on the unedited model."""
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
         return [EditedAnswer(final=_with_unedited(unedited[q.item], q, unedited)) for q in questions]
 
     def edits(self, groups: Sequence[RequestGroup]) -> Iterator[Delta | FailedEdit]:
@@ -153,16 +154,17 @@ class SavedEditSession(Session):
         before = effects.target_nlls(known, None)[0] if effects else {}
         with AppliedDeltas(model) as applied:
             applied.add(delta)
+            self._state = applied.state()
             facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}
             if effects:
                 facts |= effects.of_step(applied.runtime_part, known, before)
         self.report = dataclasses.replace(report, diagnostics=facts)
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
         with self.stock_task_scope() as runtime_part:
             answers = answer_distinct(
                 (q.item for q in questions if q.ask_edited),
-                lambda items: answer_jobs([(item, runtime_part) for item in items]),
+                lambda items: answer_jobs([(item, runtime_part) for item in items], self._state),
             )
         results = []
         for question in questions:
@@ -205,7 +207,7 @@ class SingleEditSession(Session):
         self.independent, self.plan = edits, plan
         self.editor_name, self.writes = edits.editor.name, edits.editor.writes
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
         groups = [self._group_of(question) for question in questions]
         answers: dict[tuple[str, Item], ModelAnswer] = {}
         for edits in self.independent.portions(group for group in groups if group):
@@ -214,7 +216,8 @@ class SingleEditSession(Session):
                 edit = edits.get(group_key(group)) if group else None
                 if group and isinstance(edit, Delta) and question.ask_edited:
                     jobs[group_key(group), question.item] = edit
-            answered = answer_jobs([(item, delta) for (_, item), delta in jobs.items()]) if jobs else ()
+            pairs = [(item, delta) for (_, item), delta in jobs.items()]
+            answered = answer_jobs(pairs, UNEDITED_STATE) if jobs else ()
             answers |= zip(jobs, answered, strict=True)
         return [
             self._assemble(question, group, answers, unedited)
@@ -275,7 +278,7 @@ class StreamSession(Session):
         self.plan = stream.plan
         self.editor_name, self.writes = stream.editor.name, stream.editor.writes
 
-    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobs) -> list[EditedAnswer]:
+    def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:
         steps = [self._step_of(question) for question in questions]
         checkpoints = self.plan.checkpoint_steps()
         checkpoint_steps = set(checkpoints.values())
@@ -292,8 +295,9 @@ class StreamSession(Session):
                 for q, edit_step in (zip(questions, steps, strict=True) if asks_all else own.get(step, ()))
                 if q.ask_edited and self._is_due(q, step, edit_step, checkpoint_steps)
             ]
+            state = self.stream.steps[step]["state_after"]
             answers[step] = answer_distinct(
-                items, lambda distinct: answer_jobs([(item, runtime_part) for item in distinct])
+                items, lambda distinct: answer_jobs([(item, runtime_part) for item in distinct], state)
             )
 
         self.stream.visit(visitor)

@@ -1,34 +1,35 @@
-"""SQLite cache of the unedited model's answers, shared by all runs on one model.
+"""SQLite cache of a model's answers, shared by all runs on one model.
 
-Comparisons with the unedited model need these answers, and no edit changes them. A key covers everything that can alter
-an answer: identity of the model, code, engine, device, and the question with its decoding settings.
-Several processes may share one file.
+A key covers everything that can alter an answer: identity of the model, code, engine, device, the edit, and the
+question with its decoding settings. Several processes may share one file.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from edit_hooks.answers import ModelAnswer, answer_from_json, answer_to_json
 from edit_hooks.store.layout import ANSWERS, ANSWERS_TABLE, mark
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.progress import Finished
 from edit_hooks.utils.sqlite_cache import CacheTable, SQLiteCache
 
 TABLE = CacheTable(name=ANSWERS_TABLE, columns="key TEXT PRIMARY KEY, answer TEXT, checksum TEXT", value="answer")
 
-ItemT = TypeVar("ItemT", bound=Hashable)  # a dataclass: token ids and decoding settings
+SECONDS_BETWEEN_WRITES = 20.0  # how much of a run's answers a kill may cost
 
 
 class AnswerCache:
-    """Answers of one unedited model.
+    """Answers of one model, unedited or under edits.
 
     Args:
         root: folder of the store.
-        identity: everything that an answer depends on besides the question (JSON-able).
+        identity: everything that an answer depends on besides the question and its edit (JSON-able).
     """
 
     def __init__(self, root: Path, identity: Mapping[str, Any]) -> None:
@@ -37,22 +38,58 @@ class AnswerCache:
         self.identity = dict(identity)
 
     def get(
-        self, items: Iterable[ItemT], compute: Callable[[Sequence[ItemT]], Sequence[ModelAnswer]]
-    ) -> dict[ItemT, ModelAnswer]:
-        """Return the answers by item; ``compute`` answers items that are not stored."""
-        distinct = list(dict.fromkeys(items))
-        if not distinct:
-            return {}
-        keys = {item: self._key(item) for item in distinct}
-        stored = self._cache.read(list(keys.values()))
-        answers = {item: answer_from_json(json.loads(stored[key])) for item, key in keys.items() if key in stored}
-        missing = [item for item in distinct if item not in answers]
+        self,
+        items: Sequence[Any],
+        edits: Sequence[Mapping[str, Any]],
+        compute: Callable[[Sequence[int], Finished], object],
+    ) -> list[ModelAnswer]:
+        """Return the answers in the order of the items.
+
+        Answers are stored as they are computed: an interrupted run loses those of the last seconds.
+
+        Args:
+            items: dataclasses of token ids and decoding settings.
+            edits: what an answer depends on in the edit of each item (JSON-able); empty without an edit.
+            compute: gets the positions of items without a stored answer, and a function that takes the answers of
+                some of these, with their places among them.
+        """
+        keys = [self._key(item, edit) for item, edit in zip(items, edits, strict=True)]
+        distinct = dict(zip(reversed(keys), reversed(range(len(keys))), strict=True))  # key -> its first position
+        stored = self._cache.read(list(distinct))
+        answers = {key: answer_from_json(json.loads(text)) for key, text in stored.items()}
+        missing = sorted((position, key) for key, position in distinct.items() if key not in answers)
         if missing:
-            fresh = dict(zip(missing, compute(missing), strict=True))
-            mark(self.root)
-            self._cache.write({keys[item]: json.dumps(answer_to_json(answer)) for item, answer in fresh.items()})
-            answers |= fresh
+            answers |= self._compute([position for position, _ in missing], [key for _, key in missing], compute)
+        return [answers[key] for key in keys]
+
+    def _compute(
+        self, positions: Sequence[int], keys: Sequence[str], compute: Callable[[Sequence[int], Finished], object]
+    ) -> dict[str, ModelAnswer]:
+        """Compute answers and store them, also those of a computation that is interrupted."""
+        answers: dict[str, ModelAnswer] = {}
+        unsaved: list[str] = []
+        written = time.monotonic()
+
+        def write() -> None:
+            nonlocal written
+            if unsaved:
+                mark(self.root)
+                self._cache.write({key: json.dumps(answer_to_json(answers[key])) for key in unsaved})
+                unsaved.clear()
+            written = time.monotonic()
+
+        def finished(places: Sequence[int], results: Sequence[ModelAnswer]) -> None:
+            fresh = {keys[place]: answer for place, answer in zip(places, results, strict=True)}
+            answers.update(fresh)
+            unsaved.extend(fresh)
+            if time.monotonic() - written > SECONDS_BETWEEN_WRITES:
+                write()
+
+        try:
+            compute(positions, finished)
+        finally:
+            write()
         return answers
 
-    def _key(self, item: Any) -> str:
-        return key_of({**self.identity, "kind": type(item).__name__, "item": dataclasses.asdict(item)})
+    def _key(self, item: Any, edit: Mapping[str, Any]) -> str:
+        return key_of({**self.identity, "kind": type(item).__name__, "item": dataclasses.asdict(item), **edit})

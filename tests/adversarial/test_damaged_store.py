@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.layout import MARKER
 from edit_hooks.store.store import Description, Store
+from edit_hooks.utils.progress import Finished
 from judges.backends.base import Reply
 from judges.base import Item
 from judges.model.verdict_store import VerdictStore
@@ -85,33 +87,45 @@ class Question:
     prompt: str
 
 
+def refuse(missing: Sequence[int], _finished: Finished) -> None:
+    raise AssertionError(f"these answers are stored: {missing}")
+
+
 def test_every_kind_of_damage_to_the_answers(tmp_path: Path) -> None:
     questions = [Question(f"q{number}") for number in range(3)]
 
-    def answer(items: Any) -> list[GeneratedText]:
-        return [GeneratedText(raw=item.prompt.upper(), token_ids=(1,)) for item in items]
+    def answer(missing: Sequence[int], finished: Finished) -> None:
+        finished(
+            range(len(missing)), [GeneratedText(raw=questions[one].prompt.upper(), token_ids=(1,)) for one in missing]
+        )
 
-    right = AnswerCache(tmp_path, {}).get(questions, answer)
+    def ask(compute: Callable[[Sequence[int], Finished], None]) -> list[Any]:
+        return AnswerCache(tmp_path, {}).get(questions, [{}] * len(questions), compute)
+
+    right = ask(answer)
     path = tmp_path / "answers.sqlite"
     whole = path.read_bytes()
     for damaged in flipped(whole, every=101, dense=100):
         path.write_bytes(damaged)
-        assert AnswerCache(tmp_path, {}).get(questions, answer) == right
-        assert AnswerCache(tmp_path, {}).get(questions, lambda items: []) == right  # stored again
+        assert ask(answer) == right
+        assert ask(refuse) == right  # stored again
         for other in set(tmp_path.iterdir()) - {path}:
             other.unlink()
     for damage in DAMAGE.values():
         restore(path, whole)
         damage(path)
-        assert AnswerCache(tmp_path, {}).get(questions, answer) == right
-        assert AnswerCache(tmp_path, {}).get(questions, lambda items: []) == right
+        assert ask(answer) == right
+        assert ask(refuse) == right
 
 
 def test_an_index_that_points_to_another_row_is_not_believed(tmp_path: Path) -> None:
     """Damage may give a key the answer of another one, with its intact checksum."""
     questions = [Question("q0"), Question("q1")]
-    cache = AnswerCache(tmp_path, {})
-    right = cache.get(questions, lambda items: [GeneratedText(raw=item.prompt, token_ids=()) for item in items])
+
+    def compute(missing: Sequence[int], finished: Finished) -> None:
+        finished(range(len(missing)), [GeneratedText(raw=questions[one].prompt, token_ids=()) for one in missing])
+
+    right = AnswerCache(tmp_path, {}).get(questions, [{}, {}], compute)
     connection = sqlite3.connect(tmp_path / "answers.sqlite")
     with connection:
         (first, a), (second, b) = connection.execute("SELECT key, answer || '|' || checksum FROM answers").fetchall()
@@ -119,10 +133,7 @@ def test_an_index_that_points_to_another_row_is_not_believed(tmp_path: Path) -> 
             answer, _, checksum = row.rpartition("|")
             connection.execute("UPDATE answers SET answer = ?, checksum = ? WHERE key = ?", (answer, checksum, key))
     connection.close()
-    again = AnswerCache(tmp_path, {}).get(
-        questions, lambda items: [GeneratedText(raw=item.prompt, token_ids=()) for item in items]
-    )
-    assert again == right
+    assert AnswerCache(tmp_path, {}).get(questions, [{}, {}], compute) == right
 
 
 def test_every_kind_of_damage_to_the_verdicts(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_a_stream_looks_at_a_question_when_it_may_be_due(retention: bool, monkey
 
         def __init__(self) -> None:
             self.plan = plan
+            self.steps = [{"state_after": str(step)} for step in range(self.num_steps)]
 
         @property
         def unusable(self) -> dict[str, str]:
@@ -65,7 +66,7 @@ def test_a_stream_looks_at_a_question_when_it_may_be_due(retention: bool, monkey
         for index, edit in enumerate(edits)
         for number in range(3)
     ]
-    answered = StreamSession(stream, True, retention).answer(questions, {}, lambda jobs: [ANSWER] * len(jobs))
+    answered = StreamSession(stream, True, retention).answer(questions, {}, lambda jobs, weights: [ANSWER] * len(jobs))
     for question, answer in zip(questions, answered, strict=True):
         step = edits.index(question.requests[0])
         assert answer.final == answer.immediate == ANSWER

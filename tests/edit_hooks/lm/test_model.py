@@ -168,6 +168,7 @@ def test_stored_edits_are_reused_and_bit_identical(model_path, tmp_path, monkeyp
         raise AssertionError("a stored edit was computed again")
 
     monkeypatch.setattr("edit_hooks.editors.rome.ROME.compute", must_not_run)
+    (tmp_path / "store" / "answers.sqlite").unlink()
     again = run(build(model_path, tmp_path), BAKE)
     assert json.dumps([flat(a) for a in answers(first)]) == json.dumps([flat(a) for a in answers(again)])
     with pytest.raises(AssertionError, match="computed again"):
@@ -191,7 +192,7 @@ def test_unedited_answers_are_computed_before_any_edit_and_reused(model_path, tm
     assert calls[0] == "scored" and calls.index("edited") == 1
     calls.clear()
     again = run(build(model_path, tmp_path), ["bake_ls"])
-    assert "edited" not in calls and calls.count("scored") == 1  # the edited side only
+    assert not calls
     before, after = (
         [flat(answer.final.unedited) for answer in answers(results) if answer.final.unedited is not None]
         for results in (first, again)
@@ -217,9 +218,9 @@ def test_a_question_to_one_model_is_not_asked_of_the_other(model_path, mode, mon
     asked = []
     generate = decoding.generate
 
-    def count(model, tokenizer, items, limits, progress):
+    def count(model, tokenizer, items, *arguments):
         asked.append(len(items))
-        return generate(model, tokenizer, items, limits, progress)
+        return generate(model, tokenizer, items, *arguments)
 
     monkeypatch.setattr(decoding, "generate", count)
     lm = build(model_path, **mode, data=str(RECORDS / "bake_qa.jsonl"))

@@ -29,7 +29,8 @@ def store(tmp_path):
     description = Description(what="test", model="m", code="c", inputs={"number": 1})
     store.save_delta(description, Delta())
     store.save_json("verdicts", description, {"label": "yes"})
-    AnswerCache(store.root, {}).get([Item("a")], lambda items: [GeneratedText(raw="b", token_ids=(1,))])
+    answer = GeneratedText(raw="b", token_ids=(1,))
+    AnswerCache(store.root, {}).get([Item("a")], [{}], lambda missing, finished: finished([0], [answer]))
     (store.root / "deltas" / ".half.safetensors.tmp").write_text("being written")
     return store
 
