@@ -137,12 +137,19 @@ class Placement(NamedTuple):
 
 
 def add_point(
-    clusters: Sequence[Cluster], point: Point, label: list[int], config: MELOConfig, same_query: float
+    clusters: Sequence[Cluster],
+    point: Point,
+    label: list[int],
+    config: MELOConfig,
+    same_query: float,
+    rounding: float,
 ) -> Placement:
     """Place the query of a new edit by MELO's rules.
 
     Args:
         same_query: relative distance up to which a center is the same prompt (:func:`same_prompt_distance`).
+        rounding: relative distance that rounding alone makes. The farthest point of a cluster lies on its edge, and in
+            another batch its prompt would be beyond it.
     """
     new = Cluster(point.query_Q, config.radius, label, [point])
     if not clusters:
@@ -156,7 +163,7 @@ def add_point(
         return Placement([*clusters, new], "new")
     if nearest.label == label:
         points = [*nearest.points, point]
-        return Placement([*before, _cluster_of(points, label, config.radius), *after], "joined")
+        return Placement([*before, _cluster_of(points, label, config.radius, rounding), *after], "joined")
     if distance <= same_query * float(point.query_Q.norm()):
         return Placement([*before, *after, dataclasses.replace(new, radius=nearest.radius)], "overwritten")
     radius = distance / 2 - SPLIT_GAP
@@ -167,11 +174,12 @@ def add_point(
     return Placement([*before, narrowed, *after, halved], "split")
 
 
-def _cluster_of(points: list[Point], label: list[int], min_radius: float) -> Cluster:
+def _cluster_of(points: list[Point], label: list[int], min_radius: float, rounding: float) -> Cluster:
     """The cluster around the mean of its points that reaches the farthest one."""
     queries_PQ = torch.stack([point.query_Q.to(points[-1].query_Q) for point in points])
     center_Q = queries_PQ.mean(0)
-    radius = max(float(distances(center_Q[None], queries_PQ).max()), min_radius)
+    reach_P = distances(center_Q[None], queries_PQ)[0] + rounding * queries_PQ.norm(dim=1)
+    radius = max(float(reach_P.max()), min_radius)
     return Cluster(center_Q, radius, label, points)
 
 
@@ -223,7 +231,7 @@ class MELO(Editor[MELOConfig]):
         query_layer = config.query_layer if config.query_layer is not None else first_layer - 1
         query_name = arch.module_names("mlp_in", query_layer)[0]
         modules = arch.all_module_names(config.modules, config.edited_layers)
-        same_query = same_prompt_distance(config.same_query, model)
+        same_query, rounding = same_prompt_distance(config.same_query, model), same_prompt_distance(0.0, model)
         history = _database_after(job.history, query_name, modules, config.query_token)
         number = Database.from_hook_edit(history).next_id
         leaves = [_initial_adapter(model, name, job.requests, number, config) for name in modules]
@@ -241,7 +249,7 @@ class MELO(Editor[MELOConfig]):
             database = Database.from_hook_edit(history)
             own_adapters = [Adapter(*(factor[index] for factor in adapter)) for adapter in adapters]
             label = [token for _, token in target.labels]
-            reason = _add_edit(database, query_RQ[index].cpu(), label, own_adapters, config, same_query)
+            reason = _add_edit(database, query_RQ[index].cpu(), label, own_adapters, config, same_query, rounding)
             settings = {"module": query_name, "targets": modules, "query_token": config.query_token}
             losses = losses_SR[:, index].tolist()
             diagnostics = {
@@ -263,10 +271,11 @@ def _add_edit(
     adapters: list[Adapter],
     config: MELOConfig,
     same_query: float,
+    rounding: float,
 ) -> str:
     """Add an edit's point and adapters to the database; returns the rule that applied."""
     point = Point(query_Q, database.next_id)
-    database.clusters, reason = add_point(database.clusters, point, label, config, same_query)
+    database.clusters, reason = add_point(database.clusters, point, label, config, same_query, rounding)
     database.adapters[point.adapter_id] = adapters
     database.next_id += 1
     return reason

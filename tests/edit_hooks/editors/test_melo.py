@@ -24,8 +24,8 @@ def cluster(*points: float, label: int = 0, radius: float = 1.0) -> Cluster:
     return Cluster(torch.tensor([sum(points) / len(points), 0.0]), radius, [label], entries)
 
 
-def add(clusters, place: float, label: int = 0):
-    return add_point(clusters, Point(torch.tensor([place, 0.0]), 9), [label], CONFIG, CONFIG.same_query)
+def add(clusters, place: float, label: int = 0, rounding: float = 0.0):
+    return add_point(clusters, Point(torch.tensor([place, 0.0]), 9), [label], CONFIG, CONFIG.same_query, rounding)
 
 
 def places(found: Cluster) -> list[float]:
@@ -48,6 +48,10 @@ def test_same_target_nearby_joins_the_cluster():
     assert float(found[0].center_Q[0]) == pytest.approx(0.875) and found[0].radius == 1.0  # never below a new one's
     wider, _ = add([cluster(0.0, 3.0, radius=1.5)], 3.9)
     assert float(wider[0].center_Q[0]) == pytest.approx(2.3) and wider[0].radius == pytest.approx(2.3)
+    rounded, _ = add([cluster(-3.0, 0.0, radius=1.5)], -3.9, rounding=0.1)  # the point at 0 is the farthest
+    assert rounded[0].radius == pytest.approx(2.3)
+    rounded, _ = add([cluster(0.0, 3.0, radius=1.5)], 3.9, rounding=0.1)
+    assert rounded[0].radius == pytest.approx(2.3) and add([cluster(3.0)], 4.5, rounding=0.1)[0][0].radius > 1.15
 
 
 def test_other_target_nearby_splits_and_drops_outside_points():
@@ -72,7 +76,7 @@ def test_targets_are_compared_token_by_token():
     """The release compares sums, which agree for (1, 4) and (2, 3)."""
     old = cluster(0.0)
     old.label = [1, 4]
-    found, reason = add_point([old], Point(torch.tensor([0.5, 0.0]), 9), [2, 3], CONFIG, CONFIG.same_query)
+    found, reason = add_point([old], Point(torch.tensor([0.5, 0.0]), 9), [2, 3], CONFIG, CONFIG.same_query, 0.0)
     assert reason == "split" and len(found) == 2
 
 
