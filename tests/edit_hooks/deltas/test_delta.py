@@ -52,9 +52,10 @@ def test_every_part_survives_the_round_trip(tiny_model, tmp_path):
         assert torch.equal(again.weights()[name], update)
 
 
-def test_the_checksum_covers_every_part_of_the_effect(tiny_model):
+@pytest.mark.parametrize("identity", [Delta.checksum, Delta.digest], ids=lambda identity: identity.__name__)
+def test_checksum_and_digest_cover_every_part_of_the_effect(identity, tiny_model):
     model = tiny_model("gpt2")
-    base = full_delta(model).checksum()
+    base = identity(full_delta(model))
     changed = [full_delta(model) for _ in range(6)]
     name = rewrite_name(model)
     changed[0].factors[name] = changed[0].factors[name]._replace(left=changed[0].factors[name].left + 1)
@@ -63,10 +64,10 @@ def test_the_checksum_covers_every_part_of_the_effect(tiny_model):
     changed[3].hook_edit.settings["replacement"] = "replace_all"
     changed[4].contexts = (ContextEdit("Port Elna is the capital of", "Peru"),)
     changed[5].stream_state["keys"] = torch.zeros(2, 3)
-    assert len({base, *(delta.checksum() for delta in changed)}) == 7
+    assert len({base, *map(identity, changed)}) == 7
     same = full_delta(model)
     same.meta, same.diagnostics = {}, {}
-    assert same.checksum() == base
+    assert identity(same) == base
 
 
 def test_parts_are_named_and_separated(tiny_model):
