@@ -67,22 +67,27 @@ class StateComparison:
         """Cosine of every item under its edit, in the order of the jobs.
 
         Args:
-            finished: gets the answers of each state that items ask for.
+            finished: gets the answers of each batch.
         """
         if self.one_by_one:
-            similarities = self._compare_one_by_one(model, jobs, progress)
-            finished(range(len(jobs)), similarities)
-            return similarities
+            return self._compare_one_by_one(model, jobs, progress, finished)
         cosines: dict[int, float] = {}
         for state in dict.fromkeys(item.state for item, _ in jobs):
             indices = [index for index, (item, _) in enumerate(jobs) if item.state == state]
-            of_state = self._cosines(model, [jobs[index] for index in indices], limits, progress)
-            cosines.update(zip(indices, of_state, strict=True))
-            finished(indices, [StateSimilarity(cosine=cosine) for cosine in of_state])
+
+            def of_state(places: Sequence[int], found: Sequence[float], indices: list[int] = indices) -> None:
+                finished([indices[place] for place in places], [StateSimilarity(cosine=cosine) for cosine in found])
+
+            found = self._cosines(model, [jobs[index] for index in indices], limits, progress, of_state)
+            cosines.update(zip(indices, found, strict=True))
         return [StateSimilarity(cosine=cosines[index]) for index in range(len(jobs))]
 
     def _compare_one_by_one(
-        self, model: nn.Module, jobs: Sequence[tuple[StateItem, Delta | None]], progress: Progress
+        self,
+        model: nn.Module,
+        jobs: Sequence[tuple[StateItem, Delta | None]],
+        progress: Progress,
+        finished: Finished,
     ) -> list[StateSimilarity]:
         inner = unwrapped(model)
         answers = []
@@ -94,11 +99,17 @@ class StateComparison:
                 with edited(model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
                     (after,) = last_states(inner, [item], [None])
                 answers.append(StateSimilarity(cosine=_cosine(before[None], after[None])[0]))
+                finished([len(answers) - 1], answers[-1:])
                 progress(1)
         return answers
 
     def _cosines(
-        self, model: nn.Module, jobs: Sequence[tuple[StateItem, Delta | None]], limits: Limits, progress: Progress
+        self,
+        model: nn.Module,
+        jobs: Sequence[tuple[StateItem, Delta | None]],
+        limits: Limits,
+        progress: Progress,
+        finished: Finished,
     ) -> list[float]:
         inner = unwrapped(model)
         cosines: dict[int, float] = {}
@@ -114,7 +125,9 @@ class StateComparison:
                 before = last_states(inner, items, [None] * len(items))
             else:
                 before = after
-            cosines.update(zip(batch.indices, _cosine(before, after), strict=True))
+            found = _cosine(before, after)
+            cosines.update(zip(batch.indices, found, strict=True))
+            finished(batch.indices, found)
             progress(len(items))
 
         run_in_batches(model, [delta for _, delta in jobs], [len(item.context) for item, _ in jobs], limits, run)

@@ -15,6 +15,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.items import GenerateItem, Item, Limits, ScoreItem, StateItem
 from edit_hooks.inference.states import StateComparison
+from edit_hooks.inference.written import written
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.kept_answers import KeptAnswers
 from edit_hooks.lm.options import EditingOptions
@@ -24,14 +25,6 @@ from edit_hooks.utils.scopes import undone
 
 ItemT = TypeVar("ItemT", ScoreItem, GenerateItem, StateItem)
 AnswerT = TypeVar("AnswerT", ScoredContinuation, GeneratedText, StateSimilarity)
-
-
-class _WrittenDelta(Delta):
-    """An edit whose updates never act per row; a low-rank one becomes dense while it is written, and not before."""
-
-    @property
-    def acts_per_row(self) -> bool:
-        return not self.parameter_names and super().acts_per_row
 
 
 class Engine:
@@ -122,11 +115,7 @@ class Engine:
         """With ``answer=patch``, the jobs with edits that are written into the weights."""
         if self._options.answer != "patch":
             return list(jobs)
-        written: dict[Delta, Delta] = {}  # one object per edit, so that its items share batches
-        for _, delta in jobs:
-            if delta is not None and delta not in written:
-                written[delta] = _WrittenDelta(delta.factors, delta.dense, delta.masks, delta.hook_edit)
-        return [(item, None if delta is None else written[delta]) for item, delta in jobs]
+        return written(jobs)
 
     def _limits(self) -> Limits:
         """Bounds of a batch; a batch size above lm-eval's default of 1 bounds the rows."""

@@ -5,35 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import UNEDITED_STATE
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.hook_edit import kind_class
+from edit_hooks.deltas.hook_edit import HOOK_KINDS, kind_class
+from edit_hooks.inference import decoding, reference, scoring, states, written
 from edit_hooks.store.answer_cache import AnswerCache
-from edit_hooks.store.store import Store
-from edit_hooks.utils.hashing import code_fingerprint
-from edit_hooks.utils.progress import Finished
+from edit_hooks.utils.hashing import code_fingerprint, has_source
+from edit_hooks.utils.progress import Finished, ignore_finished
+
+# Modules that decide how a model answers.
+ANSWERING_MODULES = tuple(module.__name__ for module in (scoring, decoding, reference, states, written))
 
 
 class KeptAnswers:
     """Answers of one model at one state of its weights.
 
     Args:
+        cache: the answers of the run's store.
         identity: what every answer depends on: model, engine and its code, device (JSON-able).
         weights: fingerprint of the edits in the weights (:meth:`~edit_hooks.deltas.apply.AppliedDeltas.state`).
         application: how edits outside the weights are applied; it moves last digits.
     """
 
-    def __init__(self, store: Store, identity: Mapping[str, Any], weights: str, application: str) -> None:
-        state = {} if weights == UNEDITED_STATE else {"weights": weights}
-        self._cache = AnswerCache(store.root, {**identity, **state})
+    def __init__(self, cache: AnswerCache, identity: Mapping[str, Any], weights: str, application: str) -> None:
+        self._cache = cache.under({**identity, **({} if weights == UNEDITED_STATE else {"weights": weights})})
         self._application = application
 
     def get(
         self,
         jobs: Sequence[tuple[Any, Delta | None]],
-        compute: Callable[[Sequence[tuple[Any, Delta | None]], Finished], object],
+        compute: Callable[[Sequence[tuple[Any, Delta | None]], Finished], list[Any]],
     ) -> list[Any]:
-        """Return the answers in the order of the jobs; ``compute`` answers those that are not stored."""
+        """Return the answers in the order of the jobs; ``compute`` answers those that are not stored.
+
+        Answers under hooks whose code cannot be read (a compiled module) are neither read nor kept.
+        """
+        if any(delta is not None and not _has_source(delta) for _, delta in jobs):
+            return compute(jobs, ignore_finished)
         parts: dict[Delta | None, dict[str, Any]] = {None: {}}
         for _, delta in jobs:
             if delta is not None and delta not in parts:
@@ -50,3 +59,20 @@ class KeptAnswers:
         if delta.hook_edit is not None:
             part["hooks"] = code_fingerprint(kind_class(delta.hook_edit.kind).__module__)
         return part
+
+
+def _has_source(delta: Delta) -> bool:
+    return delta.hook_edit is None or has_source(kind_class(delta.hook_edit.kind).__module__)
+
+
+def read_code(editor: Editor[Any] | None) -> None:
+    """Fingerprint the code behind answers now, which may be changed on disk while a run works with what it imported.
+
+    Args:
+        editor: whose kinds of hooks count besides the built-in ones; ``None`` for a saved edit.
+    """
+    code_fingerprint(*ANSWERING_MODULES)
+    own = () if editor is None else tuple(kind.__module__ for kind in editor.hook_kinds.values())
+    for module in {*(path.partition(":")[0] for path in HOOK_KINDS.values()), *own}:
+        if has_source(module):
+            code_fingerprint(module)

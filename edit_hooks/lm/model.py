@@ -36,7 +36,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.saved import check_base, editor_of, read_edit, requests_of
 from edit_hooks.in_context.combined import EditorWithContext
 from edit_hooks.in_context.fact_memory import require_models
-from edit_hooks.inference import decoding, reference, scoring, states
+from edit_hooks.inference import states
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.inference.token_prompts import score_parts
 from edit_hooks.lm.banner import banner_lines
@@ -47,7 +47,7 @@ from edit_hooks.lm.engine import Engine
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
-from edit_hooks.lm.kept_answers import KeptAnswers
+from edit_hooks.lm.kept_answers import ANSWERING_MODULES, KeptAnswers, read_code
 from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
@@ -71,6 +71,7 @@ from edit_hooks.modeling.generation_settings import answering_parts, generation_
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest
+from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError, NoUsableRequestError
@@ -82,8 +83,6 @@ from edit_hooks.utils.scopes import undone
 log = get_logger("lm_eval.edited_hf")  # lm-eval sets the verbosity of its own loggers only
 
 OWN_OPTIONS = tuple(field.name for field in dataclasses.fields(EditingOptions))
-# Modules that decide how a model answers.
-ANSWERING_MODULES = (scoring.__name__, decoding.__name__, reference.__name__, states.__name__)
 
 # Computes the answers of jobs (item, edit) of one kind of item; the requests of one type are all of one kind.
 AnswerJobs = Callable[[Any], Sequence[ModelAnswer]]
@@ -146,7 +145,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def _check_before_loading(self, quantization: Mapping[str, Any]) -> Delta | None:
         """Refuse what cannot work while no weight is loaded; return the edit of ``load_edit``."""
-        self._store  # noqa: B018  # refuses a path that cannot be a folder
+        if self._store is not None:  # refuses a path that cannot be a folder
+            read_code(None if self.options.load_edit else self.editor)
         if self.options.load_edit:
             delta = read_edit(self.options.load_edit, self.outline)
             for memory in {context.memory for context in delta.contexts if context.memory is not None}:
@@ -263,8 +263,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def _kept_in_store(self, answer_jobs: AnswerJobs) -> AnswerJobsOn:
         """The function that answers jobs, with the store's answers for those that it has."""
-        store = self._store
-        if store is None:
+        cache = self._answer_cache
+        if cache is None or self.identity.hooks:  # with foreign hooks nothing would ever be found again
             return lambda jobs, weights: answer_jobs(jobs)
         identity = {
             "model": key_of(self._answering_parts),
@@ -274,7 +274,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         }
 
         def ask(jobs: Sequence[tuple[Item, Delta | None]], weights: str) -> Sequence[ModelAnswer]:
-            with self.engine.keeping_answers(KeptAnswers(store, identity, weights, self.options.answer)):
+            with self.engine.keeping_answers(KeptAnswers(cache, identity, weights, self.options.answer)):
                 return answer_jobs(jobs)
 
         return ask
@@ -430,6 +430,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     @functools.cached_property
     def _store(self) -> Store | None:
         return None if self.options.store == "off" else Store(self.options.store)
+
+    @functools.cached_property
+    def _answer_cache(self) -> AnswerCache | None:
+        """One object per run: it remembers that the file is locked or read-only."""
+        return None if self._store is None else AnswerCache(self._store.root, {})
 
     @property
     def identity(self) -> ModelIdentity:

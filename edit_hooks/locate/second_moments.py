@@ -123,10 +123,9 @@ def second_moments(
     moments = _load_all(root, descriptions, settings)
     if len(moments) < len(descriptions):
         missing = {layer: one for layer, one in descriptions.items() if layer not in moments}
-        with _collected_once(root, missing, corpus) as waited:
-            if waited:
-                moments |= _load_all(root, missing, settings)
-                missing = {layer: one for layer, one in missing.items() if layer not in moments}
+        with _collected_once(root, descriptions, corpus):
+            moments |= _load_all(root, missing, settings)  # another process may have been faster
+            missing = {layer: one for layer, one in missing.items() if layer not in moments}
             moments |= _collect_all(inner, tokenizer, missing, corpus, settings, quiet, root)
     for moment in moments.values() if root else ():
         moment.report["folder"] = str(root)  # projectors are stored beside the matrix
@@ -168,13 +167,10 @@ def _collect_all(
 
 def _collected_once(
     root: Path | None, descriptions: dict[int, dict[str, Any]], corpus: Corpus
-) -> contextlib.AbstractContextManager[bool]:
-    """Wait for another process that samples the same text, or reads another corpus for the same matrices.
-
-    The block gets whether it waited.
-    """
+) -> contextlib.AbstractContextManager[object]:
+    """Wait for another process that samples the same text, or reads another corpus for the same matrices."""
     if root is None:
-        return contextlib.nullcontext(False)
+        return contextlib.nullcontext()
     key = key_of(_describe_text(descriptions) if corpus.is_sampled else list(descriptions.values()))
     waiting = f"second moments: waiting for another process that collects them from the same text, in {root}."
     return locked(root / LOCKS / f"{key}.lock", waiting)

@@ -1,1 +1,1 @@
-"""Finished edits and unedited answers on disk, by everything they depend on."""
+"""Finished edits and answers on disk, by everything they depend on."""

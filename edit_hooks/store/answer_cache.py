@@ -6,6 +6,7 @@ question with its decoding settings. Several processes may share one file.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import time
@@ -36,6 +37,12 @@ class AnswerCache:
         self.root = root
         self._cache = SQLiteCache(root / ANSWERS, TABLE)
         self.identity = dict(identity)
+
+    def under(self, identity: Mapping[str, Any]) -> AnswerCache:
+        """The answers of another model in the same file; what is known about the file's state is shared."""
+        other = copy.copy(self)
+        other.identity = dict(identity)
+        return other
 
     def get(
         self,

@@ -64,6 +64,11 @@ def code_fingerprint(*modules: str) -> str:
     return digest.hexdigest()
 
 
+def has_source(module: str) -> bool:
+    """Whether a module's code can be fingerprinted."""
+    return _source_of(module) is not None
+
+
 def _closure(modules: tuple[str, ...]) -> dict[str, str]:
     """Digests of the modules and of the imports to follow."""
     packages = {"edit_hooks", *map(_package_of, modules)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,9 @@ class SQLiteCache:
         if self._is_readable:
             try:
                 values = self._run(lambda path: self._select(path, keys))
+                if values and self.path is not None:
+                    with contextlib.suppress(OSError):
+                        os.utime(self.path)  # files that are used are pruned last
             except _FAILURES as error:
                 self._is_readable = False
                 self._warn(error)
