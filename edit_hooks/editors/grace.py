@@ -37,7 +37,14 @@ from edit_hooks.gradient.labeled_rows import (
     mean_per_row,
     target_row,
 )
-from edit_hooks.memory.codebook import Query, Replacement, distances, replaced_positions, same_prompt_distance
+from edit_hooks.memory.codebook import (
+    Query,
+    Replacement,
+    distances,
+    radius_warnings,
+    replaced_positions,
+    same_prompt_distance,
+)
 from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
@@ -158,6 +165,9 @@ class GRACE(Editor[GRACEConfig]):
     default_depth = 0.85
     contract_settings: ClassVar[Settings] = {"layers": [1], "num_steps": 8, "lr": 0.5}
 
+    def warnings(self, job: EditJob[GRACEConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        return radius_warnings(delta.diagnostics["radius"], delta.diagnostics["query_norm"], job.model)
+
     def compute(self, job: EditJob[GRACEConfig]) -> list[Delta]:
         """Train independent edits in one batch, each on its own copy of the codebook."""
         model, config = job.model, job.config
@@ -187,6 +197,7 @@ class GRACE(Editor[GRACEConfig]):
         for row, change in enumerate(changes):
             change.entries[change.trained].value_D = values_RD[row].cpu()
             deltas.append(_delta(change, len(codebook), losses_SR[:, row].tolist(), name, config))
+            deltas[-1].diagnostics["query_norm"] = float(query_RF[row].norm())
         job.progress(len(deltas))
         return deltas
 

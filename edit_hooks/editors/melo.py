@@ -59,7 +59,7 @@ from edit_hooks.memory.adapter_database import (
     outputs_at,
     query_token_of,
 )
-from edit_hooks.memory.codebook import distances, same_prompt_distance
+from edit_hooks.memory.codebook import distances, radius_warnings, same_prompt_distance
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32, read_tensors
@@ -223,6 +223,9 @@ class MELO(Editor[MELOConfig]):
         append_eos, query_token = self.overrides.get("append_eos"), self.overrides.get("query_token")
         return bool(append_eos) + (append_eos == "released") + (query_token == "last_text")
 
+    def warnings(self, job: EditJob[MELOConfig], requests: Sequence[EditRequest], delta: Delta) -> list[str]:
+        return radius_warnings(delta.diagnostics["radius"], delta.diagnostics["query_norm"], job.model)
+
     def compute(self, job: EditJob[MELOConfig]) -> list[Delta]:
         """Train independent edits in one batch, each on its own copy of the database."""
         model, config = job.model, job.config
@@ -256,6 +259,7 @@ class MELO(Editor[MELOConfig]):
                 **loss_diagnostics(losses, num_steps=len(losses)),
                 "entry": reason,
                 "num_clusters": len(database.clusters),
+                "radius": database.cluster_of(database.next_id - 1).radius,
                 "query_norm": float(query_RQ[index].norm()),
             }
             hook_edit = database.to_hook_edit(settings, {database.next_id - 1})

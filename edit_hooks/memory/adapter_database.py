@@ -69,6 +69,10 @@ class Database:
     adapters: dict[int, list[Adapter]] = field(default_factory=dict)
     next_id: int = 0
 
+    def cluster_of(self, adapter_id: int) -> Cluster:
+        """The cluster with the point of an adapter."""
+        return next(c for c in self.clusters if any(point.adapter_id == adapter_id for point in c.points))
+
     def to_hook_edit(self, settings: dict[str, Any], changed: set[int]) -> HookEdit:
         """A step of a stream: all clusters, and the adapters whose ids are in ``changed``."""
         points = [(number, point) for number, cluster in enumerate(self.clusters) for point in cluster.points]

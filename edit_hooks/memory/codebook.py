@@ -62,6 +62,17 @@ def same_prompt_distance(chosen: float, model: PreTrainedModel) -> float:
     return max(chosen, ROUNDINGS * torch.finfo(dtype).eps)
 
 
+RADIUS_WARNING = (
+    "the radius is smaller than the distance that rounding alone makes between two passes over the same prompt in this "
+    "precision, so the edit can miss its own prompt in another batch. Use a larger radius, or dtype=float32."
+)
+
+
+def radius_warnings(radius: float, query_norm: float, model: PreTrainedModel) -> list[str]:
+    """The warning about a radius that rounding exceeds, if it does."""
+    return [RADIUS_WARNING] if radius < same_prompt_distance(0.0, model) * query_norm else []
+
+
 class CodebookHooks(HookKind):
     """Rows under one or several codebooks.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from edit_hooks.contract.tiny_models import build_tokenizer
 from edit_hooks.inference import decoding, reference, scoring
 from edit_hooks.inference.states import StateComparison
 from edit_hooks.store import answer_cache
+from edit_hooks.utils import hashing
+from edit_hooks.utils.sqlite_cache import SQLiteCache
 
 BAKE = ["bake_es", "bake_rq"]  # likelihoods and free answers
 STREAM = {"mode": "sequential", "edits": "bake", "data": str(RECORDS / "bake_qa.jsonl"), "num_edits": 3}
@@ -153,6 +156,43 @@ def test_after_a_judge_that_failed_no_task_asks_the_model_again(
     for task in tasks:
         (count,) = (value for name, value in results[task].items() if name.endswith("wild_judge_n,judge"))
         assert count == 3
+
+
+def test_a_locked_store_is_waited_for_once_in_a_stream(
+    model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once per step and kind of request."""
+    tries: list[str] = []
+
+    def locked_database(self: SQLiteCache, operation: Callable[..., Any]) -> Any:
+        tries.append(operation.__qualname__.split(".")[1])
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(SQLiteCache, "_run", locked_database)
+    assert answers(run(build(model_path, tmp_path, **STREAM, retention=True), BAKE, limit=2))
+    assert sorted(tries) == ["read", "write"]
+
+
+def test_the_code_behind_answers_is_read_before_the_run(
+    model_path: str, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that changes on disk while edits are made is not part of what the imported code answers."""
+    options = {"editor": "grace", "editor_args": SETTINGS["grace"]}
+    lm = build(model_path, tmp_path, **options)
+    original = hashing._read_module
+
+    def changed(name: str, *arguments: Any) -> tuple[str, frozenset[str]]:
+        digest, imports = original(name, *arguments)
+        return ("changed" if name in ("edit_hooks.memory.codebook", scoring.__name__) else digest), imports
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hashing, "_read_module", changed)
+        run(lm, ["bake_es"], limit=2)
+        hashing.code_fingerprint.cache_clear()  # as in another process
+        asked.clear()
+        run(build(model_path, tmp_path, **options), ["bake_es"], limit=2)
+        assert asked
+    hashing.code_fingerprint.cache_clear()
 
 
 def test_an_interrupted_run_asks_only_for_what_is_missing(

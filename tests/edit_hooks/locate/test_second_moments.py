@@ -120,6 +120,22 @@ def test_who_waits_for_another_process_does_not_sample(meanwhile, tmp_path, monk
         assert torch.equal(moments.result(60)[0].matrix_FF, apart.matrix_FF)
 
 
+def test_who_finds_half_of_the_matrices_waits_for_the_rest(tmp_path, monkeypatch, caplog):
+    """A corpus that is read takes hours, and the process that reads it saves one matrix after another."""
+    expected = collect(TEXTS, tmp_path / "first", layers=[0, 1])
+    (lock,) = (tmp_path / "first" / LOCKS).iterdir()
+    collect(TEXTS, tmp_path / "second", layers=[0])
+    monkeypatch.setattr(module, "_collect", lambda *_: pytest.fail("collected again"))
+    with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING):
+        with locked(tmp_path / "second" / LOCKS / lock.name):
+            moments = pool.submit(collect, TEXTS, tmp_path / "second", layers=[0, 1])
+            while "waiting for another process" not in caplog.text and not moments.done():
+                time.sleep(0.01)
+            assert not moments.done()
+            shutil.copytree(tmp_path / "first", tmp_path / "second", dirs_exist_ok=True)
+        assert torch.equal(moments.result(60)[1].matrix_FF, expected[1].matrix_FF)
+
+
 def test_the_lock_of_a_text_is_not_that_of_another(tmp_path, caplog):
     collect("self", tmp_path, layers=[0])
     (lock,) = (tmp_path / LOCKS).iterdir()

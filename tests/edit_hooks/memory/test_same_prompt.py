@@ -9,7 +9,7 @@ from torch import nn
 
 from edit_hooks import EditRequest
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, build_model, build_tokenizer
-from edit_hooks.memory.codebook import same_prompt_distance
+from edit_hooks.memory.codebook import RADIUS_WARNING, same_prompt_distance
 
 AGAIN = EditRequest(prompt=EDIT_REQUESTS[0].text, target_new="and")
 
@@ -41,3 +41,18 @@ def test_distance_in_16_bits_is_never_below_rounding():
         model.get_input_embeddings = lambda embeddings=embeddings: embeddings
         assert same_prompt_distance(1e-4, model) == pytest.approx(expected)
         assert same_prompt_distance(0.5, model) == 0.5
+
+
+@pytest.mark.parametrize("editor", ["grace", "melo"])
+def test_a_radius_below_rounding_is_named(editor):
+    """In bfloat16 a query of norm 1 moves by 0.031 between batches."""
+    for dtype, share, is_named in (
+        (torch.bfloat16, 0.02, True),
+        (torch.bfloat16, 0.05, False),
+        (torch.float32, 0.02, False),
+    ):
+        model, tokenizer = build_model("llama", dtype=dtype), build_tokenizer(NATURAL_TOKENIZER["llama"])
+        (probe,) = make(editor).edit(model, tokenizer, EDIT_REQUESTS[:1])
+        radius = share * probe.diagnostics["query_norm"]
+        (delta,) = make(editor, radius=radius).edit(model, tokenizer, EDIT_REQUESTS[:1])
+        assert (RADIUS_WARNING in delta.diagnostics.get("warnings", [])) == is_named
