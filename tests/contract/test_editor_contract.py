@@ -93,13 +93,22 @@ def test_conduct_on_the_other_family(editor):
     assert_passes(editor, model_type, OWN_CONDUCT)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.bfloat16, 0.25), (torch.float16, 0.1)], ids=["bfloat16", "float16"]
+)
 @pytest.mark.parametrize(("editor", "model_type"), IN_TURNS)
-def test_contract_in_half_precision(editor, model_type):
-    """Edits of a bfloat16 model stay float32 and leave nothing behind."""
-    subject = Subject(editor, model_type, torch.bfloat16)
+def test_contract_in_half_precision(editor, model_type, dtype, limit):
+    """Edits of a bfloat16 model stay float32 and leave nothing behind; those of 16-bit models make targets as likely as those of float32.
+
+    Worst seen: 0.11 nats per token in bfloat16 (kn), 0.04 in float16 (ultraedit).
+    """
+    subject, full = Subject(editor, model_type, dtype), subject_of(editor, model_type)
     for check in CHECKS:
-        if check.name in ("restore", "effect", "save"):
+        if check.name in ("restore", "effect", "save") and dtype == torch.bfloat16:
             check.run(subject)
+    if "context" not in subject.capabilities.writes:
+        for request, ours, theirs in zip(EDIT_REQUESTS, subject.deltas, full.deltas, strict=True):
+            assert abs(subject.target_nll(ours, request) - full.target_nll(theirs, request)) < limit
 
 
 # -- what only weights can promise -------------------------------------------------------------------------------------
