@@ -98,7 +98,7 @@ def test_conduct_on_the_other_family(editor):
 )
 @pytest.mark.parametrize(("editor", "model_type"), IN_TURNS)
 def test_contract_in_half_precision(editor, model_type, dtype, limit):
-    """Edits of a bfloat16 model stay float32 and leave nothing behind; those of 16-bit models make targets as likely as those of float32.
+    """Edits of a bfloat16 model stay float32 and leave nothing behind; in 16 bits targets get as likely as in float32.
 
     Worst seen: 0.11 nats per token in bfloat16 (kn), 0.04 in float16 (ultraedit).
     """
