@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def test_saved_samples_hold_the_answers_that_were_scored(tmp_path: Path) -> None
     answers = read_saved_answers([save_samples(results, tmp_path, WILD_TASK)])
     own = [answer for answer in answers if not answer.is_helper]
     assert [answer.item.answer for answer in own] == ["Orsa Lind", "", "A bracket", "In 1911"]
-    assert own[1].failure == "edit failed: no such layer" and {answer.task for answer in own} == {WILD_TASK}
+    assert own[1].failure == "edit failed: no such layer" and {answer.source.task for answer in own} == {WILD_TASK}
     assert [answer.item.answer for answer in answers if answer.is_helper] == ["1911"] * 4
     assert own[0].item[:2] == ("Who designed the Fenwick aqueduct?", "Orsa Lind")
 
@@ -44,6 +45,68 @@ def test_answers_of_locality_tasks_are_read_on_request(tmp_path: Path) -> None:
         read_saved_answers([path])
     answers = read_saved_answers([path], locality=True)
     assert [answer.item.answer for answer in answers if not answer.is_helper] == ["Port Elna"] * 4
+
+
+def save_run(folder: Path, date: str, answer: str, **identity: Any) -> Path:
+    """Write the sample of an ordinary task beside a result file of its run, whose identity the options are."""
+    results = {
+        "results": {"sums": {"alias": "sums"}},
+        "configs": {"sums": {"task": "sums", "generation_kwargs": {"until": ["\n"]}}},
+        "versions": {"sums": 1},
+        "config": {"model": "hf", "model_args": {"pretrained": "some/model"}, **identity},
+        "n-samples": {"sums": {"original": 1, "effective": 1}},
+        "date": datetime.fromisoformat(date[:10]).timestamp(),
+    }
+    sample = {
+        "doc_id": 0,
+        "doc": {"question": "Two and two?"},
+        "target": "4",
+        "arguments": {"gen_args_0": {"arg_0": "Q: Two and two?\nA:", "arg_1": {"until": ["\n"]}}},
+        "resps": [[answer]],
+        "filtered_resps": [answer],
+        "filter": "none",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"results_{date}.json").write_text(json.dumps(results))
+    path = folder / f"samples_sums_{date}.jsonl"
+    path.write_text(json.dumps(sample) + "\n")
+    return path
+
+
+def test_answers_name_their_run_and_of_its_repetitions_the_newest_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = save_run(tmp_path / "b", "2026-11-20T10-00-00.5", "old")
+    new = save_run(tmp_path / "a", "2026-11-21T10-00-00.5", "new")
+    save_run(tmp_path / "c", "2026-11-19T10-00-00.5", "of half the cases", limit=1)
+    answers = read_saved_answers([str(tmp_path), str(new)])
+    assert [answer.item.answer for answer in answers] == ["new", "of half the cases"]
+    first, second = (answer.source for answer in answers)
+    assert first.path == str(new) and first.task == "sums" and first.run_name == "hf__some-model"
+    assert len(first.run) == 12 and first.run != second.run
+    assert f"{old}: left out; {new} has this task of the same run" in caplog.text
+
+
+def test_samples_beside_an_unreadable_result_file_have_no_known_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for date in ("2026-11-20T10-00-00.5", "2026-11-21T10-00-00.5"):
+        save_run(tmp_path, date, date)
+        (tmp_path / f"results_{date}.json").write_text("{")
+    answers = read_saved_answers([str(tmp_path)])
+    assert len(answers) == 2 and {answer.source.run for answer in answers} == {""}
+    assert caplog.text.count("its run is unknown") == 2
+
+
+def test_folders_of_a_sweep_that_hold_no_results_are_left_out(tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    kept = save_run(run_folder / "results", "2026-11-20T10-00-00.5", "kept")
+    for number, name in enumerate(("attempt", "results.damaged-1")):
+        save_run(run_folder / name / "model", f"2026-11-2{number + 1}T10-00-00.5", name)
+    (run_folder / "run.json").write_text("{}")
+    assert [answer.source.path for answer in read_saved_answers([str(tmp_path)])] == [str(kept)]
+    explicit = read_saved_answers([str(run_folder / "attempt")])
+    assert [answer.item.answer for answer in explicit] == ["attempt"]
 
 
 @pytest.mark.parametrize(
