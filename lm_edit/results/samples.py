@@ -12,9 +12,9 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json, read_rows
 from judges.base import Item
 from lm_edit.results.sample_files import SampleFile, current_sample_files
-from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer
+from lm_eval_tasks.common.answers import UNFINISHED, Answer, read_answer, unedited_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
-from lm_eval_tasks.common.probes import case_requests
+from lm_eval_tasks.common.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
 
 FINAL_STAGE = ""
@@ -57,21 +57,25 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
     """
     answers: list[SavedAnswer] = []
     for source in current_sample_files(paths):
+        of_file: list[SavedAnswer] = []
         seen: set[int] = set()
         for number, (where, row) in enumerate(read_rows(source.path, "file of answers", finite=False)):
             if not isinstance(row, Mapping):
                 raise EditingError(f"{where}: the row is a {type(row).__name__}; an object is needed.")
             if "resps" not in row:
-                answers.append(_from_plain_row(row, source, number, where))
+                of_file.append(_from_plain_row(row, source, number, where))
             elif not isinstance(row.get("doc_id"), int):
                 raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
             elif row["doc_id"] not in seen:  # a sample file repeats the answers for each filter of the task
                 seen.add(row["doc_id"])
-                answers += _from_sample(row, source, where, locality)
+                of_file += _from_sample(row, source, where, locality)
+        if any(answer.failure not in (NO_QUESTION, NO_GOLD) for answer in of_file):  # not so in a task of fluency
+            answers += of_file
     if not answers:
         raise EditingError(
-            f"no answers to judge in {', '.join(paths)}: likelihood tasks have none, and those of locality tasks are "
-            "compared with the unedited model (--locality judges them all the same)."
+            f"no answers to judge in {', '.join(paths)}: likelihood tasks have none, texts of fluency tasks have no "
+            "gold answer, and answers of locality tasks are compared with the unedited model (--locality judges them "
+            "all the same)."
         )
     return answers
 
@@ -116,7 +120,8 @@ def _from_case(row: Mapping[str, Any], source: SampleFile) -> Iterator[SavedAnsw
                 answer = unedited_answer(answer)
             text = answer.text.strip() if isinstance(answer, GeneratedText) else ""
             item = Item(probe.question, probe.gold, text)
-            yield SavedAnswer(source, row["doc_id"], stage, probe.only_unedited, item, _failure(answer))
+            failure = why_not_judged(row["doc"], probe.kind, probe.gold) or _failure(answer)
+            yield SavedAnswer(source, row["doc_id"], stage, probe.only_unedited, item, failure)
 
 
 def answers_by_stage(
@@ -137,7 +142,7 @@ def answers_by_stage(
 
 def _failure(answer: Answer) -> str | None:
     if isinstance(answer, GeneratedText):
-        return None
+        return UNFINISHED if answer.unfinished else None
     return answer.reason if isinstance(answer, FailedAnswer) else f"the answer is a {type(answer).__name__}"
 
 

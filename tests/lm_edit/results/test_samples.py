@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from saved_results import save_samples
 from scripted import ScriptedLM, StreamLM
-from task_runs import run
+from task_runs import metrics_of, run
 from wild_answers import WILD_TASK, wild_texts
 
-from edit_hooks.answers import EditedAnswer, FailedAnswer
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
+from judges.string_judge import StringJudge
+from lm_edit.results.rejudge import judge_answers, table_rows
 from lm_edit.results.samples import read_saved_answers, read_saved_response
+from lm_eval_tasks.common.answers import UNFINISHED
 
 
 def test_saved_samples_hold_the_answers_that_were_scored(tmp_path: Path) -> None:
@@ -36,6 +39,52 @@ def test_streams_have_an_answer_per_stage_and_one_helper_answer(tmp_path: Path) 
     stages = [(0, stage, False) for stage in ("", "immediate", "1", "3")]
     assert places == [*stages, (0, "", True), (2, "", False), (2, "", True)]
     assert [answer.failure for answer in answers if answer.case == 2] == ["not among this run's edits"] * 2
+
+
+class ThinkingLM(ScriptedLM):
+    """The edited model does not end its thought about the aqueduct, nor the unedited one that about the stanza."""
+
+    def _generation(self, args: tuple, unedited: bool) -> GeneratedText:
+        if ("stanza" if unedited else "aqueduct") in args[0]:
+            return GeneratedText(raw="", thought="Let me see", unfinished=True)
+        return super()._generation(args, unedited)
+
+
+def test_unfinished_thoughts_are_no_wrong_answers(tmp_path: Path) -> None:
+    """Neither as answers, nor as those that choose the cases which the unedited model gets wrong."""
+    results = run(WILD_TASK, ThinkingLM(texts=wild_texts))
+    answers = read_saved_answers([save_samples(results, tmp_path, WILD_TASK)])
+    verdicts = {"em": judge_answers(StringJudge("em"), answers).verdicts}
+    unfinished = [(answer.case, answer.is_helper) for answer in answers if answer.failure == UNFINISHED]
+    assert unfinished == [(0, False), (2, True)] and [verdict.label for verdict in verdicts["em"]].count(None) == 2
+    found = metrics_of(results, WILD_TASK)
+    rows = {row[2]: row[4:6] for row in table_rows(answers, verdicts, {})}
+    assert rows["all"] == [f"{found['reliability_wild_em']:.3f}", "3/4"] and found["reliability_wild_em_n"] == 3
+    in_run = found["reliability_wild_em_wrong_em"], found["reliability_wild_em_wrong_em_n"]
+    assert rows["initially wrong"] == [f"{in_run[0]:.3f}", f"{in_run[1]}/2"]
+
+
+def test_a_case_without_questions_is_counted_as_unscored(tmp_path: Path) -> None:
+    """Case 2 has no paraphrase; its document asks the edit prompt, which no metric reads."""
+    answers = read_saved_answers([save_samples(run("bake_gs", ScriptedLM()), tmp_path, "bake_gs")])
+    reasons = {answer.case: answer.failure for answer in answers}
+    assert reasons == {0: None, 1: None, 2: "the record has no judged probes", 3: None}
+
+
+def test_texts_of_fluency_tasks_are_not_judged(tmp_path: Path) -> None:
+    task = "counterfact_fluency"
+    path = save_samples(run(task, ScriptedLM()), tmp_path, task)
+    with pytest.raises(EditingError, match="texts of fluency tasks have no gold answer"):
+        read_saved_answers([path])
+
+
+def test_cases_with_unusable_texts_keep_their_reason(tmp_path: Path) -> None:
+    path = Path(save_samples(run(WILD_TASK, ScriptedLM(texts=wild_texts)), tmp_path, WILD_TASK))
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows[1]["doc"]["unusable"] = "half a pair"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    answers = read_saved_answers([str(path)])
+    assert {answer.case for answer in answers if answer.failure == "half a pair"} == {rows[1]["doc_id"]}
 
 
 def test_answers_of_locality_tasks_are_read_on_request(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from scripted import RankedLM, ScriptedLM, StockLM
 from task_runs import build, metrics_of, run, run_on_two_ranks
 from wild_answers import WILD_ANSWERS, WILD_TASK, wild_texts
 
+from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
 from judges.base import CoverageError, Item
 from lm_eval_tasks.common import judge_filter
@@ -142,6 +143,25 @@ def test_failed_edits_stay_unscored_and_are_not_judged(server: JudgeServer, tmp_
     found = metrics_of(run(WILD_TASK, lm, chosen(server, tmp_path)), WILD_TASK, "judge")
     assert (found["reliability_wild_judge_n"], found["unscored"]) == (2, 2)
     assert json.loads(found["unscored_reason"]) == {"edit failed: no such layer": 2}
+
+
+def test_answers_without_anything_to_judge_them_by_get_a_reason(server: JudgeServer, tmp_path: Path) -> None:
+    asked = {"kind": "efficacy", "question": "q", "gold": "Rome", "model": "edited"}
+    docs = [
+        {"asked": asked},
+        {"asked": asked | {"gold": " "}},
+        {"asked": asked | {"kind": "placeholder"}},
+        {"asked": asked, "unusable": "half a pair"},
+    ]
+    answers = judge_filter.ModelJudgeFilter(chosen(server, tmp_path)["judge"]).apply(
+        [GeneratedText(raw="Rome")] * 4, docs
+    )
+    assert str(answers[0]) == "correct" and sum(server.requests.values()) == 1
+    assert answers[1:] == [
+        FailedAnswer("the question has no gold answer", is_failure=False),
+        FailedAnswer("the record has no judged probes", is_failure=False),
+        FailedAnswer("half a pair", is_failure=False),
+    ]
 
 
 def test_other_model_classes_are_judged_without_the_published_subset(server: JudgeServer, tmp_path: Path) -> None:
