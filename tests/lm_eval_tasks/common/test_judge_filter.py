@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from judge_server import KEY, JudgeServer, ServerFault, serve
+from lm_eval.api.instance import Instance
 from lm_eval.utils import make_table
-from scripted import RankedLM, ScriptedLM, StockLM
+from scripted import RankedLM, ScriptedLM, StockLM, StreamLM
 from task_runs import build, metrics_of, run, run_on_two_ranks
 from wild_answers import WILD_ANSWERS, WILD_TASK, wild_texts
 
@@ -162,6 +164,30 @@ def test_answers_without_anything_to_judge_them_by_get_a_reason(server: JudgeSer
         FailedAnswer("the record has no judged probes", is_failure=False),
         FailedAnswer("half a pair", is_failure=False),
     ]
+
+
+class UnfinishedAtTheEndLM(StreamLM):
+    """The final model does not end its thought about case 0."""
+
+    def _answer(self, request: Instance, answer: Any) -> Any:
+        found = super()._answer(request, answer)
+        if request.doc["case_id"] != "0":
+            return found
+        return replace(found, final=replace(found.final, raw="", unfinished=True))
+
+
+def test_a_thought_without_an_end_on_the_final_model_keeps_earlier_verdicts(
+    server: JudgeServer, tmp_path: Path
+) -> None:
+    lm = UnfinishedAtTheEndLM({"0": "10", "3": ".0"}, {1: 0}, retention=True)
+    settings = {"mode": "sequential", "checkpoints": 1, "retention": True, "population": "all"}
+    results = run(WILD_TASK, lm, settings | chosen(server, tmp_path))
+    for metric, pipeline in (("reliability_wild_em", "none"), ("reliability_wild_judge", "judge")):
+        found = metrics_of(results, WILD_TASK, pipeline)
+        assert (found[metric], found[f"{metric}_n"], found[f"{metric}_failed"]) == (0.0, 1, 1)
+        assert (found[f"{metric}@immediate"], found[f"{metric}@immediate_n"]) == (0.5, 2)
+        assert (found[f"{metric}@1"], found[f"{metric}@1_n"]) == (1.0, 1)
+        assert json.loads(found[f"{metric}@retention"])["matrix"] == [[1.0], [0.0, 0.0]]
 
 
 def test_other_model_classes_are_judged_without_the_published_subset(server: JudgeServer, tmp_path: Path) -> None:
