@@ -110,6 +110,9 @@ class ModelJudgeFilter(Filter):
         Answers without anything to judge them by become failed answers and are neither sent nor counted in the
         coverage: see :func:`~lm_eval_tasks.common.probes.why_not_judged`.
 
+        Every process checks the coverage of its own answers. Sums over the processes would need a collective, which a
+        process that has nothing to judge, or whose judge fails, would never join.
+
         Raises:
             CoverageError: when too few of them get a verdict.
         """
@@ -129,7 +132,7 @@ class ModelJudgeFilter(Filter):
             verdicts, report = self.judge.judge(list(items.values()))
             logger.warning("%s", report) if report.reasons else logger.info("%s", report)
             if not self.judge.settings.dry_run:
-                report.require(self.judge.settings.min_coverage)
+                report.require(self.judge.settings.min_coverage, part=_share_of_answers())
         for index, verdict in zip(items, verdicts, strict=True):
             answers[index] = verdict
         return answers
@@ -159,6 +162,15 @@ def _judged_text(answer: Answer, doc: Mapping[str, Any]) -> Answer:
     if isinstance(answer, GeneratedText) and (reason := why_not_judged(doc, probe["kind"], probe["gold"])):
         return FailedAnswer(reason, is_failure=False)
     return answer
+
+
+def _share_of_answers() -> str:
+    """The answers that a process judges, for messages; "" if it judges all of them."""
+    num_processes = os.environ.get("WORLD_SIZE", "1")
+    if num_processes == "1":
+        return ""
+    rank = os.environ.get("RANK", "0")
+    return f" of process {rank} of {num_processes}, which checks its own share of the task's answers"
 
 
 @contextmanager

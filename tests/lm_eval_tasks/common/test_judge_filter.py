@@ -226,6 +226,18 @@ def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
         assert not kept.exists()
 
 
+def test_low_coverage_of_one_of_several_processes_names_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    with (
+        serve(lambda item, attempt: "hm" if "tram" in item.question else "A") as server,
+        pytest.raises(CoverageError, match=r"scored 3 of 4 answers of process 3 of 8, which checks its own share"),
+    ):
+        evaluate(chosen(server, tmp_path))
+
+
 def test_a_run_that_ends_at_once_keeps_the_answers(tmp_path: Path) -> None:
     message = r"no credit left.*The answers are saved; judge them with: lm-edit judge .*\.jsonl"
     with serve(lambda item, attempt: ServerFault(402)) as server, pytest.raises(EditingError, match=message):
