@@ -117,11 +117,15 @@ class Report:
             )
         return text + ("; unscored: " + self._format_reasons() if self.reasons else "")
 
-    def require(self, min_coverage: float) -> None:
-        """Raise CoverageError if less than ``min_coverage`` (0..1) of the answers have a label."""
+    def require(self, min_coverage: float, *, part: str = "") -> None:
+        """Raise CoverageError if less than ``min_coverage`` (0..1) of the answers have a label.
+
+        Args:
+            part: for the message, which answers these are where they are not all, as in `` of process 2 of 8``.
+        """
         if self.coverage < min_coverage:
             raise CoverageError(
-                f"judge {self.judge} scored {self.num_scored} of {self.num_items} answers ({self.coverage:.1%}), "
+                f"judge {self.judge} scored {self.num_scored} of {self.num_items} answers{part} ({self.coverage:.1%}), "
                 f"less than min_coverage={min_coverage:.0%}. Reasons: {self._format_reasons()}. "
                 f"{what_is_kept(self.is_stored, 'verdict store')}"
             )

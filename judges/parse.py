@@ -10,6 +10,7 @@ from judges.match import normalize
 
 UNPARSABLE_REPLY = "the judge's reply holds no verdict"
 EMPTY_REPLY = "the judge's reply is empty"
+LISTED_LABELS = "the judge's reply lists the labels and chooses none"
 TRUNCATED_REPLY = "the judge's reply was cut before its verdict"
 REFUSED_REPLY = "the judge refused"
 
@@ -56,7 +57,8 @@ def read_verdict(reply: str, labels: Mapping[str, str], *, finish: str | None = 
     A verdict is a line that holds only a label: its letter, its word, or both if they agree. A prefix such as
     "Verdict:" and surrounding emphasis, quotes or a closing mark are allowed. The last such line counts, because a
     judge that reasons in its reply decides at the end. Prose around a letter, two letters in a line, a letter with the
-    other label's word and refusals are not verdicts.
+    other label's word and refusals are not verdicts. Neither is the last verdict line where it ends a list of all
+    labels on adjacent lines in the order of the prompt: that is an echo of the prompt's end.
 
     Args:
         reply: the full reply; closed ``<think>`` blocks are skipped.
@@ -74,8 +76,14 @@ def read_verdict(reply: str, labels: Mapping[str, str], *, finish: str | None = 
         return ParsedReply(reason=EMPTY_REPLY)
     if finish == "length" and len(lines) > 1:
         return ParsedReply(reason=TRUNCATED_REPLY)
-    line_labels = [label for line in lines if (label := _parse_line(line, labels)) is not None]
-    return ParsedReply(label=line_labels[-1]) if line_labels else ParsedReply(reason=UNPARSABLE_REPLY)
+    line_labels = [_parse_line(line, labels) for line in lines]
+    while line_labels and line_labels[-1] is None:
+        line_labels.pop()
+    if not line_labels:
+        return ParsedReply(reason=UNPARSABLE_REPLY)
+    if line_labels[-len(labels) :] == list(labels.values()):
+        return ParsedReply(reason=LISTED_LABELS)
+    return ParsedReply(label=line_labels[-1])
 
 
 def _parse_line(line: str, labels: Mapping[str, str]) -> str | None:

@@ -6,6 +6,9 @@ assigned at random), the nearest record last; then one that copies the edit itse
 (``selection: sentences``) takes the 16 nearest *sentences* of any kind, the nearest first, without a demonstration of
 the edit itself. ICE is the fact's line alone.
 
+IKE's release removes the unrelated sentence before many paraphrases of CounterFact. ``clean_paraphrases`` does so in a
+pool of CounterFact's records, by default for ``selection: records`` alone: EasyEdit takes paraphrases as they are.
+
 The pool must not contain the tested questions: a request whose prompt occurs in the pool is refused. BAKE's released
 protocol draws from the evaluation set itself; ``ike_leaky_pool`` allows that, for comparison with its numbers only.
 
@@ -92,11 +95,18 @@ class IKEConfig(ICEConfig):
         default=0,
     )
     pool_digest: str | None = config_field("set by the editor: checksum of the pool file", default=None)
+    clean_paraphrases: bool | None = config_field(
+        "pool of CounterFact's records: remove the unrelated sentence before a paraphrase (IKE's release); null: for "
+        "selection=records alone",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_demonstrations is None:
             self.num_demonstrations = 32 if self.selection == "records" else 16
+        if self.clean_paraphrases is None:
+            self.clean_paraphrases = self.selection == "records"
         if len(self.ratio) != 3 or not sum(self.ratio):
             raise EditingError(
                 f"editor setting 'ratio' is {self.ratio}; three counts (copy, update, retain) are needed, not all zero."
@@ -175,11 +185,11 @@ class IKE(ContextEditor[IKEConfig]):
 
     def default_config(self, model: nn.Module) -> IKEConfig:
         config = super().default_config(model)
-        config.pool_digest = load_pool(config.pool, config.pool_start).digest
+        config.pool_digest = _pool_of(config).digest
         return config
 
     def demonstrations(self, request: EditRequest, config: IKEConfig) -> Demonstrations:
-        pool = load_pool(config.pool, config.pool_start)
+        pool = _pool_of(config)
         if not self.allows_tested:
             _require_disjoint(request, pool, config)
         select = _nearest_records if config.selection == "records" else _nearest_sentences
@@ -194,6 +204,10 @@ class IKELeakyPool(IKE):
 
     name = "ike_leaky_pool"
     allows_tested = True
+
+
+def _pool_of(config: IKEConfig) -> Pool:
+    return load_pool(config.pool, config.pool_start, bool(config.clean_paraphrases))
 
 
 def _require_disjoint(request: EditRequest, pool: Pool, config: IKEConfig) -> None:

@@ -20,6 +20,7 @@ from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.json_io import read_rows
 
 BUILTIN = "builtin"
+COUNTERFACT_FIELD = "pararel_idx"  # of CounterFact's records; others in its schema, such as BAKE's, lack it
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,11 @@ class Pool:
 
 
 @functools.cache
-def load_pool(source: str, start: int = 0) -> Pool:
+def load_pool(source: str, start: int = 0, clean_paraphrases: bool = False) -> Pool:
     """The built-in pool, or the records of a JSON or JSONL file from number ``start`` on.
+
+    Args:
+        clean_paraphrases: apply :func:`without_unrelated_sentences` to the paraphrases of CounterFact's records.
 
     Raises:
         EditingError: the file cannot be read, has another schema or holds no usable record.
@@ -93,14 +97,29 @@ def load_pool(source: str, start: int = 0) -> Pool:
         raise EditingError(
             f"{error} A pool is a JSON or JSONL file in the CounterFact or BAKE schema, or {BUILTIN!r}."
         ) from None
-    records = [_parse_record(row, f"pool {where}") for where, row in rows[start:]]
+    records = [_parse_record(row, f"pool {where}", clean_paraphrases) for where, row in rows[start:]]
     usable = tuple(record for record in records if record.paraphrases and record.neighbors)
     if not usable:
         raise EditingError(f"pool={source}: no usable record from number {start} on (of {len(rows)}).")
     return Pool(usable, len(records) - len(usable), sha256_of(Path(source).expanduser()))
 
 
-def _parse_record(row: object, where: str) -> PoolRecord:
+def without_unrelated_sentences(paraphrase: str, subject: str) -> str:
+    """A paraphrase of CounterFact without the text before its own sentence, as IKE's release prepares the file.
+
+    CounterFact puts a sentence about something else before many paraphrases. Kept is the text after the last period or
+    line break before the first mention of the subject; where the rest has a heading "Category", the text from the
+    subject on. A paraphrase without the subject is unchanged.
+    """
+    before, mention, after = paraphrase.partition(subject)
+    if not mention:
+        return paraphrase
+    start = max(before.rfind("."), before.rfind("\n")) + 1
+    own = before[start:] + mention + after
+    return (mention + after if "Category" in own else own).strip()
+
+
+def _parse_record(row: object, where: str, clean_paraphrases: bool) -> PoolRecord:
     if not isinstance(row, Mapping) or not isinstance(row.get("requested_rewrite"), Mapping):
         raise EditingError(
             f"{where}: the field 'requested_rewrite' is missing; give records in the CounterFact or BAKE schema."
@@ -118,9 +137,12 @@ def _parse_record(row: object, where: str) -> PoolRecord:
     fields = {"prompt": rewrite.get("prompt"), "subject": rewrite.get("subject"), **targets}
     edit = EditRequest.from_dict({name: value for name, value in fields.items() if value is not None}, where=where)
     neighbors = [text for text in lists["neighborhood_prompts"] if text.strip()]
+    paraphrases = [text.strip() for text in lists["paraphrase_prompts"] if text.strip()]
+    if clean_paraphrases and COUNTERFACT_FIELD in row and edit.subject:
+        paraphrases = [without_unrelated_sentences(text, edit.subject) for text in paraphrases]
     return PoolRecord(
         edit=edit,
-        paraphrases=tuple(text.strip() for text in lists["paraphrase_prompts"] if text.strip()),
+        paraphrases=tuple(paraphrases),
         neighbors=tuple((text.strip(), edit.target_true) for text in neighbors) if edit.target_true else (),
     )
 

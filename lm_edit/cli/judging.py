@@ -52,7 +52,8 @@ def _run_judge(args: argparse.Namespace) -> int:
     from judges.model.judge import ModelJudge
     from judges.settings import HOW_TO
     from lm_edit.results.rejudge import check_score, judge_answers, score_answers, table_rows, verdict_rows
-    from lm_edit.results.samples import find_sample_files, read_saved_answers
+    from lm_edit.results.sample_files import find_sample_files
+    from lm_edit.results.samples import read_saved_answers
 
     read_from = find_sample_files(args.samples)
     check_output_files(args, "out", inputs=[*read_from, *filter(None, [args.judge, args.compare, args.prompt])])
@@ -71,8 +72,8 @@ def _run_judge(args: argparse.Namespace) -> int:
     scores = {score: score_answers(score, saved) for score in args.score}  # first: they may fail, and cost nothing
     judged = [judge_answers(judge, saved) for judge in judges]
     verdicts = dict(zip(columns, [judgement.verdicts for judgement in judged], strict=True))
-    header = ("task", "answers", "n", *[f"{column} ({part})" for column in columns for part in ("share", "scored")])
-    table((*header, "em", *scores), table_rows(saved, verdicts, scores))
+    by_judge = [f"{column} ({part})" for column in columns for part in ("share", "scored")]
+    table(("run", "task", "answers", "n", *by_judge, "em", *scores), table_rows(saved, verdicts, scores))
     for _, report in judged:
         say(report)
     if args.compare:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from judges.base import CORRECT, Judge, Judged, Verdict, count_reasons
 from judges.match import any_exact_match, match_ratio
 from judges.similarity import SIMILARITIES, require_packages, similarity
+from lm_edit.results.sample_files import SampleFile
 from lm_edit.results.samples import SavedAnswer
 from lm_eval_tasks.common.aggregation import mean_scored
 
@@ -65,28 +67,47 @@ def score_answers(name: str, answers: Sequence[SavedAnswer]) -> list[float | Non
 def table_rows(
     answers: Sequence[SavedAnswer], verdicts: Mapping[str, Sequence[Verdict]], scores: Mapping[str, Values]
 ) -> Iterator[list[str]]:
-    """Rows of the table: one per task, stage and subset.
+    """Rows of the table: one per run, task, stage and subset.
 
-    Where a task saved helper answers of the unedited model, a second row covers the cases that it got wrong (the
-    published subset): by each judge's own verdict, and for exact match and scores by exact match.
+    Where a run saved helper answers of the unedited model to a task, a second row covers the cases that it got wrong
+    (the published subset): by each judge's own verdict, and for exact match and scores by exact match.
 
     Args:
         verdicts: judge -> verdicts in the order of ``answers``.
         scores: name -> scores in the order of ``answers``.
 
     Yields:
-        Task, subset, number of answers; per judge the share correct and the number scored; exact match; the scores.
+        Run, task, subset, number of answers; per judge the share correct and the number scored; exact match; the
+        scores.
     """
     exact = [None if answer.failure else float(_matches_exactly(answer)) for answer in answers]
     judged = {name: [_value(verdict) for verdict in column] for name, column in verdicts.items()}
-    for task, stage in dict.fromkeys((answer.task, answer.stage) for answer in answers if not answer.is_helper):
-        helpers = {a.case: index for index, a in enumerate(answers) if a.task == task and a.is_helper}
-        own = [index for index, a in enumerate(answers) if (a.task, a.stage) == (task, stage) and not a.is_helper]
-        name = task + (f"@{stage}" if stage else "")
-        yield [name, "all", str(len(own)), *_cells(own, judged, exact, scores, None)]
-        if helpers:
-            helper_of = {index: helpers[answers[index].case] for index in own if answers[index].case in helpers}
-            yield [name, "initially wrong", str(len(own)), *_cells(own, judged, exact, scores, helper_of)]
+    by_stage: dict[SampleFile, dict[str, list[int]]] = {}
+    helpers: dict[SampleFile, dict[int, int]] = {}  # source -> case -> index of its helper answer
+    for index, answer in enumerate(answers):
+        if answer.is_helper:
+            helpers.setdefault(answer.source, {})[answer.case] = index
+        else:
+            by_stage.setdefault(answer.source, {}).setdefault(answer.stage, []).append(index)
+    labels = _run_labels(by_stage)
+    for source, stages in by_stage.items():
+        helper_of_case = helpers.get(source, {})
+        for stage, own in stages.items():
+            place = [labels[source], source.task + (f"@{stage}" if stage else "")]
+            yield [*place, "all", str(len(own)), *_cells(own, judged, exact, scores, None)]
+            if helper_of_case:
+                cases = {index: answers[index].case for index in own}
+                helper_of = {index: helper_of_case[case] for index, case in cases.items() if case in helper_of_case}
+                yield [*place, "initially wrong", str(len(own)), *_cells(own, judged, exact, scores, helper_of)]
+
+
+def _run_labels(sources: Collection[SampleFile]) -> dict[SampleFile, str]:
+    """The name of each source's run, or its path where the run is unknown or another has the same name and task."""
+    counts = Counter((source.run_name, source.task) for source in sources)
+    return {
+        source: source.run_name if source.run_name and counts[source.run_name, source.task] == 1 else source.path
+        for source in sources
+    }
 
 
 def _cells(
@@ -128,7 +149,9 @@ def verdict_rows(answers: Sequence[SavedAnswer], verdicts: Mapping[str, Sequence
             for name, column in verdicts.items()
         }
         item = {"question": answer.item.question, "gold": answer.item.gold, "answer": answer.item.answer}
-        place = {"task": answer.task, "case": answer.case, "stage": answer.stage, "helper": answer.is_helper}
+        source = answer.source
+        of_file = {"file": source.path, "run": source.run, "run_name": source.run_name, "task": source.task}
+        place = {**of_file, "case": answer.case, "stage": answer.stage, "helper": answer.is_helper}
         yield {**place, **item, "judges": by_judge}
 
 

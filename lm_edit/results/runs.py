@@ -167,7 +167,7 @@ def find_result_files(paths: Paths) -> Iterator[Path]:
     for name in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         path = user_path(name, "result file or folder")
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("results_*.json") if not _is_unfinished(file, path))
+            inside = sorted(file for file in path.rglob("results_*.json") if not is_unfinished(file, path))
             if not inside:
                 raise EditingError(f"no results_*.json in {path}; run lm_eval with --output_path.")
             yield from inside
@@ -177,7 +177,7 @@ def find_result_files(paths: Paths) -> Iterator[Path]:
             raise EditingError(f"there is no file or folder {path}.")
 
 
-def _is_unfinished(file: Path, folder: Path) -> bool:
+def is_unfinished(file: Path, folder: Path) -> bool:
     """Whether lm_edit.sweeps is still writing the file or has set it aside.
 
     It is then below ``<run>/attempt`` or ``<run>/results.damaged-<n>``, beside ``<run>/run.json``.

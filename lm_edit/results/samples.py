@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.answers import FORMAT, EditedAnswer, FailedAnswer, GeneratedText, ModelAnswer
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import parse_json, read_rows
 from judges.base import Item
-from lm_eval_tasks.common.answers import Answer, read_answer, unedited_answer
+from lm_edit.results.sample_files import SampleFile, current_sample_files
+from lm_eval_tasks.common.answers import UNFINISHED, Answer, read_answer, unedited_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
-from lm_eval_tasks.common.probes import case_requests
+from lm_eval_tasks.common.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
 
 FINAL_STAGE = ""
@@ -25,7 +24,7 @@ class SavedAnswer(NamedTuple):
     """One generated answer of a sample file.
 
     Attributes:
-        task: name of the task; for plain rows, that of the file.
+        source: the file with its task and run.
         case: index of the document in its task.
         stage: stage of a stream; "" for the final answer.
         is_helper: the answer of a helper probe, which tests whether the unedited model answers correctly (the
@@ -34,7 +33,7 @@ class SavedAnswer(NamedTuple):
         failure: why there is nothing to judge.
     """
 
-    task: str
+    source: SampleFile
     case: int
     stage: str
     is_helper: bool
@@ -47,7 +46,7 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
 
     Accepted are lm-eval's sample files of editing tasks and of other generating tasks (one answer per document, as
     returned by the task's first filter), and plain JSONL with ``question``, ``gold`` (a text or a list of accepted
-    texts) and ``answer``.
+    texts) and ``answer``. Which files count: :func:`~lm_edit.results.sample_files.current_sample_files`.
 
     Args:
         paths: files, or folders that are searched for ``samples_*.jsonl``.
@@ -57,72 +56,53 @@ def read_saved_answers(paths: Sequence[str], *, locality: bool = False) -> list[
         EditingError: for missing and unreadable files, and when there is no answer to judge.
     """
     answers: list[SavedAnswer] = []
-    for path in find_sample_files(paths):
+    for source in current_sample_files(paths):
+        of_file: list[SavedAnswer] = []
         seen: set[int] = set()
-        for number, (where, row) in enumerate(read_rows(path, "file of answers", finite=False)):
+        for number, (where, row) in enumerate(read_rows(source.path, "file of answers", finite=False)):
             if not isinstance(row, Mapping):
                 raise EditingError(f"{where}: the row is a {type(row).__name__}; an object is needed.")
             if "resps" not in row:
-                answers.append(_from_plain_row(row, path.stem, number, where))
+                of_file.append(_from_plain_row(row, source, number, where))
             elif not isinstance(row.get("doc_id"), int):
                 raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
             elif row["doc_id"] not in seen:  # a sample file repeats the answers for each filter of the task
                 seen.add(row["doc_id"])
-                answers += _from_sample(row, _task_name(path), where, locality)
+                of_file += _from_sample(row, source, where, locality)
+        if any(answer.failure not in (NO_QUESTION, NO_GOLD) for answer in of_file):  # not so in a task of fluency
+            answers += of_file
     if not answers:
         raise EditingError(
-            f"no answers to judge in {', '.join(paths)}: likelihood tasks have none, and those of locality tasks are "
-            "compared with the unedited model (--locality judges them all the same)."
+            f"no answers to judge in {', '.join(paths)}: likelihood tasks have none, texts of fluency tasks have no "
+            "gold answer, and answers of locality tasks are compared with the unedited model (--locality judges them "
+            "all the same)."
         )
     return answers
 
 
-def find_sample_files(paths: Sequence[str]) -> Iterator[Path]:
-    """Yield the files themselves, and the sample files below folders.
-
-    Raises:
-        EditingError: for paths that do not exist, and folders without samples.
-    """
-    for name in paths:
-        path = user_path(name, "file or folder of samples")
-        if path.is_dir():
-            inside = sorted(path.rglob("samples_*.jsonl"))
-            if not inside:
-                raise EditingError(f"no samples_*.jsonl in {path}; run lm_eval with --log_samples --output_path.")
-            yield from inside
-        elif path.is_file():
-            yield path
-        else:
-            raise EditingError(f"there is no file or folder {path}.")
-
-
-def _task_name(path: Path) -> str:
-    return re.sub(r"_\d{4}-\d\d-\d\dT[\d.\-]+$", "", path.stem.removeprefix("samples_"))
-
-
-def _from_plain_row(row: Mapping[str, Any], task: str, number: int, where: str) -> SavedAnswer:
+def _from_plain_row(row: Mapping[str, Any], source: SampleFile, number: int, where: str) -> SavedAnswer:
     gold = row.get("gold")
     golds = gold if isinstance(gold, list) else [gold]
     if not golds or not all(isinstance(text, str) for text in [row.get("question"), row.get("answer"), *golds]):
         raise EditingError(f"{where}: neither a sample of lm-eval nor a row with the texts question, gold and answer.")
     item = Item(str(row["question"]), str(golds[0]), str(row["answer"]), tuple(map(str, golds[1:])))
-    return SavedAnswer(task, number, FINAL_STAGE, False, item)
+    return SavedAnswer(source, number, FINAL_STAGE, False, item)
 
 
-def _from_sample(row: Mapping[str, Any], task: str, where: str, locality: bool) -> Iterator[SavedAnswer]:
+def _from_sample(row: Mapping[str, Any], source: SampleFile, where: str, locality: bool) -> Iterator[SavedAnswer]:
     try:
         if "probes" in row["doc"]:
             if locality or row["doc"]["probes"][0]["kind"] != NEIGHBORHOOD:
-                yield from _from_case(row, task)
+                yield from _from_case(row, source)
         elif isinstance(row["filtered_resps"][0], str):
             prompt = row["arguments"]["gen_args_0"]["arg_0"]
             item = Item(str(row["doc"].get("question") or prompt), str(row["target"]), row["filtered_resps"][0].strip())
-            yield SavedAnswer(task, row["doc_id"], FINAL_STAGE, False, item)
+            yield SavedAnswer(source, row["doc_id"], FINAL_STAGE, False, item)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise EditingError(f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error}).") from None
 
 
-def _from_case(row: Mapping[str, Any], task: str) -> Iterator[SavedAnswer]:
+def _from_case(row: Mapping[str, Any], source: SampleFile) -> Iterator[SavedAnswer]:
     """The generated answers of a case of an editing task.
 
     In a stream, there is one for every stage with a column of its own.
@@ -140,7 +120,8 @@ def _from_case(row: Mapping[str, Any], task: str) -> Iterator[SavedAnswer]:
                 answer = unedited_answer(answer)
             text = answer.text.strip() if isinstance(answer, GeneratedText) else ""
             item = Item(probe.question, probe.gold, text)
-            yield SavedAnswer(task, row["doc_id"], stage, probe.only_unedited, item, _failure(answer))
+            failure = why_not_judged(row["doc"], probe.kind, probe.gold) or _failure(answer)
+            yield SavedAnswer(source, row["doc_id"], stage, probe.only_unedited, item, failure)
 
 
 def answers_by_stage(
@@ -161,7 +142,7 @@ def answers_by_stage(
 
 def _failure(answer: Answer) -> str | None:
     if isinstance(answer, GeneratedText):
-        return None
+        return UNFINISHED if answer.unfinished else None
     return answer.reason if isinstance(answer, FailedAnswer) else f"the answer is a {type(answer).__name__}"
 
 

@@ -29,6 +29,7 @@ from judges.model.judge import ModelJudge
 from judges.settings import HOW_TO
 from lm_eval_tasks.common.answers import UNFINISHED, Answer, unedited_answer
 from lm_eval_tasks.common.population import WRONG_EM, WRONG_JUDGE
+from lm_eval_tasks.common.probes import why_not_judged
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -106,13 +107,19 @@ class ModelJudgeFilter(Filter):
     def apply(self, resps: Sequence[Answer], docs: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """Judge all answers of a task in one call.
 
+        Answers without anything to judge them by become failed answers and are neither sent nor counted in the
+        coverage: see :func:`~lm_eval_tasks.common.probes.why_not_judged`.
+
+        Every process checks the coverage of its own answers. Sums over the processes would need a collective, which a
+        process that has nothing to judge, or whose judge fails, would never join.
+
         Raises:
             CoverageError: when too few of them get a verdict.
         """
         probes = [doc["asked"] for doc in docs]
         answers = [
-            _judged_text(answer, probe) if self.concerns(probe) else answer
-            for answer, probe in zip(resps, probes, strict=True)
+            _judged_text(answer, doc) if self.concerns(doc["asked"]) else answer
+            for answer, doc in zip(resps, docs, strict=True)
         ]
         items = {
             index: Item(probe["question"], probe["gold"], answer.text.strip())
@@ -125,7 +132,7 @@ class ModelJudgeFilter(Filter):
             verdicts, report = self.judge.judge(list(items.values()))
             logger.warning("%s", report) if report.reasons else logger.info("%s", report)
             if not self.judge.settings.dry_run:
-                report.require(self.judge.settings.min_coverage)
+                report.require(self.judge.settings.min_coverage, part=_share_of_answers())
         for index, verdict in zip(items, verdicts, strict=True):
             answers[index] = verdict
         return answers
@@ -144,14 +151,26 @@ class HelperJudgeFilter(ModelJudgeFilter):
         return bool(probe["model"] == "unedited")
 
 
-def _judged_text(answer: Answer, probe: Mapping[str, Any]) -> Answer:
+def _judged_text(answer: Answer, doc: Mapping[str, Any]) -> Answer:
     """The answer to judge: of a helper probe the unedited model's."""
+    probe = doc["asked"]
     is_helper = bool(probe["model"] == "unedited")
     if is_helper:
         answer = unedited_answer(answer)
     if isinstance(answer, GeneratedText) and answer.unfinished:
         return FailedAnswer(UNFINISHED, is_failure=not is_helper)
+    if isinstance(answer, GeneratedText) and (reason := why_not_judged(doc, probe["kind"], probe["gold"])):
+        return FailedAnswer(reason, is_failure=False)
     return answer
+
+
+def _share_of_answers() -> str:
+    """The answers that a process judges, for messages; "" if it judges all of them."""
+    num_processes = os.environ.get("WORLD_SIZE", "1")
+    if num_processes == "1":
+        return ""
+    rank = os.environ.get("RANK", "0")
+    return f" of process {rank} of {num_processes}, which checks its own share of the task's answers"
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from lm_eval_tasks.common.cases import Case
 PLACEHOLDER = "placeholder"
 # Key of a document whose prompts are chats already, with the setting that makes them so.
 OWN_CHAT = "own_chat"
+NO_QUESTION, NO_GOLD = "the record has no judged probes", "the question has no gold answer"
 NO_COMPETITOR = FailedAnswer("the question has no competing answer", is_failure=False)
 
 
@@ -143,6 +144,13 @@ def _without_half_surrogates(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_half_surrogates(entry) for entry in value]
     return value
+
+
+def why_not_judged(doc: Mapping[str, Any], kind: str, gold: str) -> str | None:
+    """The reason why no judge is asked about the answers to a probe of a document; ``None`` if one is."""
+    if kind == PLACEHOLDER:
+        return NO_QUESTION
+    return doc.get("unusable") if gold.strip() else NO_GOLD
 
 
 class ProbeRequest(NamedTuple):

@@ -120,11 +120,17 @@ class FilteredAnswer:
         return answer if isinstance(answer, cls) else cls(final=answer, judged=isinstance(answer, Verdict))
 
     def at(self, stage: Stage | None) -> Answer:
-        """The answer at a stage; ``None`` is the final one."""
-        if stage is None or self.only_unedited or isinstance(self.final, FailedAnswer):
+        """The answer at a stage; ``None`` is the final one.
+
+        A failed edit has no stages, so its reason holds at all of them. An answer that is missing on the final model
+        alone, as one with an unfinished thought, leaves those of earlier stages as they are.
+        """
+        if stage is None or self.only_unedited:
             return self.final
         if stage in self.stages:
             return self.stages[stage]
+        if isinstance(self.final, FailedAnswer):
+            return self.final
         if self.position is None:
             return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers at stages of a stream"), is_failure=False)
         if isinstance(stage, str) and stage != IMMEDIATE and int(stage) > self.position.num_edits:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from judges.base import CORRECT, INCORRECT, LABELS
 from judges.parse import (
     EMPTY_REPLY,
+    LISTED_LABELS,
     REFUSED_REPLY,
     TRUNCATED_REPLY,
     UNPARSABLE_REPLY,
@@ -44,6 +45,9 @@ from judges.prompt import DEFAULT_LABELS
         ("A\nOn second thought the Main is wrong.\nB", INCORRECT),
         ("B\n\nThe given answer lacks the Rhine.", INCORRECT),
         ("<think>Is it A? Or B?\nB</think>\n\nA", CORRECT),
+        ("A: correct\nB: incorrect\n\nA", CORRECT),  # the prompt's end, then a verdict
+        ("A: correct\nB: incorrect\nVerdict: B", INCORRECT),
+        ("B\nA", CORRECT),  # not the order of the prompt
     ],
 )
 def test_a_verdict_line_is_parsed(reply: str, label: str) -> None:
@@ -71,6 +75,10 @@ def test_a_verdict_line_is_parsed(reply: str, label: str) -> None:
         ("A A", UNPARSABLE_REPLY),
         ("Grade: A+", UNPARSABLE_REPLY),
         ("<think>it must be A\nA", TRUNCATED_REPLY),
+        ("A: correct\nB: incorrect", LISTED_LABELS),
+        ("A\n\nB", LISTED_LABELS),
+        ("Is the given answer correct?\n**A**: correct\n**B**: incorrect\nReply with the letter", LISTED_LABELS),
+        ("A\nA: correct\nB: incorrect", LISTED_LABELS),
     ],
 )
 def test_other_replies_are_unscored(reply: str, reason: str) -> None:
@@ -97,8 +105,11 @@ def test_words_around_a_letter_are_no_verdict(text: str, letter: str) -> None:
 
 @given(st.lists(st.sampled_from(["A", "B", "because", "", "it is A, I think"]), max_size=8))
 def test_the_last_verdict_line_wins(lines: list[str]) -> None:
-    letters = [line for line in lines if line in ("A", "B")]
-    assert read_verdict("\n".join(lines), DEFAULT_LABELS).label == (DEFAULT_LABELS[letters[-1]] if letters else None)
+    shown = [line for line in lines if line]
+    while shown and shown[-1] not in ("A", "B"):
+        shown.pop()
+    expected = None if not shown or shown[-2:] == ["A", "B"] else DEFAULT_LABELS[shown[-1]]
+    assert read_verdict("\n".join(lines), DEFAULT_LABELS).label == expected
 
 
 @given(st.sampled_from(["YES", "good", "x1"]), st.sampled_from(["NO", "bad", "y2"]))
@@ -107,6 +118,8 @@ def test_other_labels_are_parsed_as_strictly(right: str, wrong: str) -> None:
     assert read_verdict(f"{wrong}.", labels).label == INCORRECT
     assert read_verdict(right.lower(), labels).label == CORRECT
     assert read_verdict("A", labels).label is None
+    assert read_verdict(f"{right}\n{wrong}", labels) == (None, LISTED_LABELS)
+    assert read_verdict(f"{right}\n{wrong}", {wrong: INCORRECT, right: CORRECT}).label == INCORRECT
 
 
 @pytest.mark.parametrize(

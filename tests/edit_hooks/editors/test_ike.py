@@ -98,6 +98,27 @@ def test_a_tested_edit_in_the_pool_is_refused_except_by_ike_leaky_pool(tmp_path)
     assert tested.text not in "".join(clean.contexts[0].demonstrations[:-1])
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_cleaned"),
+    [({}, True), ({"clean_paraphrases": False}, False), ({"selection": "sentences"}, False)],
+)
+def test_paraphrases_of_counterfact_come_without_their_unrelated_sentence(settings, is_cleaned, tmp_path):
+    targets = {"target_new": {"str": "Peru"}, "target_true": {"str": "Chile"}}
+    record = {
+        "pararel_idx": 7,
+        "requested_rewrite": {"prompt": "{} lies in", "subject": "Lake Omber", **targets},
+        "paraphrase_prompts": ["Rain fell. Lake Omber is in"],
+        "neighborhood_prompts": ["Lake Sill lies in"],
+    }
+    pool = tmp_path / "pool.json"
+    pool.write_text(json.dumps([record]))
+    count = 3 if "selection" in settings else 1  # all sentences of the record, or its update
+    given = {**WORDS, "pool": str(pool), "num_demonstrations": count, "ratio": [0, 1, 0], **settings}
+    (delta,) = context_edits("ike", **given)
+    text = delta.contexts[0].before()
+    assert "Lake Omber is in Peru" in text and ("Rain fell." not in text) is is_cleaned
+
+
 def test_a_similarity_outside_the_range_of_cosines_is_refused():
     with pytest.raises(EditingError, match="min_similarity"):
         load_editor("ice", {"min_similarity": 20})

@@ -8,7 +8,7 @@ import pytest
 from paths import RECORDS
 
 from edit_hooks import EditingError
-from edit_hooks.in_context.demonstrations import BUILTIN, load_pool, query_text
+from edit_hooks.in_context.demonstrations import BUILTIN, load_pool, query_text, without_unrelated_sentences
 
 REWRITE = {
     "prompt": "{} lies in",
@@ -48,6 +48,35 @@ def test_a_file_in_the_counterfact_schema_is_a_pool(layout, tmp_path):
     )
     assert record.copy_demonstration() == f"{query_text(record.edit)} Peru"
     assert load_pool(str(path), 1).incomplete == 0
+
+
+@pytest.mark.parametrize(
+    ("paraphrase", "cleaned"),
+    [
+        ("Lake Omber is found in", "Lake Omber is found in"),
+        ("The visitor of Lake Omber travels to", "The visitor of Lake Omber travels to"),
+        ("Rain fell. Nobody came. The shores of Lake Omber are in", "The shores of Lake Omber are in"),
+        (
+            "He was St. Ives' mayor\nOne reaches Lake Omber, i.e. the lake, in",
+            "One reaches Lake Omber, i.e. the lake, in",
+        ),
+        ("References\n\nCategory:Rivers of Ostmark Lake Omber lies in", "Lake Omber lies in"),
+        ("Nobody came. The lake is in", "Nobody came. The lake is in"),  # no subject
+    ],
+)
+def test_unrelated_sentences_before_a_paraphrase_are_removed_as_released(paraphrase, cleaned):
+    assert without_unrelated_sentences(paraphrase, "Lake Omber") == cleaned
+
+
+def test_only_paraphrases_of_counterfact_are_cleaned_and_on_request(tmp_path):
+    path = tmp_path / "pool.jsonl"
+    other = {**RECORD, "paraphrase_prompts": ["Rain fell. Lake Omber is in"]}
+    path.write_text("\n".join(map(json.dumps, [other, {**other, "pararel_idx": 7}])) + "\n")
+    verbatim = ("Rain fell. Lake Omber is in",)
+    assert [record.paraphrases for record in load_pool(str(path)).records] == [verbatim, verbatim]
+    cleaned = load_pool(str(path), clean_paraphrases=True)
+    assert [record.paraphrases for record in cleaned.records] == [verbatim, ("Lake Omber is in",)]
+    assert load_pool(BUILTIN, 0, True).records == load_pool(BUILTIN).records
 
 
 def test_records_before_the_start_are_not_used():

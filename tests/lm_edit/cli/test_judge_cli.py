@@ -30,10 +30,10 @@ def samples(tmp_path: Path) -> str:
 
 
 def row(printed: str, task: str, answers: str) -> list[str]:
-    """The cells of the printed line of a task and subset."""
+    """The cells of the printed line of a task and subset, from the task on."""
     lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in printed.splitlines()]
-    (found,) = [line for line in lines if line[:2] == [task, answers]]
-    return found
+    (found,) = [line for line in lines if line[1:3] == [task, answers]]
+    return found[1:]
 
 
 def test_judging_again_asks_no_edited_model_and_pays_once(
@@ -51,6 +51,7 @@ def test_judging_again_asks_no_edited_model_and_pays_once(
     assert row(first, WILD_TASK, "initially wrong")[1:] == ["initially wrong", "4", "0.500", "2/3", "0.500"]
     assert "7 of 7 answers scored" in first and "edit failed: no such layer (1)" in first
     rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["file"] for row in rows} == {samples} and {row["run"] for row in rows} == {""}
     assert len(rows) == 8 and rows[0]["judges"]["m (correctness_v1)"]["reply"] == "A"
     assert rows[2]["judges"]["m (correctness_v1)"]["reason"] == "edit failed: no such layer"
 

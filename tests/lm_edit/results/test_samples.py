@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from saved_results import save_samples
 from scripted import ScriptedLM, StreamLM
-from task_runs import run
+from task_runs import metrics_of, run
 from wild_answers import WILD_TASK, wild_texts
 
-from edit_hooks.answers import EditedAnswer, FailedAnswer
+from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
+from judges.string_judge import StringJudge
+from lm_edit.results.rejudge import judge_answers, table_rows
 from lm_edit.results.samples import read_saved_answers, read_saved_response
+from lm_eval_tasks.common.answers import UNFINISHED
 
 
 def test_saved_samples_hold_the_answers_that_were_scored(tmp_path: Path) -> None:
@@ -22,7 +26,7 @@ def test_saved_samples_hold_the_answers_that_were_scored(tmp_path: Path) -> None
     answers = read_saved_answers([save_samples(results, tmp_path, WILD_TASK)])
     own = [answer for answer in answers if not answer.is_helper]
     assert [answer.item.answer for answer in own] == ["Orsa Lind", "", "A bracket", "In 1911"]
-    assert own[1].failure == "edit failed: no such layer" and {answer.task for answer in own} == {WILD_TASK}
+    assert own[1].failure == "edit failed: no such layer" and {answer.source.task for answer in own} == {WILD_TASK}
     assert [answer.item.answer for answer in answers if answer.is_helper] == ["1911"] * 4
     assert own[0].item[:2] == ("Who designed the Fenwick aqueduct?", "Orsa Lind")
 
@@ -37,6 +41,52 @@ def test_streams_have_an_answer_per_stage_and_one_helper_answer(tmp_path: Path) 
     assert [answer.failure for answer in answers if answer.case == 2] == ["not among this run's edits"] * 2
 
 
+class ThinkingLM(ScriptedLM):
+    """The edited model does not end its thought about the aqueduct, nor the unedited one that about the stanza."""
+
+    def _generation(self, args: tuple, unedited: bool) -> GeneratedText:
+        if ("stanza" if unedited else "aqueduct") in args[0]:
+            return GeneratedText(raw="", thought="Let me see", unfinished=True)
+        return super()._generation(args, unedited)
+
+
+def test_unfinished_thoughts_are_no_wrong_answers(tmp_path: Path) -> None:
+    """Neither as answers, nor as those that choose the cases which the unedited model gets wrong."""
+    results = run(WILD_TASK, ThinkingLM(texts=wild_texts))
+    answers = read_saved_answers([save_samples(results, tmp_path, WILD_TASK)])
+    verdicts = {"em": judge_answers(StringJudge("em"), answers).verdicts}
+    unfinished = [(answer.case, answer.is_helper) for answer in answers if answer.failure == UNFINISHED]
+    assert unfinished == [(0, False), (2, True)] and [verdict.label for verdict in verdicts["em"]].count(None) == 2
+    found = metrics_of(results, WILD_TASK)
+    rows = {row[2]: row[4:6] for row in table_rows(answers, verdicts, {})}
+    assert rows["all"] == [f"{found['reliability_wild_em']:.3f}", "3/4"] and found["reliability_wild_em_n"] == 3
+    in_run = found["reliability_wild_em_wrong_em"], found["reliability_wild_em_wrong_em_n"]
+    assert rows["initially wrong"] == [f"{in_run[0]:.3f}", f"{in_run[1]}/2"]
+
+
+def test_a_case_without_questions_is_counted_as_unscored(tmp_path: Path) -> None:
+    """Case 2 has no paraphrase; its document asks the edit prompt, which no metric reads."""
+    answers = read_saved_answers([save_samples(run("bake_gs", ScriptedLM()), tmp_path, "bake_gs")])
+    reasons = {answer.case: answer.failure for answer in answers}
+    assert reasons == {0: None, 1: None, 2: "the record has no judged probes", 3: None}
+
+
+def test_texts_of_fluency_tasks_are_not_judged(tmp_path: Path) -> None:
+    task = "counterfact_fluency"
+    path = save_samples(run(task, ScriptedLM()), tmp_path, task)
+    with pytest.raises(EditingError, match="texts of fluency tasks have no gold answer"):
+        read_saved_answers([path])
+
+
+def test_cases_with_unusable_texts_keep_their_reason(tmp_path: Path) -> None:
+    path = Path(save_samples(run(WILD_TASK, ScriptedLM(texts=wild_texts)), tmp_path, WILD_TASK))
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows[1]["doc"]["unusable"] = "half a pair"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    answers = read_saved_answers([str(path)])
+    assert {answer.case for answer in answers if answer.failure == "half a pair"} == {rows[1]["doc_id"]}
+
+
 def test_answers_of_locality_tasks_are_read_on_request(tmp_path: Path) -> None:
     task = "qaedit_wild_locality"
     path = save_samples(run(task, ScriptedLM()), tmp_path, task)
@@ -44,6 +94,68 @@ def test_answers_of_locality_tasks_are_read_on_request(tmp_path: Path) -> None:
         read_saved_answers([path])
     answers = read_saved_answers([path], locality=True)
     assert [answer.item.answer for answer in answers if not answer.is_helper] == ["Port Elna"] * 4
+
+
+def save_run(folder: Path, date: str, answer: str, **identity: Any) -> Path:
+    """Write the sample of an ordinary task beside a result file of its run, whose identity the options are."""
+    results = {
+        "results": {"sums": {"alias": "sums"}},
+        "configs": {"sums": {"task": "sums", "generation_kwargs": {"until": ["\n"]}}},
+        "versions": {"sums": 1},
+        "config": {"model": "hf", "model_args": {"pretrained": "some/model"}, **identity},
+        "n-samples": {"sums": {"original": 1, "effective": 1}},
+        "date": datetime.fromisoformat(date[:10]).timestamp(),
+    }
+    sample = {
+        "doc_id": 0,
+        "doc": {"question": "Two and two?"},
+        "target": "4",
+        "arguments": {"gen_args_0": {"arg_0": "Q: Two and two?\nA:", "arg_1": {"until": ["\n"]}}},
+        "resps": [[answer]],
+        "filtered_resps": [answer],
+        "filter": "none",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"results_{date}.json").write_text(json.dumps(results))
+    path = folder / f"samples_sums_{date}.jsonl"
+    path.write_text(json.dumps(sample) + "\n")
+    return path
+
+
+def test_answers_name_their_run_and_of_its_repetitions_the_newest_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = save_run(tmp_path / "b", "2026-11-20T10-00-00.5", "old")
+    new = save_run(tmp_path / "a", "2026-11-21T10-00-00.5", "new")
+    save_run(tmp_path / "c", "2026-11-19T10-00-00.5", "of half the cases", limit=1)
+    answers = read_saved_answers([str(tmp_path), str(new)])
+    assert [answer.item.answer for answer in answers] == ["new", "of half the cases"]
+    first, second = (answer.source for answer in answers)
+    assert first.path == str(new) and first.task == "sums" and first.run_name == "hf__some-model"
+    assert len(first.run) == 12 and first.run != second.run
+    assert f"{old}: left out; {new} has this task of the same run" in caplog.text
+
+
+def test_samples_beside_an_unreadable_result_file_have_no_known_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for date in ("2026-11-20T10-00-00.5", "2026-11-21T10-00-00.5"):
+        save_run(tmp_path, date, date)
+        (tmp_path / f"results_{date}.json").write_text("{")
+    answers = read_saved_answers([str(tmp_path)])
+    assert len(answers) == 2 and {answer.source.run for answer in answers} == {""}
+    assert caplog.text.count("its run is unknown") == 2
+
+
+def test_folders_of_a_sweep_that_hold_no_results_are_left_out(tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    kept = save_run(run_folder / "results", "2026-11-20T10-00-00.5", "kept")
+    for number, name in enumerate(("attempt", "results.damaged-1")):
+        save_run(run_folder / name / "model", f"2026-11-2{number + 1}T10-00-00.5", name)
+    (run_folder / "run.json").write_text("{}")
+    assert [answer.source.path for answer in read_saved_answers([str(tmp_path)])] == [str(kept)]
+    explicit = read_saved_answers([str(run_folder / "attempt")])
+    assert [answer.item.answer for answer in explicit] == ["attempt"]
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from judge_server import KEY, JudgeServer, ServerFault, serve
+from lm_eval.api.instance import Instance
 from lm_eval.utils import make_table
-from scripted import RankedLM, ScriptedLM, StockLM
+from scripted import RankedLM, ScriptedLM, StockLM, StreamLM
 from task_runs import build, metrics_of, run, run_on_two_ranks
 from wild_answers import WILD_ANSWERS, WILD_TASK, wild_texts
 
+from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
 from judges.base import CoverageError, Item
 from lm_eval_tasks.common import judge_filter
@@ -144,6 +147,49 @@ def test_failed_edits_stay_unscored_and_are_not_judged(server: JudgeServer, tmp_
     assert json.loads(found["unscored_reason"]) == {"edit failed: no such layer": 2}
 
 
+def test_answers_without_anything_to_judge_them_by_get_a_reason(server: JudgeServer, tmp_path: Path) -> None:
+    asked = {"kind": "efficacy", "question": "q", "gold": "Rome", "model": "edited"}
+    docs = [
+        {"asked": asked},
+        {"asked": asked | {"gold": " "}},
+        {"asked": asked | {"kind": "placeholder"}},
+        {"asked": asked, "unusable": "half a pair"},
+    ]
+    answers = judge_filter.ModelJudgeFilter(chosen(server, tmp_path)["judge"]).apply(
+        [GeneratedText(raw="Rome")] * 4, docs
+    )
+    assert str(answers[0]) == "correct" and sum(server.requests.values()) == 1
+    assert answers[1:] == [
+        FailedAnswer("the question has no gold answer", is_failure=False),
+        FailedAnswer("the record has no judged probes", is_failure=False),
+        FailedAnswer("half a pair", is_failure=False),
+    ]
+
+
+class UnfinishedAtTheEndLM(StreamLM):
+    """The final model does not end its thought about case 0."""
+
+    def _answer(self, request: Instance, answer: Any) -> Any:
+        found = super()._answer(request, answer)
+        if request.doc["case_id"] != "0":
+            return found
+        return replace(found, final=replace(found.final, raw="", unfinished=True))
+
+
+def test_a_thought_without_an_end_on_the_final_model_keeps_earlier_verdicts(
+    server: JudgeServer, tmp_path: Path
+) -> None:
+    lm = UnfinishedAtTheEndLM({"0": "10", "3": ".0"}, {1: 0}, retention=True)
+    settings = {"mode": "sequential", "checkpoints": 1, "retention": True, "population": "all"}
+    results = run(WILD_TASK, lm, settings | chosen(server, tmp_path))
+    for metric, pipeline in (("reliability_wild_em", "none"), ("reliability_wild_judge", "judge")):
+        found = metrics_of(results, WILD_TASK, pipeline)
+        assert (found[metric], found[f"{metric}_n"], found[f"{metric}_failed"]) == (0.0, 1, 1)
+        assert (found[f"{metric}@immediate"], found[f"{metric}@immediate_n"]) == (0.5, 2)
+        assert (found[f"{metric}@1"], found[f"{metric}@1_n"]) == (1.0, 1)
+        assert json.loads(found[f"{metric}@retention"])["matrix"] == [[1.0], [0.0, 0.0]]
+
+
 def test_other_model_classes_are_judged_without_the_published_subset(server: JudgeServer, tmp_path: Path) -> None:
     found = metrics_of(run(WILD_TASK, StockLM(texts=wild_texts), chosen(server, tmp_path)), WILD_TASK, "judge")
     assert found["reliability_wild_judge"] == 0.75
@@ -178,6 +224,18 @@ def test_low_coverage_is_loud_and_keeps_the_answers(tmp_path: Path) -> None:
         found = metrics_of(evaluate(chosen(server, tmp_path, min_coverage=0.7)), WILD_TASK, "judge")
         assert (found["reliability_wild_judge_n"], found["unscored"]) == (3, 1)
         assert not kept.exists()
+
+
+def test_low_coverage_of_one_of_several_processes_names_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("RANK", "3")
+    with (
+        serve(lambda item, attempt: "hm" if "tram" in item.question else "A") as server,
+        pytest.raises(CoverageError, match=r"scored 3 of 4 answers of process 3 of 8, which checks its own share"),
+    ):
+        evaluate(chosen(server, tmp_path))
 
 
 def test_a_run_that_ends_at_once_keeps_the_answers(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""Sample files of lm-eval (``--log_samples``) and the runs that wrote them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
+from edit_hooks.utils.logs import get_logger
+from lm_edit.results.runs import ResultFile, is_unfinished, read_result_file
+from lm_edit.results.tables import SAME_RESULT
+from lm_edit.results.task_facts import TaskFacts
+
+log = get_logger(__name__)
+
+_NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.\-]+)")
+
+
+class SampleFile(NamedTuple):
+    """A file of saved answers.
+
+    Attributes:
+        path: the file.
+        task: name of the task; for plain rows, that of the file.
+        run: hash of the run's identity, as in ``load_results``; "" where no readable result file is beside the samples.
+        run_name: readable name of the run, likewise.
+    """
+
+    path: str
+    task: str
+    run: str = ""
+    run_name: str = ""
+
+
+class _Result(NamedTuple):
+    """Identity of a task's result in its run, and the order of its files."""
+
+    identity: tuple[Any, ...]
+    age: tuple[str, str]
+
+
+def current_sample_files(paths: Sequence[str]) -> list[SampleFile]:
+    """The sample files of :func:`find_sample_files`, each with its run.
+
+    Of several files with the same task of the same run the newest one counts, as in ``load_results``; a warning names
+    the others. The identity includes the population, which decides whether the unedited model was asked.
+    """
+    results: dict[Path, ResultFile | None] = {}
+    found = {path.resolve(): _describe(path, results) for path in find_sample_files(paths)}
+    newest: dict[tuple[Any, ...], tuple[SampleFile, _Result]] = {}
+    for file, result in found.values():
+        if result and (result.identity not in newest or newest[result.identity][1].age <= result.age):
+            newest[result.identity] = file, result
+    kept = []
+    for file, result in found.values():
+        if result is None or newest[result.identity][0] is file:
+            kept.append(file)
+        else:
+            log.warning("%s: left out; %s has this task of the same run", file.path, newest[result.identity][0].path)
+    return kept
+
+
+def find_sample_files(paths: Sequence[str]) -> Iterator[Path]:
+    """Yield the files themselves, and the sample files below folders.
+
+    Left out are those of a sweep's unfinished runs, and those of damaged results that a sweep has set aside.
+
+    Raises:
+        EditingError: for paths that do not exist, and folders without samples.
+    """
+    for name in paths:
+        path = user_path(name, "file or folder of samples")
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("samples_*.jsonl") if not is_unfinished(file, path))
+            if not inside:
+                raise EditingError(f"no samples_*.jsonl in {path}; run lm_eval with --log_samples --output_path.")
+            yield from inside
+        elif path.is_file():
+            yield path
+        else:
+            raise EditingError(f"there is no file or folder {path}.")
+
+
+def _describe(path: Path, results: dict[Path, ResultFile | None]) -> tuple[SampleFile, _Result | None]:
+    """A sample file with its run, and its place among the results of that run.
+
+    Args:
+        results: result files read so far; extended.
+    """
+    name = _NAME.fullmatch(path.stem)
+    unknown = SampleFile(str(path), name["task"] if name else path.stem.removeprefix("samples_"))
+    beside = path.with_name(f"results_{name['date']}.json") if name else None
+    if beside is None or not beside.is_file():
+        return unknown, None
+    try:
+        if beside not in results:
+            results[beside] = None  # an unreadable file is read, and warned of, once
+            results[beside] = read_result_file(beside)
+        result = results[beside]
+        if result is None or unknown.task not in result.tasks:
+            return unknown, None
+        about = TaskFacts(result, unknown.task)
+        facts = {**about.columns, "run": result.facts.run, "protocol": about.protocol}
+        population = (about.config.get("settings") or {}).get("population")
+    except (EditingError, KeyError, TypeError, AttributeError, ValueError) as error:
+        log.warning("%s: its run is unknown (%s: %s)", path, type(error).__name__, error)
+        return unknown, None
+    identity = (*(facts[name] for name in SAME_RESULT), population)
+    known = unknown._replace(run=result.facts.run, run_name=result.facts.name)
+    return known, _Result(identity, (result.date, beside.name))
