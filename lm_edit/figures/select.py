@@ -121,7 +121,7 @@ def run_labels(rows: DataFrame) -> dict[str, str]:
     for editor, group in runs.groupby("editor"):
         own = [
             column
-            for column in ("edit_batch_size", "group_size", "settings", "seed")
+            for column in ("edit_batch_size", "group_size", "settings", "edit_options", "answer_options", "seed")
             if group[column].map(_shown).nunique() > 1
         ]
         for _, row in group.iterrows():

@@ -6,7 +6,7 @@ one is added.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
@@ -47,6 +47,14 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "group_size": (REAL, "cases per group of a batch"),
     "edits": (TEXT, 'benchmark and data of the edits of a batch or stream, as in qaedit (hub); "" if not given'),
     "icl": (TEXT, "in-context baseline added to the questions; no: none"),
+    "edit_options": (
+        TEXT,
+        'options of the edits that are not at their default and have no column, as in "edit_context=qa"; "" if none',
+    ),
+    "answer_options": (
+        TEXT,
+        'options that change answers of the unedited model, too, as in "max_length=512"; "" if none was given',
+    ),
     "seed": (REAL, "seed of the edits"),
     "limit": (REAL, "lm-eval's --limit"),
     "editor_config": (MAPPING, "the resolved editor settings"),

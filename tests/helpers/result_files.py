@@ -52,7 +52,7 @@ def write_run(
     date: str = DATE,
     samples: bool = True,
     results: dict[str, Any] | None = None,
-    model_args: str = MODEL_ARGS,
+    model_args: Any = MODEL_ARGS,
     start: float = 1_790_000_000.0,
     **editing: Any,
 ) -> Path:

@@ -115,7 +115,10 @@ def _model_info(row: Mapping[str, Any], file: ResultFile, options: ExportOptions
     developer, _, name = row["model"].rpartition("/")
     developer = developer or options.developer or ""
     edited = row["editor"] != UNEDITED and file.content["config"].get("edited_hf") is not None
-    names = ("editor", "mode", "settings", "settings_origin", "num_edits", "edit_batch_size", "icl", "seed", "run")
+    names = (
+        "editor", "mode", "settings", "settings_origin", "num_edits", "edit_batch_size", "icl", "edit_options",
+        "answer_options", "seed", "run",
+    )  # fmt: skip
     details = {"base_model": row["model"], **{name: row[name] for name in names}, "editor_config": row["editor_config"]}
     return {
         "name": row["run_name"] if edited else row["model"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from result_files import change, scripted_results, write_run
+from result_files import MODEL_ARGS, change, scripted_results, write_run
 
 from edit_hooks.answers import StateSimilarity
 from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
@@ -99,12 +99,89 @@ def test_facts_of_the_run(tmp_path: Path) -> None:
         {"data": "hub"},
         {"editor_config": {"layers": [6], "num_steps": 20}},
         {"model_identity": {"weights": "cd" * 32}},
+        {"edit_context": "qa"},
+        {"edit_context": "chat"},
+        {"answer": "patch"},
+        {"icl_args": {"num_facts": 2}},
+        {"guard": "stop"},
+        {"max_thought_tokens": 64},
+        *(
+            {"model_args": f"{MODEL_ARGS},{option}"}
+            for option in (
+                "enable_thinking=False",
+                "think_end_token=</think>",
+                "tokenizer=org/other",
+                "add_bos_token=True",
+                "prefix_token_id=2",
+                "max_length=512",
+            )
+        ),
+        {"model_args": {"pretrained": "org/tiny", "chat_template_args": {"reasoning_effort": "low"}}},
     ],
 )
 def test_whatever_changes_answers_makes_another_run(tmp_path: Path, editing: dict[str, Any]) -> None:
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", **editing)
     assert load_results(tmp_path)["run"].nunique() == 2
+
+
+def test_content_of_named_files_makes_another_run(tmp_path: Path) -> None:
+    """Of a saved edit, a tokenizer and a file of edits; the folders that hold them are this machine's."""
+
+    def run(**changes: Any) -> str:
+        path = write_run(tmp_path / f"{len(list(tmp_path.iterdir()))}", **changes)
+        return str(load_results(path)["run"].iloc[0])
+
+    def loaded(folder: str, checksum: str | None) -> str:
+        report = {"loaded_edit": {"editor": "rome", "checksum": checksum}} if checksum else {}
+        return run(mode="loaded", load_edit=f"/e/{folder}/edit-0.safetensors", **report)
+
+    assert loaded("a", "11" * 32) == loaded("b", "11" * 32) != loaded("b", "22" * 32)
+    assert loaded("a", None) == loaded("b", None), "files of before have no checksum"
+
+    def tokenizer(folder: str, rules: str) -> str:
+        identity = {"weights": "ab" * 32, "tokenizer": {"rules": rules}}
+        return run(model_args=f"{MODEL_ARGS},tokenizer=/t/{folder}/tok", model_identity=identity)
+
+    assert tokenizer("a", "x") == tokenizer("b", "x") != tokenizer("b", "y")
+
+    def stream(folder: str, digest: str, **editing: Any) -> str:
+        return run(mode="batch", edits=f"/d/{folder}/edits.json", edits_digest=digest, **editing)
+
+    assert stream("a", "33" * 32) == stream("b", "33" * 32) != stream("b", "44" * 32)
+    published = {"mode": "batch", "edits": "zsre", "edits_data": "hub"}
+    assert run(**published) == run(**published, edits_digest="33" * 32), "the name of published data says it all"
+
+
+def test_stock_models_in_folders_of_one_name_are_other_runs(tmp_path: Path) -> None:
+    def facts(place: str) -> Any:
+        path = write_run(tmp_path / str(len(list(tmp_path.iterdir()))), stock=True, model_args=f"pretrained={place}")
+        return load_results(path).iloc[0]
+
+    one, other, hub = facts("/ckpt/A/final"), facts("/ckpt/B/final"), facts("org/tiny")
+    assert one["run"] == facts("/ckpt/A/final")["run"] != other["run"]
+    assert one["answer_options"] != other["answer_options"] and (one["model"], other["model"]) == ("final", "final")
+    assert hub["answer_options"] == ""
+
+
+def test_options_at_their_default_leave_the_identity_as_it_was(tmp_path: Path) -> None:
+    """The hash is that from before these options counted."""
+    defaults = {"edit_context": "bare", "answer": None, "max_thought_tokens": None, "load_edit": None}
+    arguments = {"pretrained": "org/tiny", "editor": "r_rome", "tokenizer": None, "add_bos_token": "None"}
+    plain, given = write_run(tmp_path / "a"), write_run(tmp_path / "b", model_args=arguments, **defaults)
+    frame = load_results([plain, given])
+    assert set(frame["run"]) == {"f341a1250294"} and set(frame["edit_options"]) == set(frame["answer_options"]) == {""}
+
+
+def test_options_are_texts_whether_arguments_were_saved_as_text_or_mapping(tmp_path: Path) -> None:
+    text = f"{MODEL_ARGS},max_length=512,enable_thinking=false"
+    mapping = {"pretrained": "org/tiny", "editor": "r_rome", "enable_thinking": False, "max_length": 512}
+    for name, arguments in {"a": text, "b": mapping}.items():
+        write_run(tmp_path / name, model_args=arguments, edit_context="qa")
+    frame = load_results(tmp_path)
+    assert frame["run"].nunique() == 1
+    assert set(frame["answer_options"]) == {"enable_thinking=false, max_length=512"}
+    assert set(frame["edit_options"]) == {"edit_context=qa"}
 
 
 @pytest.mark.parametrize(
