@@ -24,6 +24,10 @@ _PLACE = {
     ),
     "filter": (TEXT, "filter pipeline of the answer"),
 }
+_SCORED_BY = {
+    "population": (TEXT, '"all" cases, or those of a published filter, as in "wrong_em"'),
+    "judge": (TEXT, 'judge, prompt and its hash, where a judge decides on the value; else ""'),
+}
 _COUNTS = {
     "n": (REAL, "number of scored cases"),
     "excluded": (REAL, "number of cases that the benchmark's published filter excludes"),
@@ -64,8 +68,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "data": (TEXT, 'mini, hub, hub:<set> or the name of a file; "" for lm-eval\'s own tasks'),
     "data_revision": (TEXT, "commit of the records, else the revision asked for"),
     "data_hash": (TEXT, "SHA-256 of the records' files; with the subset, where one was chosen"),
-    "population": (TEXT, '"all" cases, or those of a published filter, as in "wrong_em"'),
-    "judge": (TEXT, 'judge, prompt and its hash, where a judge decides on the value; else ""'),
+    **_SCORED_BY,
     "protocol": (TEXT, "how the task asks and scores: generation settings, settings of the task, chat template"),
     "metric": _PLACE["metric"],
     "stage": _PLACE["stage"],
@@ -98,6 +101,7 @@ CASE_COLUMNS: dict[str, tuple[str, str]] = {
     "metric": _PLACE["metric"],
     "stage": _PLACE["stage"],
     "filter": _PLACE["filter"],
+    **_SCORED_BY,
     "value": (REAL, "the case's score; missing if unscored, excluded, or not a single number"),
     **_COUNTS,
     "reason": (TEXT, 'why the value, or some component of it, is missing; else ""'),

@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.hashing import key_of
 from lm_edit.results.exports.every_eval_instances import Instances
 from lm_edit.results.exports.options import Exported, ExportOptions
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
+from lm_eval_tasks.common.population import ALL
 from lm_eval_tasks.common.run_names import UNEDITED, slug
 
 SCHEMA_VERSION = "0.3.0"
 # Attributes of a result that the schema has no field for; its `additional_details` are texts.
+JUDGE_DIGITS = 8  # of the hash of a judge in the id of a result
 DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance", "n", "excluded", "failed", "or_0")
 
 
@@ -42,7 +45,7 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
         groups.setdefault((row["run"], row["benchmark"]), []).append(row)
     for rows in groups.values():
         file = places[rows[-1]["file"], rows[-1]["task"]]
-        record = _record(rows, file, options)
+        record = _record(rows, file, options, places)
         developer, name = record["model_info"]["id"].split("/")
         path = out / "data" / slug(rows[0]["benchmark"]) / developer / name / f"{_uuid(rows)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +87,17 @@ def _cases(
 
 def _result_id(row: Mapping[str, Any]) -> str:
     name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
-    return "/".join((row["run"], row["task"], name, row["filter"]))
+    population = "" if row["population"] in ("", ALL) else row["population"]
+    judge = f"judge={key_of(row['judge'])[:JUDGE_DIGITS]}" if row["judge"] else ""
+    return "/".join((row["run"], row["task"], name, row["filter"], *filter(None, (population, judge))))
 
 
-def _record(rows: list[dict[str, Any]], file: ResultFile, options: ExportOptions) -> dict[str, Any]:
+def _record(
+    rows: list[dict[str, Any]],
+    file: ResultFile,
+    options: ExportOptions,
+    places: Mapping[tuple[str, str], ResultFile],
+) -> dict[str, Any]:
     retrieved = str(time.time())
     first, info = rows[0], _model_info(rows[0], file, options)
     return {
@@ -107,7 +117,7 @@ def _record(rows: list[dict[str, Any]], file: ResultFile, options: ExportOptions
             "additional_details": _texts((file.content["config"].get("edited_hf") or {}).get("versions") or {}),
         },
         "model_info": info,
-        "evaluation_results": [_result(row, TaskFacts(file, row["task"])) for row in rows],
+        "evaluation_results": [_result(row, TaskFacts(places[row["file"], row["task"]], row["task"])) for row in rows],
     }
 
 

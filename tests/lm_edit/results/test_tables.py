@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from result_files import MODEL_ARGS, change, scripted_results, write_run
+from result_files import MODEL_ARGS, change, judged_run, scripted_results, write_run
 
 from edit_hooks.answers import StateSimilarity
 from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
@@ -330,3 +330,27 @@ def test_counts_and_facts_about_the_unedited_model_have_no_direction(tmp_path: P
     assert not directions["ifr_prob"] and directions["ckp_prob"]
     for name in ("ifr_active_prob", "ckp_questions_prob", "mquake_multi_hop_old_exact_unedited"):
         assert directions[name] is None or directions[name] != directions[name], name
+
+
+def test_two_judges_of_one_run_are_told_apart_and_other_scores_stand_once(tmp_path: Path) -> None:
+    judged_run(tmp_path, "J1", 0, (1.0, 1.0, 0.0, 0.0))
+    judged_run(tmp_path, "J2", 1, (0.0, 1.0, 1.0, 1.0))
+    cases = load_cases(tmp_path)
+    key = ["run", "task", "doc_id", "metric", "stage", "filter", "population", "judge"]
+    assert not cases.duplicated(key).any()
+    em = rows_of(cases, metric="reliability_wild_em", filter="none")
+    assert len(em) == 4 and set(em["judge"]) == {""} and set(cases["population"]) == {"all", "wrong_em"}
+    verdicts = rows_of(cases, metric="reliability_wild_judge")
+    by_judge = {judge: rows["value"].tolist() for judge, rows in verdicts.groupby("judge")}
+    assert by_judge == {"model=J1": [1, 1, 0, 0], "model=J2": [0, 1, 1, 1]}
+    documents = list(load_documents(tmp_path))
+    assert [document.doc_id for document in documents] == [0, 1, 2, 3]
+    assert [document.metrics["reliability_wild_judge,judge"] for document in documents] == [0, 1, 1, 1]
+
+
+def test_documents_have_the_verdicts_that_a_newer_file_lacks(tmp_path: Path) -> None:
+    judged_run(tmp_path, "J1", 0, (1.0, 1.0, 0.0, 0.0))
+    write_run(tmp_path, "qaedit_wild_reliability", start=1.8e9, date="2026-11-22T10-00-00.000001")
+    documents = list(load_documents(tmp_path))
+    assert [document.metrics["reliability_wild_judge,judge"] for document in documents] == [1, 1, 0, 0]
+    assert len(rows_of(load_cases(tmp_path), metric="reliability_wild_em", filter="none")) == 4
