@@ -225,7 +225,7 @@ def _edits(editing: Mapping[str, Any]) -> str:
         return ""
     data, digest = editing.get("edits_data"), content_of_edits(editing)
     parts = [str(portable(data)) if data else "", digest[:DIGEST_DIGITS] if digest else ""]
-    details = ", ".join(filter(None, parts))
+    details = " ".join(filter(None, parts))
     return f"{portable(editing['edits'])} ({details})" if details else str(editing["edits"])
 
 

@@ -121,8 +121,8 @@ def content_of_edits(editing: Mapping[str, Any]) -> str | None:
 
 
 def options_text(options: Mapping[str, Any]) -> str:
-    """Options as one text, as in ``edit_context=qa, max_length=512``."""
-    return ", ".join(f"{name}={_text(value)}" for name, value in portable(dict(options)).items())
+    """Options as one text, as in ``edit_context=qa; answer=patch``; without commas, which separate values of --only."""
+    return "; ".join(f"{name}={_text(value)}" for name, value in portable(dict(options)).items())
 
 
 def _text(value: Any) -> str:

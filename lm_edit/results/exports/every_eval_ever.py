@@ -29,6 +29,7 @@ from lm_eval_tasks.common.run_names import UNEDITED, slug
 SCHEMA_VERSION = "0.3.0"
 # Attributes of a result that the schema has no field for; its `additional_details` are texts.
 JUDGE_DIGITS = 8  # of the hash of a judge in the id of a result
+DIFFERENCE = "difference"  # a stage
 DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance", "n", "excluded", "failed", "or_0")
 
 
@@ -148,7 +149,8 @@ def _model_info(row: Mapping[str, Any], file: ResultFile, options: ExportOptions
 
 def _result(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
     name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
-    low, high = (0, 1) if row["is_rate"] else ("-Infinity", "Infinity")
+    lowest = -1 if row["stage"] == DIFFERENCE else 0  # edited minus unedited
+    low, high = (lowest, 1) if row["is_rate"] else ("-Infinity", "Infinity")
     uncertainty: dict[str, dict[str, Any]] = {}
     if not math.isnan(row["stderr"]):
         uncertainty = {"uncertainty": {"standard_error": {"value": row["stderr"], "method": "analytic"}}}

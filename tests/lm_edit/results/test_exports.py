@@ -243,3 +243,14 @@ def test_verdicts_of_two_judges_are_two_results(tmp_path: Path) -> None:
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     keys = [(case["evaluation_result_id"], case["sample_id"]) for case in cases]
     assert len(set(keys)) == len(keys)
+
+
+def test_a_difference_of_shares_may_be_negative(tmp_path: Path) -> None:
+    results = scripted_results("bake_es")
+    results["results"]["bake_es"] |= {"es_prob@unedited,none": 0.75, "es_prob@difference,none": -0.25}
+    write_run(tmp_path / "runs", results=results)
+    exported = export_results("every-eval-ever", tmp_path / "runs", tmp_path / "out", OPTIONS)
+    record = json.loads(next(path for path in exported.files if path.suffix == ".json").read_text(encoding="utf-8"))
+    configs = {one["metric_config"]["metric_name"]: one["metric_config"] for one in record["evaluation_results"]}
+    limits = {name: (one["min_score"], one["max_score"]) for name, one in configs.items() if name.startswith("es_prob")}
+    assert limits == {"es_prob": (0, 1), "es_prob@unedited": (0, 1), "es_prob@difference": (-1, 1)}

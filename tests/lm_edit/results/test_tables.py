@@ -180,7 +180,7 @@ def test_options_are_texts_whether_arguments_were_saved_as_text_or_mapping(tmp_p
         write_run(tmp_path / name, model_args=arguments, edit_context="qa")
     frame = load_results(tmp_path)
     assert frame["run"].nunique() == 1
-    assert set(frame["answer_options"]) == {"enable_thinking=false, max_length=512"}
+    assert set(frame["answer_options"]) == {"enable_thinking=false; max_length=512"}
     assert set(frame["edit_options"]) == {"edit_context=qa"}
 
 
