@@ -126,6 +126,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template, self.engine)
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
         self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
+        self._edits_digest = self.plan.digest
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
         super().__init__(pretrained=pretrained, **kwargs)
         self.edit_context = edit_context_of(self.options.edit_context, self.tokenizer, super().apply_chat_template)
@@ -474,6 +475,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "editor_writes": list(self.session.writes),
             "settings_origin": self._origin and self._origin.to_json(),
             "edits_data": self.edits_data,
+            "edits_digest": self._edits_digest,
             "demo": self.is_demo,
             "num_processes": self.world_size,
             "model_identity": {"key": self.identity.key, **self._answering_parts},

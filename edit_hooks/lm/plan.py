@@ -22,6 +22,7 @@ from typing import TypeAlias
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.hashing import key_of
 
 MODES = ("none", "single", "batch", "sequential", "loaded")
 
@@ -76,6 +77,12 @@ class EditPlan:
                 made |= keys
             most = max(most, num_cases)
         return most
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of the edits of all cases, in their order; ``None`` without groups."""
+        keys = [[request.key for request in case] for cases in self.cases for case in cases]
+        return key_of(keys) if keys else None
 
     @functools.cached_property
     def request_keys(self) -> list[str]:

@@ -9,6 +9,7 @@ from lm_edit.figures.evk_align import is_aligned
 from lm_edit.figures.paired import WITH, WITHOUT
 from lm_edit.figures.select import (
     caption,
+    choice_between,
     log_scale,
     require_comparable,
     require_edited,
@@ -68,10 +69,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             line = group.sort_values("num_edits")
             repeated = line[line["num_edits"].duplicated()]
             if not repeated.empty:
-                raise NEEDS.missing(
-                    f"several runs of {editor} have {int(repeated.iloc[0]['num_edits'])} edits; choose with --only "
-                    f"mode={repeated.iloc[0]['mode']} or --only settings={repeated.iloc[0]['settings']}"
-                )
+                number = repeated.iloc[0]["num_edits"]
+                same = line[line["num_edits"] == number]
+                raise NEEDS.missing(f"several runs of {editor} have {int(number)} edits; {choice_between(same)}")
             name = f"{editor}{' + EVK-Align' if aligned else ''}"
             cells = run_cells(line, list(line["run"]), metric)
             look = {"color": WITH if aligned else WITHOUT, "style": editors.index(str(editor))}

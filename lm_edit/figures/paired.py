@@ -12,6 +12,7 @@ from lm_edit.figures.select import (
     Cell,
     caption,
     cell,
+    choice_between,
     require_edited,
     require_rows,
     series_of,
@@ -121,7 +122,7 @@ def _is_share(rows: DataFrame, metric: str) -> bool:
 def _one(rows: DataFrame, figure: Comparison, editor: str, added: bool) -> Cell:
     if len(rows) > 1:
         raise figure.needs.missing(
-            f"{len(rows)} runs of {editor} {'with' if added else 'without'} {figure.setting} are given; choose with "
-            f"--only settings={rows.iloc[0]['settings']} or --only mode={rows.iloc[0]['mode']}"
+            f"{len(rows)} runs of {editor} {'with' if added else 'without'} {figure.setting} are given; "
+            + choice_between(rows)
         )
     return MISSING if rows.empty else cell(rows)

@@ -6,6 +6,7 @@ Rows are those of :func:`lm_edit.results.load_results`.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,11 @@ NORMAL_95 = 1.959964  # quantile of the normal distribution for 95% intervals
 # What must be the same in all rows of a task's column. A run's own settings are named in the labels instead.
 CONDITIONS = (
     "data", "data_revision", "data_hash", "task_version", "population", "judge", "protocol", "filter", "limit",
+)  # fmt: skip
+# Columns that distinguish runs of one editor.
+DIFFERENCES = (
+    "mode", "settings", "num_edits", "edit_batch_size", "group_size", "edits", "icl", "edit_options", "answer_options",
+    "seed",
 )  # fmt: skip
 LOG_RANGE = 20  # positions with a larger ratio are drawn on a logarithmic axis
 NO_CONTEXT = ("no", "", "False", "None", "nan")
@@ -121,7 +127,7 @@ def run_labels(rows: DataFrame) -> dict[str, str]:
     for editor, group in runs.groupby("editor"):
         own = [
             column
-            for column in ("edit_batch_size", "group_size", "settings", "seed")
+            for column in ("edit_batch_size", "group_size", "settings", "edit_options", "answer_options", "seed")
             if group[column].map(_shown).nunique() > 1
         ]
         for _, row in group.iterrows():
@@ -149,6 +155,17 @@ def _part(column: str, value: object) -> str:
 
 def _shown(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def choice_between(rows: DataFrame) -> str:
+    """Advice on how to choose one of several runs: a column in which they differ, each with a value that one has."""
+    found = []
+    for column in DIFFERENCES:
+        values = set(rows[column].map(_shown))
+        known = sorted(text for text in values - {"", "nan", "None"} if "," not in text)  # which separates values
+        if len(values) > 1 and known:
+            found.append("--only " + shlex.quote(f"{column}={known[0]}"))
+    return "choose with " + (" or ".join(found) or f"--only run={rows.iloc[0]['run']}")
 
 
 def has_context(icl: object) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.printable import printable
+from lm_edit.results.markdown import escape_cell
 
 MAX_CELL = 200  # characters
 FORMULA_STARTS = ("=", "+", "-", "@")  # a spreadsheet computes such cells
@@ -33,19 +34,19 @@ def write_table(table: Table, path: Path) -> Path:
 
 
 def as_markdown(table: Table) -> str:
-    """The table with its title and notes; numbers are right-aligned."""
+    """The table with its title and notes, all escaped; numbers are right-aligned."""
     is_number = [
         all(isinstance(row[column], (int, float)) for row in table.rows) for column in range(len(table.header))
     ]
     lines = [
-        f"**{table.title}**",
+        f"**{escape_cell(printable(table.title))}**",
         "",
         _line(table.header),
         "|" + "|".join("--:" if right else "---" for right in is_number) + "|",
         *map(_line, table.rows),
     ]
     if table.notes:
-        lines += ["", *table.notes]
+        lines += ["", *(escape_cell(printable(note)) for note in table.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -62,7 +63,5 @@ def as_csv(table: Table) -> str:
 
 
 def _line(cells: Sequence[str | int | float]) -> str:
-    texts = (
-        printable(" ".join(str(cell).split()), MAX_CELL).replace("|", "\\|").replace("<", "&lt;") for cell in cells
-    )
+    texts = (escape_cell(printable(" ".join(str(cell).split()), MAX_CELL)) for cell in cells)
     return "| " + " | ".join(texts) + " |"

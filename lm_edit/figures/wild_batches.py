@@ -8,6 +8,7 @@ from lm_edit.figures.charts import SHARE, Chart, Lines
 from lm_edit.figures.select import (
     FINAL,
     caption,
+    choice_between,
     edited,
     first_metric,
     log_scale,
@@ -78,10 +79,10 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
 def _require_one_each(line: DataFrame, editor: str, size: float) -> None:
     repeated = line[line["num_edits"].duplicated(keep=False)]
     if not repeated.empty:
+        number = repeated.iloc[0]["num_edits"]
+        same = repeated[repeated["num_edits"] == number]
         raise NEEDS.missing(
-            f"{len(repeated)} streams of {editor} have {int(repeated.iloc[0]['num_edits'])} edits, "
-            f"{int(size)} per step; choose with --only settings={repeated.iloc[0]['settings']} or --only "
-            f"seed={int(repeated.iloc[0]['seed'])}"
+            f"{len(same)} streams of {editor} have {int(number)} edits, {int(size)} per step; {choice_between(same)}"
         )
 
 

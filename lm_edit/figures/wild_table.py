@@ -70,7 +70,10 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
 
 def _entries(rows: DataFrame, labels: Mapping[str, str]) -> dict[str, str]:
     """Label of a run -> key of all that tells editors apart but the seed."""
-    columns = ("editor", "mode", "num_edits", "icl", "edit_batch_size", "group_size", "settings")
+    columns = (
+        "editor", "mode", "num_edits", "icl", "edit_batch_size", "group_size", "settings", "edit_options",
+        "answer_options",
+    )  # fmt: skip
     runs = rows.drop_duplicates("run").set_index("run")
     return {label: key_of([str(runs.loc[run, column]) for column in columns]) for run, label in labels.items()}
 

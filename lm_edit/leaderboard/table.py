@@ -27,7 +27,11 @@ ROW = (
     "edit_batch_size",
     "group_size",
     "icl",
+    "edit_options",
+    "answer_options",
 )
+# Fields that distinguish rows of equal labels.
+DISTINCTIONS = ("settings", "icl", "edit_options", "answer_options")
 UNEDITED = "unedited"
 MAX_GAPS = 4  # columns named in the note on coverage
 DIGITS = 12  # of values that are ranked
@@ -54,6 +58,8 @@ class RowKey(NamedTuple):
     edit_batch_size: str
     group_size: str
     icl: str
+    edit_options: str
+    answer_options: str
 
     @property
     def acts_in_prompt(self) -> bool:
@@ -377,6 +383,7 @@ def _section(
 ) -> Section:
     # The cells of the unedited model are shared by the sections of a model; nothing in them depends on the section.
     _distinguish(editors)
+    _distinguish(references)
     for column in columns:
         if column.higher_is_better is not None:
             _rank(editors, column)
@@ -393,13 +400,17 @@ def _distinguish(rows: Sequence[Row]) -> None:
     for row in rows:
         by_label.setdefault(row.label, []).append(row)
     for same in by_label.values():
-        differing = [name for name in ("settings", "icl") if len({getattr(row.key, name) for row in same}) > 1]
+        differing = [name for name in DISTINCTIONS if len({getattr(row.key, name) for row in same}) > 1]
         for row in same:
-            details = ", ".join(f"{name} {getattr(row.key, name) or 'none'}" for name in differing)
+            details = ", ".join(_distinction(name, getattr(row.key, name)) for name in differing)
             row.label += f" ({details})" if details else ""
     repeated = [row for row in rows if [other.label for other in rows].count(row.label) > 1]
     for row in repeated:  # they differ in something else, as in data type or edits
         row.label += f" [{row.run_ids[0][:6]}]"
+
+
+def _distinction(name: str, value: str) -> str:
+    return value or f"no {name.replace('_', ' ')}" if name.endswith("_options") else f"{name} {value or 'none'}"
 
 
 def _rank(editors: Sequence[Row], column: Column) -> None:
@@ -421,8 +432,12 @@ def _compare(references: Sequence[Row], editors: Sequence[Row], column: Column, 
     tested = [row for row in editors if _is_testable(row, column.key)]
     unedited = [row for row in references if _is_testable(row, column.key)]
     best = [row for row in tested if row.cells[column.key].rank == 1]
+    # An unedited model that answers under other options is another one.
+    by_options = {row.key.answer_options: row for row in reversed(unedited)}
     if unedited:
-        results = significance.corrected([_test(row, unedited[0], column.key, resamples) for row in tested])
+        own = [by_options.get(row.key.answer_options) for row in tested]
+        pairs = zip(tested, own, strict=True)
+        results = significance.corrected([_test(row, one, column.key, resamples) for row, one in pairs])
         for row, result in zip(tested, results, strict=True):
             row.cells[column.key].versus_unedited = result
     if best:
@@ -436,8 +451,8 @@ def _is_testable(row: Row, key: ColumnKey) -> bool:
     return key in row.cells and key in row.scores and row.scores[key].gives(row.cells[key].value)
 
 
-def _test(row: Row, other: Row, key: ColumnKey, resamples: int) -> Comparison | None:
-    return row.scores[key].compared(other.scores[key], resamples)
+def _test(row: Row, other: Row | None, key: ColumnKey, resamples: int) -> Comparison | None:
+    return None if other is None else row.scores[key].compared(other.scores[key], resamples)
 
 
 def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking | None, str]:

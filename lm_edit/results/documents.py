@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response
-from lm_edit.results.tables import current_tasks
+from lm_edit.results.tables import CurrentResults
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.answers import Answer, read_answer
 from lm_eval_tasks.common.columns import SUMMARIES, read_columns
@@ -98,11 +98,46 @@ class CaseDocument:
 def load_documents(paths: Paths) -> Iterator[CaseDocument]:
     """Yield the cases of all runs, task by task; of the files that ``load_results`` uses.
 
+    A case that several files have, as with two judges, comes once: as the newest file has it, with the scores of older
+    files that it lacks.
+
     Raises:
         EditingError: as ``load_cases``.
     """
-    for file, task in current_tasks(paths):
-        yield from task_documents(file, task)
+    current = CurrentResults(paths)
+    places: dict[tuple[str, ...], list[tuple[ResultFile, str]]] = {}
+    for file, task in current.places:
+        if file.num_cases(task) is not None:
+            about = TaskFacts(file, task)
+            names = (file.facts.run, task, *(about.columns[name] for name in ("task_version", "data_hash")))
+            places.setdefault((*names, about.protocol), []).append((file, task))
+    for *older, newest in places.values():
+        missing = _scores_of(current, older)
+        for document in task_documents(*newest):
+            metrics, reasons = missing.get(document.doc_id, ({}, {}))
+            added = {key: reason for key, reason in reasons.items() if key not in document.metrics}
+            yield (
+                replace(document, metrics={**metrics, **document.metrics}, reasons={**added, **document.reasons})
+                if metrics
+                else document
+            )
+
+
+def _scores_of(
+    current: CurrentResults, places: Sequence[tuple[ResultFile, str]]
+) -> dict[int, tuple[dict[str, Any], dict[str, str]]]:
+    """Document -> scores that no newer file has, and reasons of missing ones."""
+    found: dict[int, tuple[dict[str, Any], dict[str, str]]] = {}
+    for file, task in places:
+        about = TaskFacts(file, task)
+        for document in task_documents(file, task):
+            metrics, reasons = found.setdefault(document.doc_id, ({}, {}))
+            for key, value in document.metrics.items():
+                name, _, pipeline = key.partition(",")
+                if current.counts(file, about, name.partition("@")[0], pipeline):
+                    metrics[key] = value
+                    reasons |= {key: document.reasons[key]} if key in document.reasons else {}
+    return found
 
 
 def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:

@@ -11,7 +11,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, RETENTION_COLUMNS, SCHEMA_VERSION
-from lm_edit.results.tables import current_results, make_frame
+from lm_edit.results.tables import CurrentResults, make_frame
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.columns import Column, read_columns
 from lm_eval_tasks.common.stages import RETENTION
@@ -53,10 +53,17 @@ def load_breakdown(paths: Paths) -> pd.DataFrame:
 
 def _texts(paths: Paths) -> Iterator[tuple[ResultFile, str, Column, dict[str, Any]]]:
     """The columns whose value is a JSON object."""
-    for file, task in current_results(paths):
+    current = CurrentResults(paths)
+    for file, task in current.places:
+        about = TaskFacts(file, task)
         saved = {key: value for key, value in file.tasks[task].items() if "," in key}
-        for column in read_columns(saved, TaskFacts(file, task).metrics):
+        for column in read_columns(saved, about.metrics):
             if isinstance(column.value, str) and column.value.startswith("{"):
+                metric = next(
+                    (name for name in about.metrics if column.metric.startswith(f"{name}_by_")), column.metric
+                )
+                if not current.counts(file, about, metric, column.filter):
+                    continue
                 where = f"{file.path}, {task}, {column.name}"
                 content = parse_json(column.value, where, finite=False)
                 if not isinstance(content, dict):

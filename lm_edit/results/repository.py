@@ -27,7 +27,8 @@ from lm_edit.results.markdown import markdown_table
 from lm_edit.results.runs import Paths, ResultFile, read_result_file, read_result_files
 from lm_edit.results.show import comparison
 from lm_edit.results.tables import IDENTITY, result_rows
-from lm_eval_tasks.common.run_names import model_arguments, portable, slug
+from lm_eval_tasks.common.run_names import slug
+from lm_eval_tasks.common.run_options import PLACE_DIGESTS, model_arguments, place_digests, portable
 
 MARKER = "lm-edit-results.json"
 LAYOUT = 1
@@ -190,6 +191,8 @@ def _public(content: Mapping[str, Any]) -> dict[str, Any]:
             metadata["config_source"] = "/".join(PurePath(yaml).parts[-2:])
         configs[task] = {**portable(config), "metadata": portable(metadata)}
     config = portable(content["config"])
+    if digests := place_digests(content["config"]):  # keep models apart whose folders have one last name
+        config[PLACE_DIGESTS] = digests
     if isinstance(arguments := content["config"].get("model_args"), str):
         pairs = portable(model_arguments(arguments)).items()
         config["model_args"] = ",".join(f"{name}={value}" for name, value in pairs)

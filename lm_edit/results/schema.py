@@ -6,7 +6,7 @@ one is added.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
@@ -23,6 +23,10 @@ _PLACE = {
         "compare_unedited",
     ),
     "filter": (TEXT, "filter pipeline of the answer"),
+}
+_SCORED_BY = {
+    "population": (TEXT, '"all" cases, or those of a published filter, as in "wrong_em"'),
+    "judge": (TEXT, 'judge, prompt and its hash, where a judge decides on the value; else ""'),
 }
 _COUNTS = {
     "n": (REAL, "number of scored cases"),
@@ -47,6 +51,14 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "group_size": (REAL, "cases per group of a batch"),
     "edits": (TEXT, 'benchmark and data of the edits of a batch or stream, as in qaedit (hub); "" if not given'),
     "icl": (TEXT, "in-context baseline added to the questions; no: none"),
+    "edit_options": (
+        TEXT,
+        'options of the edits that are not at their default and have no column, as in "edit_context=qa"; "" if none',
+    ),
+    "answer_options": (
+        TEXT,
+        'options that change answers of the unedited model, too, as in "max_length=512"; "" if none was given',
+    ),
     "seed": (REAL, "seed of the edits"),
     "limit": (REAL, "lm-eval's --limit"),
     "editor_config": (MAPPING, "the resolved editor settings"),
@@ -56,8 +68,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "data": (TEXT, 'mini, hub, hub:<set> or the name of a file; "" for lm-eval\'s own tasks'),
     "data_revision": (TEXT, "commit of the records, else the revision asked for"),
     "data_hash": (TEXT, "SHA-256 of the records' files; with the subset, where one was chosen"),
-    "population": (TEXT, '"all" cases, or those of a published filter, as in "wrong_em"'),
-    "judge": (TEXT, 'judge, prompt and its hash, where a judge decides on the value; else ""'),
+    **_SCORED_BY,
     "protocol": (TEXT, "how the task asks and scores: generation settings, settings of the task, chat template"),
     "metric": _PLACE["metric"],
     "stage": _PLACE["stage"],
@@ -90,6 +101,7 @@ CASE_COLUMNS: dict[str, tuple[str, str]] = {
     "metric": _PLACE["metric"],
     "stage": _PLACE["stage"],
     "filter": _PLACE["filter"],
+    **_SCORED_BY,
     "value": (REAL, "the case's score; missing if unscored, excluded, or not a single number"),
     **_COUNTS,
     "reason": (TEXT, 'why the value, or some component of it, is missing; else ""'),

@@ -14,7 +14,9 @@ from lm_edit.results.tables import load_results
 
 PLACE = ["task", "metric", "stage", "filter"]
 # Columns that distinguish runs with the same heading, in the order in which they are tried.
-DISTINCTIONS = ("model", "settings", "limit", "seed", "edit_batch_size", "group_size", "run")
+DISTINCTIONS = (
+    "model", "settings", "limit", "seed", "edit_batch_size", "group_size", "edit_options", "answer_options", "run",
+)  # fmt: skip
 
 
 def comparison(paths: Paths, metrics: Sequence[str] = ()) -> Iterator[list[str]]:
@@ -100,8 +102,8 @@ def _headings(runs: dict[str, Any]) -> dict[str, str]:
 
 
 def _distinction(row: Any, name: str) -> str:
-    if name in ("settings", "model", "run"):
-        return row[name] or f"no {name}"
+    if name in ("settings", "model", "edit_options", "answer_options", "run"):
+        return row[name] or f"no {name.replace('_', ' ')}"
     return f"{name} {'none' if math.isnan(row[name]) else format(row[name], 'g')}"
 
 

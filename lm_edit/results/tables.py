@@ -27,6 +27,30 @@ SAME_JUDGE = ("filter", "judge", "population")
 IDENTITY = (*SAME_RESULT, *SAME_JUDGE)
 
 
+class CurrentResults:
+    """Every task and group of every run with the files that count, oldest first.
+
+    Attributes:
+        places: (file, task) for each file that is the newest with some result of the task.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        files = read_result_files(paths)
+        rows = [row for file in files for row in result_rows(file)]
+        self._newest: dict[tuple[Any, ...], str] = {_identity(row): row["file"] for row in rows}  # the last one counts
+        wanted = {(row["file"], row["task"]) for row in rows if self._newest[_identity(row)] == row["file"]}
+        self.places = [(file, task) for file in files for task in file.tasks if (str(file.path), task) in wanted]
+
+    def counts(self, file: ResultFile, about: TaskFacts, metric: str, pipeline: str) -> bool:
+        """Whether no newer file has the results of a metric; true for metrics without results, as of single cases."""
+        row = {**about.columns, **about.of_metric(Column(metric, "", pipeline, None)), "run": file.facts.run}
+        return self._newest.get(_identity(row), str(file.path)) == str(file.path)
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in IDENTITY)
+
+
 def load_results(paths: Paths) -> pd.DataFrame:
     """One row per run, task, metric, stage and filter.
 
@@ -52,7 +76,9 @@ def load_results(paths: Paths) -> pd.DataFrame:
 
 
 def load_cases(paths: Paths, *, require_samples: bool = True) -> pd.DataFrame:
-    """One row per run, task, document, metric, stage and filter, of the files that :func:`load_results` uses.
+    """One row per run, task, document, metric, stage and filter, of the results that :func:`load_results` keeps.
+
+    Where several judges scored a run, there is a row for the verdict of each.
 
     Args:
         require_samples: refuse runs without sample files. Otherwise they are left out, and the attribute
@@ -61,9 +87,10 @@ def load_cases(paths: Paths, *, require_samples: bool = True) -> pd.DataFrame:
     Raises:
         EditingError: as :func:`load_results`, and for samples that are missing or of another run.
     """
-    places = current_tasks(paths)
+    current = CurrentResults(paths)
+    places = [(file, task) for file, task in current.places if file.num_cases(task) is not None]
     missing = [] if require_samples else [place for place in places if place[0].sample_file(place[1]) is None]
-    rows = [row for file, task in places if (file, task) not in missing for row in case_rows(file, task)]
+    rows = [row for file, task in places if (file, task) not in missing for row in _current_cases(current, file, task)]
     frame = make_frame(rows, CASE_COLUMNS)
     without = [{"file": str(file.path), "task": task} for file, task in missing]
     frame.attrs |= {"schema_version": SCHEMA_VERSION, "without_samples": without}
@@ -72,10 +99,19 @@ def load_cases(paths: Paths, *, require_samples: bool = True) -> pd.DataFrame:
 
 def current_results(paths: Paths) -> list[tuple[ResultFile, str]]:
     """Every task and group of every run, each with the newest file that has it."""
-    files = read_result_files(paths)
-    kept, _ = _newest([row for file in files for row in result_rows(file)])
-    wanted = {(row["file"], row["task"]) for row in kept}
-    return [(file, task) for file in files for task in file.tasks if (str(file.path), task) in wanted]
+    return CurrentResults(paths).places
+
+
+def _current_cases(current: CurrentResults, file: ResultFile, task: str) -> Iterator[dict[str, Any]]:
+    """The rows of :func:`case_rows` whose results no newer file has."""
+    about = TaskFacts(file, task)
+    known: dict[tuple[str, str], bool] = {}
+    for row in case_rows(file, task):
+        column = (row["metric"], row["filter"])
+        if column not in known:
+            known[column] = current.counts(file, about, *column)
+        if known[column]:
+            yield row
 
 
 def current_tasks(paths: Paths) -> list[tuple[ResultFile, str]]:
@@ -87,7 +123,7 @@ def _newest(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[
     """The rows of the newest file for each result, and the tasks of older files that are left out."""
     newest: dict[tuple[Any, ...], str] = {}
     rows = list(rows)
-    keys = [tuple(row[name] for name in IDENTITY) for row in rows]
+    keys = [_identity(row) for row in rows]
     for key, row in zip(keys, rows, strict=True):  # files are sorted, oldest first
         newest[key] = row["file"]
     kept = [row for key, row in zip(keys, rows, strict=True) if newest[key] == row["file"]]
@@ -198,12 +234,14 @@ def _rows_of_sample(file: ResultFile, about: TaskFacts, sample: Mapping[str, Any
     if not isinstance(names, list) or not all(isinstance(name, str) and name in sample for name in names):
         raise KeyError("a column of 'metrics'")
     reasons = sample.get("unscored_reason") or {}
+    pipeline = of_case["filter"]
     for column in read_columns({name: sample[name] for name in names}, about.metrics):
         single = is_number(column.value) or isinstance(column.value, bool)
         yield {
             **of_case,
             "metric": column.metric,
             "stage": column.stage,
+            **about.scored_by(column.metric, pipeline),
             "value": float(column.value) if single else None,
             **{name: column.number(name) for name in ("n", "excluded", "failed")},
             "reason": reasons.get(column.name, ""),

@@ -31,6 +31,7 @@ class TaskFacts:
         self.metadata: Mapping[str, Any] = self.config.get("metadata") or {}
         self.source: Mapping[str, Any] = self.metadata.get("data_source") or {}
         self.num_cases = file.num_cases(task)
+        self._scored_by: dict[tuple[str, str], dict[str, str]] = {}
 
     @cached_property
     def metrics(self) -> dict[str, Mapping[str, Any]]:
@@ -88,6 +89,13 @@ class TaskFacts:
             "judge": self.judge if judged else "",
             "protocol": self.protocol + ("; judged" if self._is_judged(column.filter) else ""),
         }
+
+    def scored_by(self, metric: str, pipeline: str) -> dict[str, str]:
+        """Judge and population of a metric."""
+        if (metric, pipeline) not in self._scored_by:
+            facts = self.of_metric(Column(metric, "", pipeline, None))
+            self._scored_by[metric, pipeline] = {name: facts[name] for name in ("judge", "population")}
+        return self._scored_by[metric, pipeline]
 
     @cached_property
     def protocol(self) -> str:

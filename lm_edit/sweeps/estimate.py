@@ -19,6 +19,7 @@ from lm_edit.sweeps.choices import UNEDITED
 from lm_edit.sweeps.grid import Run
 from lm_edit.sweeps.scored import tasks_without_scores
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
+from lm_eval_tasks.common.run_options import model_arguments
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -90,7 +91,7 @@ class Estimator:
         own = config.get("edited_hf")
         if own is None:
             return
-        args = config.get("model_args") or {}
+        args = model_arguments(config.get("model_args"))
         model, mode = args.get("pretrained"), own.get("mode")
         editor = UNEDITED if mode == "none" else str(own.get("editor"))
         for task, reason in tasks_without_scores(file).items():

@@ -17,6 +17,16 @@ from typing import Any, Protocol
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.hashing import key_of
 from lm_eval_tasks.common.editor_settings import as_given, without_setting
+from lm_eval_tasks.common.run_options import (
+    DIGEST_DIGITS,
+    answer_options,
+    content_of_edits,
+    edit_options,
+    model_arguments,
+    options_text,
+    place_digests,
+    portable,
+)
 
 UNEDITED = "unedited"
 UNTUNED = "untuned"
@@ -24,7 +34,7 @@ RUN_DIGITS, SETTINGS_DIGITS = 12, 8
 MAX_PART = 60  # characters of one part of a name; file systems allow 255 in all
 
 # Options of `edited_hf` on which the edits or the answers depend. Others change speed (engine, store), or which stages
-# of the same stream are reported.
+# of the same stream are reported. Options that came later are in `run_options`; they count where they are given.
 OPTIONS = (
     "editor",
     "mode",
@@ -51,9 +61,6 @@ OPTIONS = (
 NOT_IDENTITY = ("device", "batch_size", "max_batch_size", "parallelize")
 
 
-_ABSOLUTE = re.compile(r"(?:~|/|[A-Za-z]:[\\/])[^\n]*[/\\][^\n/\\]+$")
-
-
 class Tracker(Protocol):
     """The part of lm-eval's ``EvaluationTracker`` that has the name."""
 
@@ -74,6 +81,8 @@ class RunFacts:
         settings_origin: ``shipped``, ``given``, ``untuned`` (see ``guesses``), or "" if unknown.
         context_editor: the editor acts through the prompt.
         edits: benchmark of a batch's or stream's edits and their data, as in ``qaedit (hub)``; "" for the tasks' own.
+        edit_options: options of the edits that are not at their default and have no field here, as in
+            ``edit_context=qa``; "" without any. answer_options: those of all answers, as in ``max_length=512``.
         data: what the tasks read, as in ``mini``, ``hub`` or a file name; several are joined by ``+``.
     """
 
@@ -93,6 +102,8 @@ class RunFacts:
     group_size: int | None
     edits: str
     icl: str
+    edit_options: str
+    answer_options: str
     seed: int | None
     limit: float | None
     editor_config: Mapping[str, Any]
@@ -111,10 +122,12 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
     if editing is None:
         editor, mode, editing = str(config.get("model")), "", {}
         identity: dict[str, Any] = {name: value for name, value in arguments.items() if name not in NOT_IDENTITY}
+        identity |= {name: [portable(arguments[name]), digest] for name, digest in place_digests(config).items()}
     else:
         editor, mode = editing.get("editor") or UNEDITED, editing["mode"]
         identity = {name: editing.get(name) for name in OPTIONS}
         identity["data"] = editing.get("data") or ("mini" if editing.get("demo") else "hub")
+        identity |= _later_options(config)
     model = model_name(config)
     model_hash = (editing.get("model_identity") or {}).get("weights") or editing.get("model_fingerprint") or ""
     dtype = config.get("model_dtype")
@@ -148,6 +161,8 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         group_size=editing.get("group_size"),
         edits=_edits(editing),
         icl=str(editing.get("icl") or "no"),
+        edit_options=options_text(edit_options(editing)),
+        answer_options=options_text(answer_options(config)),
         seed=seed,
         limit=config.get("limit"),
         editor_config=editor_config,
@@ -160,14 +175,6 @@ def name_run(tracker: Tracker, results: Mapping[str, Any]) -> None:
     name = run_facts(results).name
     tracker.general_config_tracker.model_name = name
     tracker.general_config_tracker.model_name_sanitized = name
-
-
-def model_arguments(arguments: object) -> dict[str, Any]:
-    """The ``model_args`` of a result file, which lm-eval saves as a text or a mapping."""
-    if isinstance(arguments, Mapping):
-        return dict(arguments)
-    pairs = (pair.partition("=") for pair in str(arguments or "").split(",") if pair.strip())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def model_name(config: Mapping[str, Any]) -> str:
@@ -192,18 +199,17 @@ def data_label(task_config: Mapping[str, Any]) -> str:
     return data if data.partition(":")[0] in ("mini", "hub", "") else PurePath(data).name
 
 
-def portable(value: Any) -> Any:
-    """The value without folders of this machine: absolute paths inside it are cut to their last name."""
-    if isinstance(value, Mapping):
-        return {key: portable(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [portable(entry) for entry in value]
-    return PurePath(value).name if isinstance(value, str) and _ABSOLUTE.match(value) else value
-
-
 def _hash_of(content: Mapping[str, Any]) -> str:
     """Hash of a mapping, the same on all machines, and for results in memory and in a file (with objects as texts)."""
     return key_of(portable(json.loads(json.dumps(content, default=str))))
+
+
+def _later_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the identity that older runs lack; none where all are at their default."""
+    editing = config["edited_hf"]
+    found = {name: value for name, value in edit_options(editing).items() if name not in OPTIONS or name == "load_edit"}
+    content = content_of_edits(editing)
+    return found | answer_options(config) | ({"edits_digest": content} if content else {})
 
 
 def _origin(origin: Mapping[str, Any]) -> str:
@@ -217,8 +223,10 @@ def _origin(origin: Mapping[str, Any]) -> str:
 def _edits(editing: Mapping[str, Any]) -> str:
     if not editing.get("edits"):
         return ""
-    data = editing.get("edits_data")
-    return f"{editing['edits']} ({portable(data)})" if data else str(editing["edits"])
+    data, digest = editing.get("edits_data"), content_of_edits(editing)
+    parts = [str(portable(data)) if data else "", digest[:DIGEST_DIGITS] if digest else ""]
+    details = " ".join(filter(None, parts))
+    return f"{portable(editing['edits'])} ({details})" if details else str(editing["edits"])
 
 
 def _name(facts: Mapping[str, str], editing: Mapping[str, Any], seed: int | None) -> str:

@@ -24,6 +24,8 @@ COMMON: dict[str, Any] = {
     "group_size": None,
     "edits": "",
     "icl": "no",
+    "edit_options": "",
+    "answer_options": "",
     "seed": 0,
     "limit": None,
     "task_version": "1.0",

@@ -52,7 +52,7 @@ def write_run(
     date: str = DATE,
     samples: bool = True,
     results: dict[str, Any] | None = None,
-    model_args: str = MODEL_ARGS,
+    model_args: Any = MODEL_ARGS,
     start: float = 1_790_000_000.0,
     **editing: Any,
 ) -> Path:
@@ -87,3 +87,27 @@ def change(path: Path, change: Any) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     change(content)
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def judged_run(folder: Path, judge: str, number: int, verdicts: tuple[float, ...]) -> Path:
+    """A run of WILD reliability with a judge, and samples of both filters; a higher number is newer."""
+    task = "qaedit_wild_reliability"
+    results = scripted_results(task)
+    config = results["configs"][task]
+    config["other_metrics"] = [
+        {"metric": "reliability_wild_judge", "aggregation": "mean_scored", "higher_is_better": True}
+    ]
+    config["filter_list"].append({"name": "judge", "filter": [{"function": "model_judge"}]})
+    config["metadata"]["judge"] = {"model": judge}
+    results["results"][task] |= {
+        "reliability_wild_judge,judge": sum(verdicts) / len(verdicts),
+        "reliability_wild_judge_n,judge": len(verdicts),
+    }
+    samples = results["samples"][task]
+    for sample, verdict in zip(list(samples), verdicts, strict=True):
+        named = {"metrics": ["reliability_wild_judge"], "reliability_wild_judge": verdict}
+        samples.append({**sample, **named, "filter": "judge"})
+    results.get("task_hashes", {}).pop(task, None)
+    path = write_run(folder, results=results, start=1.79e9 + number, date=f"2026-11-2{number}T10-00-00.000001")
+    change(path, lambda content: content.get("task_hashes", {}).pop(task, None))
+    return path

@@ -19,7 +19,7 @@ COMMON: dict[str, Any] = {
     "protocol": "likelihood", "stage": "", "filter": "none",
     "is_rate": True, "higher_is_better": True, "role": "", "stderr": math.nan, "n": 30.0, "excluded": math.nan,
     "failed": 0.0, "unscored": 0.0, "num_edits": math.nan, "edit_batch_size": math.nan, "group_size": math.nan,
-    "edits": "",
+    "edits": "", "edit_options": "", "answer_options": "",
 }  # fmt: skip
 
 

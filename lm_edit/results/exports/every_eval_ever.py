@@ -17,15 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.files import write_atomically
+from edit_hooks.utils.hashing import key_of
 from lm_edit.results.exports.every_eval_instances import Instances
 from lm_edit.results.exports.options import Exported, ExportOptions
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_results, load_results
 from lm_edit.results.task_facts import TaskFacts
+from lm_eval_tasks.common.population import ALL
 from lm_eval_tasks.common.run_names import UNEDITED, slug
 
 SCHEMA_VERSION = "0.3.0"
 # Attributes of a result that the schema has no field for; its `additional_details` are texts.
+JUDGE_DIGITS = 8  # of the hash of a judge in the id of a result
+DIFFERENCE = "difference"  # a stage
 DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance", "n", "excluded", "failed", "or_0")
 
 
@@ -42,7 +46,7 @@ def export_every_eval_ever(paths: Paths, out: Path, options: ExportOptions) -> E
         groups.setdefault((row["run"], row["benchmark"]), []).append(row)
     for rows in groups.values():
         file = places[rows[-1]["file"], rows[-1]["task"]]
-        record = _record(rows, file, options)
+        record = _record(rows, file, options, places)
         developer, name = record["model_info"]["id"].split("/")
         path = out / "data" / slug(rows[0]["benchmark"]) / developer / name / f"{_uuid(rows)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,10 +88,17 @@ def _cases(
 
 def _result_id(row: Mapping[str, Any]) -> str:
     name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
-    return "/".join((row["run"], row["task"], name, row["filter"]))
+    population = "" if row["population"] in ("", ALL) else row["population"]
+    judge = f"judge={key_of(row['judge'])[:JUDGE_DIGITS]}" if row["judge"] else ""
+    return "/".join((row["run"], row["task"], name, row["filter"], *filter(None, (population, judge))))
 
 
-def _record(rows: list[dict[str, Any]], file: ResultFile, options: ExportOptions) -> dict[str, Any]:
+def _record(
+    rows: list[dict[str, Any]],
+    file: ResultFile,
+    options: ExportOptions,
+    places: Mapping[tuple[str, str], ResultFile],
+) -> dict[str, Any]:
     retrieved = str(time.time())
     first, info = rows[0], _model_info(rows[0], file, options)
     return {
@@ -107,7 +118,7 @@ def _record(rows: list[dict[str, Any]], file: ResultFile, options: ExportOptions
             "additional_details": _texts((file.content["config"].get("edited_hf") or {}).get("versions") or {}),
         },
         "model_info": info,
-        "evaluation_results": [_result(row, TaskFacts(file, row["task"])) for row in rows],
+        "evaluation_results": [_result(row, TaskFacts(places[row["file"], row["task"]], row["task"])) for row in rows],
     }
 
 
@@ -115,7 +126,10 @@ def _model_info(row: Mapping[str, Any], file: ResultFile, options: ExportOptions
     developer, _, name = row["model"].rpartition("/")
     developer = developer or options.developer or ""
     edited = row["editor"] != UNEDITED and file.content["config"].get("edited_hf") is not None
-    names = ("editor", "mode", "settings", "settings_origin", "num_edits", "edit_batch_size", "icl", "seed", "run")
+    names = (
+        "editor", "mode", "settings", "settings_origin", "num_edits", "edit_batch_size", "icl", "edit_options",
+        "answer_options", "seed", "run",
+    )  # fmt: skip
     details = {"base_model": row["model"], **{name: row[name] for name in names}, "editor_config": row["editor_config"]}
     return {
         "name": row["run_name"] if edited else row["model"],
@@ -135,7 +149,8 @@ def _model_info(row: Mapping[str, Any], file: ResultFile, options: ExportOptions
 
 def _result(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
     name = f"{row['metric']}@{row['stage']}" if row["stage"] else row["metric"]
-    low, high = (0, 1) if row["is_rate"] else ("-Infinity", "Infinity")
+    lowest = -1 if row["stage"] == DIFFERENCE else 0  # edited minus unedited
+    low, high = (lowest, 1) if row["is_rate"] else ("-Infinity", "Infinity")
     uncertainty: dict[str, dict[str, Any]] = {}
     if not math.isnan(row["stderr"]):
         uncertainty = {"uncertainty": {"standard_error": {"value": row["stderr"], "method": "analytic"}}}

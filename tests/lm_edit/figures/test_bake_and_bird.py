@@ -102,6 +102,14 @@ class TestContext:
         ):
             bake_icl.draw(frame(*self.rows(), twice))
 
+    def test_the_advice_names_the_columns_that_differ(self):
+        for changes in ({"seed": 1.0}, {"edit_options": "edit_context=qa"}, {"run": "other"}):
+            twice = row("rome", "bake_rq", "rqs_prob", 0.3, **changes)
+            (column,) = changes
+            value = {"seed": "0", "run": "[0-9a-f]{12}"}.get(column, "edit_context=qa")
+            with pytest.raises(EditingError, match=rf"; choose with --only {column}={value}\. It needs"):
+                bake_icl.draw(frame(*self.rows(), twice))
+
 
 class TestAnswers:
     def test_a_stack_per_editor_and_the_unedited_model(self):

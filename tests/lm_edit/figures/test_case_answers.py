@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,11 @@ def test_text_of_a_model_is_escaped(tmp_path: Path) -> None:
     markdown = as_markdown(table)
     assert "<b>" not in markdown and "\x1b" not in markdown and "\\|x\\|" in markdown
     assert "'=1+1" in as_csv(table)
+    image = "![](http://x)`"
+    edit = EDIT | {"prompt": f"{image}\n\n# {{}} is", "target_new": "[a](b)"}
+    everywhere = as_markdown(draw([document("a", {"rq": text_of(image)}, image, edits=[edit])], {"a": image}))
+    assert not re.search(r"(?<!\\)[\[\]`]", everywhere) and r"!\[\](http://x)\`" in everywhere
+    assert "\n#" not in everywhere
     assert write_table(table, tmp_path / "case.csv").read_text(encoding="utf-8").startswith("task,kind,question")
 
 

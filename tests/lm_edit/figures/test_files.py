@@ -102,7 +102,7 @@ def test_only():
 
 def test_tables_as_markdown_and_csv():
     table = Table(name="t", title="T", header=["", "n"], rows=[["a|<b>", 1], ["=1+1", 2]], notes=["Note."])
-    assert as_markdown(table) == "**T**\n\n|  | n |\n|---|--:|\n| a\\|&lt;b> | 1 |\n| =1+1 | 2 |\n\nNote.\n"
+    assert as_markdown(table) == "**T**\n\n|  | n |\n|---|--:|\n| a\\|\\<b\\> | 1 |\n| =1+1 | 2 |\n\nNote.\n"
     assert list(csv.reader(io.StringIO(as_csv(table)))) == [["", "n"], ["a|<b>", "1"], ["'=1+1", "2"]]
 
 

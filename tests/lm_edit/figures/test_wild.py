@@ -129,7 +129,9 @@ class TestBatches:
 
     def test_two_streams_of_one_size(self):
         rows = [self.stream(20, 1, 0.5), self.stream(20, 1, 0.6, seed=1.0)]
-        with pytest.raises(EditingError, match="2 streams of memit have 20 edits, 1 per step"):
+        with pytest.raises(
+            EditingError, match=r"2 streams of memit have 20 edits, 1 per step; choose with --only seed=0[.] It"
+        ):
             wild_batches.draw(frame(*rows))
 
 

@@ -410,3 +410,24 @@ def test_the_list_names_columns_of_tasks():
             assert {name.removesuffix("_wrong_judge") for name in named} <= declared | {
                 name.replace("_em", "_judge") for name in declared
             }, task
+
+
+def test_runs_with_other_options_are_no_seeds_of_one_row():
+    """As edit_context=bare,seed=0 and edit_context=qa,seed=1; in the labels stands what differs."""
+    plain = frames(es(unedited=[0] * 8, memit=[1] * 8))
+    qa = frames(es(memit=[0] * 8), edit_options="edit_context=qa", seed=1)
+    rows = rows_of(board(plain, qa))
+    assert set(rows) == {"unedited", "memit (no edit options)", "memit (edit_context=qa)"}
+    assert [row.cells[ES].by_seed for row in rows.values()] == [{}] * 3
+    assert rows["memit (edit_context=qa)"].cells[ES].versus_unedited is not None
+
+
+def test_editors_are_tested_against_the_unedited_model_under_their_options():
+    plain = frames(es(unedited=[0] * 8, memit=[1] * 8))
+    short = frames(es(unedited=[1] * 8, memit=[1] * 8), answer_options="max_length=64", seed=1)
+    alone = frames(es(memit=[1] * 8), answer_options="max_length=32", seed=2)
+    rows = rows_of(board(plain, short, alone))
+    compared = {name: row.cells[ES].versus_unedited for name, row in rows.items() if name.startswith("memit")}
+    p = {name: test.p if test else None for name, test in compared.items()}
+    assert p["memit (no answer options)"] == pytest.approx(2 * 2 / 256)
+    assert p["memit (max_length=64)"] == 1.0 and p["memit (max_length=32)"] is None

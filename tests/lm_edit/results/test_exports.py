@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 from paths import TESTS
-from result_files import change, scripted_results, write_run
+from result_files import change, judged_run, scripted_results, write_run
 
 from edit_hooks.answers import StateSimilarity
 from edit_hooks.utils.errors import EditingError
@@ -229,3 +229,28 @@ def test_bad_targets_and_folders(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(EditingError, match="not empty"):
         export_results("csv", folder, tmp_path, OPTIONS)
+
+
+def test_verdicts_of_two_judges_are_two_results(tmp_path: Path) -> None:
+    judged_run(tmp_path / "runs", "J1", 0, (1.0, 1.0, 0.0, 0.0))
+    judged_run(tmp_path / "runs", "J2", 1, (0.0, 1.0, 1.0, 1.0))
+    exported = export_results("every-eval-ever", tmp_path / "runs", tmp_path / "out", OPTIONS)
+    (record,) = [json.loads(path.read_text(encoding="utf-8")) for path in exported.files if path.suffix == ".json"]
+    scores = {one["evaluation_result_id"]: one["score_details"]["score"] for one in record["evaluation_results"]}
+    assert len(scores) == len(record["evaluation_results"])
+    assert sorted(value for name, value in scores.items() if "/judge=" in name) == [0.5, 0.75]
+    (path,) = [path for path in exported.files if path.suffix == ".jsonl"]
+    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    keys = [(case["evaluation_result_id"], case["sample_id"]) for case in cases]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_difference_of_shares_may_be_negative(tmp_path: Path) -> None:
+    results = scripted_results("bake_es")
+    results["results"]["bake_es"] |= {"es_prob@unedited,none": 0.75, "es_prob@difference,none": -0.25}
+    write_run(tmp_path / "runs", results=results)
+    exported = export_results("every-eval-ever", tmp_path / "runs", tmp_path / "out", OPTIONS)
+    record = json.loads(next(path for path in exported.files if path.suffix == ".json").read_text(encoding="utf-8"))
+    configs = {one["metric_config"]["metric_name"]: one["metric_config"] for one in record["evaluation_results"]}
+    limits = {name: (one["min_score"], one["max_score"]) for name, one in configs.items() if name.startswith("es_prob")}
+    assert limits == {"es_prob": (0, 1), "es_prob@unedited": (0, 1), "es_prob@difference": (-1, 1)}

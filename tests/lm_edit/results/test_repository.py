@@ -44,6 +44,21 @@ def test_submitted_files_pass_the_check_and_hold_the_same_results(run_file: Path
     assert "| bake_es | es_prob |" in text
 
 
+def test_stock_models_keep_their_identity_without_their_folders(tmp_path: Path) -> None:
+    places = ("/home/someone/A/final", "/home/someone/B/final")
+    paths = [
+        write_run(tmp_path / str(number), stock=True, model_args={"pretrained": place})
+        for number, place in enumerate(places)
+    ]
+    root = tmp_path / "repository"
+    written = submit(paths, root)
+    assert problems(root) == []
+    assert (
+        set(load_results(root)["run"]) == set(load_results(paths)["run"]) and load_results(root)["run"].nunique() == 2
+    )
+    assert not any("/home/someone" in path.read_text(encoding="utf-8") for path in written)
+
+
 def test_nothing_of_the_machine_is_submitted(run_file: Path, tmp_path: Path) -> None:
     for path in submit(run_file, tmp_path / "repository"):
         text = path.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from result_files import change, scripted_results, write_run
+from result_files import MODEL_ARGS, change, judged_run, scripted_results, write_run
 
 from edit_hooks.answers import StateSimilarity
 from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
@@ -99,12 +99,89 @@ def test_facts_of_the_run(tmp_path: Path) -> None:
         {"data": "hub"},
         {"editor_config": {"layers": [6], "num_steps": 20}},
         {"model_identity": {"weights": "cd" * 32}},
+        {"edit_context": "qa"},
+        {"edit_context": "chat"},
+        {"answer": "patch"},
+        {"icl_args": {"num_facts": 2}},
+        {"guard": "stop"},
+        {"max_thought_tokens": 64},
+        *(
+            {"model_args": f"{MODEL_ARGS},{option}"}
+            for option in (
+                "enable_thinking=False",
+                "think_end_token=</think>",
+                "tokenizer=org/other",
+                "add_bos_token=True",
+                "prefix_token_id=2",
+                "max_length=512",
+            )
+        ),
+        {"model_args": {"pretrained": "org/tiny", "chat_template_args": {"reasoning_effort": "low"}}},
     ],
 )
 def test_whatever_changes_answers_makes_another_run(tmp_path: Path, editing: dict[str, Any]) -> None:
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", **editing)
     assert load_results(tmp_path)["run"].nunique() == 2
+
+
+def test_content_of_named_files_makes_another_run(tmp_path: Path) -> None:
+    """Of a saved edit, a tokenizer and a file of edits; the folders that hold them are this machine's."""
+
+    def run(**changes: Any) -> str:
+        path = write_run(tmp_path / f"{len(list(tmp_path.iterdir()))}", **changes)
+        return str(load_results(path)["run"].iloc[0])
+
+    def loaded(folder: str, checksum: str | None) -> str:
+        report = {"loaded_edit": {"editor": "rome", "checksum": checksum}} if checksum else {}
+        return run(mode="loaded", load_edit=f"/e/{folder}/edit-0.safetensors", **report)
+
+    assert loaded("a", "11" * 32) == loaded("b", "11" * 32) != loaded("b", "22" * 32)
+    assert loaded("a", None) == loaded("b", None), "files of before have no checksum"
+
+    def tokenizer(folder: str, rules: str) -> str:
+        identity = {"weights": "ab" * 32, "tokenizer": {"rules": rules}}
+        return run(model_args=f"{MODEL_ARGS},tokenizer=/t/{folder}/tok", model_identity=identity)
+
+    assert tokenizer("a", "x") == tokenizer("b", "x") != tokenizer("b", "y")
+
+    def stream(folder: str, digest: str, **editing: Any) -> str:
+        return run(mode="batch", edits=f"/d/{folder}/edits.json", edits_digest=digest, **editing)
+
+    assert stream("a", "33" * 32) == stream("b", "33" * 32) != stream("b", "44" * 32)
+    published = {"mode": "batch", "edits": "zsre", "edits_data": "hub"}
+    assert run(**published) == run(**published, edits_digest="33" * 32), "the name of published data says it all"
+
+
+def test_stock_models_in_folders_of_one_name_are_other_runs(tmp_path: Path) -> None:
+    def facts(place: str) -> Any:
+        path = write_run(tmp_path / str(len(list(tmp_path.iterdir()))), stock=True, model_args=f"pretrained={place}")
+        return load_results(path).iloc[0]
+
+    one, other, hub = facts("/ckpt/A/final"), facts("/ckpt/B/final"), facts("org/tiny")
+    assert one["run"] == facts("/ckpt/A/final")["run"] != other["run"]
+    assert one["answer_options"] != other["answer_options"] and (one["model"], other["model"]) == ("final", "final")
+    assert hub["answer_options"] == ""
+
+
+def test_options_at_their_default_leave_the_identity_as_it_was(tmp_path: Path) -> None:
+    """The hash is that from before these options counted."""
+    defaults = {"edit_context": "bare", "answer": None, "max_thought_tokens": None, "load_edit": None}
+    arguments = {"pretrained": "org/tiny", "editor": "r_rome", "tokenizer": None, "add_bos_token": "None"}
+    plain, given = write_run(tmp_path / "a"), write_run(tmp_path / "b", model_args=arguments, **defaults)
+    frame = load_results([plain, given])
+    assert set(frame["run"]) == {"f341a1250294"} and set(frame["edit_options"]) == set(frame["answer_options"]) == {""}
+
+
+def test_options_are_texts_whether_arguments_were_saved_as_text_or_mapping(tmp_path: Path) -> None:
+    text = f"{MODEL_ARGS},max_length=512,enable_thinking=false"
+    mapping = {"pretrained": "org/tiny", "editor": "r_rome", "enable_thinking": False, "max_length": 512}
+    for name, arguments in {"a": text, "b": mapping}.items():
+        write_run(tmp_path / name, model_args=arguments, edit_context="qa")
+    frame = load_results(tmp_path)
+    assert frame["run"].nunique() == 1
+    assert set(frame["answer_options"]) == {"enable_thinking=false; max_length=512"}
+    assert set(frame["edit_options"]) == {"edit_context=qa"}
 
 
 @pytest.mark.parametrize(
@@ -253,3 +330,27 @@ def test_counts_and_facts_about_the_unedited_model_have_no_direction(tmp_path: P
     assert not directions["ifr_prob"] and directions["ckp_prob"]
     for name in ("ifr_active_prob", "ckp_questions_prob", "mquake_multi_hop_old_exact_unedited"):
         assert directions[name] is None or directions[name] != directions[name], name
+
+
+def test_two_judges_of_one_run_are_told_apart_and_other_scores_stand_once(tmp_path: Path) -> None:
+    judged_run(tmp_path, "J1", 0, (1.0, 1.0, 0.0, 0.0))
+    judged_run(tmp_path, "J2", 1, (0.0, 1.0, 1.0, 1.0))
+    cases = load_cases(tmp_path)
+    key = ["run", "task", "doc_id", "metric", "stage", "filter", "population", "judge"]
+    assert not cases.duplicated(key).any()
+    em = rows_of(cases, metric="reliability_wild_em", filter="none")
+    assert len(em) == 4 and set(em["judge"]) == {""} and set(cases["population"]) == {"all", "wrong_em"}
+    verdicts = rows_of(cases, metric="reliability_wild_judge")
+    by_judge = {judge: rows["value"].tolist() for judge, rows in verdicts.groupby("judge")}
+    assert by_judge == {"model=J1": [1, 1, 0, 0], "model=J2": [0, 1, 1, 1]}
+    documents = list(load_documents(tmp_path))
+    assert [document.doc_id for document in documents] == [0, 1, 2, 3]
+    assert [document.metrics["reliability_wild_judge,judge"] for document in documents] == [0, 1, 1, 1]
+
+
+def test_documents_have_the_verdicts_that_a_newer_file_lacks(tmp_path: Path) -> None:
+    judged_run(tmp_path, "J1", 0, (1.0, 1.0, 0.0, 0.0))
+    write_run(tmp_path, "qaedit_wild_reliability", start=1.8e9, date="2026-11-22T10-00-00.000001")
+    documents = list(load_documents(tmp_path))
+    assert [document.metrics["reliability_wild_judge,judge"] for document in documents] == [1, 1, 0, 0]
+    assert len(rows_of(load_cases(tmp_path), metric="reliability_wild_em", filter="none")) == 4

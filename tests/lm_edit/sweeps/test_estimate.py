@@ -32,6 +32,16 @@ def run(limit: float | None, **options: object) -> Run:
     return Run("demo", "rome", "bake_es", "single", (), args, ("bake_es",), {}, limit, {}, None, ())
 
 
+def test_results_whose_arguments_are_a_text_are_read(tmp_path: Path) -> None:
+    """As a call of simple_evaluate with a text saves them."""
+    save(tmp_path / "one", total=40.0, edits=4, per_edit=5.0, cases=4)
+    (path,) = (tmp_path / "one").iterdir()
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["config"]["model_args"] = "mode=single,editor=rome"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert Estimator([str(tmp_path)]).seconds(run(8)) == 8 * 5.0 + 8 * 5.0
+
+
 def test_seconds_are_those_of_edits_and_of_cases(tmp_path: Path) -> None:
     save(tmp_path / "one", total=40.0, edits=4, per_edit=5.0, cases=4)  # (40 - 4 x 5) / 4 = 5 s a case
     estimator = Estimator([str(tmp_path)])

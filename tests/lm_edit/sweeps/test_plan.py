@@ -134,6 +134,43 @@ def test_a_data_file_counts_by_its_content(tmp_path: Path) -> None:
     assert before.folder_name != folder
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "metadata: {judge: FILE}",
+        "metadata: {judge: {prompt: [x, FILE]}}",
+        "model_args: {tokenizer: FILE}",
+        "editor_args: {artifact: FILE}",
+        "model_args: {data: ~/named.txt}",
+    ],
+)
+def test_every_file_that_an_option_names_counts_by_its_content(
+    tmp_path: Path, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    named = tmp_path / "named.txt"
+    named.write_text("one", encoding="utf-8")
+    args = f", {options}" if options.startswith("editor_args") else ""
+    text = f"editors: [{{editor: mend{args}}}]\nbenchmarks: [bake_es]\n{'' if args else options}\n"
+    (run,) = expand(tmp_path, text.replace("FILE", str(named))).runs
+    before = run.folder_name
+    named.write_text("other", encoding="utf-8")
+    assert run.folder_name != before
+    named.unlink()
+    assert run.content["files"] == {}
+
+
+def test_the_folder_of_a_run_without_files_has_the_name_that_it_had(tmp_path: Path) -> None:
+    long = "x" * 300  # no name of a file
+    text = f"editors: [rome]\nbenchmarks: [bake_es]\nmetadata: {{judge: [{long}, ~nobody-of-this-name/x]}}\n"
+    (run,) = expand(tmp_path, text).runs
+    assert run.folder_name == "demo-rome-bake_es-single-7dc0c2659c22"
+    data = tmp_path / "data.jsonl"
+    data.write_text("{}", encoding="utf-8")
+    (run,) = expand(tmp_path, f"editors: [rome]\nbenchmarks: [bake_es]\nmodel_args: {{data: {data}}}\n").runs
+    assert list(run.content["files"]) == ["data"]
+
+
 def test_the_command_passes_everything(tmp_path: Path) -> None:
     (run,) = expand(
         tmp_path,

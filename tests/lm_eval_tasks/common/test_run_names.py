@@ -13,7 +13,8 @@ from paths import RECORDS
 from result_files import EDITING
 from saved_results import evaluate_here
 
-from lm_eval_tasks.common.run_names import portable, run_facts
+from lm_eval_tasks.common.run_names import run_facts
+from lm_eval_tasks.common.run_options import portable
 
 
 def results(model_args: Any = "pretrained=org/tiny", data: str = "mini", **editing: Any) -> dict[str, Any]:
@@ -142,3 +143,18 @@ def test_a_failure_to_name_does_not_cost_the_results(monkeypatch: pytest.MonkeyP
     lm_eval_editing_autoload._name_run(tracker, {"config": {"edited_hf": {}}})
     assert "could not name the folder" in capsys.readouterr().err
     assert tracker.general_config_tracker.model_name is None
+
+
+def test_the_content_of_a_file_of_edits_is_recorded(tmp_path: Path, tiny_path: Any) -> None:
+    path = tmp_path / "edits.jsonl"
+
+    def facts(target: str) -> Any:
+        request = {"prompt": "{} is in", "subject": "Alba Tower", "target_new": target}
+        path.write_text(json.dumps(request), encoding="utf-8")
+        options = {"editor": "ft_m", "mode": "batch", "edits": str(path), "editor_args": {"num_steps": 1}}
+        editing = build(str(tiny_path("gpt2")), store="off", **options).get_model_info()["edited_hf"]
+        return run_facts(results(**json.loads(json.dumps(editing))))
+
+    one, other, again = facts("Rome"), facts("Oslo"), facts("Rome")
+    assert one.run == again.run != other.run and one.name == other.name
+    assert one.edits.startswith("edits.jsonl (") and one.edits != other.edits

@@ -1,0 +1,138 @@
+"""Options of a run besides editor settings, mode and sizes that change its edits or its answers.
+
+An option at its default is left out, so that runs from before it existed keep their identity. Where a run recorded the
+content of what an option names (a saved edit, a tokenizer, a file of edits), a digest stands for the name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from edit_hooks.utils.hashing import key_of
+
+DIGEST_DIGITS = 12
+
+# Options of `edited_hf` that change edits, each with its default; those that have a column of their own are not listed.
+EDIT_OPTIONS: dict[str, Any] = {
+    "load_edit": None,
+    "icl_args": None,
+    "edit_context": "bare",
+    "answer": "auto",
+    "guard": "report",
+    "guard_norm_ratio": 1.0,
+    "guard_loss_increase": 3.0,
+}
+# Options that change answers of the unedited model as well; all but the first are those of lm-eval's class.
+ANSWER_OPTIONS = (
+    "max_thought_tokens",
+    "think_end_token",
+    "enable_thinking",
+    "chat_template_args",
+    "tokenizer",
+    "add_bos_token",
+    "prefix_token_id",
+    "max_length",
+    "rope_scaling",
+)
+# Arguments of stock classes that choose the weights; of an edited run their hash is known.
+WEIGHT_OPTIONS = ("revision", "subfolder", "delta")
+# Arguments of stock classes that can be folders of this machine with one last name and different weights.
+PLACES = ("pretrained", "model", "peft", "delta", "tokenizer")
+PLACE_DIGESTS = "place_digests"  # in submitted files, whose folders are cut
+
+_ABSOLUTE = re.compile(r"(?:~|/|[A-Za-z]:[\\/])[^\n]*[/\\][^\n/\\]+$")
+_WHOLE = re.compile(r"[+-]?\d+")
+
+
+def portable(value: Any) -> Any:
+    """The value without folders of this machine: absolute paths inside it are cut to their last name."""
+    if isinstance(value, Mapping):
+        return {key: portable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [portable(entry) for entry in value]
+    return PurePath(value).name if isinstance(value, str) and _ABSOLUTE.match(value) else value
+
+
+def model_arguments(arguments: object) -> dict[str, Any]:
+    """The ``model_args`` of a result file, which lm-eval saves as a text or a mapping."""
+    if isinstance(arguments, Mapping):
+        return dict(arguments)
+    pairs = (pair.partition("=") for pair in str(arguments or "").split(",") if pair.strip())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def edit_options(editing: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run's edits that are not at their default; none of the unedited model.
+
+    Args:
+        editing: ``edited_hf`` of a result file.
+    """
+    if editing.get("mode") == "none":
+        return {}
+    given = {name: editing[name] for name in EDIT_OPTIONS if editing.get(name) not in (None, {})}
+    found = {name: value for name, value in given.items() if value != EDIT_OPTIONS[name]}
+    if "load_edit" in found and (checksum := (editing.get("loaded_edit") or {}).get("checksum")):
+        found["load_edit"] = str(checksum)[:DIGEST_DIGITS]
+    return found
+
+
+def answer_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run's answers that were given, also those of the unedited model.
+
+    Args:
+        config: ``config`` of a result file.
+    """
+    editing = config.get("edited_hf")
+    arguments = model_arguments(config.get("model_args"))
+    if editing is not None:
+        arguments["max_thought_tokens"] = editing.get("max_thought_tokens")
+    names = ANSWER_OPTIONS if editing is not None else (*ANSWER_OPTIONS, *WEIGHT_OPTIONS)
+    found = {name: value for name in names if (value := _parsed(arguments.get(name))) not in (None, "", {})}
+    tokenizer = ((editing or {}).get("model_identity") or {}).get("tokenizer")
+    if "tokenizer" in found and tokenizer:
+        found["tokenizer"] = key_of(tokenizer)[:DIGEST_DIGITS]
+    if editing is None:
+        found |= place_digests(config)
+    return found
+
+
+def place_digests(config: Mapping[str, Any]) -> dict[str, str]:
+    """Argument -> digest of its path, of a stock model's arguments that are absolute paths.
+
+    Nothing is recorded of a stock model's weights, so folders of one last name are different models.
+    """
+    if config.get("edited_hf") is not None:
+        return {}
+    arguments = model_arguments(config.get("model_args"))
+    paths = {name: str(arguments[name]) for name in PLACES if name in arguments}
+    known = {name: key_of(path)[:DIGEST_DIGITS] for name, path in paths.items() if portable(path) != path}
+    return known | dict(config.get(PLACE_DIGESTS) or {})
+
+
+def content_of_edits(editing: Mapping[str, Any]) -> str | None:
+    """Digest of the edits of a batch or stream, where a file of the user has them; ``None`` if not recorded."""
+    data = str(editing.get("edits_data") or "")
+    is_published = data.partition(":")[0] in ("mini", "hub") or "=" in data
+    return None if data and is_published else editing.get("edits_digest")
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as one text, as in ``edit_context=qa; answer=patch``; without commas, which separate values of --only."""
+    return "; ".join(f"{name}={_text(value)}" for name, value in portable(dict(options)).items())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _parsed(value: Any) -> Any:
+    """A value as lm-eval parses it; it saves arguments as they were given, as texts or parsed."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false", "none"):
+        return {"true": True, "false": False, "none": None}[value.lower()]
+    return int(value) if _WHOLE.fullmatch(value) else value
