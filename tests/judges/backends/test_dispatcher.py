@@ -42,7 +42,7 @@ def test_verdicts_are_in_order_and_concurrency_is_bounded(tmp_path: Path) -> Non
     with serve(delay=0.02) as server:
         judged = judge_at(server, tmp_path, concurrency=4).judge(ITEMS)
     assert labels_of(judged.verdicts) == LABELS
-    assert server.max_running == 4
+    assert 1 < server.max_running <= 4  # a busy machine may not start four requests within one reply's delay
     assert set(server.requests.values()) == {1} and len(server.requests) == 23  # one request for the repeated item
     report = judged.report
     assert (report.num_items, report.num_scored, report.num_distinct, report.num_calls) == (24, 24, 23, 23)
