@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.hashing import key_of
-from lm_edit.figures.charts import Chart, Lines, Series
+from lm_edit.figures.charts import Chart, Lines, Reference, Series
 from lm_edit.figures.select import (
+    UNEDITED,
     caption,
     edited,
     first_metric,
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 WEIGHTS = ("alpha", "beta")
+# Columns in which the runs of a line agree, besides their other settings.
+OTHERS = (
+    "model", "editor", "mode", "num_edits", "edit_batch_size", "seed", "task", "icl", "edit_options", "answer_options",
+)  # fmt: skip
 METRICS = ("rjs_prob", "rqs_prob", "s_prob")
 
 NEEDS = Needs(
@@ -46,7 +53,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     runs = edited(chosen[chosen.index.isin(of_weights.index)])
     panels: list[Lines] = []
     for weight in WEIGHTS:
-        series = _lines(runs, weight, metric, first_color=sum(len(panel.series) for panel in panels))
+        groups = _groups(runs, weight)
+        first = sum(len(panel.series) for panel in panels)
+        series = [_line(group, runs, weight, metric, color) for color, group in enumerate(groups, start=first)]
         if series:
             values = [position for line in series for position in line.positions]
             panels.append(
@@ -55,7 +64,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                     series=series,
                     position_label=weight,
                     value_label=value_label(chosen, metric),
-                    references=unedited_reference(chosen, metric),
+                    references=_references(groups, chosen, metric),
                     log_positions=log_scale(values),
                 )
             )
@@ -69,27 +78,35 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     )
 
 
-def _lines(runs: DataFrame, weight: str, metric: str, first_color: int) -> list[Series]:
-    """A line for each group of runs that differ in this weight only."""
+def _groups(runs: DataFrame, weight: str) -> list[DataFrame]:
+    """The runs of every line, which differ in this weight only, sorted by it."""
     values = runs["editor_config"].map(lambda config: float(find_setting(config, weight)))
     others = runs.apply(lambda row: _without(row, weight), axis=1)
-    series: list[Series] = []
-    for _, group in runs.assign(weight=values).groupby(others, sort=False):
-        ordered = group.sort_values("weight")
-        if ordered["weight"].nunique() < 2:
-            continue
-        cells = run_cells(ordered, list(ordered["run"]), metric)
-        look = {"color": first_color + len(series), "style": first_color + len(series)}
-        series.append(series_of(_line_name(ordered, runs, weight), cells, positions=list(ordered["weight"]), **look))
-    return series
+    groups = [group.sort_values("weight") for _, group in runs.assign(weight=values).groupby(others, sort=False)]
+    return [group for group in groups if group["weight"].nunique() > 1]
+
+
+def _line(group: DataFrame, runs: DataFrame, weight: str, metric: str, color: int) -> Series:
+    cells = run_cells(group, list(group["run"]), metric)
+    name = _line_name(group, runs, weight)
+    return series_of(name, cells, positions=list(group["weight"]), color=color, style=color)
+
+
+def _references(groups: Sequence[DataFrame], rows: DataFrame, metric: str) -> list[Reference]:
+    """The unedited value of each model and task with a line; named by them where there are several."""
+    places = dict.fromkeys((str(group.iloc[0]["model"]), str(group.iloc[0]["task"])) for group in groups)
+    varying = [len({place[number] for place in places}) > 1 for number in range(2)]
+    found = []
+    for place in places:
+        own = rows[(rows["model"] == place[0]) & (rows["task"] == place[1])]
+        name = ", ".join([UNEDITED, *itertools.compress(place, varying)])
+        found += unedited_reference(own, metric, name)
+    return found
 
 
 def _without(row: DataFrame, weight: str) -> str:
     """Key of the runs of a line: all settings but the weight."""
-    rest = [
-        str(row[column])
-        for column in ("model", "editor", "mode", "num_edits", "edit_batch_size", "seed", "task", "icl")
-    ]
+    rest = [str(row[column]) for column in OTHERS]
     return key_of({"config": without_setting(row["editor_config"], weight), "rest": rest})
 
 

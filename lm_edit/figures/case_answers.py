@@ -30,11 +30,17 @@ class _Key(NamedTuple):
     draw: int
 
 
-def draw(documents: Sequence[CaseDocument], runs: Mapping[str, str], options: Options = DEFAULTS) -> Table:
-    """A row per question that is answered freely: the wanted answer, the unedited model's, and one of every run.
+def draw(
+    documents: Sequence[CaseDocument],
+    runs: Mapping[str, str],
+    options: Options = DEFAULTS,
+    models: Mapping[str, str] | None = None,
+) -> Table:
+    """A row per question that is answered freely: the wanted answer, the unedited models', and one of every run.
 
     Args:
         documents: cases of all runs. runs: run -> its label; the column of a run without a label is the unedited model.
+        models: run -> its model; where there are several, each has a column of its unedited answers.
         options: ``case``; without one, the first case with such a question.
     """
     asked = [document for document in documents if any(one.target is None for one in document.questions)]
@@ -49,18 +55,22 @@ def draw(documents: Sequence[CaseDocument], runs: Mapping[str, str], options: Op
     if len(edits) > 1:  # benchmarks number their cases alike
         found = "; ".join(f"{task}: {text}" for text, task in edits.items())
         raise NEEDS.missing(f"several cases have the id {case} ({found}); choose with --only task=...")
+    named = dict(models or {})
+    several = len(set(named.values())) > 1
+    unedited = {run: f"{UNEDITED}, {model}" if several else UNEDITED for run, model in named.items()}
     answers: dict[_Key, dict[str, SavedResponse]] = {}
     for document in of_case:
+        own = unedited.get(document.run, UNEDITED)
         for question in document.questions:
             if question.target is not None:
                 continue  # scored by likelihood
             key = _Key(document.task, question.kind, question.prompt, question.wanted, question.draw)
             cells = answers.setdefault(key, {})
             if question.unedited is not None:
-                cells.setdefault(UNEDITED, question.unedited)
+                cells.setdefault(own, question.unedited)
             if "" in question.answers:
-                cells.setdefault(runs.get(document.run, UNEDITED), question.answers[""])
-    labels = [UNEDITED, *runs.values()]
+                cells.setdefault(runs.get(document.run, own), question.answers[""])
+    labels = [*dict.fromkeys(unedited.values() or [UNEDITED]), *runs.values()]
     shown = [label for label in labels if any(label in cells for cells in answers.values())]
     rows: list[list[str | int | float]] = [
         [key.task, key.kind, key.prompt, key.wanted, *(_written(cells.get(label)) for label in shown)]
@@ -96,7 +106,7 @@ def _draw(inputs: Inputs, options: Options) -> Table:
     models = rows.drop_duplicates("run").set_index("run")["model"]
     several = models.nunique() > 1
     labels = {run: f"{label}, {models[run]}" if several else label for run, label in run_labels(rows).items()}
-    return draw(inputs.documents(), labels, options)
+    return draw(inputs.documents(), labels, options, {str(run): str(model) for run, model in models.items()})
 
 
 SPEC = FigureSpec(

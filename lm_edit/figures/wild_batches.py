@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lm_edit.figures.charts import SHARE, Chart, Lines
 from lm_edit.figures.select import (
     FINAL,
+    UNEDITED,
     caption,
     choice_between,
     edited,
@@ -41,8 +42,11 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     metric, notes = first_metric(streams, NEEDS, options, METRICS)
     of_metric = rows[(rows["metric"] == metric) & (rows["stage"] == FINAL)]
     chosen = of_metric[of_metric["run"].isin(set(streams["run"]))]
+    places = list(zip(chosen["model"], chosen["task"], strict=True))
+    unedited = of_metric[of_metric["editor"] == UNEDITED]
+    unedited = unedited[unedited.set_index(["model", "task"]).index.isin(places)]
     # The first num_edits cases are other cases for every num_edits.
-    require_comparable(chosen, NEEDS, varying=("limit",))
+    require_comparable(of_metric.loc[chosen.index.union(unedited.index)], NEEDS, varying=("limit",))
     panels = []
     all_sizes = sorted(edited(chosen)["edit_batch_size"].fillna(1).unique())
     for (editor, model, task), group in edited(chosen).groupby(["editor", "model", "task"]):
@@ -64,7 +68,9 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                 series=series,
                 position_label="number of edits",
                 value_label=value_label(group, metric),
-                references=unedited_reference(of_metric[of_metric["task"] == task], metric),
+                references=unedited_reference(
+                    unedited[(unedited["model"] == model) & (unedited["task"] == task)], metric
+                ),
                 log_positions=log_scale(counts),
                 whole_positions=True,
                 limits=SHARE,

@@ -145,6 +145,15 @@ class TestWeights:
         assert chart.panels[0].log_positions and not chart.panels[1].log_positions  # 100-fold; 2-fold
         assert lines(chart, 0)["unedited"][1] == [0.0, 0.0]
 
+    def test_the_unedited_value_is_that_of_the_same_model(self):
+        own = [self.run(0.1, 1.5, 0.2), self.run(0.001, 1.5, 0.6)]
+        large = [one | {"model": "large", "run": f"large{number}"} for number, one in enumerate(own)]
+        unedited = row("unedited", "bake_j_rj", "rjs_prob", 0.1)
+        other = row("unedited", "bake_j_rj", "rjs_prob", 0.3, model="large")
+        assert "unedited" not in lines(bird_weights.draw(frame(*own, other)), 0)
+        found = lines(bird_weights.draw(frame(*own, *large, unedited, other)), 0)
+        assert found["unedited, tiny"][1][0] == 0.1 and found["unedited, large"][1][0] == 0.3
+
     def test_other_settings_that_differ_separate_the_runs(self):
         other = self.run(0.1, 1.5, 0.2) | {"editor_config": {"alpha": 0.1, "beta": 1.5, "layers": [6]}}
         with pytest.raises(EditingError, match="no two runs differ in alpha alone or in beta alone"):

@@ -58,6 +58,14 @@ def test_a_run_without_the_case_is_not_asked_and_one_of_the_unedited_model_has_i
     assert [row[4:] for row in table.rows] == [[" Tokyo", " Paris"], ['""', "-"]]
 
 
+def test_every_model_has_a_column_of_its_unedited_answers() -> None:
+    both = [document("a", {"rq": text_of(" Paris")}), document("b", {"rq": text_of("?")})]
+    both[1].questions[1].__dict__["unedited"] = text_of(" Kyoto")
+    table = draw(both, RUNS, models={"a": "small", "b": "large"})
+    assert table.header[4:] == ["unedited, small", "unedited, large", "rome", "ft_m"]
+    assert table.rows[0][4:] == [" Tokyo", " Kyoto", " Paris", "?"]
+
+
 def test_the_case_is_chosen_and_two_cases_with_one_id_are_not_mixed() -> None:
     documents = [document("a", {"rq": text_of(str(number))}, str(number)) for number in range(3)]
     assert draw(documents, RUNS).title.endswith("case 0")

@@ -123,6 +123,17 @@ class TestBatches:
         found = lines(wild_batches.draw(frame(*rows)))
         assert found == {"1 per step": ([10, 20], [0.75, 0.5]), "5 per step": ([10, 20], [0.9, 0.8])}
 
+    def test_the_unedited_value_is_of_the_same_model_and_scored_alike(self):
+        rows = [self.stream(20, 1, 0.5), self.stream(10, 1, 0.75)]
+        task = ("unedited", "qaedit_wild_reliability", "reliability_wild_judge")
+        other = row(*task, 0.3, model="large")
+        assert "unedited" not in lines(wild_batches.draw(frame(*rows, other)))
+        drawn = lines(wild_batches.draw(frame(*rows, other, row(*task, 0.1, limit=100.0))))
+        assert drawn["unedited"][1][0] == 0.1
+        for condition, value in {"judge": "another", "data_hash": "d2"}.items():
+            with pytest.raises(EditingError, match=f"the runs differ in {condition}"):
+                wild_batches.draw(frame(*rows, row(*task, 0.1, **{condition: value})))
+
     def test_one_stream(self):
         with pytest.raises(EditingError, match="two streams that differ in num_edits or edit_batch_size"):
             wild_batches.draw(frame(self.stream(20, 1, 0.5)))
