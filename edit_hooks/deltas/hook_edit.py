@@ -35,6 +35,7 @@ HOOK_KINDS: dict[str, str] = {
     "codebook": "edit_hooks.memory.codebook:CodebookHooks",
     "side_memory": "edit_hooks.memory.side_memory:SideMemoryHooks",
     "adapter_database": "edit_hooks.memory.adapter_database:AdapterDatabaseHooks",
+    "gated_predictor": "edit_hooks.memory.gated_predictor:GatedPredictorHooks",
 }
 ENTRY_POINTS = "lm_eval_editing.hook_kinds"
 
