@@ -1,4 +1,4 @@
-"""Edits that act through forward hooks: codebooks, side memories, adapter databases.
+"""Edits that act through forward hooks: codebooks, side memories, adapter databases, predictors.
 
 A :class:`HookEdit` is data: named tensors, JSON-able settings and a *kind*. The kind's :class:`HookKind` subclass
 places hooks on the modules and removes them. Facts about the running pass that a hook cannot see at its module (where

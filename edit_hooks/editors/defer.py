@@ -1,23 +1,26 @@
 """DEFER: a gate and a predictor beside one linear map, trained further with every edit.
 
-The baseline of "Aging with GRACE" that stands for SERAC's idea inside the model, from GRACE's official repository; also
-in EasyEdit. With q the map's input at the query token (of width F), both affine functions drawn as torch draws a Linear
-(weights and biases uniform within 1/sqrt(F)):
+A baseline of "Aging with GRACE", from its official repository; also in EasyEdit. With q the map's input at the query
+token (of width F), and both affine functions drawn as torch draws a Linear (weights and biases uniform within
+1/sqrt(F)):
 
-    gate  = sigmoid(w q + b),   value = W q + c
+    gate    = sigmoid(w q + b),   value = W q + c
     output' = gate * value + (1 - gate) * output         in training, at every token of the row
     output' = value if gate >= threshold else output     in use, at every token of the row
 
 Adam, fresh per edit, makes a fixed number of steps on the mean negative log-likelihood of the target tokens. A stream
 trains one gate and predictor with edit after edit, so it forgets; each step holds both in full, as large as the map.
-Nothing trains the gate on other texts, and it starts near 1/2: prompts that no edit concerns pass the threshold, too.
+Nothing trains the gate on other texts, and it starts near 1/2: prompts that no edit concerns can pass it, too.
 
-Not copied from the releases: a batch of several rows, whose values are broadcast over the tokens of one another; and
-EasyEdit's query in training, the last token of prompt and target (``query_token: last_text``), which no prompt that is
-to be answered contains; the default, as in the official repository on GPT-2 XL, is the last prompt token. In use both
-take the last token of each pass, so that a cache decides by every new token alone (``query: every_step``), and no cache
-by another token of the text at every step; here a row is looked up once. The official repository ends the target with a
-space and the end-of-text token (``append_eos``, without the space).
+Not copied from the releases:
+
+- The query in training. EasyEdit's is the last token of prompt and target (``query_token: last_text``), which no prompt
+  to be answered contains. The official repository means the last prompt token, the default here, but counts a masked
+  end-of-text token with the prompt on GPT-2 XL and reads the first target token; it trains a space behind the target.
+- The look-up in use. EasyEdit's is by the last token of each pass: with a cache every new token decides by itself
+  (``query: every_step``), and without one, the last token of the text so far for all tokens. Here a row is looked up
+  once.
+- A batch of several rows, whose gates and values are broadcast over the tokens of one another.
 
 Shapes: E edits (one row each), F and D input and output width of the map.
 """

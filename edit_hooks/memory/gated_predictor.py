@@ -85,9 +85,14 @@ class GatedPredictorHooks(HookKind):
         by_token_RT = torch.zeros_like(own_RT)
         if self.edits[index].settings["query"] == "every_step":
             by_token_RT = own_RT & ~context.prompt_RT if context.prefill else own_RT
+        is_hit_R, value_RD = self._row_state(output_RTD)
         if context.prefill:
-            self._look_up_prompts(index, rows, x_RTF[rows, context.prompt_end_R[rows]], output_RTD)
-        replaced_RTD = self._replaced_by_row(own_RT & ~by_token_RT, output_RTD)
+            is_hit_Q, value_HD = self._look_up(index, x_RTF[rows, context.prompt_end_R[rows]])
+            is_hit_R[rows], value_RD[rows[is_hit_Q]] = is_hit_Q, value_HD.to(output_RTD.dtype)
+        replaced_RTD = output_RTD
+        by_row_RT = own_RT & ~by_token_RT & is_hit_R[:, None]
+        if by_row_RT.any():
+            replaced_RTD = torch.where(by_row_RT[:, :, None], value_RD[:, None], output_RTD)
         is_hit_Q, value_HD = self._look_up(index, x_RTF[by_token_RT])
         if is_hit_Q.any():
             replaced_RTD = output_RTD.clone() if replaced_RTD is output_RTD else replaced_RTD
@@ -95,27 +100,14 @@ class GatedPredictorHooks(HookKind):
             replaced_RTD[row_Q[is_hit_Q], column_Q[is_hit_Q]] = value_HD.to(output_RTD.dtype)
         return replaced_RTD
 
-    def _look_up_prompts(
-        self, index: int, rows: torch.Tensor, query_QF: torch.Tensor, output_RTD: torch.Tensor
-    ) -> None:
-        """Store the results of an edit's rows, which have one query each."""
-        num_rows = len(output_RTD)
-        if self._is_hit_R is None or self._value_RD is None or len(self._is_hit_R) != num_rows:
+    def _row_state(self, output_RTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whether each row is a hit [R], and its value [R, D]; views that can be written."""
+        num_rows, is_prefill = len(output_RTD), self.forward_context.prefill
+        if self._is_hit_R is None or self._value_RD is None or (is_prefill and len(self._is_hit_R) != num_rows):
             width = max(len(predictor.bias) for predictor in self._predictors)
             self._is_hit_R = torch.zeros(num_rows, dtype=torch.bool, device=output_RTD.device)
             self._value_RD = output_RTD.new_zeros(num_rows, width)
-        is_hit_Q, value_HD = self._look_up(index, query_QF)
-        self._is_hit_R[rows] = is_hit_Q
-        self._value_RD[rows[is_hit_Q], : output_RTD.shape[2]] = value_HD.to(output_RTD.dtype)
-
-    def _replaced_by_row(self, tokens_RT: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
-        """The output in which the rows' values stand at these tokens; the same object if there is none."""
-        assert self._is_hit_R is not None and self._value_RD is not None, "a row is looked up at prefill"
-        is_replaced_RT = tokens_RT & self._is_hit_R[:, None]
-        if not is_replaced_RT.any():
-            return output_RTD
-        value_R1D = self._value_RD[:, None, : output_RTD.shape[2]]
-        return torch.where(is_replaced_RT[:, :, None], value_R1D, output_RTD)
+        return self._is_hit_R, self._value_RD[:, : output_RTD.shape[2]]
 
     def _look_up(self, index: int, query_QF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Whether each query's gate reaches the threshold [Q], and the values [H, D] of those that do."""
