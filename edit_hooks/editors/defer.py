@@ -115,7 +115,7 @@ class DEFER(Editor[DEFERConfig]):
             return []
         return [
             "after training, the gate at the edit's own prompt is below the threshold, so the edit has no effect "
-            "there; try another lr, more num_steps, or query_token=last_prompt."
+            "there; try another lr or seed."
         ]
 
 
