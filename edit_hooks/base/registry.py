@@ -35,6 +35,7 @@ EDITORS: dict[str, str] = {
     "grace": "edit_hooks.editors.grace:GRACE",
     "wise": "edit_hooks.editors.wise:WISE",
     "melo": "edit_hooks.editors.melo:MELO",
+    "defer": "edit_hooks.editors.defer:DEFER",
     "ice": "edit_hooks.editors.ike:ICE",
     "ike": "edit_hooks.editors.ike:IKE",
     "ike_leaky_pool": "edit_hooks.editors.ike:IKELeakyPool",

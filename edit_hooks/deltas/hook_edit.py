@@ -1,4 +1,4 @@
-"""Edits that act through forward hooks: codebooks, side memories, adapter databases.
+"""Edits that act through forward hooks: codebooks, side memories, adapter databases, predictors.
 
 A :class:`HookEdit` is data: named tensors, JSON-able settings and a *kind*. The kind's :class:`HookKind` subclass
 places hooks on the modules and removes them. Facts about the running pass that a hook cannot see at its module (where
@@ -35,6 +35,7 @@ HOOK_KINDS: dict[str, str] = {
     "codebook": "edit_hooks.memory.codebook:CodebookHooks",
     "side_memory": "edit_hooks.memory.side_memory:SideMemoryHooks",
     "adapter_database": "edit_hooks.memory.adapter_database:AdapterDatabaseHooks",
+    "gated_predictor": "edit_hooks.memory.gated_predictor:GatedPredictorHooks",
 }
 ENTRY_POINTS = "lm_eval_editing.hook_kinds"
 

@@ -1,1 +1,1 @@
-"""Hook kinds: codebooks, side memories and adapter databases."""
+"""Hook kinds: codebooks, side memories, adapter databases and gated predictors."""

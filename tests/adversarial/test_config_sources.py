@@ -38,6 +38,7 @@ class Deviation(NamedTuple):
 
 
 ROME_RELEASE = ("gpt2-medium", "gpt2-large", "gpt2-xl", "gpt-j-6b", "gpt-neox-20b")
+EASYEDIT_DEFER = ("gpt-j-6b", "llama-2-7b", "mistral-7b")
 NO_INTEGRAL = ("llama-2-7b", "llama-3-8b", "llama-3.2-3b", "mistral-7b", "qwen2.5-7b")
 DEVIATIONS = [
     # C from text that the model samples needs no network; Wikipedia is a download of 12 GB.
@@ -93,6 +94,11 @@ DEVIATIONS = [
     # Where a question ends, whatever follows.
     Deviation("melo", "query_token", "last_prompt", "the query is at the last prompt token"),
     Deviation("melo", "append_eos", False, "append_eos: released"),
+    Deviation("defer", "query_token", "last_prompt", "(query_token: last_text there)", EASYEDIT_DEFER),
+    Deviation("defer", "query_token", "last_prompt", "there the first target token", ("gpt2-xl",)),
+    Deviation("defer", "append_eos", False, "there followed by a space", ("gpt2-xl",)),
+    # A look-up per forward pass changes in the middle of an answer.
+    Deviation("defer", "query", "prefill", "(query: every_step there)", EASYEDIT_DEFER),
     # From an empty start a lone edit is normalized by the variance over its own few tokens.
     Deviation("ultraedit", "start", "calibrated_alone", "(start: calibrated_alone; there empty)"),
 ]

@@ -103,7 +103,7 @@ def readings(model: Any, tokenizer: Any, delta: Any) -> list[Any]:
 def no_progress(_count: int) -> None: ...
 
 
-@pytest.mark.parametrize("editor", ["memit", "ft_m", "grace", "wise", "melo"])
+@pytest.mark.parametrize("editor", ["memit", "ft_m", "grace", "wise", "melo", "defer"])
 def test_an_edited_model_is_read_as_on_one_device(editor):
     subject = Subject(editor, "llama")
     (delta,) = subject.make(**quick_settings(subject)).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])

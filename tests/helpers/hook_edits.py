@@ -23,7 +23,7 @@ EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 
 # Editor -> settings under which it is quick on tiny models.
 SETTINGS: dict[str, dict[str, Any]] = {
-    editor: contract_settings(editor_class(editor)) for editor in ("grace", "wise", "melo")
+    editor: contract_settings(editor_class(editor)) for editor in ("grace", "wise", "melo", "defer")
 }
 
 
