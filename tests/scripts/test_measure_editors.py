@@ -307,6 +307,8 @@ def test_a_cell_says_over_how_many_cases_it_is_where_an_editor_refused_some(
 
 # Settings that name a rule; a run records the texts that it gave.
 SAMPLED = ("context_templates", "calibration")
+# Settings that are newer than kept runs and cannot have changed them: (editor, setting) -> why.
+NEWER = {("ike", "clean_paraphrases"): "concerns pools of CounterFact's records; the pool of these runs is built in"}
 
 
 def chosen(config: Any, like: Any) -> Any:
@@ -328,6 +330,9 @@ def test_kept_runs_had_the_settings_that_the_editors_have_now(measure: ModuleTyp
                     continue
                 editor = load_editor(row.editor, {**row.settings, "seed": record["seed"]})
                 expected = json.loads(json.dumps(editor.default_config(model).to_dict()))
+                for of_editor, setting in NEWER:
+                    if of_editor == row.editor and setting not in record["editor_config"]:
+                        del expected[setting]
                 assert chosen(record["editor_config"], expected) == chosen(expected, expected), (row.name, part)
                 checked += 1
     assert checked or not finished.records
