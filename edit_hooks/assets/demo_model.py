@@ -87,6 +87,12 @@ CHUNKS: tuple[Chunk, ...] = tuple(
 _verified: set[tuple[Path, int]] = set()  # folders whose hashes this process has checked, with the manifest's mtime
 
 
+def demo_dtype(dtype: Any) -> Any:
+    """The name of a dtype as the demo model's files have it: ``auto`` and nothing are float32."""
+    name = str(dtype or "float32").removeprefix("torch.")
+    return {"auto": "float32", "bf16": "bfloat16", "fp32": "float32"}.get(name, name)
+
+
 def demo_model_path(dtype: DemoDtype = "float32") -> Path:
     """Return the folder of the demo model, converting it first when the cache has none.
 

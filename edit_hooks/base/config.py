@@ -91,6 +91,11 @@ class EditorConfig:
         assert self.layers is not None, "the configuration was not resolved for a model"
         return self.layers
 
+    def require_one_layer(self, reason: str) -> None:
+        """Raise EditingError, with the reason, if several layers or none are named."""
+        if self.layers is not None and len(self.layers) != 1:
+            raise EditingError(f"'layers' is {self.layers}, but {reason}; name one layer.")
+
     @classmethod
     def from_mapping(cls: type[_ConfigT], mapping: Mapping[str, Any]) -> _ConfigT:
         """Create a configuration from a mapping (YAML, ``editor_args``).

@@ -64,6 +64,24 @@ class HookEdit:
         kind_class(self.kind).check(unwrapped(model), self)
 
     @staticmethod
+    def after(steps: Iterable[HookEdit | None], kind: str, module: str, what: str) -> HookEdit | None:
+        """The steps of a stream of one kind at one module, as one edit; ``None`` if no step has hooks.
+
+        Args:
+            what: the edits of the kind, for the error.
+
+        Raises:
+            EditingError: for steps of another kind or at another module.
+        """
+        edit = HookEdit.combine(steps)
+        if edit is not None and (edit.kind, edit.settings["module"]) != (kind, module):
+            raise EditingError(
+                f"the earlier edits are a {edit.kind} at {edit.settings['module']}, not {what} at {module}; a stream "
+                "has one editor and one module throughout."
+            )
+        return edit
+
+    @staticmethod
     def combine(steps: Iterable[HookEdit | None]) -> HookEdit | None:
         """The steps of a stream, in order, as one edit; ``None`` if no step has hooks.
 

@@ -52,7 +52,6 @@ from edit_hooks.modeling.architectures import architecture_of, map_shape, weight
 from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input, on_output, record_at, stop_after
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import INNER_SHARE, POSITIVE
 
 
@@ -84,8 +83,7 @@ class DEFERConfig(EditorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layers is not None and len(self.layers) != 1:
-            raise EditingError(f"'layers' is {self.layers}, but DEFER has a single gate and predictor; name one layer.")
+        self.require_one_layer("DEFER has a single gate and predictor")
 
 
 class DEFER(Editor[DEFERConfig]):
@@ -238,15 +236,8 @@ class _Training:
 
 def predictor_after(history: Sequence[Delta], module: str) -> GatedPredictor | None:
     """The gate and predictor after the steps of a stream; ``None`` before the first."""
-    edit = HookEdit.combine(delta.hook_edit for delta in history)
-    if edit is None:
-        return None
-    if edit.kind != KIND or edit.settings["module"] != module:
-        raise EditingError(
-            f"the earlier edits are a {edit.kind} at {edit.settings['module']}, not a gate and predictor at {module}; "
-            "a stream has one editor and one module throughout."
-        )
-    return GatedPredictor(**edit.tensors)
+    edit = HookEdit.after((delta.hook_edit for delta in history), KIND, module, "a gate and predictor")
+    return None if edit is None else GatedPredictor(**edit.tensors)
 
 
 def initial_predictor(module: nn.Module, request: EditRequest, config: DEFERConfig) -> GatedPredictor:

@@ -49,7 +49,6 @@ from edit_hooks.modeling.architectures import architecture_of, map_shape, weight
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE
 
 SPLIT_GAP = 1e-5  # by which the older key's radius is smaller after a split, so that the two balls do not overlap
@@ -86,8 +85,7 @@ class GRACEConfig(EditorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layers is not None and len(self.layers) != 1:
-            raise EditingError(f"'layers' is {self.layers}, but GRACE has a single codebook; name one layer.")
+        self.require_one_layer("GRACE has a single codebook")
 
 
 @dataclass
@@ -204,14 +202,9 @@ class GRACE(Editor[GRACEConfig]):
 
 def codebook_after(history: Sequence[Delta], module: str) -> list[Entry]:
     """The codebook after the steps of a stream."""
-    edit = HookEdit.combine(delta.hook_edit for delta in history)
+    edit = HookEdit.after((delta.hook_edit for delta in history), "codebook", module, "a codebook")
     if edit is None:
         return []
-    if edit.kind != "codebook" or edit.settings["module"] != module:
-        raise EditingError(
-            f"the earlier edits are a {edit.kind} at {edit.settings['module']}, not a codebook at {module}; a stream "
-            "has one editor and one module throughout."
-        )
     columns = (edit.tensors["keys"], edit.tensors["values"], edit.tensors["radii"].tolist(), edit.settings["labels"])
     return [Entry(*column) for column in zip(*columns, strict=True)]
 

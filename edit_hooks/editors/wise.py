@@ -180,10 +180,7 @@ class WISEConfig(EditorConfig):
             )
         if not self.loc_prompts:
             raise EditingError("editor setting 'loc_prompts' is empty; give at least one unrelated text.")
-        if self.layers is not None and len(self.layers) != 1:
-            raise EditingError(
-                f"'layers' is {self.layers}, but WISE has side memories of a single weight; name one layer."
-            )
+        self.require_one_layer("WISE has side memories of a single weight")
 
     @property
     def schedule(self) -> Schedule:
@@ -244,12 +241,7 @@ class WISE(Editor[WISEConfig]):
     def compute(self, job: EditJob[WISEConfig]) -> list[Delta]:
         (layer,) = job.config.edited_layers
         name = architecture_of(job.model).linear_name(job.config.module, layer)
-        history = HookEdit.combine(delta.hook_edit for delta in job.history)
-        if history is not None and (history.kind, history.settings["module"]) != ("side_memory", name):
-            raise EditingError(
-                f"the earlier edits are a {history.kind} at {history.settings['module']}, not side memories of {name}; "
-                "a stream has one editor and one module throughout."
-            )
+        history = HookEdit.after((delta.hook_edit for delta in job.history), "side_memory", name, "side memories")
         deltas = []
         with frozen(job.model):
             for request in job.requests:

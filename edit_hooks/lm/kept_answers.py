@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from edit_hooks.base.editor import Editor
 from edit_hooks.deltas.apply import UNEDITED_STATE
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HOOK_KINDS, kind_class
 from edit_hooks.inference import decoding, reference, scoring, states, written
+from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.store.answer_cache import AnswerCache
-from edit_hooks.utils.hashing import code_fingerprint, has_source
+from edit_hooks.store.store import Store
+from edit_hooks.utils.hashing import code_fingerprint, has_source, key_of
 from edit_hooks.utils.progress import Finished, ignore_finished
 
 # Modules that decide how a model answers.
@@ -59,6 +63,39 @@ class KeptAnswers:
         if delta.hook_edit is not None:
             part["hooks"] = code_fingerprint(kind_class(delta.hook_edit.kind).__module__)
         return part
+
+
+class AnswerStore:
+    """The answers in a run's store, at all states of its weights.
+
+    Args:
+        store: ``None``: no answer is kept.
+        engine, application: how answers are computed, and how edits outside the weights are applied.
+    """
+
+    def __init__(self, store: Store | None, engine: str, application: str) -> None:
+        # One object per run: it remembers that the file is locked or read-only.
+        self._cache = None if store is None else AnswerCache(store.root, {})
+        self._engine, self._application = engine, application
+
+    def of_model(
+        self, identity: ModelIdentity, parts: Mapping[str, Any], device: torch.device
+    ) -> Callable[[str], KeptAnswers | None]:
+        """The answers of a model by the state of its weights; ``None`` where they are not kept.
+
+        Args:
+            parts: all that an answer of the model depends on.
+        """
+        cache = self._cache
+        if cache is None or identity.hooks:  # with foreign hooks nothing would ever be found again
+            return lambda weights: None
+        about = {
+            "model": key_of(parts),
+            "engine": self._engine,
+            "device": device.type,
+            "code": code_fingerprint(*ANSWERING_MODULES),
+        }
+        return lambda weights: KeptAnswers(cache, about, weights, self._application)
 
 
 def _has_source(delta: Delta) -> bool:

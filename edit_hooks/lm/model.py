@@ -27,7 +27,7 @@ from edit_hooks.answers import (
     ScoredContinuation,
     truncate,
 )
-from edit_hooks.assets.demo_model import demo_model_path
+from edit_hooks.assets.demo_model import demo_dtype, demo_model_path
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.base.origin import SettingsOrigin, report_origin
 from edit_hooks.base.registry import load_editor
@@ -47,7 +47,7 @@ from edit_hooks.lm.engine import Engine
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
-from edit_hooks.lm.kept_answers import ANSWERING_MODULES, KeptAnswers, read_code
+from edit_hooks.lm.kept_answers import AnswerStore, read_code
 from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
@@ -71,11 +71,10 @@ from edit_hooks.modeling.generation_settings import answering_parts, generation_
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest
-from edit_hooks.store.answer_cache import AnswerCache
 from edit_hooks.store.known_models import record_model
 from edit_hooks.store.store import Store
 from edit_hooks.utils.errors import EditingError, NoUsableRequestError
-from edit_hooks.utils.hashing import code_fingerprint, key_of
+from edit_hooks.utils.hashing import code_fingerprint
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import settings_file
 from edit_hooks.utils.scopes import undone
@@ -114,7 +113,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.editor = self._new_editor()
         self.is_demo = pretrained is None
         if self.is_demo:
-            pretrained = str(demo_model_path(_demo_dtype(kwargs.get("dtype"))))
+            pretrained = str(demo_model_path(demo_dtype(kwargs.get("dtype"))))
         start_processes(tensor_parallel=kwargs.get("tp_plan") is not None)
         self._session: Session | None = None
         self._origin: SettingsOrigin | None = None
@@ -264,18 +263,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def _kept_in_store(self, answer_jobs: AnswerJobs) -> AnswerJobsOn:
         """The function that answers jobs, with the store's answers for those that it has."""
-        cache = self._answer_cache
-        if cache is None or self.identity.hooks:  # with foreign hooks nothing would ever be found again
-            return lambda jobs, weights: answer_jobs(jobs)
-        identity = {
-            "model": key_of(self._answering_parts),
-            "engine": self.options.engine,
-            "device": self.device.type,
-            "code": code_fingerprint(*ANSWERING_MODULES),
-        }
+        kept_at = self._answer_store.of_model(self.identity, self._answering_parts, self.device)
 
         def ask(jobs: Sequence[tuple[Item, Delta | None]], weights: str) -> Sequence[ModelAnswer]:
-            with self.engine.keeping_answers(KeptAnswers(cache, identity, weights, self.options.answer)):
+            with self.engine.keeping_answers(kept_at(weights)):
                 return answer_jobs(jobs)
 
         return ask
@@ -433,9 +424,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         return None if self.options.store == "off" else Store(self.options.store)
 
     @functools.cached_property
-    def _answer_cache(self) -> AnswerCache | None:
-        """One object per run: it remembers that the file is locked or read-only."""
-        return None if self._store is None else AnswerCache(self._store.root, {})
+    def _answer_store(self) -> AnswerStore:
+        return AnswerStore(self._store, self.options.engine, self.options.answer)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -501,12 +491,3 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 def has_edit_requests(request: Instance) -> bool:
     """Whether the document of a request brings edits of its own."""
     return isinstance(request.doc, Mapping) and "edit_requests" in request.doc
-
-
-def _demo_dtype(dtype: Any) -> Any:
-    """Return the dtype of the demo model, which is shipped in float32 and bfloat16."""
-    name = str(dtype or "float32").removeprefix("torch.")
-    name = {"auto": "float32", "bf16": "bfloat16", "fp32": "float32"}.get(name, name)
-    if name not in ("float32", "bfloat16"):
-        raise EditingError(f"dtype={dtype} does not exist for the demo model; accepted: float32, bfloat16.")
-    return name

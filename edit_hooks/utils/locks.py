@@ -13,8 +13,8 @@ log = get_logger(__name__)
 
 
 @contextlib.contextmanager
-def locked(path: Path, waiting: str | None = None) -> Iterator[bool]:
-    """Hold the lock file at ``path``, waiting for other processes; yield whether it was held by one.
+def locked(path: Path, waiting: str | None = None) -> Iterator[None]:
+    """Hold the lock file at ``path``, waiting for other processes.
 
     The operating system releases the lock of a process that dies. Where no file can be written or locked, the block
     runs without a lock, with the warning of :func:`~edit_hooks.utils.files.write_to_cache`.
@@ -24,20 +24,18 @@ def locked(path: Path, waiting: str | None = None) -> Iterator[bool]:
     """
     from filelock import FileLock, Timeout  # slow to import and rarely needed
 
-    lock, waited = FileLock(path), False
+    lock = FileLock(path)
 
     def acquire() -> None:
-        nonlocal waited
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            waited = True
             if waiting is not None:
                 log.warning("%s", waiting)
             lock.acquire()
 
     write_to_cache(path, acquire)
     try:
-        yield waited
+        yield
     finally:
         lock.release()

@@ -164,12 +164,24 @@ def find_result_files(paths: Paths) -> Iterator[Path]:
     Raises:
         EditingError: for paths that do not exist, and folders without result files.
     """
+    yield from find_finished_files(paths, "results_*.json", "result file or folder", "--output_path")
+
+
+def find_finished_files(paths: Paths, pattern: str, what: str, options: str) -> Iterator[Path]:
+    """Yield the files themselves, and those below folders that a pattern matches, without those of unfinished runs.
+
+    Args:
+        what: names the paths in an error. options: those of lm_eval that write such files.
+
+    Raises:
+        EditingError: for paths that do not exist, and folders without such files.
+    """
     for name in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-        path = user_path(name, "result file or folder")
+        path = user_path(name, what)
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("results_*.json") if not is_unfinished(file, path))
+            inside = sorted(file for file in path.rglob(pattern) if not _is_unfinished(file, path))
             if not inside:
-                raise EditingError(f"no results_*.json in {path}; run lm_eval with --output_path.")
+                raise EditingError(f"no {pattern} in {path}; run lm_eval with {options}.")
             yield from inside
         elif path.is_file():
             yield path
@@ -177,7 +189,7 @@ def find_result_files(paths: Paths) -> Iterator[Path]:
             raise EditingError(f"there is no file or folder {path}.")
 
 
-def is_unfinished(file: Path, folder: Path) -> bool:
+def _is_unfinished(file: Path, folder: Path) -> bool:
     """Whether lm_edit.sweeps is still writing the file or has set it aside.
 
     It is then below ``<run>/attempt`` or ``<run>/results.damaged-<n>``, beside ``<run>/run.json``.

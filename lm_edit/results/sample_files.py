@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
-from lm_edit.results.runs import ResultFile, is_unfinished, read_result_file
+from lm_edit.results.runs import ResultFile, find_finished_files, read_result_file
 from lm_edit.results.tables import SAME_RESULT
 from lm_edit.results.task_facts import TaskFacts
 
@@ -71,17 +70,7 @@ def find_sample_files(paths: Sequence[str]) -> Iterator[Path]:
     Raises:
         EditingError: for paths that do not exist, and folders without samples.
     """
-    for name in paths:
-        path = user_path(name, "file or folder of samples")
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("samples_*.jsonl") if not is_unfinished(file, path))
-            if not inside:
-                raise EditingError(f"no samples_*.jsonl in {path}; run lm_eval with --log_samples --output_path.")
-            yield from inside
-        elif path.is_file():
-            yield path
-        else:
-            raise EditingError(f"there is no file or folder {path}.")
+    yield from find_finished_files(paths, "samples_*.jsonl", "file or folder of samples", "--log_samples --output_path")
 
 
 def _describe(path: Path, results: dict[Path, ResultFile | None]) -> tuple[SampleFile, _Result | None]:

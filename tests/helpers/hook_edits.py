@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from edit_hooks import Delta, Editor, EditRequest, load_editor
-from edit_hooks.base.registry import editor_class
+from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.subject import contract_settings
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.inference.decoding import generate
@@ -23,7 +23,7 @@ EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 
 # Editor -> settings under which it is quick on tiny models.
 SETTINGS: dict[str, dict[str, Any]] = {
-    editor: contract_settings(editor_class(editor)) for editor in ("grace", "wise", "melo", "defer")
+    editor: contract_settings(editor_class(editor)) for editor in EDITORS if "hooks" in editor_class(editor).writes
 }
 
 

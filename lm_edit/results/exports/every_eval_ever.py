@@ -27,9 +27,9 @@ from lm_eval_tasks.common.population import ALL
 from lm_eval_tasks.common.run_names import UNEDITED, slug
 
 SCHEMA_VERSION = "0.3.0"
-# Attributes of a result that the schema has no field for; its `additional_details` are texts.
 JUDGE_DIGITS = 8  # of the hash of a judge in the id of a result
 DIFFERENCE = "difference"  # a stage
+# Attributes of a result that the schema has no field for; its `additional_details` are texts.
 DETAILS = ("stage", "filter", "protocol", "population", "judge", "role", "chance", "n", "excluded", "failed", "or_0")
 
 

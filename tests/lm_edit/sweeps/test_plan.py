@@ -162,9 +162,9 @@ def test_every_file_that_an_option_names_counts_by_its_content(
 
 def test_the_folder_of_a_run_without_files_has_the_name_that_it_had(tmp_path: Path) -> None:
     long = "x" * 300  # no name of a file
-    text = f"editors: [rome]\nbenchmarks: [bake_es]\nmetadata: {{judge: [{long}, ~nobody-of-this-name/x]}}\n"
+    text = f"editors: [rome]\nbenchmarks: [bake_es]\nmetadata: {{judge: [{long}, ~no-such-user/x]}}\n"
     (run,) = expand(tmp_path, text).runs
-    assert run.folder_name == "demo-rome-bake_es-single-7dc0c2659c22"
+    assert run.folder_name == "demo-rome-bake_es-single-8c82065ae742"
     data = tmp_path / "data.jsonl"
     data.write_text("{}", encoding="utf-8")
     (run,) = expand(tmp_path, f"editors: [rome]\nbenchmarks: [bake_es]\nmodel_args: {{data: {data}}}\n").runs
