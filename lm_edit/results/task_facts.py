@@ -17,7 +17,7 @@ from lm_eval_tasks.common.run_names import data_label, is_editing_task
 # Metrics of lm-eval's own tasks that are shares of successes.
 RATES = ("acc", "acc_norm", "exact_match", "em")
 # Settings that add columns and change none.
-NOT_PROTOCOL = ("population", "score_by", "categories", "generate")
+NOT_PROTOCOL = ("population", "score_by", "categories", "generate", "micro")
 TOTAL = "total_scored"  # the aggregation of counts
 _HASH_DIGITS = 12
 

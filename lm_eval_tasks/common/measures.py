@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
@@ -48,12 +48,20 @@ class Score:
         reason: why the value, or some component of it, is missing.
         excluded: a published filter excludes the case.
         failed: the value is missing because the edit or the model gave no usable answer.
+        over_questions: mean and number of the case's questions, if the value averages over them.
     """
 
     value: Any = None
     reason: str | None = None
     excluded: bool = False
     failed: bool = False
+    over_questions: dict[str, float] | None = None
+
+    def weighted(self) -> Score:
+        """The score as `pooled_mean` reads it; a value that is no mean over questions counts as one question."""
+        if self.value is None:
+            return self
+        return replace(self, value=self.over_questions or {"value": self.value, "weight": 1})
 
 
 def evaluate(measure: Measure) -> Score:
@@ -69,10 +77,32 @@ def evaluate(measure: Measure) -> Score:
         return Score(excluded=True)
     if isinstance(value, float) and not math.isfinite(value):
         return Score(reason=f"value is {value}", failed=True)
+    if isinstance(value, CaseMean):
+        return Score(value=float(value), over_questions={"value": value.total / value.count, "weight": value.count})
     return value if isinstance(value, Score) else Score(value=value)
 
 
-def case_mean(values: Iterable[float], noun: str) -> float:
+class CaseMean(float):
+    """Mean over the questions of a case.
+
+    Attributes:
+        total: sum over the questions. A mean of means, as over kinds of questions, has the questions of all of them.
+        count: number of questions.
+    """
+
+    total: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> CaseMean:
+        """The mean of single values or of means; at least one."""
+        mean = cls(math.fsum(values) / len(values))
+        mean.total = math.fsum(value.total if isinstance(value, cls) else value for value in values)
+        mean.count = sum(value.count if isinstance(value, cls) else 1 for value in values)
+        return mean
+
+
+def case_mean(values: Iterable[float], noun: str) -> CaseMean:
     """Mean over the probes of a case.
 
     One unscored probe leaves the whole case unscored, as published (BAKE).
@@ -83,7 +113,7 @@ def case_mean(values: Iterable[float], noun: str) -> float:
     numbers = list(values)
     if not numbers:
         raise Unscored(f"the record has no {noun}")
-    return math.fsum(numbers) / len(numbers)
+    return CaseMean.of(numbers)
 
 
 def mean_over(probes: Sequence[ProbeAnswers], noun: str, measure: Callable[[ProbeAnswers], float]) -> Measure:

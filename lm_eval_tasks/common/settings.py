@@ -129,6 +129,10 @@ JUDGE = Setting("judge", "see judges/README.md", "the judge of the *_judge colum
 SCORE_UNEDITED_CASES = switch_setting(
     "score_unedited_cases", "also score cases that are not among the run's edits", default=False
 )
+MICRO = switch_setting(
+    "micro", "also report every mean over cases as a mean over the questions of all cases", default=False
+)
+MICRO_SUFFIX = "_micro"
 IMMEDIATE = switch_setting("immediate", "stream: also score every case right after its own edit", default=True)
 RETENTION = switch_setting("retention", "stream: also score all earlier cases after every step", default=False)
 CHECKPOINTS = Setting(
@@ -152,6 +156,7 @@ COMMON_SETTINGS: tuple[Setting[Any], ...] = (
     SUBSET_SEED,
     JUDGE,
     SCORE_UNEDITED_CASES,
+    MICRO,
     MODE,
     IMMEDIATE,
     RETENTION,

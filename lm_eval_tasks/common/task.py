@@ -46,6 +46,7 @@ from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, judged_correct
 from lm_eval_tasks.common.population import population_metrics, restrict, with_current_name
 from lm_eval_tasks.common.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
+from lm_eval_tasks.common.settings import MICRO, MICRO_SUFFIX, Settings
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
     RETENTION,
@@ -121,7 +122,8 @@ class EditingTask(HarnessTask):
         config["metadata"] = with_current_name(config["metadata"])
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
-        config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
+        metrics = _select_metrics(config["metric_list"], config["metadata"])
+        config["metric_list"] = _with_micro(metrics, config["metadata"])
         if config.get("num_fewshot"):
             raise EditingError(
                 f"{config.get('task')}: num_fewshot={config['num_fewshot']}, but demonstrations are not part of the "
@@ -397,7 +399,8 @@ class EditingTask(HarnessTask):
         for metric in metrics:
             name = metric["metric"]
             measure = _mean_verdict(answers) if case.judged else measures[metric.get("over", name)]
-            scores[name] = evaluate(restrict(measure, metric, answers))
+            score = evaluate(restrict(measure, metric, answers))
+            scores[name] = score.weighted() if metric.get("weighted") else score
         return scores
 
     def _retention(self, case: AnsweredCase, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Score]:
@@ -446,6 +449,21 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
         and ("only_without" not in listed or not settings.get(listed["only_without"]))
         for metric in population_metrics(listed, settings)
     ]
+
+
+def _with_micro(metrics: Sequence[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
+    """The metrics, each mean over cases followed by that over questions if the setting :data:`MICRO` is on."""
+    if not MICRO.read(settings):
+        return list(metrics)
+    both = []
+    for metric in metrics:
+        both.append(metric)
+        if metric["aggregation"] == "mean_scored":
+            rest = {key: value for key, value in metric.items() if key != "role"}
+            over = metric.get("over", metric["metric"])
+            name = f"{metric['metric']}{MICRO_SUFFIX}"
+            both.append({**rest, "metric": name, "over": over, "aggregation": "pooled_mean", "weighted": True})
+    return both
 
 
 def _applies(only_if: str | Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:
