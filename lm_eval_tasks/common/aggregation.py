@@ -125,6 +125,7 @@ LIKELY_NLL = math.log(2)  # nats per token: a probability of a half
 LEAST_FALL = 0.99  # an NLL above this share of what it was has not fallen
 # Diagnostics that are averaged over the edits.
 EDIT_MEANS = ("final_loss", "steps", "update_norm_ratio")
+CONSTRAINT = "constraint"
 FIRST_TOKEN_KL = "first_token_kl"  # nats, edit_hooks.lm.neutral_prompts
 
 
@@ -136,7 +137,8 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         digits. ``first_token_kl`` is a mean over independent edits; in a stream, where it belongs to all edits so far,
         it is that after the last of these edits. ``seconds_per_edit`` divides the time of a joint step by its edits.
         ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if there
-        are any. Diagnostics that the editor does not report are absent; "{}" without any edit.
+        are any. ``constraint`` names what the edits keep fixed, such as ``second_moment``, or ``identity``: nothing
+        that was measured. Diagnostics that the editor does not report are absent; "{}" without any edit.
     """
     edits = [value for value in values if value is not None]
     made = [edit for edit in edits if "error" not in edit]
@@ -145,13 +147,15 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
     columns = {name: [edit.get(name) for edit in made] for name in EDIT_MEANS}
     columns[FIRST_TOKEN_KL] = [edit.get(FIRST_TOKEN_KL) for edit in _last_of_stream(made)]
     columns["seconds_per_edit"] = [_seconds_per_edit(edit) for edit in made]
-    summary: dict[str, float] = {"edits": len(made), "failed": len(edits) - len(made)}
+    summary: dict[str, float | str] = {"edits": len(made), "failed": len(edits) - len(made)}
     for name, column in columns.items():
         numbers = [number for number in column if isinstance(number, (int, float)) and math.isfinite(number)]
         if numbers:
             summary[name] = float(f"{math.fsum(numbers) / len(numbers):.3g}")
     if not_lower := sum(map(_is_target_no_likelier, made)):
         summary["target_nll_not_lower"] = not_lower
+    if constraints := sorted({edit[CONSTRAINT] for edit in made if isinstance(edit.get(CONSTRAINT), str)}):
+        summary[CONSTRAINT] = " and ".join(constraints)
     return json.dumps(summary)
 
 

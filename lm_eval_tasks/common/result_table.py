@@ -120,8 +120,12 @@ def _edit_summary(saved: object) -> str:
     summary = _json_object(saved)
     if not summary:
         return ""
-    rest = {key: value for key, value in summary.items() if key not in ("edits", "failed")}
-    return ", ".join([f"{summary['edits']} made, {summary['failed']} failed", *(f"{k} {v:g}" for k, v in rest.items())])
+    rest = [f"{key} {_shown(value)}" for key, value in summary.items() if key not in ("edits", "failed")]
+    return ", ".join([f"{summary['edits']} made, {summary['failed']} failed", *rest])
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _columns(saved: Mapping[str, Any]) -> list[Column]:

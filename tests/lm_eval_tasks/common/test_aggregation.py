@@ -175,6 +175,16 @@ def test_edit_summary_averages_what_is_there() -> None:
     assert edit_summary([None, None]) == edit_summary([]) == "{}"
 
 
+def test_edit_summary_names_the_constraints_of_the_edits() -> None:
+    assert (
+        json.loads(edit_summary([{"constraint": "identity"}, {"constraint": "identity"}, {}, None]))["constraint"]
+        == "identity"
+    )
+    both = [{"constraint": "second_moment"}, {"constraint": "identity"}, {"error": "x", "constraint": "lost"}]
+    assert json.loads(edit_summary(both))["constraint"] == "identity and second_moment"
+    assert "constraint" not in json.loads(edit_summary([{"steps": 3}]))
+
+
 def test_edit_summary_has_the_divergence_of_all_edits_of_a_stream() -> None:
     independent = [{"first_token_kl": 0.1}, {"first_token_kl": 0.4}, {"first_token_kl": float("nan")}, {}]
     assert json.loads(edit_summary(independent))["first_token_kl"] == 0.25
