@@ -83,8 +83,12 @@ def _changes(row: Row) -> str:
 
 
 def _cell(records: Iterable[dict[str, Any]], heading: str) -> dict[str, Any] | None:
-    """Mean, interval and counts of one metric; ``None`` if no case has a score."""
-    by_case = list(zip(*(record["scores"][heading] for record in records), strict=True))
+    """Mean, interval and counts of one metric; ``None`` if no case has a score.
+
+    A run in which the editor could use no edit has no scores at all.
+    """
+    scored = [scores for record in records if (scores := record["scores"][heading])]
+    by_case = list(zip(*scored, strict=True))
     means = [math.fsum(scores) / len(scores) for case in by_case if (scores := [s for s in case if s is not None])]
     if not means:
         return None

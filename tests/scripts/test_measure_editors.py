@@ -247,6 +247,19 @@ def test_a_cell_is_a_mean_of_case_means_with_an_interval_of_the_cases(
     assert (cell["low"], cell["high"]) == (0.1253, 0.8747)
 
 
+def test_a_seed_without_any_usable_edit_does_not_hide_the_others(
+    measure: ModuleType, table: ModuleType, tmp_path: Path
+) -> None:
+    """BIRD can use no edit of QAEdit: later runs say so before any case is asked, and have no scores."""
+    row = measure.Row("tuned", "bird", {})
+    for seed, values in ((0, [1.0, 0.0]), (1, []), (2, [1.0, 1.0])):
+        scores = {task: {metric: values} for _, task, metric in measure.COLUMNS["stream200"]}
+        write_result(measure, tmp_path, row, "stream200", seed, scores=scores)
+    finished = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl")
+    cell = table.summarize([row], finished)[0]["parts"]["stream200"]["cells"]["ES"]
+    assert (cell["mean"], cell["cases"], cell["without_score"]) == (0.75, 2, 0)
+
+
 def test_the_interval_of_a_perfect_score_is_not_empty(table: ModuleType) -> None:
     low, high = table.wilson(1.0, 64)
     assert (round(low, 3), high) == (0.943, 1.0)
