@@ -61,7 +61,7 @@ def test_a_question_without_a_competitor_has_no_comparison_but_a_match() -> None
     doc = likelihood.efficacy_doc(case, {"generate": False})
     assert doc["probes"][0]["targets"] == ["Karsk"]
     measures = likelihood.score_efficacy(doc, CaseAnswers(doc, [scored(-1.0, [0])]))
-    assert evaluate(measures["es_match"]) == Score(value=1.0)
+    assert evaluate(measures["es_match"]).value == 1.0
     assert evaluate(measures["es_prob"]) == Score(reason="the question has no competing answer")
 
 
@@ -88,8 +88,9 @@ def test_the_published_filter_excludes_what_the_unedited_model_prefers(
     measures = likelihood.filter_known(likelihood.contrast_measures("es", "em", probes, "edit prompts"), probes)
     names = ("es_prob", "em_prob", "es_argmax", "es_match")
     assert set(measures) == {*names, *(f"{name}_all" for name in names)}
-    assert evaluate(measures["es_prob"]) == (Score(excluded=True) if excluded else Score(value=1.0))
-    assert evaluate(measures["es_prob_all"]) == Score(value=1.0)
+    score = evaluate(measures["es_prob"])
+    assert (score.value, score.excluded, score.reason) == (None if excluded else 1.0, excluded, None)
+    assert evaluate(measures["es_prob_all"]).value == 1.0
 
 
 def _with_unedited(logprob: float, unedited: float) -> object:
