@@ -132,7 +132,6 @@ SCORE_UNEDITED_CASES = switch_setting(
 MICRO = switch_setting(
     "micro", "also report every mean over cases as a mean over the questions of all cases", default=False
 )
-MICRO_SUFFIX = "_micro"
 IMMEDIATE = switch_setting("immediate", "stream: also score every case right after its own edit", default=True)
 RETENTION = switch_setting("retention", "stream: also score all earlier cases after every step", default=False)
 CHECKPOINTS = Setting(

@@ -44,9 +44,9 @@ from lm_eval_tasks.common.generation import after_prompt, generation_arguments, 
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, judged_correct
+from lm_eval_tasks.common.micro import micro_metrics
 from lm_eval_tasks.common.population import population_metrics, restrict, with_current_name
 from lm_eval_tasks.common.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
-from lm_eval_tasks.common.settings import MICRO, MICRO_SUFFIX, Settings
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
     RETENTION,
@@ -122,8 +122,7 @@ class EditingTask(HarnessTask):
         config["metadata"] = with_current_name(config["metadata"])
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
-        metrics = _select_metrics(config["metric_list"], config["metadata"])
-        config["metric_list"] = _with_micro(metrics, config["metadata"])
+        config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
         if config.get("num_fewshot"):
             raise EditingError(
                 f"{config.get('task')}: num_fewshot={config['num_fewshot']}, but demonstrations are not part of the "
@@ -440,7 +439,7 @@ class EditingTask(HarnessTask):
 def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The metrics of this run; by default means, and higher is better."""
     conditions = ("only_if", "only_with", "only_without")
-    return [
+    chosen = (
         {"aggregation": "mean_scored", "higher_is_better": True}
         | {key: value for key, value in metric.items() if key not in conditions}
         for listed in metric_list
@@ -448,22 +447,8 @@ def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[
         and ("only_with" not in listed or settings.get(listed["only_with"]))
         and ("only_without" not in listed or not settings.get(listed["only_without"]))
         for metric in population_metrics(listed, settings)
-    ]
-
-
-def _with_micro(metrics: Sequence[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
-    """The metrics, each mean over cases followed by that over questions if the setting :data:`MICRO` is on."""
-    if not MICRO.read(settings):
-        return list(metrics)
-    both = []
-    for metric in metrics:
-        both.append(metric)
-        if metric["aggregation"] == "mean_scored":
-            rest = {key: value for key, value in metric.items() if key != "role"}
-            over = metric.get("over", metric["metric"])
-            name = f"{metric['metric']}{MICRO_SUFFIX}"
-            both.append({**rest, "metric": name, "over": over, "aggregation": "pooled_mean", "weighted": True})
-    return both
+    )
+    return [metric for one in chosen for metric in micro_metrics(one, settings)]
 
 
 def _applies(only_if: str | Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:

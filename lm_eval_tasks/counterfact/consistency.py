@@ -6,7 +6,7 @@ new object in the same relation. The generations are those of :mod:`lm_eval_task
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lm_eval_tasks.common.measures import Measure, Unscored
@@ -15,7 +15,7 @@ from lm_eval_tasks.common.settings import Settings
 from lm_eval_tasks.common.text_metrics import tfidf_consistency
 from lm_eval_tasks.counterfact.benchmark import CounterfactCase
 from lm_eval_tasks.counterfact.references import find_references, load_references
-from lm_eval_tasks.protocols.fluency import FLUENCY, PROMPTS, fluency_doc, generated_whole, with_unedited
+from lm_eval_tasks.protocols.fluency import FLUENCY, PROMPTS, fluency_doc, generated_whole
 
 NO_REFERENCES = (
     "there are no reference texts for the relation and the new object; for published records, give the published texts "
@@ -51,4 +51,17 @@ def score_consistency(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str,
             raise Unscored("generations or reference texts have no word of the vocabulary")
         return value
 
-    return with_unedited("reference_score", cosine) | with_unedited("consistency_own_idf", cosine)
+    return _with_unedited("reference_score", cosine) | _with_unedited("consistency_own_idf", cosine)
+
+
+def _with_unedited(metric: str, value: Callable[[bool], float]) -> dict[str, Measure]:
+    """A measure of the edited model, of the unedited one, and their difference.
+
+    Args:
+        value: whether the unedited model is meant -> the value.
+    """
+    return {
+        metric: lambda: value(False),
+        f"{metric}_unedited": lambda: value(True),
+        f"{metric}_change": lambda: value(False) - value(True),
+    }

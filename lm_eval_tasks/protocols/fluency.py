@@ -7,7 +7,8 @@ it. The entropy is that of prompt and continuation together, averaged over the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from edit_hooks.decoding import Decoding, Sampling
@@ -84,31 +85,20 @@ def score_fluency(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Mea
     """N-gram entropy under both tokenizers, of the edited and the unedited model, and the difference."""
     probes = answers.of_kind(FLUENCY)
 
-    def mean_entropy(tokenize: Tokenizer) -> Callable[[bool], float]:
-        def mean(unedited: bool) -> float:
-            def entropy(answered: ProbeAnswers) -> float:
-                return n_gram_entropy(generated_whole(answered, unedited=unedited), tokenize)
+    def entropies(metric: str, tokenize: Tokenizer) -> dict[str, Measure]:
+        def entropy(answered: ProbeAnswers, unedited: bool) -> float:
+            return n_gram_entropy(generated_whole(answered, unedited=unedited), tokenize)
 
-            return float(mean_over(probes, PROMPTS, entropy)())
+        def change(answered: ProbeAnswers) -> float:
+            return entropy(answered, False) - entropy(answered, True)
 
-        return mean
+        return {
+            metric: mean_over(probes, PROMPTS, partial(entropy, unedited=False)),
+            f"{metric}_unedited": mean_over(probes, PROMPTS, partial(entropy, unedited=True)),
+            f"{metric}_change": mean_over(probes, PROMPTS, change),
+        }
 
-    return with_unedited("fluency_entropy", mean_entropy(split_words)) | with_unedited(
-        "ngram_entropy", mean_entropy(split_words_released)
-    )
-
-
-def with_unedited(metric: str, value: Callable[[bool], float]) -> dict[str, Measure]:
-    """A measure of the edited model, of the unedited one, and their difference.
-
-    Args:
-        value: whether the unedited model is meant -> the value.
-    """
-    return {
-        metric: lambda: value(False),
-        f"{metric}_unedited": lambda: value(True),
-        f"{metric}_change": lambda: value(False) - value(True),
-    }
+    return entropies("fluency_entropy", split_words) | entropies("ngram_entropy", split_words_released)
 
 
 def generated_whole(answered: ProbeAnswers, *, unedited: bool = False) -> str:

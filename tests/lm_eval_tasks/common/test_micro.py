@@ -1,4 +1,4 @@
-"""Means over questions beside means over cases, recomputed from the answers in the samples."""
+"""Means over questions beside means over cases, recomputed from the scores in the samples."""
 
 from __future__ import annotations
 
@@ -48,21 +48,28 @@ def test_a_value_over_no_questions_counts_once_and_a_missing_one_not_at_all() ->
     assert evaluate(lambda: case_mean([math.nan, 1.0], "questions")).weighted().value is None
 
 
-def test_a_task_reports_both_over_cases_with_unequal_numbers_of_questions() -> None:
-    lm = ScriptedLM(errors={"1": "no such layer"})
-    results = run("bake_ls", lm, {"micro": True})
-    found = metrics_of(results, "bake_ls")
-    samples = results["samples"]["bake_ls"]
-    scored = [sample for sample in samples if sample["nm_prob"] is not None]
+@pytest.mark.parametrize(
+    ("task", "metric"),
+    [
+        ("bake_ls", "nm_prob"),
+        ("counterfact_fluency", "fluency_entropy"),
+        ("counterfact_fluency", "fluency_entropy_change"),
+    ],
+)
+def test_a_task_reports_both_over_cases_with_unequal_numbers_of_questions(task: str, metric: str) -> None:
+    lm = ScriptedLM(texts=lambda context, unedited: context * (2 if unedited else 1), errors={"1": "no such layer"})
+    results = run(task, lm, {"micro": True})
+    found = metrics_of(results, task)
+    scored = [sample for sample in results["samples"][task] if sample[metric] is not None]
     weights = [len(sample["doc"]["probes"]) for sample in scored]
     assert len(set(weights)) > 1
-    wanted = math.fsum(sample["nm_prob"] * weight for sample, weight in zip(scored, weights, strict=True))
-    assert found["nm_prob_micro"] == pytest.approx(wanted / sum(weights), abs=1e-12)
-    assert found["nm_prob_micro"] != pytest.approx(found["nm_prob"], abs=1e-6)
-    assert found["nm_prob_micro_n"] == found["nm_prob_n"] == len(scored)
-    assert found["nm_prob_micro_failed"] == found["nm_prob_failed"]
-    assert isinstance(found["nm_prob_micro_stderr"], float)
-    assert metrics_of(run("bake_ls", lm), "bake_ls").items() <= found.items()  # the other columns are as without it
+    wanted = math.fsum(sample[metric] * weight for sample, weight in zip(scored, weights, strict=True))
+    assert found[f"{metric}_micro"] == pytest.approx(wanted / sum(weights), abs=1e-12)
+    assert found[f"{metric}_micro"] != pytest.approx(found[metric], abs=1e-6)
+    assert found[f"{metric}_micro_n"] == found[f"{metric}_n"] == len(scored)
+    assert found[f"{metric}_micro_failed"] == found[f"{metric}_failed"]
+    assert isinstance(found[f"{metric}_micro_stderr"], float)
+    assert metrics_of(run(task, lm), task).items() <= found.items()  # the other columns are as without it
 
 
 def test_only_means_over_cases_have_one() -> None:
