@@ -11,7 +11,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from edit_hooks.utils.files import write_atomically
 
 KEPT = Path(__file__).resolve().parents[1] / "docs" / "measured_editors.jsonl"
 VERSION = 2  # of the records; a change makes everything be measured again
@@ -37,6 +39,9 @@ COLUMNS = {
 }
 
 
+Key: TypeAlias = tuple[str, str, int]  # row, part, seed
+
+
 @dataclass(frozen=True)
 class Row:
     """An editor with settings, as part of a group of the table."""
@@ -58,28 +63,42 @@ class Row:
 
 @dataclass
 class Finished:
-    """All finished runs: those of a folder, then those kept in the project."""
+    """All finished runs.
 
-    records: dict[tuple[str, str, int], dict[str, Any]]
+    Attributes:
+        kept: lines of the project's file, by row, part and seed.
+        new: files of a folder, likewise.
+    """
+
+    kept: dict[Key, dict[str, Any]]
+    new: dict[Key, dict[str, Any]]
 
     @classmethod
-    def read(cls, out: Path | None, kept: Path = KEPT) -> Finished:
-        """Read the folder of the runs and the kept lines; records of another version count as missing."""
+    def read(cls, out: Path | None, kept: Path = KEPT, limit: int | None = None) -> Finished:
+        """Read the kept lines and the folder of the runs.
+
+        Records of another version, or of another number of cases, count as missing.
+
+        Args:
+            limit: first cases of each task only; ``None``: all, as in every kept line.
+        """
+
+        def current(records: Iterable[dict[str, Any]]) -> dict[Key, dict[str, Any]]:
+            wanted = [shortened(one) for one in records if one["version"] == VERSION and one["limit"] == limit]
+            return {(one["row"], one["part"], one["seed"]): one for one in wanted}
+
         lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
-        found = [json.loads(line) for line in lines]
-        if out is not None:
-            found += [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))]
-        current = [shortened(one) for one in found if one["version"] == VERSION]
-        return cls({(one["row"], one["part"], one["seed"]): one for one in current})
+        files = sorted(out.glob("*.json")) if out is not None else []
+        return cls(current(map(json.loads, lines)), current(json.loads(file.read_text("utf-8")) for file in files))
 
     def get(self, row: Row, part: str, seed: int) -> dict[str, Any] | None:
         """The record of a run, unless the row had other settings then."""
-        record = self.records.get((row.name, part, seed))
-        return record if record is not None and record["settings"] == dict(row.settings) else None
+        found = [records.get((row.name, part, seed)) for records in (self.new, self.kept)]
+        return next((one for one in found if one is not None and one["settings"] == dict(row.settings)), None)
 
     def of(self, row: Row, part: str) -> dict[int, dict[str, Any]]:
         """Seed -> record, of one part of a row."""
-        seeds = sorted(seed for name, found, seed in self.records if (name, found) == (row.name, part))
+        seeds = sorted({seed for name, found, seed in {**self.kept, **self.new} if (name, found) == (row.name, part)})
         return {seed: record for seed in seeds if (record := self.get(row, part, seed)) is not None}
 
     def draws_nothing(self, row: Row, part: str) -> bool:
@@ -87,20 +106,23 @@ class Finished:
         trial = self.get(row, "trial", 0)
         return trial is not None and not trial["draws"]["single" if part == "single" else "stream"]
 
-    def keep(self, rows: Iterable[Row], path: Path = KEPT) -> None:
-        """Write one line per run of the rows, in their order.
+    def keep(self, rows: Iterable[Row], path: Path = KEPT) -> int:
+        """Write the kept lines and those of the rows' new runs, in the order of the rows; return the number of lines.
 
-        Raises:
-            SystemExit: for a run with ``--limit``, which is no measurement.
+        A kept line stays unless the same run was made again with the settings that the row has now.
         """
-        order = {row.name: number for number, row in enumerate(rows)}
+        known = {row.name: row for row in rows}
+        chosen = []
+        for key in {**self.kept, **self.new}:
+            name, part, seed = key
+            record = self.get(known[name], part, seed) if name in known else None
+            if (line := record or self.kept.get(key)) is not None:
+                chosen.append(line)
+        place = {name: number for number, name in enumerate(known)}
         parts = ("trial", *COLUMNS, "seconds")
-        chosen = [one for one in self.records.values() if one["row"] in order]
-        for one in chosen:
-            if one["limit"] is not None:
-                raise SystemExit(f"{one['row']} {one['part']}: a run with --limit is no measurement; use another --out")
-        chosen.sort(key=lambda one: (order[one["row"]], parts.index(one["part"]), one["seed"]))
-        path.write_text("".join(json.dumps(one) + "\n" for one in chosen), encoding="utf-8")
+        chosen.sort(key=lambda one: (place.get(one["row"], len(place)), parts.index(one["part"]), one["seed"]))
+        write_atomically(path, "".join(json.dumps(one) + "\n" for one in chosen))
+        return len(chosen)
 
 
 def shortened(record: dict[str, Any]) -> dict[str, Any]:

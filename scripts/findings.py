@@ -61,8 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page is out of date")
     args = parser.parse_args(arguments)
     plan = yaml.safe_load(PLAN.read_text(encoding="utf-8"))
+    runs = {run for finding in plan.values() for run in finding["runs"]}
+    for option, names, known in (("--findings", args.findings, plan.keys()), ("--runs", args.runs, runs)):
+        if unknown := set(names or ()) - known:
+            parser.error(f"{option}: no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     if args.out is None:
         return render_page(args.check)
+    if args.check:
+        parser.error("--check compares the page with docs/findings.json; leave out --out")
     if args.summary:
         kept = json.loads(SUMMARY.read_text(encoding="utf-8")) if SUMMARY.exists() else {}
         summary = {
@@ -99,6 +105,9 @@ def summarize(finding: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if not path.exists():
             continue
         record = json.loads(path.read_text(encoding="utf-8"))
+        if not record["runs"]:
+            raise SystemExit(f"{path}: no edit could be made: {next(iter(record['failed'].values()))}")
+        evaluated = record["runs"][0]
         scores = {key: record["scores"][task][column] for key, (_, task, column) in finding["rows"].items()}
         scores_of[run] = scores
         runs[run] = {
@@ -109,9 +118,9 @@ def summarize(finding: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             },
             "commit": record["commit"],
             "limit": record["limit"],
-            "options": record["run"]["options"],
-            "versions": record["run"]["versions"],
-            "weights": record["run"]["weights"],
+            "options": evaluated["options"],
+            "versions": evaluated["versions"],
+            "weights": evaluated["weights"],
         }
     for run, base in finding.get("against", {}).items():
         if {run, base} <= runs.keys():

@@ -60,9 +60,10 @@ class Job:
     part: str
     seed: int
 
-    def path(self, out: Path) -> Path:
-        """Its result file."""
-        return out / f"{self.row.name.replace('/', '-')}-{self.part}-{self.seed}.json"
+    def path(self, out: Path, limit: int | None = None) -> Path:
+        """Its result file; a run of the first cases only has one of its own."""
+        first = "" if limit is None else f"-first{limit}"
+        return out / f"{self.row.name.replace('/', '-')}-{self.part}-{self.seed}{first}.json"
 
     @property
     def options(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def execute(job: Job, args: argparse.Namespace) -> None:
             record["failed"] |= result["failed"]
             record["runs"] += result["runs"]
     record |= {"cpu_seconds": round(time.process_time(), 1), "commit": commit()}
-    path = job.path(args.out)
+    path = job.path(args.out, args.limit)
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(record, default=str, indent=1), encoding="utf-8")
     partial.replace(path)
@@ -166,7 +167,9 @@ def evaluate(options: dict[str, Any], tasks: list[str], metadata: dict[str, Any]
         )
     except NoUsableRequestError as error:
         columns = {column for part in COLUMNS.values() for column in part}
-        empty = {task: {metric: [] for _, of_task, metric in columns if of_task == task} for task in tasks}
+        empty: dict[str, Any] = {
+            task: {metric: [] for _, of_task, metric in columns if of_task == task} for task in tasks
+        }
         return {"scores": empty, "failed": {task: str(error) for task in tasks}, "runs": []}
     scores = {task: read_scores(samples) for task, samples in evaluation["samples"].items()}
     failed = {task: evaluation["results"][task]["unscored_reason,none"] for task in scores}  # without groups
@@ -249,7 +252,7 @@ def execute_all(rows: list[Row], args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
 
     def start(job: Job) -> None:
-        log = job.path(args.out).with_suffix(".log")
+        log = job.path(args.out, args.limit).with_suffix(".log")
         one = ["--one", job.row.name, job.part, str(job.seed)]
         with log.open("w", encoding="utf-8") as file:
             command = [sys.executable, __file__, *sys.argv[1:], *one]
@@ -260,9 +263,9 @@ def execute_all(rows: list[Row], args: argparse.Namespace) -> None:
     untimed = [part for part in args.parts if part != "seconds"]
     for seed in args.seeds:  # all rows under one seed first; whether the third is needed shows after the second
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(start, missing_jobs(rows, untimed, seed, Finished.read(args.out, args.kept))))
+            list(pool.map(start, missing_jobs(rows, untimed, seed, Finished.read(args.out, args.kept, args.limit))))
     timed = [part for part in args.parts if part == "seconds"]
-    for job in missing_jobs(rows, timed, SEEDS[0], Finished.read(args.out, args.kept)):
+    for job in missing_jobs(rows, timed, SEEDS[0], Finished.read(args.out, args.kept, args.limit)):
         start(job)
 
 
@@ -292,7 +295,9 @@ def main() -> None:
         return
     chosen = [rows[name] for name in args.rows] if args.rows else list(rows.values())
     if args.keep:
-        Finished.read(args.out, args.kept).keep(rows.values(), args.kept)
+        if args.limit is not None:
+            parser.error("--keep takes whole runs only; leave out --limit, whose runs are no measurement")
+        print(f"{Finished.read(args.out, args.kept).keep(rows.values(), args.kept)} runs in {args.kept}")
         return
     execute_all(chosen, args)
 

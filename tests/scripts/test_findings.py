@@ -6,8 +6,10 @@ import json
 from types import ModuleType
 from typing import Any
 
+import lm_eval
 import pytest
 import yaml
+from lm_eval.tasks import TaskManager
 from paths import ROOT
 from task_runs import TASKS, build
 
@@ -57,13 +59,59 @@ def test_a_summary_is_made_of_the_finished_runs(findings: ModuleType, tmp_path: 
         "differences": {"first above second": ["x", "y"]},
     }
     run = {"options": {}, "versions": {"torch": "2"}, "weights": "w"}
-    record = {"scores": {"task": {"m": [1.0, 0.0], "n@4": [0.0, None]}}, "run": run, "commit": "c" * 40, "limit": None}
+    record = {
+        "scores": {"task": {"m": [1.0, 0.0], "n@4": [0.0, None]}},
+        "runs": [run],
+        "failed": {},
+        "commit": "c" * 40,
+        "limit": None,
+    }
     (tmp_path / "a.json").write_text(json.dumps(record), encoding="utf-8")
     summary = json.loads(json.dumps(findings.summarize(finding, tmp_path)))
     assert list(summary) == ["a"] and summary["a"]["rows"] == {"x": [0.5, 0.5, 2], "y": [0.0, None, 1]}
     text = findings.render(finding, summary)
     assert "| first | 0.500 ± 0.500 |" in text and "| first above second | +1.000 (n = 1) |" in text
     assert "Cases per cell: 1 to 2. Commits cccccccc; torch 2." in text
+
+
+def test_a_summary_reads_what_a_run_writes(
+    findings: ModuleType, tmp_path: Any, tiny_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate = lm_eval.simple_evaluate
+
+    def evaluate_quickly(metadata: dict[str, Any], **options: Any) -> Any:
+        manager = TaskManager(include_path=str(ROOT / "lm_eval_tasks"), include_defaults=False, metadata=metadata)
+        return evaluate(task_manager=manager, **options)
+
+    monkeypatch.setattr(lm_eval, "simple_evaluate", evaluate_quickly)
+    options = {"mode": "none", "pretrained": str(tiny_path("llama")), "device": "cpu", "data": "mini", "store": "off"}
+    findings.execute(tmp_path / "a.json", options, ["bake_es"], 2)
+    finding = {"runs": {"a": {}}, "rows": {"x": ["first", "bake_es", "es_prob"]}, "differences": {}}
+    summary = findings.summarize(finding, tmp_path)["a"]
+    assert summary["rows"]["x"].number == 2 and summary["options"]["mode"] == "none" and summary["versions"]["torch"]
+
+
+def test_runs_without_any_edit_are_named(findings: ModuleType, tmp_path: Any) -> None:
+    record = {"scores": {}, "failed": {"task": "no relation"}, "runs": [], "commit": None, "limit": None}
+    (tmp_path / "a.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(SystemExit, match="no relation"):
+        findings.summarize({"runs": {"a": {}}, "rows": {}, "differences": {}}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "x", "--check"], "leave out --out"),
+        (["--out", "x", "--findings", "nothing"], "--findings: no nothing; there are"),
+        (["--out", "x", "--runs", "nothing"], "--runs: no nothing; there are"),
+    ],
+)
+def test_options_that_do_nothing_are_errors(
+    arguments: list[str], message: str, findings: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        findings.main(arguments)
+    assert message in capsys.readouterr().err
 
 
 def test_a_summary_keeps_the_runs_of_another_machine(findings: ModuleType) -> None:
@@ -81,7 +129,7 @@ def test_runs_are_compared_case_by_case(findings: ModuleType, tmp_path: Any) -> 
     }
     run = {"options": {}, "versions": {}, "weights": "w"}
     for name, values in {"plain": [0.5, 0.25, None], "better": [0.75, 0.75, 1.0]}.items():
-        record = {"scores": {"task": {"m": values}}, "run": run, "commit": "c" * 40, "limit": None}
+        record = {"scores": {"task": {"m": values}}, "runs": [run], "failed": {}, "commit": "c" * 40, "limit": None}
         (tmp_path / f"{name}.json").write_text(json.dumps(record), encoding="utf-8")
     summary = json.loads(json.dumps(findings.summarize(finding, tmp_path)))
     # Differences 0.25 and 0.5: mean 0.375, standard deviation sqrt(0.03125), error sqrt(0.03125 / 2) = 0.125.

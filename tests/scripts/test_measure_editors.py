@@ -92,7 +92,7 @@ def test_a_part_is_run_and_its_scores_are_kept_by_case(
     index_quickly(monkeypatch)
     job = measure.Job(measure.Row("tuned", "ice", {}), "single", 0)
     measure.execute(job, arguments(tmp_path, limit=2))
-    result = json.loads(job.path(tmp_path).read_text())
+    result = json.loads(job.path(tmp_path, 2).read_text())
     assert result["limit"] == 2 and len(result["scores"]["bake_es"]["es_prob"]) == 2
     assert {"bake_es", "bake_gs", "bake_ls", "bake_rq", "bake_rj", "qaedit_wild_reliability"} == set(result["scores"])
     assert all(score in (None, 0.0, 1.0) for score in result["scores"]["bake_rj"]["rjs_prob"])
@@ -112,11 +112,11 @@ def test_edits_that_an_editor_cannot_use_have_a_reason_and_no_scores(
     index_quickly(monkeypatch)
     row = measure.Row("tuned", "bird", {})
     measure.execute(measure.Job(row, "single", 0), arguments(tmp_path, limit=2))
-    result = json.loads(measure.Job(row, "single", 0).path(tmp_path).read_text())
+    result = json.loads(measure.Job(row, "single", 0).path(tmp_path, 2).read_text())
     assert len(result["scores"]["bake_es"]["es_prob"]) == 2 and len(result["runs"]) == 1
     assert result["scores"]["qaedit_wild_reliability"] == {"reliability_wild_em": []}
     assert "relation_id" in result["failed"]["qaedit_wild_reliability"]
-    (record,) = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl").records.values()
+    (record,) = measure.Finished.read(tmp_path, tmp_path / "kept.jsonl", limit=2).new.values()
     assert record["scores"]["WILD EM"] == []
 
 
@@ -266,11 +266,38 @@ def test_the_interval_of_a_perfect_score_is_not_empty(table: ModuleType) -> None
     assert table.wilson(0.0, 64) == pytest.approx((0.0, 1 - low))
 
 
-def test_a_limited_run_is_no_measurement(measure: ModuleType, tmp_path: Path) -> None:
-    row = measure.Row("tuned", "rome", {})
+def test_a_limited_run_is_no_measurement(
+    measure: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, kept = measure.Row("tuned", "rome", {}), tmp_path / "kept.jsonl"
     write_result(measure, tmp_path, row, "single", 0, limit=2)
-    with pytest.raises(SystemExit, match="--limit is no measurement"):
-        measure.Finished.read(tmp_path, tmp_path / "kept.jsonl").keep([row], tmp_path / "kept.jsonl")
+    finished = measure.Finished.read(tmp_path, kept)
+    assert finished.get(row, "single", 0) is None and finished.keep([row], kept) == 0
+    assert measure.Finished.read(tmp_path, kept, limit=2).get(row, "single", 0) is not None
+    job = measure.Job(row, "single", 0)
+    assert job.path(tmp_path, 2) != job.path(tmp_path)  # trying the command does not replace a measurement
+    monkeypatch.setattr(sys, "argv", ["measure_editors.py", "--out", str(tmp_path), "--limit", "2", "--keep"])
+    with pytest.raises(SystemExit):
+        measure.main()
+    assert "leave out --limit" in capsys.readouterr().err
+
+
+def test_kept_lines_are_replaced_by_the_same_run_with_todays_settings_only(measure: ModuleType, tmp_path: Path) -> None:
+    kept, out = tmp_path / "kept.jsonl", tmp_path / "out"
+    out.mkdir()
+    now, before = (measure.Row("tuned", "rome", {"lr": lr}) for lr in (2, 1))
+    other = measure.Row("tuned", "lora", {})
+    for row in (now, other):
+        write_result(measure, out, row, "single", 0, commit="new")
+        measure.Finished.read(out, kept).keep([now, other], kept)
+    write_result(measure, out, before, "single", 0, commit="old")  # of the time before the settings changed
+    finished = measure.Finished.read(out, kept)
+    assert finished.get(now, "single", 0)["commit"] == "new"
+    assert finished.keep([now], kept) == 2  # also with a plan that lacks the other row
+    assert [json.loads(line)["commit"] for line in kept.read_text().splitlines()] == ["new", "new"]
+    write_result(measure, out, now, "single", 0, commit="newest")
+    measure.Finished.read(out, kept).keep([now], kept)
+    assert [json.loads(line)["commit"] for line in kept.read_text().splitlines()] == ["newest", "new"]
 
 
 def test_tables_have_a_hyphen_for_what_was_not_measured(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
@@ -348,7 +375,7 @@ def test_kept_runs_had_the_settings_that_the_editors_have_now(measure: ModuleTyp
                         del expected[setting]
                 assert chosen(record["editor_config"], expected) == chosen(expected, expected), (row.name, part)
                 checked += 1
-    assert checked or not finished.records
+    assert checked or not finished.kept
 
 
 def test_the_readme_has_the_tables_of_the_summary(table: ModuleType) -> None:
