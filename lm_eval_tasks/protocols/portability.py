@@ -111,6 +111,6 @@ def _if_asked(answers: CaseAnswers, kind: str, measure: Callable[[Answer], float
     def value() -> float:
         if not answers.of_kind(kind):
             raise Excluded
-        return float(_kind_mean(answers, kind, f"{kind} questions", measure)())
+        return _kind_mean(answers, kind, f"{kind} questions", measure)()
 
     return value

@@ -33,6 +33,16 @@ def test_the_mean_is_over_kinds_then_over_the_records_that_have_any() -> None:
     assert "the record has no portability questions" in found["unscored_reason"]
 
 
+def test_micro_means_by_kind_are_over_the_questions_of_that_kind() -> None:
+    """Reasoning: 1/2 of one record; 1 and 1/2 of another: (1/2 + 1 + 1/2) / 3. The others have one question each."""
+    found = metrics_of(run(PORTABILITY, ScriptedLM(right_at_first), {"micro": True}), PORTABILITY)
+    assert found["portability_reasoning_match_micro"] == pytest.approx(2 / 3)
+    assert found["portability_reasoning_match"] == pytest.approx((1 / 2 + 3 / 4) / 2)
+    for kind in ("logical_generalization", "subject_aliasing"):
+        assert found[f"portability_{kind}_match_micro"] == found[f"portability_{kind}_match"]
+    assert found["portability_match_micro"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 2 + 1 + 1 / 2 + 1) / 6)
+
+
 def test_locality_is_agreement_over_the_prompts_of_a_kind() -> None:
     """Both prompts about Kessim's patron disagree; all others agree, also where the gold answer is not predicted."""
     found = metrics_of(run(LOCALITY, ScriptedLM(right_at_first)), LOCALITY)
