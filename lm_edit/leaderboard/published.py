@@ -6,6 +6,7 @@ and column, and with how far its definition agrees with ours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -74,12 +75,17 @@ def published_rows(columns: Sequence[Column], choice: str = "matching") -> list[
         }
         if values:
             rows.append(
-                PublishedRow(_source(row["table"], data["papers"]), row["model"], row["editor"], row["regime"], values)
+                PublishedRow(
+                    name_of_table(row["table"], data["papers"]), row["model"], row["editor"], row["regime"], values
+                )
             )
     return sorted(rows, key=lambda row: (row.source, row.regime, row.model, row.editor))
 
 
-def _source(table: str, papers: dict[str, str]) -> str:
-    """``bird_t3`` as ``BIRD table 3``."""
-    paper, _, rest = table.partition("_t")
-    return f"{papers[paper]} table {rest.partition('_')[0]}"
+def name_of_table(table: str, papers: dict[str, str]) -> str:
+    """``bird_t3`` as ``BIRD table 3``, ``thinkedit_t5_t6`` as ``ThinkEdit tables 5 and 6``."""
+    paper, *parts = table.split("_")
+    numbers = [part[1:] for part in parts if re.fullmatch(r"t\d+", part)]
+    if not numbers:
+        return f"{papers[paper]} {parts[0]}"
+    return f"{papers[paper]} table{'s' if len(numbers) > 1 else ''} {' and '.join(numbers)}"

@@ -35,7 +35,8 @@ CSV_HEADER = (
     "rank",
     "p_unedited",
     "p_best",
-    "test",
+    "test_unedited",
+    "test_best",
     "runs",
     "or_0",
     "by_seed",
@@ -174,7 +175,6 @@ def render_csv(board: Board, published: Sequence[PublishedRow]) -> str:
 def _csv_cells(row: Row, cell: Cell, key: Sequence[str]) -> list[str]:
     low, high = (repr(cell.interval.low), repr(cell.interval.high)) if cell.interval else ("", "")
     left_out = "; ".join(f"{reason}: {number}" for reason, number in cell.left_out.items())
-    test = cell.versus_unedited or cell.versus_best
     return [
         row.key.model,
         row.label,
@@ -190,7 +190,8 @@ def _csv_cells(row: Row, cell: Cell, key: Sequence[str]) -> list[str]:
         "" if cell.rank is None else str(cell.rank),
         _p_value(cell.versus_unedited),
         _p_value(cell.versus_best),
-        test.test if test else "",
+        cell.versus_unedited.test if cell.versus_unedited else "",
+        cell.versus_best.test if cell.versus_best else "",
         " ".join(row.run_ids),
         "" if math.isnan(cell.or_0) else repr(cell.or_0),
         " ".join(f"{seed}:{value!r}" for seed, value in cell.by_seed.items()),

@@ -76,12 +76,14 @@ def make_site(
     sampled = _files_with_samples(results)
     with_samples = results[results["file"].isin(sampled)]
     tasks = set(zip(with_samples["run"], with_samples["task"], strict=True))
-    cases = load_cases(sampled)
-    cases = cases[[place in tasks for place in zip(cases["run"], cases["task"], strict=True)]]
+    every_case = load_cases(sampled, require_samples=False)
+    cases = every_case[[place in tasks for place in zip(every_case["run"], every_case["task"], strict=True)]]
     board = build_board(results, cases, resamples=resamples or RESAMPLES)
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)
-    documents = collect_cases(doc for doc in load_documents(sampled) if (doc.run, doc.task) in tasks)
+    documents = collect_cases(
+        doc for doc in load_documents(sampled, require_samples=False) if (doc.run, doc.task) in tasks
+    )
     page, note = render_html(board, printed, documents, title)
     files = {
         "index.html": page,
@@ -90,7 +92,7 @@ def make_site(
         "leaderboard.tex": f"% {GENERATOR}\n{render_latex(board, board.default_columns, shown)}",
     }
     num_rows = len({row.run_ids for section in board.sections for row in section.rows})
-    return Site(files, [*_notes(results, sampled), *([note] if note else [])], num_rows, len(board.columns))
+    return Site(files, [*_notes(results, sampled, every_case), *([note] if note else [])], num_rows, len(board.columns))
 
 
 def _files_with_samples(results: pd.DataFrame) -> list[str]:
@@ -103,6 +105,13 @@ def _files_with_samples(results: pd.DataFrame) -> list[str]:
     ]
 
 
-def _notes(results: pd.DataFrame, sampled: Sequence[str]) -> list[str]:
-    without = sorted(set(results["file"]) - set(sampled))
-    return [f"{name}: no samples, so no intervals, tests and single cases" for name in without]
+def _notes(results: pd.DataFrame, sampled: Sequence[str], cases: pd.DataFrame) -> list[str]:
+    """What has no samples: files, and tasks of the other files."""
+    without = dict.fromkeys(set(results["file"]) - set(sampled), "no samples")
+    shown = set(zip(results["file"], results["task"], strict=True))
+    tasks: dict[str, list[str]] = {}
+    for place in cases.attrs["without_samples"]:
+        if (place["file"], place["task"]) in shown:
+            tasks.setdefault(place["file"], []).append(place["task"])
+    without |= {name: f"no samples of {', '.join(sorted(of_file))}" for name, of_file in tasks.items()}
+    return [f"{name}: {reason}, so no intervals, tests and single cases" for name, reason in sorted(without.items())]

@@ -241,6 +241,7 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     rows = _read_rows(results, _cases_by_column(cases))
     shares = {key for row in rows for key, scores in row.scores.items() if scores.is_share}
     shares -= {key for row in rows for key, scores in row.scores.items() if not scores.is_share}
+    shares &= {column.key for column in columns if column.is_rate}  # a count can be 0 everywhere
     for row in rows:
         for key, cell in row.cells.items():
             _add_interval(cell, row.scores.get(key), resamples, key in shares)
@@ -470,7 +471,8 @@ def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking
     signed = [[_signed(row.cells[column.key], column) for column in usual] for row in complete]
     ranking = significance.rank_editors([row.label for row in complete], signed)
     left_out = sorted(row.label for row in editors if row not in complete)
-    note = f"Over {', '.join(column.key.name for column in usual)}."
+    over = ", ".join(column.key.name for column in usual)
+    note = f"Over {over}." if ranking else f"No mean ranks: all of these editors are equal in {over}."
     if not left_out:
         return ranking, note
     lack = "lacks" if len(left_out) == 1 else "lack"

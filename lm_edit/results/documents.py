@@ -95,11 +95,14 @@ class CaseDocument:
         return asdict(self)
 
 
-def load_documents(paths: Paths) -> Iterator[CaseDocument]:
+def load_documents(paths: Paths, *, require_samples: bool = True) -> Iterator[CaseDocument]:
     """Yield the cases of all runs, task by task; of the files that ``load_results`` uses.
 
     A case that several files have, as with two judges, comes once: as the newest file has it, with the scores of older
     files that it lacks.
+
+    Args:
+        require_samples: as of ``load_cases``.
 
     Raises:
         EditingError: as ``load_cases``.
@@ -107,7 +110,7 @@ def load_documents(paths: Paths) -> Iterator[CaseDocument]:
     current = CurrentResults(paths)
     places: dict[tuple[str, ...], list[tuple[ResultFile, str]]] = {}
     for file, task in current.places:
-        if file.num_cases(task) is not None:
+        if file.num_cases(task) is not None and (require_samples or file.sample_file(task) is not None):
             about = TaskFacts(file, task)
             names = (file.facts.run, task, *(about.columns[name] for name in ("task_version", "data_hash")))
             places.setdefault((*names, about.protocol), []).append((file, task))

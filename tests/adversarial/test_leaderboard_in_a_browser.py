@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -82,6 +83,40 @@ def visit(browser, page_file):
         assert page.evaluate("window.broken") is None
         page.context.close()
     assert problems == []
+
+
+@pytest.fixture(scope="module")
+def page_of_two_precisions(tmp_path_factory) -> Path:
+    """Two models of one name; only the runs of the unedited models have its answers."""
+    parts = [
+        frames({editor: {TASKS[0]: [1.0, 0.0]} for editor in ("unedited", "rome")}, data="hub", model_hash=precision)
+        for precision in ("float32", "bfloat16")
+    ]
+    results, cases = (pd.concat(tables, ignore_index=True) for tables in zip(*parts, strict=True))
+    documents = [
+        dataclasses.replace(one, questions=[dataclasses.replace(one.questions[0], unedited=None)])
+        for row in results.to_dict("records")
+        for one in [document(row, 0, f" {row['editor']} in {row['model_hash']}")]
+    ]
+    page, _ = render_html(build_board(results, cases, resamples=99), [], collect_cases(documents), "two")
+    path = tmp_path_factory.mktemp("two") / "index.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def test_an_edit_is_compared_with_the_unedited_model_of_its_own_precision(browser, page_of_two_precisions):
+    page = browser.new_context().new_page()
+    page.set_default_timeout(8000)
+    page.goto(f"file://{page_of_two_precisions}")
+    page.locator("#tables button.cell", has_text="0.500").first.click()
+    options = page.locator("#viewa option").all_inner_texts()
+    assert len(set(options)) == 4 and any("bfloat16" in text for text in options)
+    for precision, other in (("float32", "bfloat16"), ("bfloat16", "float32")):
+        page.select_option("#viewa", label=f"rome (demo {precision}, single edits)")
+        text = page.locator("#viewerbody").inner_text()
+        assert f"rome in {precision}" in text and f"unedited in {precision}" in text
+        assert f"unedited in {other}" not in text
+    page.context.close()
 
 
 def first_column(page, table: int = 0) -> list[str]:

@@ -304,7 +304,10 @@
   const nameOf = (row) => {
     const alike = rows.filter((other) => other !== row && other.label === row.label);
     if (!alike.length) return row.label;
-    const model = alike.some((other) => other.model !== row.model) ? `${row.model}, ` : "";
+    const differs = (index) => alike.some((other) => other.identity[index] !== row.identity[index]);
+    const hash = alike.some((other) => other.model === row.model) && differs(1) ? ` ${row.identity[1]}` : "";
+    const options = differs(2) && row.identity[2] ? `, ${row.identity[2]}` : "";
+    const model = differs(0) || hash || options ? `${row.model}${hash}${options}, ` : "";
     return `${row.label} (${model}${row.reference ? "unedited" : row.regime})`;
   };
 
@@ -360,7 +363,7 @@
     const chosen = [first, second].filter(Boolean);
     const answered = chosen.map((row) => (answersOf(row, view.task) || {})[view.doc]);
     const asked = (answered.find((answer) => answer && answer.asked) || { asked: cases.questions[view.task][view.doc] }).asked;
-    const unedited = rows.find((row) => row.reference && row.model === first.model);
+    const unedited = rows.find((row) => row.reference && row.identity.every((part, index) => part === first.identity[index]));
     const reference = chosen.includes(unedited) ? null : (answersOf(unedited, view.task) || {})[view.doc];
     const before = (index) => {
       const own = answered.map((answer) => answer && answer.answers[index] && answer.answers[index].unedited).find(Boolean);

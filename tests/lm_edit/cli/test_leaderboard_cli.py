@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -73,6 +74,19 @@ def test_runs_without_samples_have_numbers_and_a_note(runs, tmp_path, capsys):
     assert build(runs, tmp_path / "bare", "-o", tmp_path / "site") == 0
     assert "no samples, so no intervals, tests and single cases" in capsys.readouterr().out
     assert "| ft_m |" in (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
+
+
+def test_a_task_without_samples_does_not_hide_the_others(tmp_path, capsys):
+    """One run in two files of which one has samples, and the file that `lm-edit results merge` makes of them."""
+    parts = [("bake_es", True, "2026-11-21T10-00-00.000001"), ("bake_gs", False, "2026-11-21T11-00-00.000001")]
+    for task, samples, date in parts:
+        write_run(tmp_path / "parts", task, samples=samples, date=date)
+    assert main(["results", "merge", str(tmp_path / "parts"), "--out", str(tmp_path / "merged")]) == 0
+    assert build(tmp_path / "merged", "-o", tmp_path / "site") == 0
+    assert "no samples of bake_gs, so no intervals, tests and single cases" in capsys.readouterr().out
+    with (tmp_path / "site" / "leaderboard.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] in ("es_prob", "gs_prob")]
+    assert [(row["task"], bool(row["low"])) for row in rows] == [("bake_es", True), ("bake_gs", False)]
 
 
 def test_contradictory_runs_are_refused_and_can_be_chosen(runs, tmp_path, capsys):

@@ -13,7 +13,7 @@ from paths import REAL_DATA, ROOT
 
 from edit_hooks.utils.json_io import read_json
 from lm_edit.leaderboard.columns import DEFAULTS, Column, ColumnKey, describe_case_sets, find_columns
-from lm_edit.leaderboard.published import FILE, published_rows
+from lm_edit.leaderboard.published import FILE, name_of_table, published_rows
 
 FOLDER = REAL_DATA.parent / "spec" / "published"
 TASKS = {path.stem for path in (ROOT / "lm_eval_tasks").glob("*/*.yaml")}
@@ -37,6 +37,15 @@ def test_rows_are_shown_for_columns_on_the_published_data():
     # Printed: ES 98.74, EM 78.21.
     assert {metric: value.value for (_, metric), value in rome.values.items()} == {"es_prob": 0.9874, "em_prob": 0.7821}
     assert rome.regime == "single edits"
+
+
+def test_every_table_has_a_name_for_readers():
+    file = read_json(FILE)
+    names = {table: name_of_table(table, file["papers"]) for table in {row["table"] for row in file["rows"]}}
+    assert names["bird_t3"] == "BIRD table 3" and names["bake_t5_concept"] == "BAKE (TMLR) table 5"
+    assert names["thinkedit_t5_t6"] == "ThinkEdit tables 5 and 6"
+    assert names["thinkedit_appendix_chains"] == "ThinkEdit appendix"
+    assert len(set(names.values())) == len(names)
 
 
 def test_stages_of_streams_have_no_printed_rows():

@@ -54,8 +54,9 @@ def test_csv_has_every_number_and_no_formula(board):
     assert [row["editor"] for row in rows] == ["unedited", "'=cmd|x_<b>", "rome"]
     rome = rows[-1]
     assert (rome["value"], rome["scored"], rome["cases"], rome["left_out"]) == ("1.0", "7", "8", "empty answer: 1")
-    assert float(rome["p_unedited"]) == pytest.approx(2 * 2 / 128) and rome["test"] == "mcnemar"
+    assert float(rome["p_unedited"]) == pytest.approx(2 * 2 / 128) and rome["test_unedited"] == "mcnemar"
     assert rome["or_0"] == "0.875"
+    assert [row["test_best"] for row in rows] == ["", "mcnemar", ""]
 
 
 def test_latex_escapes_and_marks(board):

@@ -102,6 +102,11 @@ def test_scores_that_do_not_follow_from_cases_have_no_interval_and_no_test():
 Z2 = 1.959963984540054**2  # Wilson's interval of n successes in n cases is n / (n + Z2) to 1
 
 
+def test_counts_that_are_zero_everywhere_are_no_shares():
+    rows = rows_of(board(frames(es(rome=[0] * 8), is_rate=False)))
+    assert rows["rome"].cells[ES].interval is None and rows["rome"].cells[ES].note == ALL_EQUAL
+
+
 def test_shares_without_spread_have_wilsons_interval():
     rows = rows_of(board(frames(es(unedited=[0] * 8, rome=[1] * 7 + [None], ft=[1, 0] * 4))))
     cell = rows["rome"].cells[ES]
@@ -374,6 +379,13 @@ def test_ranking_over_the_columns_shown_first():
     assert (section.ranking.names, section.ranking.mean_ranks) == (("a", "b", "c"), (1, 2, 3))
     assert [row.label for row in section.rows] == ["a", "b", "c", "d"]
     assert section.ranking_note == "Over bake_x m, bake_y m, bake_z m. Without d, which lacks some of these."
+
+
+def test_editors_that_are_equal_everywhere_have_no_ranks_and_a_reason():
+    scores = {editor: {f"bake_{name}/m": [1.0, 0.5] for name in "xyz"} for editor in "abc"}
+    section = board(frames(scores)).sections[0]
+    assert section.ranking is None
+    assert section.ranking_note == "No mean ranks: all of these editors are equal in bake_x m, bake_y m, bake_z m."
 
 
 def test_no_results_are_an_error():
