@@ -22,7 +22,7 @@ from judges.base import Verdict
 from judges.match import exact_match
 from lm_eval_tasks.common.cases import EFFICACY, Case
 from lm_eval_tasks.common.measures import Measure, Unscored, exclude_if, generated_match, judged_correct
-from lm_eval_tasks.common.probes import CaseAnswers, Probe
+from lm_eval_tasks.common.probes import PLACEHOLDER, CaseAnswers, Probe
 from lm_eval_tasks.common.settings import Settings, choice_setting
 
 ALL, WRONG_EM, WRONG_JUDGE = "all", "wrong_em", "wrong_judge"
@@ -80,8 +80,11 @@ def population_metrics(metric: Mapping[str, Any], settings: Settings) -> list[di
 
 
 def restrict(measure: Measure, metric: Mapping[str, Any], answers: CaseAnswers) -> Measure:
-    """The measure of a metric over its population; that of a metric without one is unchanged."""
-    if (population := metric.get("population")) is None:
+    """The measure of a metric over its population; that of a metric without one is unchanged.
+
+    So is that of a case without questions, which has no helper either: it is unscored for that reason.
+    """
+    if (population := metric.get("population")) is None or answers.probes[0].probe.kind == PLACEHOLDER:
         return measure
     return exclude_if(measure, lambda: answers_correctly(answers, population))
 

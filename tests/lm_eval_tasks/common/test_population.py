@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 from judge_server import JudgeServer, serve
-from scripted import ScriptedLM, StockLM
+from scripted import ScriptedLM, StockLM, generated, scored
 from task_runs import build, metrics_of, run
 
+from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from judges.base import Item
+from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.measures import Score, evaluate
+from lm_eval_tasks.common.population import restrict
+from lm_eval_tasks.common.probes import CaseAnswers
+from lm_eval_tasks.protocols import wild
 
 # The unedited model's answers: the tram is right for everyone, the aqueduct for a judge only.
 BEFORE = {"aqueduct": " It was Orsa Lind.", "tram": " 1911."}
@@ -85,6 +91,17 @@ def test_a_helper_without_a_verdict_leaves_its_case_unscored(tmp_path: Path) -> 
         found = metrics_of(run("qaedit_syn_reliability", ScriptedLM(texts=texts), settings), "qaedit_syn_reliability")
     counts = [found[f"reliability_syn_wrong_judge_{count}"] for count in ("n", "excluded", "failed")]
     assert counts == [3, 0, 1] and "no verdict" in found["unscored_reason"]
+
+
+@pytest.mark.parametrize("population", ["wrong_em", "wrong_judge"])
+def test_a_case_without_such_questions_is_unscored_for_that_reason(population: str) -> None:
+    """It has no helper: nothing about it is asked."""
+    case = Case(EditRequest(prompt="Where is {}?", subject="Velm", target_new="Karsk", case_id="0"))
+    doc = wild.generalization_doc(case, {"population": population})
+    answers = CaseAnswers(doc, [scored(-1.0, [0]), generated(" Karsk.", "length")])
+    measure = wild.score_generalization(doc, answers)["generalization_wild_em"]
+    score = evaluate(restrict(measure, {"population": population}, answers))
+    assert score == evaluate(measure) == Score(reason="the record has no rephrased questions")
 
 
 @pytest.mark.parametrize("task", ["qaedit_syn_reliability", "qaedit_wild_locality"])
