@@ -201,15 +201,18 @@ class ChainScores:
         self.answers = answers
         self.aliases: Mapping[str, Sequence[str]] = doc["aliases"]
         self.competitor: str = doc["competitor"]
-        self.pairs: dict[Place, tuple[float, float]] = {}
+        self.found: dict[tuple[Place, bool], float] = {}
 
-    def log_probabilities(self, place: Place) -> tuple[float, float]:
-        """The log-probability of a fact's answer on the unedited and on the edited model; -inf for no response."""
-        if place not in self.pairs:
+    def log_probability(self, place: Place, *, edited: bool) -> float:
+        """The log-probability of a fact's answer on one of the models; -inf for no response.
+
+        Columns of the unedited model never need the other one: a failed edit leaves them as they are.
+        """
+        if (place, edited) not in self.found:
             probe, answer = self.answers.probes[place[0]], place[1]
             estimate = self._log_share if probe.probe.generate else self._log_likelihood
-            self.pairs[place] = estimate(probe, answer, unedited=True), estimate(probe, answer, unedited=False)
-        return self.pairs[place]
+            self.found[place, edited] = estimate(probe, answer, unedited=not edited)
+        return self.found[place, edited]
 
     def _log_share(self, answered: ProbeAnswers, answer: str, *, unedited: bool) -> float:
         """The share of responses with the answer or another name of it; for yes or no, that begin with yes."""
@@ -232,10 +235,9 @@ class ChainScores:
     def _scored(answered: ProbeAnswers, answer: str) -> Answer:
         return answered.targets[answered.probe.targets.index(answer)]
 
-    def log_products(self, chain: Sequence[Place]) -> tuple[float, float]:
-        """log R of a chain on the unedited and on the edited model; -inf for R = 0."""
-        before, after = zip(*map(self.log_probabilities, chain), strict=True)
-        return math.fsum(before), math.fsum(after)
+    def log_product(self, chain: Sequence[Place], *, edited: bool) -> float:
+        """log R of a chain on one of the models; -inf for R = 0."""
+        return math.fsum(self.log_probability(place, edited=edited) for place in chain)
 
     def recovery(
         self, chains: Sequence[Sequence[Place]], *, clip: bool = False, noun: str = "chains"
@@ -257,9 +259,10 @@ class ChainScores:
 
     def _ratio(self, chain: Sequence[Place], clip: bool) -> float | None:
         """R after the edit divided by R before it; ``None`` for an inactive chain."""
-        before, after = self.log_products(chain)
+        before = self.log_product(chain, edited=False)
         if before == -math.inf:
             return None
+        after = self.log_product(chain, edited=True)
         log_ratio = min(after - before, 0.0) if clip else after - before
         if log_ratio > MAX_LOG_RATIO:
             raise Failed(f"a ratio is e^{log_ratio:.0f}, which is too large to average")
@@ -267,7 +270,7 @@ class ChainScores:
 
     def num_active(self, chains: Iterable[Sequence[Place]], *, edited: bool = False) -> int:
         """Number of chains with R > 0 on the unedited, or on the edited model."""
-        return sum(self.log_products(chain)[edited] > -math.inf for chain in chains)
+        return sum(self.log_product(chain, edited=edited) > -math.inf for chain in chains)
 
     def deep_edited(self, chains: Sequence[Sequence[Place]], noun: str = "chains") -> float:
         """1 if no chain is active on the edited model, 0 if one is.
@@ -286,9 +289,9 @@ class ChainScores:
         """1 if the unedited model has the answer: in one response or more, as its argmax, or before the competitor."""
         probe, answer = self.answers.probes[place[0]], place[1]
         if probe.probe.generate:
-            return float(self.log_probabilities(place)[0] > -math.inf)
+            return float(self.log_probability(place, edited=False) > -math.inf)
         if self.competitor:
-            return float(self.log_probabilities(place)[0] > math.log(0.5))
+            return float(self.log_probability(place, edited=False) > math.log(0.5))
         return measures.tf_exact(self._scored(probe, answer), unedited=True)
 
 

@@ -343,3 +343,41 @@ def test_a_chain_with_an_unknown_question_is_unknown_whatever_its_other_answers(
     found = scores(answers)
     assert found["ifr_known_prob"].value == {"value": pytest.approx(1 / 2), "weight": 1.0}
     assert found["ifr_prob"].reason == "no room"
+
+
+def after_a_failed_edit(answers: CaseAnswers) -> CaseAnswers:
+    """The same questions; of the edited model there is no answer."""
+
+    def failed(answer: Any) -> FailedAnswer:
+        return FailedAnswer("edit failed: no layer", unedited=answer.unedited)
+
+    for number, one in enumerate(answers.probes):
+        targets, generations = list(map(failed, one.targets)), list(map(failed, one.generations))
+        answers.probes[number] = replace(one, targets=targets, generations=generations)
+    return answers
+
+
+def test_columns_of_the_unedited_model_keep_their_value_beside_a_failed_edit() -> None:
+    """Counts of all chains and of the active ones are over the same edits then."""
+    table = {"1": (["Orl", "Bo"], ["Bo", "Bo"]), "2": (["Bo", "Bo"], ["Orl", "Bo"])}
+    asked = case([["1"], ["1", "2"], ["1", "1"]], ["1", "2"])
+    given = {"1": (0.8, 0.4), "2": (0.4, 0.4)}
+    of_unedited = {"known", "ifr_chains", "ifr_active", "ckp_questions", "ckp_active"}
+    of_unedited |= {f"ifr_{length}_active" for length in (1, 2, 3, 4, 5, "longer")}
+    for ending, make in (
+        ("sampled", lambda: responses(asked, lambda prompt: table[prompt])),
+        ("prob", lambda: likelihoods(asked, given)),
+    ):
+        made, failed = scores(make()), scores(after_a_failed_edit(make()))
+        for name in of_unedited:
+            assert failed[f"{name}_{ending}"] == made[f"{name}_{ending}"], name
+        for name in ("ifr", "ifr_known", "ifr_2", "ifr_active_after", "ifr_1_active_after", "ckp", "deep_edited"):
+            score = failed[f"{name}_{ending}"]
+            assert score.failed and score.reason == "edit failed: no layer", name
+    assert failed["ifr_active_prob"].value == 3 and failed["known_prob"].value["value"] == 1 / 2
+
+
+def test_chains_that_the_unedited_model_cannot_follow_are_no_failures_of_an_edit() -> None:
+    found = scores(after_a_failed_edit(responses(case([["1"]], ["1"]), lambda prompt: (["Bo", "Bo"], ["Bo", "Bo"]))))
+    for name in ("ifr_sampled", "deep_edited_sampled", "ckp_sampled"):
+        assert not found[name].failed and "the unedited model answers none" in str(found[name].reason)
