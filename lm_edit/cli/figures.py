@@ -22,7 +22,7 @@ def _add_figure_arguments(parser: argparse.ArgumentParser) -> None:
         "--metric", help="column to draw in place of the default; an error where a figure has no choice of it"
     )
     parser.add_argument("--case", help="case id, for figures of one case")
-    parser.add_argument("--data", default="mini", help=f"tables of a data set: {DATA_HELP} (default mini)")
+    parser.add_argument("--data", help=f"tables of a data set: {DATA_HELP} (default mini)")
     add_overwrite_argument(parser)
 
 
@@ -31,7 +31,7 @@ def _draw(args: argparse.Namespace) -> int:
     from lm_edit.figures.spec import Options
 
     spec = find_figure(args.name)
-    check_output_files(args, "out", inputs=[*args.results, args.data])
+    check_output_files(args, "out", inputs=[*args.results, *([args.data] if args.data else [])])
     options = Options(args.metric, args.case, args.data)
     say(f"written to {draw_figure(spec, args.results, args.out, read_only(args.only), options)}")
     return 0

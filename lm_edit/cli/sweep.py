@@ -48,6 +48,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from lm_edit.sweeps.plan import find_plan, load_plan, with_limit
 
+    for option, value, place in (("address", args.address, "ray"), ("slurm-cluster", args.slurm_cluster, "slurm")):
+        if value is not None and args.on != place:
+            raise EditingError(f"--{option} {value} is for --on {place}, not --on {args.on}; nothing was run.")
     if args.list:
         return _list_plans()
     if args.plan is None:

@@ -17,7 +17,7 @@ NEEDS = Needs(
 
 def draw(options: Options) -> Table:
     """Numbers of edits, relations and prompts, a column per data set."""
-    columns = [benchmark.load({"data": options.data}) for benchmark in SETS]
+    columns = [benchmark.load({"data": options.origin}) for benchmark in SETS]
     names = [f"{one.source.title} ({loaded.source['data']})" for one, loaded in zip(SETS, columns, strict=True)]
     counted = [_counts(loaded.records) for loaded in columns]
     rows: list[list[str | int | float]] = [[name, *(counts[name] for counts in counted)] for name in counted[0]]

@@ -16,10 +16,10 @@ NEEDS = Needs(
 def draw(options: Options) -> Table:
     """A row per length: number and share of the chains."""
     benchmark = find_benchmark("knowgic")
-    loaded = benchmark.load({"data": options.data})
+    loaded = benchmark.load({"data": options.origin})
     counts = {int(name.removeprefix(PREFIX)): count for name, count in loaded.source.items() if name.startswith(PREFIX)}
     if not counts:
-        raise NEEDS.missing(f"data={options.data} has no chains")
+        raise NEEDS.missing(f"data={options.origin} has no chains")
     total = sum(counts.values())
     rows = [[length, count, f"{count / total:.1%}"] for length, count in sorted(counts.items())]
     return Table(

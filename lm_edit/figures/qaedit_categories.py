@@ -21,11 +21,11 @@ NEEDS = Needs(
 def draw(options: Options) -> Table:
     """A row per category: number and share of the records, and their numbers by origin."""
     benchmark = find_benchmark("qaedit")
-    loaded = benchmark.load({"data": options.data})
+    loaded = benchmark.load({"data": options.origin})
     cases = loaded.records
     counts = Counter(str(case.extras[CATEGORY]) for case in cases if case.extras.get(CATEGORY))
     if not counts:
-        raise NEEDS.missing(f"no record of data={options.data} has a category")
+        raise NEEDS.missing(f"no record of data={options.origin} has a category")
     origins = sorted({str(case.extras.get("origin") or "unknown") for case in cases})
     by_origin = Counter((str(case.extras.get(CATEGORY)), str(case.extras.get("origin") or "unknown")) for case in cases)
     rows: list[list[str | int | float]] = [

@@ -72,7 +72,8 @@ def draw_figure(
             that the figure does not have.
     """
     check_output(output, is_table=spec.is_table)
-    spec.refuse_unread(options)
+    inputs = Inputs(paths, only or {})
+    spec.refuse_unread(inputs, options)
     if not paths and spec.needs.reads != DATA:
         raise spec.needs.missing("no files are given")
-    return write_figure(spec.draw(Inputs(paths, only or {}), options), output)
+    return write_figure(spec.draw(inputs, options), output)

@@ -47,12 +47,17 @@ class Options(NamedTuple):
     Attributes:
         metric: column to draw in place of the default.
         case: case id, for figures of one case.
-        data: origin of records, for tables of a data set.
+        data: origin of records, for tables of a data set; ``None``: not chosen.
     """
 
     metric: str | None = None
     case: str | None = None
-    data: str = "mini"
+    data: str | None = None
+
+    @property
+    def origin(self) -> str:
+        """``data``, by default the embedded records."""
+        return self.data or "mini"
 
 
 DEFAULTS = Options()
@@ -127,8 +132,20 @@ class FigureSpec:
     options: tuple[str, ...] = ()
     is_table: bool = False
 
-    def refuse_unread(self, options: Options) -> None:
-        """Raise EditingError for a choice of the user that this figure does not read."""
+    def refuse_unread(self, inputs: Inputs, options: Options) -> None:
+        """Raise EditingError for files and choices of the user that this figure does not read."""
+        reads = self.needs.reads
+        if reads == DATA and inputs.paths:
+            raise EditingError(
+                f"{inputs.paths[0]}: {self.name} is about a data set and reads no result files; choose it with --data."
+            )
+        if reads != DATA and options.data is not None:
+            raise EditingError(
+                f"--data {options.data}: {self.name} reads the files that are given; --only data={options.data} "
+                "chooses runs on these data."
+            )
+        if reads in (DATA, FILE) and inputs.only:
+            raise EditingError(f"--only {next(iter(inputs.only))}: {self.name} reads no results of runs. Leave it out.")
         for name in ("metric", "case"):
             value = getattr(options, name)
             if value is not None and name not in self.options:

@@ -26,8 +26,10 @@ FOLDER = ".eval_results"
 def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Exported:
     """Write ``<name of the run>/.eval_results/<benchmark>.yaml``, with one entry per metric.
 
-    ``task_id`` is ``<task>/<metric>``; ``notes`` has editor, mode, settings and counts. Only results on published data
-    are exported: the embedded samples and files of users have no dataset on the hub.
+    Where several runs have one name, as with another ``--limit``, their folders end in the id of the run. ``task_id``
+    is ``<task>/<metric>``, with the filter where a run has several of a metric; ``notes`` has editor, mode, settings,
+    options and counts. Only results on published data are exported: the embedded samples and files of users have no
+    dataset on the hub.
 
     Raises:
         EditingError: if nothing can be exported, and for a huggingface_hub without this format.
@@ -41,15 +43,21 @@ def export_hugging_face(paths: Paths, out: Path, options: ExportOptions) -> Expo
     datasets = {(file.facts.run, task): _dataset(TaskFacts(file, task)) for file, task in current_results(paths)}
     exported = Exported()
     entries: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for row in load_results(paths).to_dict("records"):
+    results = load_results(paths)
+    runs_of = results.groupby("run_name")["run"].nunique()
+    filters_of = results.groupby(["run", "task", "metric"])["filter"].nunique()
+    for row in results.to_dict("records"):
         dataset = datasets[row["run"], row["task"]]
         if dataset is None or math.isnan(row["value"]):
             exported.leave_out("unscored" if dataset else "not on a dataset of the hub")
             continue
-        entries[row["run_name"], row["benchmark"]].append(
+        name = row["run_name"] if runs_of[row["run_name"]] == 1 else f"{row['run_name']}__{row['run']}"
+        pipeline = f",{row['filter']}" if filters_of[row["run"], row["task"], row["metric"]] > 1 else ""
+        stage = f"@{row['stage']}" if row["stage"] else ""
+        entries[name, row["benchmark"]].append(
             EvalResultEntry(
                 dataset_id=dataset,
-                task_id=f"{row['task']}/{row['metric']}" + (f"@{row['stage']}" if row["stage"] else ""),
+                task_id=f"{row['task']}/{row['metric']}{stage}{pipeline}",
                 value=row["value"],
                 dataset_revision=row["data_revision"] or None,
                 date=row["date"] or None,
@@ -86,6 +94,9 @@ def _notes(row: dict[str, Any]) -> str:
         row["settings"] and f"settings {row['settings']}",
     ]
     parts += [f"{row['num_edits']:g} edits"] if not math.isnan(row["num_edits"]) else []
+    parts += [f"groups of {row['group_size']:g}"] if not math.isnan(row["group_size"]) else []
+    parts += [row["edit_options"], row["answer_options"]]
+    parts += [f"limit {row['limit']:g}"] if not math.isnan(row["limit"]) else []
     parts += [f"{name} {row[name]:g}" for name in ("n", "stderr", "excluded", "failed") if not math.isnan(row[name])]
     parts += [f"population {row['population']}"] if row["population"] != "all" else []
     return "; ".join(part for part in (*parts, row["judge"], row["protocol"]) if part)

@@ -168,6 +168,16 @@ class TestVerbs:
             ),
             (["evk_align", "x", "--case", "3", "-o", "f.svg"], "--case 3: the figure evk_align has no such choice"),
             (["bake_statistics", "--metric", "es_prob", "-o", "f.md"], "the figure bake_statistics has no such choice"),
+            (
+                ["bake_statistics", "x", "-o", "f.md"],
+                "is about a data set and reads no result files",
+            ),
+            (
+                ["bake_statistics", "--only", "editor=a", "-o", "f.md"],
+                "--only editor: bake_statistics reads no",
+            ),
+            (["bake_logprob", "x", "--data", "hub", "-o", "f.svg"], "--only data=hub chooses"),
+            (["causal_trace", "x", "--only", "editor=a", "-o", "f.svg"], "causal_trace reads no results of runs"),
         ],
     )
     def test_user_errors(self, arguments, message, tmp_path, monkeypatch, capsys):

@@ -218,6 +218,26 @@ def test_hugging_face_reads_its_entries(tmp_path: Path) -> None:
     assert first.notes.startswith("editor r_rome; mode single; settings ") and "n 4" in first.notes
 
 
+def test_hugging_face_keeps_runs_of_one_name_and_filters_of_one_metric_apart(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, answer=answer) for name, answer in (("a", "auto"), ("b", "patch"))]
+
+    def with_second_filter(content: dict[str, Any]) -> None:
+        to_hub(content)
+        content["results"]["bake_es"] |= {"es_prob,strict": 0.25, "es_prob_n,strict": 4}
+        content["config"]["limit"] = 4
+
+    for path in paths:
+        change(path, with_second_filter)
+    assert load_results(paths)["run_name"].nunique() == 1 and load_results(paths)["run"].nunique() == 2
+    files = export_results("hf", paths, tmp_path / "out", OPTIONS).files
+    assert len({file.parent.parent.name for file in files}) == len(files) == 2
+    for file in files:
+        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tasks = [entry["dataset"]["task_id"] for entry in entries]
+        assert {"bake_es/es_prob,none", "bake_es/es_prob,strict", "bake_es/es_argmax"} <= set(tasks)
+        assert len(set(tasks)) == len(tasks) and all("limit 4" in entry["notes"] for entry in entries)
+
+
 def test_embedded_samples_are_no_dataset_of_the_hub(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(EditingError, match=r"no result is on a dataset of the hub.*data=hub"):
         export_results("hf", folder, tmp_path / "out", OPTIONS)

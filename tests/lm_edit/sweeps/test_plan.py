@@ -244,6 +244,21 @@ def test_a_plan_without_a_run_says_why(tmp_path: Path, capsys: pytest.CaptureFix
     assert "demo, rome, bake_es, batch: the editor writes one edit at a time" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--address", "ray://head:10001"], "--address ray://head:10001 is for --on ray, not --on local"),
+        (["--on", "ray", "--slurm-cluster", "local"], "--slurm-cluster local is for --on slurm, not --on ray"),
+    ],
+)
+def test_options_of_another_executor_are_errors(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("lm_edit.cli.sweep._execute", lambda *_: pytest.fail("the sweep began"))
+    assert run_verb(["sweep", "example", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_text_that_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_verb(["sweep", str(write(tmp_path, "editors: [rome\n"))]) == 2
     assert "is not valid YAML" in capsys.readouterr().err
