@@ -127,6 +127,7 @@ LEAST_FALL = 0.99  # an NLL above this share of what it was has not fallen
 EDIT_MEANS = ("final_loss", "steps", "update_norm_ratio")
 CONSTRAINT = "constraint"
 FIRST_TOKEN_KL = "first_token_kl"  # nats, edit_hooks.lm.neutral_prompts
+FIRST_TOKEN_KL_NOT_FINITE = f"{FIRST_TOKEN_KL}_not_finite"
 
 
 def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
@@ -135,10 +136,11 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
     Returns:
         A JSON text with the numbers of edits made and failed, and means over the edits made, to three significant
         digits. ``first_token_kl`` is a mean over independent edits; in a stream, where it belongs to all edits so far,
-        it is that after the last of these edits. ``seconds_per_edit`` divides the time of a joint step by its edits.
-        ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if there
-        are any. ``constraint`` names what the edits keep fixed, such as ``second_moment``, or ``identity``: nothing
-        that was measured. Diagnostics that the editor does not report are absent; "{}" without any edit.
+        it is that after the last of these edits. Means are over finite numbers; ``first_token_kl_not_finite`` counts
+        the edits without one there, if there are any. ``seconds_per_edit`` divides the time of a joint step by its
+        edits. ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if
+        there are any. ``constraint`` names what the edits keep fixed, such as ``second_moment``, or ``identity``:
+        nothing that was measured. Diagnostics that the editor does not report are absent; "{}" without any edit.
     """
     edits = [value for value in values if value is not None]
     made = [edit for edit in edits if "error" not in edit]
@@ -152,6 +154,8 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         numbers = [number for number in column if isinstance(number, (int, float)) and math.isfinite(number)]
         if numbers:
             summary[name] = float(f"{math.fsum(numbers) / len(numbers):.3g}")
+    if not_finite := sum(isinstance(kl, float) and not math.isfinite(kl) for kl in columns[FIRST_TOKEN_KL]):
+        summary[FIRST_TOKEN_KL_NOT_FINITE] = not_finite
     if not_lower := sum(map(_is_target_no_likelier, made)):
         summary["target_nll_not_lower"] = not_lower
     if constraints := sorted({edit[CONSTRAINT] for edit in made if isinstance(edit.get(CONSTRAINT), str)}):
@@ -186,13 +190,16 @@ def _is_target_no_likelier(edit: Mapping[str, Any]) -> bool:
 
     Without a measurement (``measure_edits=false``, models of other classes) the losses of the editor's optimization are
     compared; editors without another term in their loss report the last one as ``final_loss`` only. A target that was
-    likely from the start cannot gain, and an edit of it may stop at once.
+    likely from the start cannot gain, and an edit of it may stop at once. A loss that is no finite number any more has
+    not fallen.
     """
     before, after = edit.get("target_nll_before"), edit.get("target_nll_after")
     if before is None:
         before, after = edit.get("initial_nll"), edit.get("final_nll", edit.get("final_loss"))
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
         return False
+    if not math.isfinite(after):
+        return math.isfinite(before)
     return after > LEAST_FALL * before and after > LIKELY_NLL
 
 

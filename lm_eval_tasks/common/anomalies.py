@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from edit_hooks.utils.logs import get_logger
-from lm_eval_tasks.common.aggregation import FIRST_TOKEN_KL
+from lm_eval_tasks.common.aggregation import FIRST_TOKEN_KL, FIRST_TOKEN_KL_NOT_FINITE
 from lm_eval_tasks.common.stages import IMMEDIATE
 
 log = get_logger("lm_eval.edited_hf")
@@ -126,14 +126,27 @@ def _target_nll(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _damage(results: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence for the largest divergence: tasks of a benchmark share their edits."""
+    """One sentence for the largest divergence: tasks of a benchmark share their edits.
+
+    One that is no finite number is in no mean, and larger than any.
+    """
     steps = results["config"]["edited_hf"].get("steps") or ()
     found = [(step[FIRST_TOKEN_KL], "the stream") for step in steps[-1:] if FIRST_TOKEN_KL in step]
+    broken: list[tuple[int, int, str]] = []
     for task, values in results["results"].items():
         for key, value in values.items():
             summary = json.loads(value) if key.startswith("edit,") and isinstance(value, str) else {}
             if not steps and FIRST_TOKEN_KL in summary:
                 found.append((summary[FIRST_TOKEN_KL], task))
+            if not steps and FIRST_TOKEN_KL_NOT_FINITE in summary:
+                broken.append((summary[FIRST_TOKEN_KL_NOT_FINITE], summary["edits"], task))
+    if broken:
+        count, edits, task = max(broken)
+        yield (
+            f"{task}: after the edits of {count} of {edits} cases the next-token distribution on neutral prompts is no "
+            "finite one (first_token_kl); the samples (--log_samples) name them."
+        )
+        return
     divergence, where = max(found, default=(0.0, ""))
     if not divergence <= MAX_FIRST_TOKEN_KL:  # NaN, too
         yield (

@@ -17,6 +17,7 @@ from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.neutral_prompts import NEUTRAL_PROMPTS, NeutralPrompts
 from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.common.aggregation import edit_summary
 from lm_eval_tasks.common.anomalies import find_anomalies
 
 FT = {"layers": [1], "num_steps": 10, "lr": 0.1}
@@ -160,10 +161,11 @@ def test_a_large_divergence_is_an_anomaly(mode: str, divergence: float, named: b
     row: dict[str, Any] = {}
     if mode == "sequential":
         run_facts["steps"] = [{"first_token_kl": 7.0}, {"first_token_kl": divergence}]  # the last one counts
-    elif math.isfinite(divergence):
-        row = {"edit,none": json.dumps({"edits": 2, "failed": 0, "first_token_kl": divergence})}
     else:
-        return  # a mean has no such value
+        other = 0.0 if math.isnan(divergence) else divergence  # the mean of the others says nothing about that edit
+        row = {"edit,none": edit_summary([{"first_token_kl": divergence}, {"first_token_kl": other}])}
     results = {"config": {"edited_hf": run_facts}, "results": {"bake_es": row}, "configs": {}}
-    kinds = [anomaly["kind"] for anomaly in find_anomalies(results)]
-    assert kinds == (["damage"] if named else [])
+    found = find_anomalies(results)
+    assert [anomaly["kind"] for anomaly in found] == (["damage"] if named else [])
+    if mode == "single" and math.isnan(divergence):
+        assert "after the edits of 1 of 2 cases" in found[0]["text"]

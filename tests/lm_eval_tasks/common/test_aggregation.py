@@ -187,9 +187,13 @@ def test_edit_summary_names_the_constraints_of_the_edits() -> None:
 
 def test_edit_summary_has_the_divergence_of_all_edits_of_a_stream() -> None:
     independent = [{"first_token_kl": 0.1}, {"first_token_kl": 0.4}, {"first_token_kl": float("nan")}, {}]
-    assert json.loads(edit_summary(independent))["first_token_kl"] == 0.25
+    found = json.loads(edit_summary(independent))
+    assert (found["first_token_kl"], found["first_token_kl_not_finite"]) == (0.25, 1)
     stream = [{"first_token_kl": 0.1 * step, "step": step} for step in (3, 1, 2, 3)]
-    assert json.loads(edit_summary(stream))["first_token_kl"] == 0.3
+    found = json.loads(edit_summary(stream))
+    assert found["first_token_kl"] == 0.3 and "first_token_kl_not_finite" not in found
+    broken = [{"first_token_kl": float("nan")}, {"first_token_kl": float("inf")}, {"error": "x"}]
+    assert json.loads(edit_summary(broken)) == {"edits": 2, "failed": 1, "first_token_kl_not_finite": 2}
     assert "first_token_kl" not in edit_summary([{"step": 1}, {"error": "x", "first_token_kl": 1.0}])
 
 
@@ -202,6 +206,9 @@ def test_edit_summary_has_the_divergence_of_all_edits_of_a_stream() -> None:
         ({"initial_nll": 0.03, "final_nll": 0.03}, 0),  # likely from the start
         ({"initial_nll": None, "final_nll": 3.0}, 0),
         ({"final_nll": 3.0}, 0),  # unknown
+        ({"target_nll_before": 5.0, "target_nll_after": float("nan")}, 1),
+        ({"target_nll_before": 0.03, "target_nll_after": float("inf")}, 1),
+        ({"target_nll_before": float("nan"), "target_nll_after": float("nan")}, 0),  # the model before the edit, too
         ({"initial_nll": 5.0, "final_nll": 5.0, "error": "not finite"}, 0),
     ],
 )
