@@ -2,7 +2,8 @@
 
 ``score_by=origin;category`` adds a column ``<metric>_by_<field>`` to every metric: a JSON text field value -> value and
 number of scored cases. ``categories=FILE.json`` gives records a category: a JSON object from the id of a record, or
-from its edit question, to a category.
+from its edit question, to a category. All tasks of a run see the file, and other data have the same ids by coincidence:
+ids count in the tasks of benchmarks that declare :data:`CATEGORIES`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
+from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.measures import Score
 from lm_eval_tasks.common.settings import Setting, Settings, text_setting
 
@@ -43,8 +45,11 @@ def breakdown_fields(settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(field for field in fields if field))
 
 
-def prepare(docs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, int]:
+def prepare(docs: Sequence[dict[str, Any]], settings: Settings, with_ids: Sequence[Case] = ()) -> dict[str, int]:
     """Add the categories to the documents, and check that they have the fields of :data:`SCORE_BY`.
+
+    Args:
+        with_ids: the cases that ids of the categories may name, also those outside the subset of this run.
 
     Returns:
         Counts for ``data_source``: documents without a category, if categories are given.
@@ -54,7 +59,7 @@ def prepare(docs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, int
     """
     counts = {}
     if (path := CATEGORIES.read(settings)) is not None:
-        counts["without_category"] = _add_categories(docs, path)
+        counts["without_category"] = _add_categories(docs, path, with_ids)
     known = {name for doc in docs for name, value in doc.items() if isinstance(value, str) and name != "case_id"}
     for field in breakdown_fields(settings):
         if field not in known:
@@ -63,28 +68,32 @@ def prepare(docs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, int
     return counts
 
 
-def _add_categories(docs: Sequence[dict[str, Any]], path: str) -> int:
+def _add_categories(docs: Sequence[dict[str, Any]], path: str, with_ids: Sequence[Case]) -> int:
     """Add the field ``category``; an id of several records decides for none of them.
 
+    Documents without an edit, as the questions of EVK-Bench about a stream, have none.
+
     Returns:
-        The number of documents without a category.
+        The number of documents with an edit and without a category.
     """
     category_of = read_json(user_path(path, CATEGORIES.name), "categories file")
     if not isinstance(category_of, Mapping) or not all(isinstance(value, str) for value in category_of.values()):
         raise EditingError(f"categories={path} is no JSON object of texts, {CATEGORIES.accepted}.")
-    ids = Counter(doc.get("source_id") for doc in docs)
+    ids = Counter(case.extras.get("source_id") for case in with_ids)
+    edited = [doc for doc in docs if doc["edit_requests"]]
     missing = 0
-    for doc in docs:
+    for doc in edited:
         source_id = doc.get("source_id")
         question = EditRequest.from_dict(doc["edit_requests"][0]).text
         category = category_of.get(question) or (category_of.get(source_id) if ids[source_id] == 1 else None)
         missing += category is None
         doc |= {} if category is None else {CATEGORY: category}
-    if docs and missing == len(docs):
-        raise EditingError(f"categories={path}: no id and no edit question of the data is in it; is it of other data?")
+    if edited and missing == len(edited):
+        ids_too = "no id and no edit question" if with_ids else "no edit question"
+        raise EditingError(f"categories={path}: {ids_too} of the data is in it; is it of other data?")
     if missing:
         logger.warning(
-            "%s gives no category to %d of %d cases (an id that occurs twice gives none)", path, missing, len(docs)
+            "%s gives no category to %d of %d cases (an id that occurs twice gives none)", path, missing, len(edited)
         )
     return missing
 

@@ -89,10 +89,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Loaded(Generic[RecordT]):
-    """Checked records, and their origin for the results (JSON-able)."""
+    """Checked records, and their origin for the results (JSON-able).
+
+    Attributes:
+        all_records: those of the whole file, of which a subset may have been chosen.
+    """
 
     records: list[RecordT]
     source: dict[str, Any]
+    all_records: Sequence[RecordT] = ()
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,7 @@ def load_records(
     if parsed.unknown_fields:
         origin["unknown_fields"] = dict(sorted(parsed.unknown_fields.items()))
         _warn_of_unknown_fields(shown, source.title, tuple(origin["unknown_fields"].items()))
-    return Loaded([parsed.records[position] for position in chosen], origin)
+    return Loaded([parsed.records[position] for position in chosen], origin, parsed.records)
 
 
 def _digest(paths: Sequence[Path]) -> str:

@@ -38,7 +38,7 @@ from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import check_generation_kwargs, switch
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, STANDARD_ERRORS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
-from lm_eval_tasks.common.breakdown import breakdown_columns, breakdown_fields, breakdown_row, prepare
+from lm_eval_tasks.common.breakdown import CATEGORIES, breakdown_columns, breakdown_fields, breakdown_row, prepare
 from lm_eval_tasks.common.documents import build_documents
 from lm_eval_tasks.common.generation import after_prompt, generation_arguments, stop_strings
 from lm_eval_tasks.common.harness import HarnessTask
@@ -227,7 +227,8 @@ class EditingTask(HarnessTask):
         loaded = self.benchmark.load(settings)
         docs = Documents(map(mark_unusable, build_documents(self.config.process_docs, loaded.records, settings)))
         settings["data"] = loaded.source["data"]
-        settings["data_source"] = loaded.source | prepare(docs, settings)
+        with_ids = loaded.all_records if CATEGORIES in self.benchmark.declared_settings else ()
+        settings["data_source"] = loaded.source | prepare(docs, settings, with_ids)
         logger.info("%s: %d cases from %s", self.config.task, len(docs), loaded.source)
         self.dataset = {self.config.test_split: docs}
 

@@ -62,6 +62,31 @@ def test_categories_come_from_a_file_by_id_or_question(tmp_path: Path) -> None:
     assert results["configs"][WILD_TASK]["metadata"]["data_source"]["without_category"] == 2
 
 
+def test_an_id_of_several_records_gives_none_in_a_subset_with_one_of_them(tmp_path: Path) -> None:
+    categories = write(tmp_path / "c.json", {"7": "Wrong", "9": "Art", "10": "Transport"})
+    docs = build(WILD_TASK, categories=categories, subset=3).test_docs()
+    assert {doc["source_id"]: doc.get("category") for doc in docs} == {"7": None, "9": "Art", "10": "Transport"}
+
+
+def test_ids_are_those_of_the_benchmark_that_has_the_setting(tmp_path: Path) -> None:
+    """Other data have the same ids by coincidence; an edit question is the same fact anywhere."""
+    ids = write(tmp_path / "ids.json", {"7": "Art", "0": "Wrong", "1": "Wrong"})
+    with pytest.raises(EditingError, match="no edit question of the data is in it"):
+        build("counterfact_flat_es", categories=ids)
+    question = build("counterfact_flat_es").test_docs()[0]["probes"][0]["prompt"]
+    both = write(tmp_path / "both.json", {"1": "Wrong", question: "Places"})
+    found = [doc.get("category") for doc in build("counterfact_flat_es", categories=both).test_docs()]
+    assert found == ["Places", *[None] * (len(found) - 1)] and len(found) > 1
+
+
+def test_questions_about_no_edit_have_no_category(tmp_path: Path) -> None:
+    """Those of EVK-Bench in a stream."""
+    categories = write(tmp_path / "c.json", {"0": "Wrong"})
+    built = build("counterfact_evk_es", mode="sequential", categories=categories)
+    assert not any(doc["edit_requests"] or "category" in doc for doc in built.test_docs())
+    assert built.config.metadata["data_source"]["without_category"] == 0
+
+
 def test_the_embedded_sample_has_categories() -> None:
     docs = build("qaedit_syn_reliability", data="mini", score_by="category").test_docs()
     assert {"geography"} < {doc["category"] for doc in docs}
