@@ -20,7 +20,7 @@ from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, named_reasons, warn_of_unusable
-from edit_hooks.lm.writing import write_together
+from edit_hooks.lm.writing import modules_behind, write_together
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.request import EditRequest, InTurn, RequestGroup
@@ -134,7 +134,7 @@ class IndependentEdits:
         return Description(
             what="independent edit",
             model=self.identity.to_dict(),
-            code=code_fingerprint(*self.editor.source_modules),
+            code=code_fingerprint(*self.editor.source_modules, *modules_behind(group)),
             inputs={
                 "editor": self.editor.key_identity,
                 "config": self.config,

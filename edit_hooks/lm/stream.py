@@ -29,7 +29,7 @@ from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
 from edit_hooks.lm.unusable import edit_usable, warn_of_unusable
-from edit_hooks.lm.writing import write_together
+from edit_hooks.lm.writing import modules_behind, write_together
 from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.identity import ModelIdentity
 from edit_hooks.request import EditRequest, RequestGroup
@@ -200,7 +200,7 @@ class EditStream:
         return placed(self.model, delta)
 
     def _load_or_make(self, step: int, group: RequestGroup, applied: AppliedDeltas, history: list[Delta]) -> Delta:
-        description = self._description(group, applied.state(), history)
+        description = self._description(step, group, applied.state(), history)
         delta = self.store.load_delta(description) if self.store else None
         if delta is not None:
             # once, where each later step would move it again
@@ -235,14 +235,16 @@ class EditStream:
         applied.add(delta)
         return delta
 
-    def _description(self, group: RequestGroup, state: str, history: Sequence[Delta]) -> Description:
+    def _description(self, step: int, group: RequestGroup, state: str, history: Sequence[Delta]) -> Description:
+        # also of earlier steps, whose state does not show in the weights
+        largest = max(self.plan.groups[: step + 1], key=len)
         # Steps that changed nothing do not show in the weights, but later steps read what they carry.
         unseen = [delta.checksum() for delta in history if not (delta.writes or delta in self._large)]
         return Description(
             what="stream step",
             model=self.identity.to_dict(),
             # what is written of a step is part of the next one's start
-            code=code_fingerprint(*self.editor.source_modules, AppliedDeltas.__module__),
+            code=code_fingerprint(*self.editor.source_modules, AppliedDeltas.__module__, *modules_behind(largest)),
             inputs={
                 "editor": self.editor.key_identity,
                 "config": self.config,

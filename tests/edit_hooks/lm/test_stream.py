@@ -10,22 +10,31 @@ from state import assert_same_state
 from edit_hooks import EditingError, EditRequest, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
+from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.unusable import edit_usable
+from edit_hooks.lm.writing import write_together
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
+from edit_hooks.utils.hashing import code_fingerprint
 
 EDIT_REQUESTS = [EditRequest(**record) for record in REQUESTS]
 SETTINGS = {"ft_l": FT_CONFIG, "kn": {"layers": [EDIT_LAYER]}, "lora": LORA_CONFIG, "mend": MEND_CONFIG}
+SMALL_ROME = {"context_templates": ["{}"], "num_steps": 3}
 
 
 def stream(model, tokenizer, editor, size, store):
-    plan = EditPlan(chunked([(request,) for request in EDIT_REQUESTS], size, cumulative=True), cumulative=True)
-    identity = model_identity(model, tokenizer)
-    editor = load_editor(editor, SETTINGS[editor])
-    return EditStream(model, tokenizer, editor, plan, store, identity, Guard(), quiet=True)
+    return stream_of(model, tokenizer, load_editor(editor, SETTINGS[editor]), size, store)
+
+
+def stream_of(model, tokenizer, editor, size=1, store=None, cases=None):
+    """A stream of cases, by default of one request each."""
+    cases = cases or [(request,) for request in EDIT_REQUESTS]
+    plan = EditPlan(chunked(cases, size, cumulative=True), cumulative=True)
+    return EditStream(model, tokenizer, editor, plan, store, model_identity(model, tokenizer), Guard(), quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +74,53 @@ def test_a_stream_of_one_edit_is_the_single_edit(editor, tiny_model, tiny_tokeni
     assert isinstance(one.deltas[0], Delta)
     for name, update in single.weights().items():
         torch.testing.assert_close(one.deltas[0].weights()[name], update, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("editor", "settings"),
+    [
+        ("rome", SMALL_ROME),
+        ("simie", {"base": "rome", "base_settings": SMALL_ROME, "ridge": 0.1}),
+        ("simie", {"base": "rome", "base_settings": SMALL_ROME, "ridge": 0.1, "base_weights": "running"}),
+        # restrained at every step
+        (
+            "prune",
+            {"base": "rome", "base_settings": {**SMALL_ROME, "lr": 5.0, "clamp_factor": 100}, "function": "linear"},
+        ),
+        ("prune", {"base": "kn", "layers": [EDIT_LAYER]}),
+    ],
+)
+def test_the_edits_of_a_case_are_steps_to_later_ones(editor, settings, tiny_model, tiny_tokenizer, tmp_path):
+    """An editor that writes one request at a time finds the state of each in the history, also from the store."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    apart = stream_of(model, tokenizer, load_editor(editor, settings))
+    apart.make()
+    first, second, *others = EDIT_REQUESTS
+    cases = [(first, second), *((request,) for request in others)]
+    for _ in ("made", "from the store"):
+        together = stream_of(model, tokenizer, load_editor(editor, settings), store=Store(tmp_path), cases=cases)
+        together.make()
+        assert not together.unusable and together.num_steps == len(EDIT_REQUESTS) - 1
+        for ours, expected in zip(together.deltas[1:], apart.deltas[2:], strict=True):
+            assert ours.writes == expected.writes
+            assert ours.stream_state.keys() == expected.stream_state.keys()
+            for name, update in expected.weights().items():
+                torch.testing.assert_close(ours.weights()[name], update, atol=1e-4, rtol=1e-3)
+        total, expected = (Delta.summed(one.deltas).weights() for one in (together, apart))
+        for name, update in expected.items():
+            torch.testing.assert_close(total[name], update, atol=1e-4, rtol=1e-3)
+
+
+def test_the_code_that_writes_a_case_is_in_the_keys_of_its_step_and_of_later_ones(tiny_model, tiny_tokenizer):
+    model, tokenizer, editor = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), load_editor("rome", SMALL_ROME)
+    first, second, third, *_ = EDIT_REQUESTS
+    made = stream_of(model, tokenizer, editor, cases=[(first,), (second, third), (EDIT_REQUESTS[3],)])
+    made.make()
+    alone = code_fingerprint(*editor.source_modules, AppliedDeltas.__module__)
+    together = code_fingerprint(
+        *editor.source_modules, AppliedDeltas.__module__, write_together.__module__, edit_usable.__module__
+    )
+    assert [delta.meta["description"]["code"] for delta in made.deltas] == [alone, together, together]
 
 
 def test_an_interrupted_pass_can_be_repeated(tiny_model, tiny_tokenizer, monkeypatch):
