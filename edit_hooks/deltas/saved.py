@@ -81,7 +81,7 @@ def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelId
         delta = Delta.load(_delta_file(Path(path).expanduser()))
         _compare_models(delta, model, identity, str(path))
         deltas.append(delta)
-    _check_chain([edit for delta in deltas for edit in _summand_metadata(delta.meta)], "these edits")
+    _check_chain([delta.meta for delta in deltas], "these edits")
     return deltas
 
 
@@ -107,7 +107,7 @@ def check_base(delta: Delta, model: nn.Module, identity: ModelIdentity, source: 
         EditingError: for edits of other weights, and steps of a stream that do not start at the unedited model.
     """
     found = _compare_models(delta, model, identity, source)
-    _check_chain(list(_summand_metadata(delta.meta)), source)
+    _check_chain([delta.meta], source)
     return found
 
 
@@ -234,8 +234,8 @@ def _compare_models(delta: Delta, model: nn.Module, identity: ModelIdentity, sou
 def _check_chain(edits: Sequence[Mapping[str, Any]], source: str) -> None:
     """Refuse steps of a stream unless the first starts at the unedited model and each other where the last ended."""
     state: object = UNEDITED_STATE
-    for number, edit in enumerate(edits):
-        state_before = (edit.get("description") or {}).get("state_before") or edit.get("state_before")
+    for number, edit in enumerate(step for meta in edits for step in _steps(meta)):
+        state_before = _state_before(edit)
         if state_before is None:
             continue
         if state_before != state:
@@ -244,3 +244,17 @@ def _check_chain(edits: Sequence[Mapping[str, Any]], source: str) -> None:
                 "the edits before it leave. Give all steps of the stream from the first one, in order."
             )
         state = edit.get("state_after")
+
+
+def _steps(meta: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Metadata of the edits in a sum, in order; a step of a stream is one edit, also if it is itself a sum."""
+    if "parts" not in meta or _state_before(meta) is not None:
+        yield meta
+        return
+    for summand in meta["parts"]:
+        yield from _steps(summand)
+
+
+def _state_before(edit: Mapping[str, Any]) -> object:
+    """Fingerprint of the weights before a step of a stream; ``None`` for other edits."""
+    return (edit.get("description") or {}).get("state_before") or edit.get("state_before")

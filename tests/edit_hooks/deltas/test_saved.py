@@ -12,12 +12,14 @@ from lm_runs import instance
 from random_deltas import random_delta
 from state import assert_same_state
 
-from edit_hooks import Delta, EditingError, EditRequest, edited
+from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
-from edit_hooks.contract.tiny_models import build_tokenizer
+from edit_hooks.contract.tiny_models import REQUESTS, build_tokenizer
 from edit_hooks.deltas.export import export_peft, read_peft
-from edit_hooks.deltas.saved import load_edit, read_deltas, save_edits
+from edit_hooks.deltas.saved import load_edit, read_deltas, requests_of, save_edits
 from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.lm.plan import EditPlan, chunked
+from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 
 REQUEST = EditRequest(prompt="{} is the capital of", subject="Ostravia", target_new="Velm")
@@ -144,3 +146,23 @@ def test_steps_of_a_stream_belong_together(saved, tmp_path, caplog):
             read_deltas(wrong, model, identity)
     with pytest.raises(EditingError, match="3 saved edits"):
         load_edit(tmp_path / "stream", model, identity)
+
+
+def test_a_step_of_several_requests_is_one_step(saved, tmp_path):
+    """The first case of a stream has two edits, which an editor of single requests writes one after another."""
+    model, identity = saved[3], identity_of(saved[3])
+    first, second, third, *_ = (EditRequest(**record) for record in REQUESTS)
+    plan = EditPlan(chunked([(first, second), (third,)], 1, cumulative=True), cumulative=True)
+    editor = load_editor("rome", {"context_templates": ["{}"], "num_steps": 2})
+    made = EditStream(model, build_tokenizer("byte_bpe_bos"), editor, plan, None, identity, Guard(), quiet=True)
+    made.make()
+    assert len(made.deltas[0].meta["parts"]) == 2
+    metadata = {"model": identity.to_dict()}
+    files = save_edits(tmp_path / "stream", list(zip(plan.groups, made.deltas, strict=True)), metadata, most=2)
+    total = Delta.summed(read_deltas(files, model, identity))
+    total.meta |= metadata
+    total.save(tmp_path / "total.safetensors")
+    for source, num_edits in ((files[0], 2), (tmp_path / "total.safetensors", 3)):
+        assert len(requests_of(load_edit(source, model, identity).delta)) == num_edits
+    with pytest.raises(EditingError, match="edit 0 is a step of a stream"):
+        read_deltas(files[1:], model, identity)
