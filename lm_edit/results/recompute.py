@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lm_edit.results.runs import ResultFile
@@ -15,6 +15,8 @@ from lm_eval_tasks.common.run_names import is_editing_task
 
 TOLERANCE = 1e-9
 COUNT = "total"
+UNEDITED = "unedited"
+COMPARED = (UNEDITED, "difference")  # stages of compare_unedited
 # F1 and MCC of the tasks editglue_*, whose samples have labels instead of scores; their counts are recomputed.
 NOT_RECOMPUTED = ("weighted_f1", "matthews")
 # What samples of another form than lm-eval's raise in an aggregation.
@@ -57,7 +59,7 @@ def _wrong(column: Column, about: TaskFacts, samples: Samples) -> Iterator[str]:
     if is_editing_task(about.config):
         wanted = _of_editing_task(column, about, samples)
     elif is_rate and about.metrics.get(column.metric, {}).get("aggregation", "mean") == "mean":
-        wanted = {"": _of_stock_task(column, samples)}
+        wanted = {"": _value(column, samples, _mean)}
     else:
         return
     if is_rate and not column.stage:
@@ -73,12 +75,17 @@ def _wrong(column: Column, about: TaskFacts, samples: Samples) -> Iterator[str]:
 
 
 def _of_editing_task(column: Column, about: TaskFacts, samples: Samples) -> dict[str, Any]:
-    """The value, and the companions that the column has."""
+    """The value, and the companions that the column has.
+
+    Of the columns of ``compare_unedited``, which have no counts, that is the value.
+    """
     aggregation = str(about.metrics[column.metric]["aggregation"])
     if aggregation in NOT_RECOMPUTED:
         return {}
+    wanted: dict[str, Any] = {"": _value(column, samples, AGGREGATIONS[aggregation])}
+    if column.stage in COMPARED:
+        return wanted
     values = [sample[column.name] for sample in samples]
-    wanted: dict[str, Any] = {"": AGGREGATIONS[aggregation](values)}
     if aggregation != COUNT or "n" in column.companions:  # a count of cases has no count of its own
         wanted["n"] = sum(value is not None for value in values)
     for count in ("excluded", "failed"):
@@ -91,16 +98,18 @@ def _of_editing_task(column: Column, about: TaskFacts, samples: Samples) -> dict
     return wanted
 
 
-def _of_stock_task(column: Column, samples: Samples) -> float | None:
-    """The mean of a metric; with ``compare_unedited``, that of the unedited model, and the difference of the means."""
+def _value(column: Column, samples: Samples, aggregate: Callable[[Sequence[Any]], Any]) -> Any:
+    """The aggregate of a column; with ``compare_unedited``, that of the unedited model, or the difference from it."""
+    if column.stage not in COMPARED:
+        return aggregate([sample[column.name] for sample in samples])
+    unedited = aggregate([sample["unedited"][column.metric] for sample in samples])
+    if column.stage == UNEDITED:
+        return unedited
+    return aggregate([sample[column.metric] for sample in samples]) - unedited
 
-    def mean(places: Samples) -> float:
-        return math.fsum(float(sample[column.metric]) for sample in places) / len(places)
 
-    if not column.stage:
-        return mean(samples)
-    unedited = mean([sample["unedited"] for sample in samples])
-    return {"unedited": unedited, "difference": mean(samples) - unedited}[column.stage]
+def _mean(values: Sequence[Any]) -> float:
+    return math.fsum(map(float, values)) / len(values)
 
 
 def _agree(saved: object, computed: object) -> bool:

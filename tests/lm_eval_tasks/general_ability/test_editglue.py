@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections import Counter
@@ -14,12 +15,14 @@ import yaml
 from lm_eval.tasks import TaskManager
 from lm_runs import build, run
 from paths import REAL_DATA, RECORDS
+from result_files import change, write_run
 from task_runs import FOLDER, manager, metrics_of
 
 import lm_eval_editing_autoload
 from edit_hooks import EditingError
 from edit_hooks.answers import LoglikelihoodPair
 from edit_hooks.contract.tiny_models import save_tiny
+from lm_edit.results.check import check_results
 from lm_eval_tasks.general_ability import editglue
 from lm_eval_tasks.general_ability.editglue import COLA, MMLU, MRPC, NLI, RTE, RTE_INVERTED, SST2
 from lm_eval_tasks.general_ability.scores import matthews, weighted_f1
@@ -157,6 +160,20 @@ def test_every_row_is_scored_on_both_models(results) -> None:
             assert found[f"{metric}@difference"] == found[metric] - found[f"{metric}@unedited"]
             assert math.isfinite(found[f"{metric}@difference_stderr"])
     assert results["unedited_comparison"]["not_compared"] == {}
+
+
+def test_counts_of_both_models_are_checked_against_the_samples(results, tmp_path) -> None:
+    path = write_run(tmp_path, results=copy.deepcopy(results))
+    assert check_results(path).problems == []
+
+    def shift(content: dict[str, Any]) -> None:
+        for name in ("correct@unedited", "invalid@difference"):
+            content["results"]["editglue_rte"][f"{name},none"] += 1
+
+    change(path, shift)
+    problems = [problem.text for problem in check_results(path).problems]
+    assert len(problems) == 2 and problems[0].startswith("editglue_rte, correct@unedited: the result is ")
+    assert "invalid@difference: the result is " in problems[1]
 
 
 def test_inverted_labels_mirror_the_right_ones(results) -> None:
