@@ -102,7 +102,7 @@ class FactorNetwork(nn.Module):
 
     @torch.no_grad()
     def observe(self, tokens: TokenFactors) -> None:
-        """Add tokens to the running mean and sum of squared deviations.
+        """Add tokens to the running mean and sum of squared deviations, unless they would not be finite any more.
 
         Chan's merge of Welford's recurrences; equal to the token-by-token loop of the release.
         """
@@ -110,17 +110,22 @@ class FactorNetwork(nn.Module):
         if not len(new_NW):
             return
         old_count, new_count = float(self.count), len(new_NW)
+        count = old_count + new_count
         mean_W = new_NW.mean(0)
         offset_W = mean_W - self.mean
-        self.count += new_count
-        self.mean += offset_W * (new_count / float(self.count))
         # Squares around the two means, plus the term between the means.
-        self.squares += ((new_NW - mean_W) ** 2).sum(0) + offset_W**2 * (old_count * new_count / float(self.count))
+        added_W = ((new_NW - mean_W) ** 2).sum(0) + offset_W**2 * (old_count * new_count / count)
+        if not torch.isfinite(self.squares + added_W).all():
+            return  # one such token would stay in the statistics for ever
+        self.count += new_count
+        self.mean += offset_W * (new_count / count)
+        self.squares += added_W
 
     def forward(self, tokens: TokenFactors, mode: int) -> TokenFactors:
         hidden_NW = torch.cat(tokens, 1).to(self.mean.dtype)
         if self.normalize:
-            if self.count < 2:
+            # without statistics, tokens that are not finite stay so, and their training step is skipped
+            if self.count < 2 and torch.isfinite(hidden_NW).all():
                 raise EditingError(
                     "the hyper-network normalizes its input, but its statistics hold fewer than two tokens of training "
                     "edits; train it with lm-edit train-mend, or use normalize=false."

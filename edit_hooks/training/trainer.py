@@ -285,9 +285,19 @@ class Trainer(abc.ABC, Generic[ConfigT]):
         }
 
     def _save_state(self) -> None:
+        """Write what a killed run resumes from.
+
+        Raises:
+            EditingError: it is no longer finite; the file keeps the last state that was.
+        """
         tensors = {f"network/{name}": tensor for name, tensor in self._state().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam/{index}/{name}": torch.as_tensor(value) for name, value in state.items()}
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
+            raise EditingError(
+                f"after {self.progress.step} steps of the training its state is no longer finite; lower {self.rates}, "
+                "or train in float32, in a new folder."
+            )
         header = {
             "format": self.resume_format,
             "identity": json.dumps(self.identity),

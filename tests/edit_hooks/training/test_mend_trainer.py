@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
 from edit_hooks.gradient.artifact import WEIGHTS_NAME, load_network, read_manifest
 from edit_hooks.modeling.architectures import ARCHITECTURES
+from edit_hooks.training import mend_loss
 from edit_hooks.training.trainer import MAX_SKIPPED, RESUME_NAME
 
 
@@ -119,6 +121,38 @@ def test_steps_without_finite_gradients_are_skipped_and_end_a_run(tiny_model, ti
     assert all(torch.equal(before[name], tensor) for name, tensor in run.network.named_parameters())
     with pytest.raises(EditingError, match="not finite"):
         run._step(MAX_SKIPPED)
+
+
+@pytest.mark.parametrize("bad_steps", [(0, 1), (4,)])
+def test_a_batch_that_is_not_finite_leaves_the_statistics(bad_steps, tiny_model, tiny_tokenizer, tmp_path, monkeypatch):
+    """Its step is skipped, also before any statistics, and training goes on."""
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path, num_steps=6, validate_every=6)
+    factors, is_bad = mend_loss.token_factors, False
+
+    def overflowing_factors(*arguments):
+        found, losses = factors(*arguments)
+        return ({name: (x * math.inf, delta) for name, (x, delta) in found.items()} if is_bad else found), losses
+
+    monkeypatch.setattr(mend_loss, "token_factors", overflowing_factors)
+    for step in range(6):
+        before, is_bad = {name: tensor.clone() for name, tensor in run.network.state_dict().items()}, step in bad_steps
+        run._step(step)
+        changed = [not torch.equal(before[name], tensor) for name, tensor in run.network.state_dict().items()]
+        assert any(changed) != is_bad
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in run.network.state_dict().values())
+    assert run.progress.skipped == len(bad_steps)
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tiny_model, tiny_tokenizer, tmp_path):
+    run = trainer(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), tmp_path)
+    run._step(0)
+    run._save_state()
+    saved = (tmp_path / RESUME_NAME).read_bytes()
+    with torch.no_grad():
+        run.network.step_sizes.fill_(math.inf)
+    with pytest.raises(EditingError, match="its state is no longer finite; lower lr or edit_lr"):
+        run._save_state()
+    assert (tmp_path / RESUME_NAME).read_bytes() == saved
 
 
 def diverged(network) -> torch.Tensor:
