@@ -10,7 +10,7 @@ from typing import Any
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation, StateSimilarity
 from edit_hooks.utils.errors import EditingError
 from lm_edit.results.runs import Paths, ResultFile
-from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response
+from lm_edit.results.samples import FINAL_STAGE, answers_by_stage, read_saved_response, saved_stops
 from lm_edit.results.tables import CurrentResults
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.answers import Answer, read_answer
@@ -207,8 +207,7 @@ def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any]) -> Iterator[Qu
         return
     for number, request in enumerate(case_requests(doc)):
         probe, argument = request.probe, arguments[number]
-        stops = () if request.target is not None else argument["arg_1"].get("until") or ()
-        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        stops = [] if request.target is not None else saved_stops(argument["arg_1"], request.decoding)
         saved = sample["resps"][number][0]
         response = read_saved_response(saved) if isinstance(saved, str) else saved
         answers: dict[str, Answer] = {}

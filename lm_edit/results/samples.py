@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edit_hooks.answers import FORMAT, EditedAnswer, FailedAnswer, GeneratedText, ModelAnswer
+from edit_hooks.decoding import Decoding
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json, read_rows
 from judges.base import Item
 from lm_edit.results.sample_files import SampleFile, current_sample_files
 from lm_eval_tasks.common.answers import UNFINISHED, Answer, read_answer, unedited_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
+from lm_eval_tasks.common.generation import stop_strings
 from lm_eval_tasks.common.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
 
@@ -111,17 +113,29 @@ def _from_case(row: Mapping[str, Any], source: SampleFile) -> Iterator[SavedAnsw
         probe = request.probe
         if request.target is not None:
             continue
-        stops = row["arguments"][f"gen_args_{number}"]["arg_1"].get("until") or []
+        stops = saved_stops(row["arguments"][f"gen_args_{number}"]["arg_1"], request.decoding)
+        fixed = request.decoding is not None and request.decoding.length_of is not None
         for stage, response in answers_by_stage(read_saved_response(row["resps"][number][0])):
             if probe.only_unedited and stage != FINAL_STAGE:
                 continue  # the unedited model's answer is the same at every stage
-            answer = read_answer(response, [stops] if isinstance(stops, str) else stops)
+            answer = read_answer(response, stops, fixed_length=fixed)
             if probe.only_unedited:
                 answer = unedited_answer(answer)
             text = answer.text.strip() if isinstance(answer, GeneratedText) else ""
             item = Item(probe.question, probe.gold, text)
             failure = why_not_judged(row["doc"], probe.kind, probe.gold) or _failure(answer)
             yield SavedAnswer(source, row["doc_id"], stage, probe.only_unedited, item, failure)
+
+
+def saved_stops(arguments: Mapping[str, Any], decoding: Decoding | None) -> list[str]:
+    """The strings at which the run has cut a saved answer.
+
+    Args:
+        arguments: the request's ``generation_kwargs``, which name those of the task also where a text fixes the length.
+        decoding: the question's own settings.
+    """
+    until = arguments.get("until") or []
+    return stop_strings(decoding, [until] if isinstance(until, str) else until)
 
 
 def answers_by_stage(

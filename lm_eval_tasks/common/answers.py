@@ -26,16 +26,17 @@ UNFINISHED = (
 Answer: TypeAlias = ScoredContinuation | GeneratedText | StateSimilarity | FailedAnswer | Verdict
 
 
-def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
+def read_answer(raw: Any, stops: Iterable[str] = (), *, fixed_length: bool = False) -> Answer:
     """Convert one response of a model to a typed answer.
 
     Args:
         raw: an answer of `edited_hf` (its final answer is used), a typed answer, a stock ``(logprob, is_greedy)`` pair
             (or a list of two, as caches store it), or a stock text.
         stops: stop strings of the task, which cut generated texts.
+        fixed_length: the answer has the length of a given text, which other model classes do not know.
 
     Returns:
-        The answer; a `FailedAnswer` for any other type.
+        The answer; a `FailedAnswer` for any other type, and for a stock text of a fixed length.
     """
     if isinstance(raw, EditedAnswer):
         raw = raw.final
@@ -45,6 +46,8 @@ def read_answer(raw: Any, stops: Iterable[str] = ()) -> Answer:
         return replace(raw, unedited=raw.unedited.until(stops))
     if isinstance(raw, (ScoredContinuation, StateSimilarity, FailedAnswer, Verdict)):
         return raw
+    if isinstance(raw, str) and fixed_length:
+        return FailedAnswer(NEEDS_EDITED_HF.format(missing="answers of a given length"), is_failure=False)
     if isinstance(raw, str):
         return GeneratedText(raw=raw, stops=tuple(stops))
     if isinstance(raw, Sequence) and len(raw) == 2:

@@ -9,8 +9,7 @@ import lm_eval.filters  # noqa: F401  # fills the registry; it does so only whil
 from lm_eval.api.filter import Filter
 from lm_eval.api.registry import register_filter
 
-from edit_hooks.answers import FailedAnswer
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer, read_answer
+from lm_eval_tasks.common.answers import Answer, read_answer
 
 
 @register_filter("natural_stop")
@@ -33,13 +32,15 @@ class NaturalStop(Filter):
         Further ones are copies that padding on several ranks appends.
         """
         return [
-            FailedAnswer(NEEDS_EDITED_HF.format(missing="answers of a given length"), is_failure=False)
-            if isinstance(responses[0], str) and has_fixed_length(doc["asked"])
-            else read_answer(responses[0], doc["asked"]["until"] if self.until is None else self.until)
+            read_answer(
+                responses[0],
+                doc["asked"]["until"] if self.until is None else self.until,
+                fixed_length=has_fixed_length(doc["asked"]),
+            )
             for responses, doc in zip(resps, docs, strict=True)
         ]
 
 
 def has_fixed_length(asked: Mapping[str, Any]) -> bool:
-    """Whether the answer to a question has the length of a given text, which other model classes do not know."""
+    """Whether the answer to a question has the length of a given text."""
     return bool(asked.get("decoding") and asked["decoding"]["length_of"] is not None)

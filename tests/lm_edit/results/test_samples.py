@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 from saved_results import save_samples
-from scripted import ScriptedLM, StreamLM
+from scripted import ScriptedLM, StockLM, StreamLM
 from task_runs import metrics_of, run
 from wild_answers import WILD_TASK, wild_texts
 
 from edit_hooks.answers import EditedAnswer, FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
+from judges.base import Item
 from judges.string_judge import StringJudge
 from lm_edit.results.rejudge import judge_answers, table_rows
 from lm_edit.results.samples import read_saved_answers, read_saved_response
-from lm_eval_tasks.common.answers import UNFINISHED
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, UNFINISHED
 
 
 def test_saved_samples_hold_the_answers_that_were_scored(tmp_path: Path) -> None:
@@ -39,6 +40,20 @@ def test_streams_have_an_answer_per_stage_and_one_helper_answer(tmp_path: Path) 
     stages = [(0, stage, False) for stage in ("", "immediate", "1", "3")]
     assert places == [*stages, (0, "", True), (2, "", False), (2, "", True)]
     assert [answer.failure for answer in answers if answer.case == 2] == ["not among this run's edits"] * 2
+
+
+def test_answers_of_the_gold_length_are_not_cut(tmp_path: Path) -> None:
+    """The run does not stop them at a period either, and of a model class without such answers it scores none."""
+    task = "qaedit_grid_qa_inst_ar_gold"
+    results = run(task, StreamLM({"1": "1"}), {"mode": "sequential"})
+    assert metrics_of(results, task)["reliability_ar_gold_em"] == 1.0
+    answers = read_saved_answers([save_samples(results, tmp_path / "edited", task)])
+    assert [answer.item for answer in answers if answer.failure is None and not answer.is_helper] == [
+        Item("In which city was the painter Jo Marsh born?", "St. Brannock", "St. Brannock")
+    ] * 2  # at the end and right after the edit
+    stock = run(task, StockLM(), {"population": "all"})
+    answers = read_saved_answers([save_samples(stock, tmp_path / "stock", task)])
+    assert {answer.failure for answer in answers} == {NEEDS_EDITED_HF.format(missing="answers of a given length")}
 
 
 class ThinkingLM(ScriptedLM):

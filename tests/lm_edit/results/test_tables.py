@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from paths import ROOT
 from result_files import MODEL_ARGS, change, judged_run, scripted_results, write_run
+from scripted import StreamLM
+from task_runs import run
 
 from edit_hooks.answers import StateSimilarity
 from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
@@ -303,6 +305,16 @@ def test_documents_have_answers_before_and_after(tmp_path: Path) -> None:
     helper = generated[-1]
     assert helper.kind == "pre_edit" and helper.answers == {} and helper.unedited is not None
     assert json.loads(json.dumps(first.to_json()))["run"] == first.run
+
+
+def test_a_document_shows_answers_of_the_gold_length_in_full(tmp_path: Path) -> None:
+    task = "qaedit_grid_qa_inst_ar_gold"
+    write_run(tmp_path, task, results=run(task, StreamLM({"1": "1"}), {"mode": "sequential"}))
+    question = next(one for one in load_documents(tmp_path) if one.case_id == "1").questions[0]
+    assert {stage: answer.text for stage, answer in question.answers.items()} == {
+        "": " St. Brannock",
+        "immediate": " St. Brannock",
+    }
 
 
 def test_a_document_shows_compared_states(tmp_path: Path) -> None:
