@@ -36,7 +36,7 @@ from edit_hooks.modeling.base_model import compare_models
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import path_digest, user_path
+from edit_hooks.utils.files import path_digest
 from edit_hooks.utils.numbers import POSITIVE
 
 BASE = "base"
@@ -155,6 +155,6 @@ def _fact(request: EditRequest, config: SERACConfig) -> ContextEdit:
     if config.artifact == IDENTITY:
         models, embedder = MemoryModels(IDENTITY), config.classifier
     else:
-        folder = user_path(config.artifact, MEMORY_MODELS.what).resolve()
-        models, embedder = MemoryModels(str(folder), config.artifact_digest or ""), ""
+        # as the settings name it: a stored edit is found by them, also after the folder around it was renamed
+        models, embedder = MemoryModels(config.artifact, config.artifact_digest or ""), ""
     return ContextEdit(request.bare_text, request.target_new, embedder=embedder, memory=models)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from edit_hooks.answers import ContextReport
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas.context_edit import ContextEdit, MemoryModels
+from edit_hooks.deltas.saved import save_edits
 from edit_hooks.in_context.fact_memory import load_memory
 from edit_hooks.in_context.memory_artifact import MEMORY_MODELS
 from lm_edit.cli.main import main
@@ -160,6 +162,33 @@ def test_a_saved_edit_answers_alike_and_knows_its_models(model_path, artifacts, 
     (folder / "serac.safetensors").write_bytes(MEMORY_MODELS.file(artifacts["wide"]).read_bytes())
     with pytest.raises(EditingError, match="are not those that this edit was made with"):
         build(model_path, load_edit=str(path), editor_args=None)
+
+
+def test_a_stored_edit_is_used_after_its_folder_was_renamed(model_path, artifacts, tmp_path, monkeypatch):
+    """The settings name the models by the same relative path before and after."""
+    shutil.copytree(artifacts["narrow"], tmp_path / "old" / "models")
+    answers = []
+    for place in ("old", "new"):
+        load_memory.cache_clear()  # another process
+        monkeypatch.chdir(tmp_path / place)
+        answers.append(ask(serac(model_path, "models", store=str(tmp_path / "store")), PROMPT).token_logprobs)
+        if place == "old":
+            (tmp_path / "old").rename(tmp_path / "new")
+    assert answers[0] == answers[1] and len(list((tmp_path / "store").rglob("deltas/**/*.safetensors"))) == 1
+
+
+def test_a_saved_edit_finds_its_models_from_any_folder(model_path, artifacts, tmp_path, monkeypatch):
+    monkeypatch.chdir(artifacts["narrow"].parent)
+    lm = serac(model_path, "narrow")
+    request = EditRequest(**case()["edit_requests"][0])
+    (delta,) = lm.editor.edit(lm.model, lm.tokenizer, [request])
+    (path,) = save_edits(tmp_path / "edits", [((request,), delta)], {"model": lm.identity.to_dict()}, most=1)
+    assert delta.contexts[0].memory.artifact == "narrow"  # the saved one alone is changed
+    expected = ask(lm, PROMPT)
+    load_memory.cache_clear()  # another process
+    monkeypatch.chdir(tmp_path)
+    loaded = build(model_path, load_edit=str(path), editor_args=None)
+    assert ask(loaded, PROMPT).token_logprobs == expected.token_logprobs
 
 
 def test_saved_edits_of_other_editors_keep_their_form():
