@@ -145,7 +145,7 @@ def _scores_of(
 
 def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
     """Yield the cases of one task of a run."""
-    declared = TaskFacts(file, task).metrics
+    about = TaskFacts(file, task)
     by_doc: dict[int, list[tuple[str, Mapping[str, Any]]]] = {}
     for where, sample in file.samples(task):
         by_doc.setdefault(sample["doc_id"], []).append((where, sample))
@@ -153,7 +153,7 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
         where, first = samples[0]
         try:
             doc = first["doc"] if isinstance(first["doc"], Mapping) else {}
-            metrics, reasons = _metrics([sample for _, sample in samples], declared)
+            metrics, reasons = _metrics([sample for _, sample in samples], about.metrics)
             yield CaseDocument(
                 run=file.facts.run,
                 task=task,
@@ -161,7 +161,7 @@ def task_documents(file: ResultFile, task: str) -> Iterator[CaseDocument]:
                 case_id=str(doc.get("case_id", doc_id)),
                 category=str(doc.get("category") or ""),
                 edits=doc.get("edit_requests") or [],
-                questions=list(_questions(first, doc)),
+                questions=list(_questions(first, doc, about.scores_outside)),
                 metrics=metrics,
                 reasons=reasons,
                 report=next((sample["edit"] for _, sample in samples if sample.get("edit")), {}),
@@ -189,7 +189,7 @@ def _metrics(
     return metrics, reasons
 
 
-def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any]) -> Iterator[Question]:
+def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any], scores_outside: bool) -> Iterator[Question]:
     """The requests of a case of an editing task, or those of an ordinary document."""
     arguments = list(sample["arguments"].values())
     if "probes" not in doc:
@@ -212,7 +212,8 @@ def _questions(sample: Mapping[str, Any], doc: Mapping[str, Any]) -> Iterator[Qu
         response = read_saved_response(saved) if isinstance(saved, str) else saved
         answers: dict[str, Answer] = {}
         if isinstance(response, EditedAnswer):
-            answers = {stage: read_answer(answer, stops) for stage, answer in answers_by_stage(response)}
+            stages = answers_by_stage(response, scores_outside)
+            answers = {stage: read_answer(answer, stops) for stage, answer in stages}
         else:
             answers = {FINAL_STAGE: _stock_answer(response, request.target is not None, stops)}
         unedited = getattr(answers[FINAL_STAGE], "unedited", None)

@@ -26,12 +26,14 @@ class SampleFile(NamedTuple):
         task: name of the task; for plain rows, that of the file.
         run: hash of the run's identity, as in ``load_results``; "" where no readable result file is beside the samples.
         run_name: readable name of the run, likewise.
+        scores_outside: the run also scored cases that are not among its edits; likewise.
     """
 
     path: str
     task: str
     run: str = ""
     run_name: str = ""
+    scores_outside: bool = False
 
 
 class _Result(NamedTuple):
@@ -98,5 +100,5 @@ def _describe(path: Path, results: dict[Path, ResultFile | None]) -> tuple[Sampl
         log.warning("%s: its run is unknown (%s: %s)", path, type(error).__name__, error)
         return unknown, None
     identity = (*(facts[name] for name in SAME_RESULT), population)
-    known = unknown._replace(run=result.facts.run, run_name=result.facts.name)
+    known = unknown._replace(run=result.facts.run, run_name=result.facts.name, scores_outside=about.scores_outside)
     return known, _Result(identity, (result.date, beside.name))

@@ -16,6 +16,7 @@ from lm_edit.results.sample_files import SampleFile, current_sample_files
 from lm_eval_tasks.common.answers import UNFINISHED, Answer, read_answer, unedited_answer
 from lm_eval_tasks.common.cases import NEIGHBORHOOD
 from lm_eval_tasks.common.generation import stop_strings
+from lm_eval_tasks.common.population import PRE_EDIT
 from lm_eval_tasks.common.probes import NO_GOLD, NO_QUESTION, case_requests, why_not_judged
 from lm_eval_tasks.common.stages import IMMEDIATE, NOT_IN_STREAM
 
@@ -111,20 +112,22 @@ def _from_case(row: Mapping[str, Any], source: SampleFile) -> Iterator[SavedAnsw
     """
     for number, request in enumerate(case_requests(row["doc"])):
         probe = request.probe
-        if request.target is not None:
-            continue
+        is_helper = probe.kind == PRE_EDIT
+        if request.target is not None or (probe.only_unedited and not is_helper):
+            continue  # nothing generated, or another fact about the unedited model, as the old answers of MQuAKE
         stops = saved_stops(row["arguments"][f"gen_args_{number}"]["arg_1"], request.decoding)
         fixed = request.decoding is not None and request.decoding.length_of is not None
-        for stage, response in answers_by_stage(read_saved_response(row["resps"][number][0])):
-            if probe.only_unedited and stage != FINAL_STAGE:
+        response = read_saved_response(row["resps"][number][0])
+        for stage, at_stage in answers_by_stage(response, source.scores_outside):
+            if is_helper and stage != FINAL_STAGE:
                 continue  # the unedited model's answer is the same at every stage
-            answer = read_answer(response, stops, fixed_length=fixed)
-            if probe.only_unedited:
+            answer = read_answer(at_stage, stops, fixed_length=fixed)
+            if is_helper:
                 answer = unedited_answer(answer)
             text = answer.text.strip() if isinstance(answer, GeneratedText) else ""
             item = Item(probe.question, probe.gold, text)
             failure = why_not_judged(row["doc"], probe.kind, probe.gold) or _failure(answer)
-            yield SavedAnswer(source, row["doc_id"], stage, probe.only_unedited, item, failure)
+            yield SavedAnswer(source, row["doc_id"], stage, is_helper, item, failure)
 
 
 def saved_stops(arguments: Mapping[str, Any], decoding: Decoding | None) -> list[str]:
@@ -139,13 +142,17 @@ def saved_stops(arguments: Mapping[str, Any], decoding: Decoding | None) -> list
 
 
 def answers_by_stage(
-    response: EditedAnswer | str,
+    response: EditedAnswer | str, scores_outside: bool
 ) -> Iterator[tuple[str, EditedAnswer | ModelAnswer | FailedAnswer | str]]:
-    """Yield the stages of a response that have a column of their own, each with its answer; the final one first."""
+    """Yield the stages of a response that have a column of their own, each with its answer; the final one first.
+
+    Args:
+        scores_outside: a case that is not among the run's edits has an answer, too.
+    """
     if isinstance(response, str) or response.position is None:
         yield FINAL_STAGE, response
         return
-    if response.position.not_in_stream:
+    if response.position.not_in_stream and not scores_outside:
         yield FINAL_STAGE, FailedAnswer(NOT_IN_STREAM)
         return
     yield FINAL_STAGE, response

@@ -13,6 +13,7 @@ from lm_edit.results.runs import ResultFile
 from lm_eval_tasks.common.columns import Column
 from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
 from lm_eval_tasks.common.run_names import data_label, is_editing_task
+from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
 
 # Metrics of lm-eval's own tasks that are shares of successes.
 RATES = ("acc", "acc_norm", "exact_match", "em")
@@ -123,6 +124,11 @@ class TaskFacts:
             if listed.get("name") == pipeline:
                 return any(step.get("function") == "model_judge" for step in listed.get("filter") or ())
         return False
+
+    @property
+    def scores_outside(self) -> bool:
+        """Whether the run also scored cases that are not among its edits."""
+        return bool((self.config.get("settings") or {}).get(SCORE_UNEDITED_CASES.name))
 
     @property
     def judge(self) -> str:

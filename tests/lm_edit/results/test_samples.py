@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from result_files import write_run
 from saved_results import save_samples
 from scripted import ScriptedLM, StockLM, StreamLM
 from task_runs import metrics_of, run
@@ -40,6 +41,29 @@ def test_streams_have_an_answer_per_stage_and_one_helper_answer(tmp_path: Path) 
     stages = [(0, stage, False) for stage in ("", "immediate", "1", "3")]
     assert places == [*stages, (0, "", True), (2, "", False), (2, "", True)]
     assert [answer.failure for answer in answers if answer.case == 2] == ["not among this run's edits"] * 2
+
+
+def test_cases_outside_a_stream_have_an_answer_where_the_run_scored_them(tmp_path: Path) -> None:
+    settings = {"mode": "sequential", "score_unedited_cases": True, "population": "wrong_em"}
+    results = run(WILD_TASK, StreamLM({"0": "1"}, known=("3",)), settings)
+    answers = read_saved_answers([str(write_run(tmp_path, WILD_TASK, results=results).parent)])
+    assert {answer.failure for answer in answers} == {None} and len(answers) == 2 * 4 + 1
+    verdicts = judge_answers(StringJudge("em"), answers).verdicts
+    rows = {row[1:3]: row[4:6] for row in map(tuple, table_rows(answers, {"em": verdicts}, {}))}
+    found = metrics_of(results, WILD_TASK)
+    assert (found["reliability_wild_em"], found["reliability_wild_em_n"]) == (0.5, 4)
+    assert (found["reliability_wild_em_wrong_em"], found["reliability_wild_em_wrong_em_n"]) == (pytest.approx(1 / 3), 3)
+    assert rows[WILD_TASK, "all"] == ("0.500", "4/4") and rows[WILD_TASK, "initially wrong"] == ("0.333", "3/3")
+
+
+def test_only_the_helper_of_a_population_chooses_cases(tmp_path: Path) -> None:
+    """MQuAKE asks the unedited model for the facts before the edit: nothing to judge, and no population."""
+    task = "mquake_instance_wise"
+    results = run(task, ScriptedLM())
+    kinds = [probe["kind"] for sample in results["samples"][task] for probe in sample["doc"]["probes"]]
+    assert {"hop", "old_hop"} <= set(kinds)
+    answers = read_saved_answers([save_samples(results, tmp_path, task)])
+    assert len(answers) == kinds.count("hop") and not any(answer.is_helper for answer in answers)
 
 
 def test_answers_of_the_gold_length_are_not_cut(tmp_path: Path) -> None:

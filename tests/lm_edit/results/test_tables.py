@@ -317,6 +317,16 @@ def test_a_document_shows_answers_of_the_gold_length_in_full(tmp_path: Path) -> 
     }
 
 
+@pytest.mark.parametrize("scored", [True, False])
+def test_a_document_outside_a_stream_has_an_answer_where_the_run_scored_it(tmp_path: Path, scored: bool) -> None:
+    task = "qaedit_wild_reliability"
+    settings = {"mode": "sequential", "score_unedited_cases": scored}
+    write_run(tmp_path, task, results=run(task, StreamLM({"1": "1"}), settings))
+    answer = next(one for one in load_documents(tmp_path) if one.case_id == "0").questions[0].answers[""]
+    failure = None if scored else "not among this run's edits"
+    assert (answer.text, answer.failure) == (" something else" if scored else None, failure)
+
+
 def test_a_document_shows_compared_states(tmp_path: Path) -> None:
     results = scripted_results("counterfact_evk_ts")
     for sample in results["samples"]["counterfact_evk_ts"]:
