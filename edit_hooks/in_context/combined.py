@@ -42,6 +42,7 @@ class EditorWithContext(Editor[CombinedConfig]):
         self.base, self.context = base, context
         self.name = f"{base.name}+{context.name}"
         self.needs_subject, self.supports_joint = base.needs_subject, base.supports_joint
+        self.reads_past_updates = base.reads_past_updates
         self.writes = (*base.writes, *context.writes)
         self.edits_quantized = base.edits_quantized
 

@@ -182,9 +182,12 @@ def test_the_steps_of_a_stream_leave_memory(model_path: str, tmp_path: Path, mon
         logprobs(lm)
 
 
-def test_the_low_rank_steps_of_a_stream_leave_memory(model_path: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """What later steps read of them, their running statistics, stays."""
-    ultraedit = {"editor": "ultraedit", "editor_args": {"layers": [1], "lr": 3e-3, "start": "empty"}}
+@pytest.mark.parametrize("icl", [False, "fact"])
+def test_the_low_rank_steps_of_a_stream_leave_memory(
+    icl: Any, model_path: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """What later steps read of them, their running statistics, stays. With a context it is what the editor reads."""
+    ultraedit = {"editor": "ultraedit", "editor_args": {"layers": [1], "lr": 3e-3, "start": "empty"}, "icl": icl}
     plain = stream(model_path, tmp_path, None, **ultraedit)
     expected, state = logprobs(plain), plain.stream_state()
     assert all(delta.factors and delta.stream_state for delta in plain.session.edits([]))
