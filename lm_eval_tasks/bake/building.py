@@ -8,8 +8,9 @@ by a model (:mod:`lm_eval_tasks.bake.writing`). They keep an edit if the model
 gives s* and not s as the answer of the reverse question, which is tested after this step (:mod:`lm_edit.known_facts`).
 
 The papers leave open: how many locality prompts are drawn (here at most :data:`MAX_NEIGHBORS`, one template each), and
-whether a locality prompt may contain its answer (here not). An edit to an object that the subject has anyway is no
-edit, and in Q&J a new object with several subjects has no single reverse answer: such objects are not drawn.
+whether a locality prompt may contain its answer (here not), or have the new object as a true answer, too (here not). An
+edit to an object that the subject has anyway, or to the subject itself (a relation such as spouse holds both ways), is
+no edit, and in Q&J a new object with several subjects has no single reverse answer: such objects are not drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FORMS = ("qa", "judge")  # BAKE-Q&J and BAKE-J
 NUM_PARAPHRASES = 2
 MAX_NEIGHBORS = 10
 NO_NEW_OBJECT = "no other fact of the relation has an object that can be the new one"
-NO_NEIGHBOR = "no other fact has the same object"
+NO_NEIGHBOR = "no other fact with the same object gives a locality prompt"
 TRIES = 20  # draws before the fitting facts are listed
 
 
@@ -173,7 +174,7 @@ def build_records(
         )
     for name, lack in table.lacks(form, relations).items():
         raise EditingError(f"relation {name!r} needs {lack}.")
-    built = Built()
+    built, known = Built(), frozenset(table.facts)
     for relation, facts in by_relation.items():
         if relations is not None and relation not in relations:
             continue
@@ -184,9 +185,13 @@ def build_records(
         for fact in _drawn(facts, per_relation, f"{seed}|{relation}"):
             chance = random.Random("|".join([str(seed), *fact]))
             other = _other_fact(fact, others, objects[fact.subject], chance)
-            neighbors = _neighbors(table, fact, with_object[fact.object], chance, max_neighbors)
-            if other is None or not neighbors:
-                built.left_out.append((fact, NO_NEW_OBJECT if other is None else NO_NEIGHBOR))
+            if other is None:
+                built.left_out.append((fact, NO_NEW_OBJECT))
+                continue
+            prompts = _neighbors(table, fact, other.object, with_object[fact.object], known, chance)
+            neighbors = chance.sample(prompts, min(max_neighbors, len(prompts)))
+            if not neighbors:
+                built.left_out.append((fact, NO_NEIGHBOR))
                 continue
             record = _record(table.relations[relation], fact, other, form, num_paraphrases, chance)
             built.records.append({"case_id": len(built.records), **record, "neighborhood_prompts": neighbors})
@@ -209,10 +214,13 @@ def _with_reverse_answer(facts: Sequence[Fact], form: str) -> list[Fact]:
 
 
 def _other_fact(fact: Fact, others: Sequence[Fact], objects: Container[str], chance: random.Random) -> Fact | None:
-    """A random fact of another subject, with an object that the edited subject does not have; ``None`` without any."""
+    """A random fact of another subject; ``None`` without any.
+
+    Its object is neither the edited subject nor one that this has.
+    """
 
     def fits(other: Fact) -> bool:
-        return other.subject != fact.subject and other.object not in objects
+        return fact.subject not in (other.subject, other.object) and other.object not in objects
 
     for _ in range(TRIES if others else 0):
         if fits(other := chance.choice(others)):
@@ -221,15 +229,19 @@ def _other_fact(fact: Fact, others: Sequence[Fact], objects: Container[str], cha
     return chance.choice(left) if left else None
 
 
-def _neighbors(table: FactTable, edited: Fact, facts: Iterable[Fact], chance: random.Random, largest: int) -> list[str]:
-    prompts = [
-        fill(chance.choice(table.relations[fact.relation].prompts), fact.subject)
-        for fact in facts
-        if fact.subject != edited.subject
-    ]
+def _neighbors(
+    table: FactTable, edited: Fact, new: str, facts: Iterable[Fact], known: Container[Fact], chance: random.Random
+) -> list[str]:
+    """Prompts of other subjects with the original object, for which the new object is not true as well."""
+    prompts = []
+    for fact in facts:
+        if fact.subject != edited.subject:
+            # Drawn before the next check, so that a fact that fails it leaves the draws of the others as they are.
+            prompt = fill(chance.choice(table.relations[fact.relation].prompts), fact.subject)
+            if fact._replace(object=new) not in known:
+                prompts.append(prompt)
     about = re.compile(rf"(?<!\w)({re.escape(edited.object)}|{re.escape(edited.subject)})(?!\w)")
-    pool = [prompt for prompt in dict.fromkeys(prompts) if not about.search(prompt)]
-    return chance.sample(pool, min(largest, len(pool)))
+    return [prompt for prompt in dict.fromkeys(prompts) if not about.search(prompt)]
 
 
 def _record(

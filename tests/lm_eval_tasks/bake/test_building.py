@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -89,6 +90,34 @@ def test_an_object_that_the_subject_has_anyway_is_no_new_one(tmp_path: Path) -> 
     assert (Fact("Ada", "mayor", "Elm"), NO_NEW_OBJECT) in built.left_out
 
 
+def test_the_subject_itself_is_no_new_object(tmp_path: Path) -> None:
+    """A symmetric relation with both directions in the table: "Ada is the twin of" was edited to Ada."""
+    pairs = [("Ada", "Bo"), ("Cy", "Di"), ("Eve", "Fay"), ("Gus", "Hal")]
+    facts = [[a, "mayor", b] for pair in pairs for a, b in (pair, pair[::-1])]
+    facts += [[f"Oak {number}", "twin", fact[0]] for number, fact in enumerate(facts)]
+    table = table_of(tmp_path, facts=facts)
+    for form, seed in itertools.product(("qa", "judge"), range(20)):
+        built = build_records(table, form, relations=["mayor"], seed=seed)
+        rewrites = [record["requested_rewrite"] for record in built.records]
+        assert len(rewrites) == 8 and not any(one["target_new"]["str"] == one["subject"] for one in rewrites)
+    alone = table_of(tmp_path, facts=[["Ada", "mayor", "Bo"], ["Bo", "mayor", "Ada"], ["Cy", "twin", "Bo"]])
+    left_out = build_records(alone, "qa", relations=["mayor"]).left_out
+    assert [reason for _, reason in left_out] == [NO_NEW_OBJECT, NO_NEW_OBJECT]
+
+
+def test_a_neighbor_that_also_has_the_new_object_is_no_locality_prompt(tmp_path: Path) -> None:
+    """For Bo and Cy, Fir is as true as Elm, so that either answer may be the likelier one."""
+    both = [["Bo", "mayor", "Elm"], ["Bo", "mayor", "Fir"], ["Cy", "mayor", "Fir"], ["Cy", "mayor", "Elm"]]
+    ada = Fact("Ada", "mayor", "Elm")
+    built = build_records(table_of(tmp_path, facts=[list(ada), *both]), "judge", relations=["mayor"])
+    assert (ada, NO_NEIGHBOR) in built.left_out and not built.records
+    # the other ones stay, also a fact of another relation about a subject that has both objects
+    facts = [list(ada), *both, ["Di", "mayor", "Elm"], ["Cy", "twin", "Elm"]]
+    built = build_records(table_of(tmp_path, facts=facts), "judge", relations=["mayor"])
+    (neighbors,) = (r["neighborhood_prompts"] for r in built.records if r["requested_rewrite"]["subject"] == "Ada")
+    assert len(neighbors) == 2 and "Cy is a twin of" in neighbors and any("Di" in prompt for prompt in neighbors)
+
+
 def test_an_edit_without_a_locality_prompt_is_left_out(tmp_path: Path) -> None:
     facts = [["Ada", "mayor", "Elm"], ["Bo", "mayor", "Fir"], ["Oak", "twin", "Elm"]]
     built = build_records(table_of(tmp_path, facts=facts), "qa", relations=["mayor"])
@@ -119,12 +148,18 @@ def test_properties_of_all_records(facts: Any, form: str, seed: int, most: int) 
         rewrite = record["requested_rewrite"]
         subject, new, true = rewrite["subject"], rewrite["target_new"]["str"], rewrite["target_true"]["str"]
         assert Fact(subject, record["relation"], true) in known and Fact(subject, record["relation"], new) not in known
+        assert new != subject
         assert rewrite["prompt"].count("{}") == 1 and rewrite["prompt"] in wordings[record["relation"]].prompts
         texts = [rewrite["prompt"].replace("{}", subject), *record["paraphrase_prompts"]]
         assert len(set(texts)) == len(texts) == 1 + min(most, 2) and all(subject in text for text in texts)
         assert 1 <= len(record["neighborhood_prompts"]) <= most
         for prompt in record["neighborhood_prompts"]:
             assert not re.search(rf"(?<!\w)({re.escape(true)}|{re.escape(subject)})(?!\w)", prompt)
+            stated = (
+                one for one in known for text in wordings[one.relation].prompts
+                if text.replace("{}", one.subject, 1) == prompt
+            )  # fmt: skip
+            assert any(one.object == true and one._replace(object=new) not in known for one in stated)
         assert record["reverse_judge"]["prompt"] == f"Whether {new} is {record['relation']} of {subject}?"
         if form == "qa":
             original = record["reverse_qa"]["target_true"]["str"]
