@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import EditorConfig, Settings, config_field
 from edit_hooks.base.editor import EditJob, Editor
@@ -35,7 +36,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.demonstrations import BUILTIN, Pool, PoolRecord, load_pool, query_text
 from edit_hooks.in_context.embeddings import EMBEDDERS, MINILM, most_similar, require_embedder
 from edit_hooks.request import EditRequest
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.files import path_digest
 from edit_hooks.utils.numbers import COSINE, NON_NEGATIVE, POSITIVE
 
@@ -188,10 +189,15 @@ class IKE(ContextEditor[IKEConfig]):
         config.pool_digest = _pool_of(config).digest
         return config
 
+    def check_request(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> None:
+        if not self.allows_tested:
+            config = self.known_config(model)
+            _require_disjoint(request, _pool_of(config), config)
+
     def demonstrations(self, request: EditRequest, config: IKEConfig) -> Demonstrations:
         pool = _pool_of(config)
-        if not self.allows_tested:
-            _require_disjoint(request, pool, config)
         select = _nearest_records if config.selection == "records" else _nearest_sentences
         return select(request, pool, config)
 
@@ -212,7 +218,7 @@ def _pool_of(config: IKEConfig) -> Pool:
 
 def _require_disjoint(request: EditRequest, pool: Pool, config: IKEConfig) -> None:
     if request.bare_text.lower() in pool.prompts:
-        raise EditingError(
+        raise UnusableRequestError(
             f"case {request.case_id}: its prompt {request.bare_text!r} is in the pool of demonstrations "
             f"({config.pool}), which must not contain tested questions. Exclude tested records with pool_start, or "
             "give another pool. (editor=ike_leaky_pool allows it, to reproduce a published protocol that leaks "

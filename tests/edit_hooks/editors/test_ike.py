@@ -10,9 +10,11 @@ from context_edits import FACT, WORDS, context_edits
 from paths import RECORDS
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.contract.tiny_models import build_tokenizer
 from edit_hooks.in_context import embeddings
 from edit_hooks.in_context.demonstrations import load_pool
 from edit_hooks.in_context.embeddings import embed_words, most_similar
+from edit_hooks.utils.errors import UnusableRequestError
 
 
 def test_ice_states_the_fact_before_the_question():
@@ -89,9 +91,16 @@ def test_a_tested_edit_in_the_pool_is_refused_except_by_ike_leaky_pool(tmp_path)
     pool.write_text((RECORDS / "bake_qa.jsonl").read_text())
     rewrite = json.loads(pool.read_text().splitlines()[0])["requested_rewrite"]
     tested = EditRequest(prompt=rewrite["prompt"], subject=rewrite["subject"], target_new="anything", case_id="0")
+    other = EditRequest(prompt="{} lies in", subject="Nowhere", target_new="Peru")
     settings = {**WORDS, "pool": str(pool), "num_demonstrations": 1}
-    with pytest.raises(EditingError, match=r"case 0.*pool_start"):
-        context_edits("ike", tested, **settings)
+    with pytest.raises(UnusableRequestError, match=r"case 0.*pool_start") as refused:
+        context_edits("ike", tested, other, **settings)
+    assert list(refused.value.reasons) == [tested.key]  # so that others are written without it
+    unusable = {
+        name: load_editor(name, settings).find_unusable(build_tokenizer("byte_bpe"), [other, tested], None)
+        for name in ("ike", "ike_leaky_pool")
+    }  # without a model
+    assert unusable == {"ike": refused.value.reasons, "ike_leaky_pool": {}}
     (leaky,) = context_edits("ike_leaky_pool", tested, **settings)
     assert tested.text in leaky.contexts[0].before()
     (clean,) = context_edits("ike", tested, **settings, pool_start=1)
