@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.bake.benchmark import NEIGHBOR_ANSWERS, REWRITE
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.replies import template_of
 
 MODULES = ("inter", "intra")
 
@@ -130,7 +131,7 @@ def _reason_to_leave_out(
         return "the new definition is the old one"
     if (_key(name), _key(new)) in seen:
         return "an earlier record has the same concept and new definition"
-    if prompts is not None and prompts.edit.count(name) != 1:
+    if prompts is not None and template_of(prompts.edit, name) is None:
         return "the released edit prompt does not contain the concept exactly once"
     return None
 
@@ -138,7 +139,8 @@ def _reason_to_leave_out(
 def _record(
     name: str, module: str, old: str, new: str, prompts: ReleasedPrompts | None, wording: Wording
 ) -> dict[str, Any]:
-    edit = wording.edit if prompts is None else prompts.edit.replace(name, "{}")
+    edit = wording.edit if prompts is None else template_of(prompts.edit, name)
+    assert edit is not None  # _reason_to_leave_out has checked
     paraphrase = wording.paraphrase.replace("{}", name) if prompts is None else prompts.paraphrase
     return {
         "module": module,

@@ -11,7 +11,7 @@ import pytest
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.main import main
 from lm_eval_tasks.bake.benchmark import BAKE_CONCEPT
-from lm_eval_tasks.bake.conversion import MODULES, Wording, convert
+from lm_eval_tasks.bake.conversion import MODULES, ReleasedPrompts, Wording, convert
 
 
 def concept(name: str, definition: str | None, inter: Any, intra: Any) -> dict[str, Any]:
@@ -97,6 +97,24 @@ def test_the_converted_file_is_what_the_tasks_read(tmp_path: Path) -> None:
         "no",
     )
     assert loaded.source["without_neighbors"] == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template"),
+    [
+        ("Which part of art is", "Which part of {} is"),  # also inside of "part"
+        ("The art's aim is", "The {}'s aim is"),
+        ("The start of the word that means", None),
+        ("By art, or the art, people mean", None),
+    ],
+)
+def test_a_concept_is_whole_words_of_its_prompt(prompt: str, template: str | None) -> None:
+    """The slot was put into other words: "The st{} of the word that means"."""
+    released = {("art", "a kind of bread"): ReleasedPrompts(prompt, "Art is", "Who sang it?", "Ola Brandt")}
+    made = convert([("c.json, record 0", concept("art", "skill", "a kind of bread", None))], released)
+    assert [record["requested_rewrite"]["prompt"] for record in made.records] == ([template] if template else [])
+    reason = "the released edit prompt does not contain the concept exactly once"
+    assert (("art", "inter", reason) in made.left_out) == (template is None)
 
 
 def test_the_wording_is_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
