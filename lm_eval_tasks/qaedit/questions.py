@@ -97,7 +97,7 @@ def parse_question_file(text: str) -> QuestionFile:
 
 
 def read_questions(files: Sequence[QuestionFile]) -> Reading[Question]:
-    """Read the pairs of question and answer; of equal questions the first.
+    """Read the pairs of question and answer; of questions that :func:`same_text` equates the first.
 
     Raises:
         EditingError: for files that cannot be read, and for a file without a usable row.
@@ -110,9 +110,9 @@ def read_questions(files: Sequence[QuestionFile]) -> Reading[Question]:
         for row, (where, record) in enumerate(_rows(file.path, "file of questions", QUESTION_FIELDS, ANSWER_FIELDS)):
             try:
                 question, answer = _pair(record, is_csv)
-                if question in seen:
+                if (key := same_text(question)) in seen:
                     raise Unusable("an earlier row has the same question")
-                seen.add(question)
+                seen.add(key)
                 found.pairs.append(Question(question, answer, file, where, row))
             except Unusable as reason:
                 found.left_out.append((where, str(reason)))

@@ -116,11 +116,20 @@ def test_a_row_that_cannot_be_used_has_a_place_and_a_reason(row: Any, reason: st
 
 
 def test_equal_questions_of_two_files_count_once(tmp_path: Path) -> None:
-    first = write_json(tmp_path / "a.json", [{"question": "q?", "answer": "a"}])
-    second = write_json(tmp_path / "b.json", [{"question": "q? ", "answer": "b"}, {"question": "Q?", "answer": "b"}])
+    """Also with another case or closing mark: the second edit would undo the first."""
+    texts = ["q? ", "who wrote Paper Harbor?", "Q", "Who  wrote 'Paper Harbor'?"]
+    first = write_json(
+        tmp_path / "a.json", [{"question": text, "answer": "a"} for text in ("q?", "Who wrote Paper Harbor")]
+    )
+    second = write_json(tmp_path / "b.json", [{"question": text, "answer": "b"} for text in texts])
     reading = read_questions([QuestionFile(first, "A"), QuestionFile(second, "B")])
-    assert [(pair.question, pair.file.origin) for pair in reading.pairs] == [("q?", "A"), ("Q?", "B")]
-    assert reading.left_out == [("b.json, record 0", "an earlier row has the same question")]
+    assert [(pair.question, pair.file.origin) for pair in reading.pairs] == [
+        ("q?", "A"),
+        ("Who wrote Paper Harbor", "A"),
+        ("Who  wrote 'Paper Harbor'?", "B"),  # marks inside count
+    ]
+    reason = "an earlier row has the same question"
+    assert reading.left_out == [(f"b.json, record {number}", reason) for number in range(3)]
 
 
 def test_ragged_rows_of_a_table(tmp_path: Path) -> None:
