@@ -108,11 +108,20 @@ def parse_flat(fields: Fields, row: int) -> Case:
 
 
 def count_flat(cases: Sequence[Case]) -> dict[str, int]:
-    """Counts of cases whose neighbor has another answer than the edited fact had, for the results."""
+    """Counts of odd neighbors and paraphrases, for the results.
+
+    A neighbor's answer may not be the one that the edited fact had, or an edit of the same file may be meant to change
+    it; a paraphrase may repeat the edit prompt.
+    """
+    edited = {case.request.text for case in cases}
     return {
         "neighbors_with_another_object": sum(
             case.neighbors[0].wanted != case.request.target_true for case in cases if case.neighbors
-        )
+        ),
+        "neighbors_that_are_edits": sum(one.prompt in edited for case in cases for one in case.neighbors),
+        "paraphrases_equal_to_prompt": sum(
+            one.prompt == case.request.text for case in cases for one in case.paraphrases
+        ),
     }
 
 

@@ -15,6 +15,7 @@ from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields, source_id
 from lm_eval_tasks.protocols.grid import GRID_SETTINGS
 from lm_eval_tasks.protocols.wild import WILD_SETTINGS
+from lm_eval_tasks.qaedit.questions import same_text
 
 
 def parse(fields: Fields, row: int) -> Case:
@@ -47,14 +48,17 @@ def parse(fields: Fields, row: int) -> Case:
 
 
 def count_odd(cases: Sequence[Case]) -> dict[str, int]:
-    """Counts of repeated ids and of odd targets.
+    """Counts of repeated ids, of locality questions that are edited, and of odd targets.
 
     Odd are targets that the stop rule or the normalization of answers affects.
     """
+    edited = {same_text(case.request.text) for case in cases}
     ids = [case.extras["source_id"] for case in cases]
     targets = [case.request.target_new for case in cases]
     return {
         "duplicate_ids": len(ids) - len(set(ids)),
+        # A stream that makes the edit is meant to change the answer.
+        "neighbors_that_are_edits": sum(same_text(one.prompt) in edited for case in cases for one in case.neighbors),
         # The natural stop "." can cut these answers short; they are included and counted.
         "targets_with_inner_period": sum("." in target[:-1] for target in targets),
         "targets_ending_in_period": sum(target.endswith(".") for target in targets),

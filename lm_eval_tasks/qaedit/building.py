@@ -11,7 +11,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from lm_eval_tasks.common.replies import reply_text
 from lm_eval_tasks.qaedit.questions import MARKS, LocalityPair, Question, Unusable, is_encodable, same_text
 from lm_eval_tasks.qaedit.wording import CATEGORIES, CATEGORY, PARAPHRASE, SUBJECT, WriterPrompt
 
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2  # increase it when the same questions and replies give other records
 
 # In the released 1,000 records no paraphrase is longer than 2.7 times its question.
 MAX_GROWTH, MAX_ADDED = 3, 200  # of a paraphrase's length, times the question's and in characters
@@ -99,13 +99,14 @@ def build(
     Args:
         questions: their position is the ``id`` of the record, which is thereby unique.
         outcomes: a reply or a fault for each of :func:`make_chats`.
-        pool: the locality pairs, more than ``settings.num_locality``.
+        pool: the locality pairs, more than ``settings.num_locality``; those with one of the questions are not drawn.
         provenance: origin of all records; that of each question is added.
 
     Raises:
         EditingError: if there are too few locality pairs.
     """
-    check_pool(pool, settings)
+    check_pool(pool, settings, questions)
+    asked = _keys(questions)
     building = Building()
     step = len(settings.prompts)
     shared = {
@@ -129,7 +130,7 @@ def build(
         except Unusable as reason:
             building.left_out.append((question.where, str(reason)))
             continue
-        drawn = draw_locality(pool, question.question, settings.num_locality, settings.seed)
+        drawn = draw_locality(pool, question.question, settings.num_locality, settings.seed, asked)
         record["locality"] = [{"loc": pair.question, "loc_ans": pair.answer} for pair in drawn]
         if category:
             try:
@@ -141,8 +142,11 @@ def build(
     return building
 
 
-def check_pool(pool: Sequence[LocalityPair], settings: BuildSettings) -> None:
+def check_pool(pool: Sequence[LocalityPair], settings: BuildSettings, questions: Sequence[Question] = ()) -> None:
     """Check that every record finds its locality pairs, also one whose own question is among them.
+
+    Args:
+        questions: those of the build, which are not drawn.
 
     Raises:
         EditingError: otherwise.
@@ -152,20 +156,38 @@ def check_pool(pool: Sequence[LocalityPair], settings: BuildSettings) -> None:
             f"there are {len(pool)} different locality questions; more than num_locality={settings.num_locality} are "
             "needed. Lower it, or give a larger file."
         )
+    asked = _keys(questions)
+    others = [pair for pair in pool if same_text(pair.question) not in asked]
+    if len(others) < settings.num_locality:
+        raise EditingError(
+            f"{len(pool) - len(others)} of the {len(pool)} locality questions are questions of the records, and "
+            f"num_locality={settings.num_locality} others are needed. Lower it, or give a larger file."
+        )
 
 
-def draw_locality(pool: Sequence[LocalityPair], question: str, num: int, seed: int) -> list[LocalityPair]:
-    """Draw different pairs whose question is not the given one.
+def draw_locality(
+    pool: Sequence[LocalityPair], question: str, num: int, seed: int, asked: Container[str] = ()
+) -> list[LocalityPair]:
+    """Draw different pairs whose question is not the given one, nor one that another record edits.
 
-    The draw depends on seed, question and pool, not on a random generator or on the other questions.
+    The draw depends on seed, question and pool, not on a random generator; on the other questions only where the pool
+    has one of them, which is passed over.
+
+    Args:
+        asked: keys (:func:`same_text`) of the questions of all records.
     """
     drawn: dict[int, LocalityPair] = {}
     for position in _positions(seed, question, len(pool)):
         if len(drawn) == num:
             break
-        if same_text(pool[position].question) != same_text(question):
+        key = same_text(pool[position].question)
+        if key != same_text(question) and key not in asked:
             drawn[position] = pool[position]
     return list(drawn.values())
+
+
+def _keys(questions: Sequence[Question]) -> set[str]:
+    return {same_text(one.question) for one in questions}
 
 
 def _positions(seed: int, question: str, size: int) -> Iterator[int]:

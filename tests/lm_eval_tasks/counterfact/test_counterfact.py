@@ -38,6 +38,17 @@ def test_neighbors_with_another_object_are_counted(tmp_path: Path) -> None:
     assert loaded.records[0].neighbors[0].wanted == "Finnish"
 
 
+def test_neighbors_that_another_row_edits_and_paraphrases_without_a_change_are_counted(tmp_path: Path) -> None:
+    first, second, *others = invented_records(FILE)
+    path = write_jsonl(tmp_path / FILE, [first, second, *others])
+    source = COUNTERFACT_FLAT.load({"data": str(path)}).source
+    assert (source["neighbors_that_are_edits"], source["paraphrases_equal_to_prompt"]) == (0, 0)
+    first = with_field(first, "locality_prompt", second["prompt"])
+    write_jsonl(path, [first, with_field(second, "rephrase_prompt", second["prompt"]), *others])
+    source = COUNTERFACT_FLAT.load({"data": str(path)}).source
+    assert (source["neighbors_that_are_edits"], source["paraphrases_equal_to_prompt"]) == (1, 1)
+
+
 @pytest.mark.parametrize(
     "field", ["prompt", "subject", "target_new", "ground_truth", "rephrase_prompt", "locality_prompt"]
 )
@@ -158,6 +169,7 @@ def test_the_published_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     pinned.cached.write_bytes(content)
     loaded = COUNTERFACT_FLAT.load({"data": "hub"})
     assert loaded.source["records"] == 10000 and loaded.source["neighbors_with_another_object"] == 0
+    assert (loaded.source["neighbors_that_are_edits"], loaded.source["paraphrases_equal_to_prompt"]) == (214, 15)
     assert all(str(case.request.subject) in case.request.text for case in loaded.records)
     assert [edit.key for edit in load_edits("counterfact_flat", {"data": "hub"}, 3)] == [
         case.request.key for case in loaded.records[:3]

@@ -33,6 +33,16 @@ def test_unusual_records_are_counted() -> None:
     source = QAEDIT.load(INVENTED).source
     assert source["duplicate_ids"] == 1
     assert (source["targets_with_inner_period"], source["targets_empty_when_normalized"]) == (1, 1)
+    assert source["neighbors_that_are_edits"] == 0
+
+
+def test_locality_questions_that_another_row_edits_are_counted(tmp_path: Path) -> None:
+    """In another case and with a question mark, as in the published rows."""
+    first, second, *others = invented_records("qaedit.jsonl")
+    edited = second["prompt"].rstrip("?").upper()
+    first = with_field(first, "locality", [{"loc": edited, "loc_ans": "x"}, *first["locality"]])
+    loaded = QAEDIT.load({"data": str(write_jsonl(tmp_path / "q.jsonl", [first, second, *others]))})
+    assert loaded.source["neighbors_that_are_edits"] == 1
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,7 @@ def test_published_rows() -> None:
     assert loaded.source["file"] == "QAEdit_inter_1k.json"
     assert loaded.source["records"] == 1000
     assert loaded.source["duplicate_ids"] == 39
+    assert loaded.source["neighbors_that_are_edits"] == 7
     assert loaded.source["targets_with_inner_period"] == 46  # 47 and 37 before outer white space is dropped
     assert loaded.source["targets_ending_in_period"] == 38
     assert loaded.source["targets_empty_when_normalized"] == 1

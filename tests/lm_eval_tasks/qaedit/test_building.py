@@ -265,7 +265,7 @@ def test_records_have_the_published_schema() -> None:
     assert len(first["locality"]) == 5 and set(first["locality"][0]) == {"loc", "loc_ans"}
     assert first["provenance"] == {
         "builder": "lm-edit build-qaedit",
-        "builder_version": 1,
+        "builder_version": 2,
         "prompts": SHIPPED,
         "seed": 3,
         "writer": {"model": "w"},
@@ -374,7 +374,28 @@ def test_draws_are_uniform_and_leave_out_the_own_question() -> None:
     assert len(draw_locality(POOL, own, 39, 0)) == 39  # every other one
 
 
+def test_a_question_that_another_record_edits_is_no_locality_question() -> None:
+    """A stream would change its answer, as the editor is meant to."""
+    settings = BuildSettings()
+    calm = build(questions(), good_replies(settings), POOL, settings).records
+    first = LocalityPair(calm[0]["locality"][0]["loc"], calm[0]["locality"][0]["loc_ans"])
+    edited = Question(f"{first.question.capitalize()}?", "1700", FILE, "nq.jsonl, record 4", 4)
+    outcomes = [*good_replies(settings), *replies(first.question.split()[2], "In which year was it opened?")]
+    records = build([*questions(), edited], outcomes, POOL, settings).records
+    pairs = [[LocalityPair(one["loc"], one["loc_ans"]) for one in record["locality"]] for record in records]
+    assert len(records) == 5 and not any(first in drawn for drawn in pairs)
+    # passed over: what else was drawn stays
+    before = [[LocalityPair(one["loc"], one["loc_ans"]) for one in record["locality"]] for record in calm]
+    for drawn, old in zip(pairs, before, strict=False):
+        kept = [pair for pair in old if pair != first]
+        assert drawn[: len(kept)] == kept and len(drawn) == 5
+    assert first in before[0]
+
+
 def test_too_few_pairs_are_an_error() -> None:
+    canals = [Question(pair.question, "1700", FILE, "nq.jsonl, record 0", 0) for pair in POOL[:2]]
+    with pytest.raises(EditingError, match=r"2 of the 6 locality questions are questions of the records, and num_loc"):
+        build(canals, good_replies(BuildSettings())[:4], POOL[:6], BuildSettings())
     with pytest.raises(EditingError, match=r"there are 5 different locality questions; more than num_locality=5"):
         build(questions(), good_replies(BuildSettings()), POOL[:5], BuildSettings())
     assert isinstance(build([], [], POOL[:6], BuildSettings()), Building)
