@@ -29,7 +29,8 @@ default only for edits made alone (``start: calibrated_alone``); batches and str
 
 The first step of a stream through ``edit`` is an edit made alone if it is not ``joint``. It is calibrated, but leaves
 the released statistics of its own tokens, without the calibration, so every later step follows the release.
-``joint=True`` or ``start: empty`` makes the first step the release's, too.
+``joint=True`` or ``start: empty`` makes the first step the release's, too. A joint first step of a single token, whose
+variance is undefined, is made as one alone unless ``start`` is ``empty``.
 
 The release's ``lr`` of 1e-6 belongs to its models: on others it may change nothing at all. Without an ``lr`` the step
 is relative, also an own variant: all maps of an update of n requests are scaled by one factor, after which the update
@@ -63,6 +64,7 @@ from edit_hooks.deltas.delta import Delta, Factor
 from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.feature_statistics import (
+    FEWEST_TOKENS,
     FeatureStatistics,
     VarianceRule,
     load_statistics,
@@ -257,12 +259,14 @@ class UltraEdit(Editor[UltraEditConfig]):
     def compute(self, job: EditJob[UltraEditConfig]) -> list[Delta]:
         model, config = job.model, job.config
         names = config.module_names(model)
-        is_alone = not job.joint and not job.history
+        rows = [target_row(job.tokenizer, request.text, request.continuation) for request in job.requests]
+        # A stream writes lone requests jointly, too; one token has no variance to start from.
+        has_variance = sum(len(_feature_positions(row, config)) for row in rows) >= FEWEST_TOKENS
+        is_alone = not job.history and not (job.joint and has_variance)
         is_calibrated = config.start == "calibrated" or (is_alone and config.start == "calibrated_alone")
         rules = Rules.of(config, is_calibrated)
         at_start = self._start[model] if is_calibrated else {}
         statistics = load_statistics(job.history[-1].stream_state) if job.history else at_start
-        rows = [target_row(job.tokenizer, request.text, request.continuation) for request in job.requests]
         features = _capture(model, rows, names, config)
         deltas = []
         indices = list(range(len(rows)))

@@ -16,6 +16,7 @@ from edit_hooks.utils.errors import EditingError
 VarianceRule = Literal["released", "pooled"]
 
 STATE_PREFIX = "ultraedit"  # of the statistics in saved edits
+FEWEST_TOKENS = 2  # that have a variance
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class FeatureStatistics:
         Raises:
             EditingError: fewer than two tokens were seen, so no variance is defined.
         """
-        if self.count < 2:
+        if self.count < FEWEST_TOKENS:
             raise EditingError(
                 "UltraEdit normalizes by the variance over target tokens and has seen a single one; use start: "
                 "calibrated, or edit several requests at once (edit_batch_size)."

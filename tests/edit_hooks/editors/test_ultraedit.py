@@ -10,6 +10,7 @@ import torch
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.lm.writing import write_together
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 from edit_hooks.modeling.tokens import split_continuation
 
@@ -165,6 +166,34 @@ def test_a_stream_of_edits_made_alone_is_the_released_one_from_its_second_step_o
     assert [delta.diagnostics["start"] for delta in history] == ["calibrated", "empty", "empty"]
     (alone,) = load_editor("ultraedit", {**settings, "start": "calibrated"}).edit(model, tokenizer, EDITS[:1])
     assert torch.equal(alone.weights()[f"{name}.weight"], history[0].weights()[f"{name}.weight"])
+
+
+def test_a_stream_may_begin_with_a_target_of_one_token():
+    """The runner writes every step jointly; one token gives no variance, so this step is one made alone."""
+    model, tokenizer = wide("gpt2")
+    name = ARCHITECTURES["gpt2"].rewrite_name(1)
+    editor = load_editor("ultraedit", {"layers": [1], "lr": 3e-3, "calibration": TEXTS})
+    one_token = EditRequest(prompt="The", target_new="a")
+    first = write_together(editor, model, tokenizer, [one_token])
+    (alone,) = editor.edit(model, tokenizer, [one_token])
+    assert first.diagnostics["start"] == "calibrated" and first.checksum() == alone.checksum()
+    seen = request_features(model, tokenizer, name, one_token)
+    counts = [int(value) for key, value in first.stream_state.items() if "/count/" in key]
+    assert len(seen[0]) == 1 and counts == [1]
+    with edited(model, first):
+        second = write_together(editor, model, tokenizer, EDITS[:1], [first])
+        new = request_features(model, tokenizer, name, EDITS[0])
+    # Released: the mean loss, T / (T - 1) times the squared deviations of T tokens, none of a single one.
+    new = (new[0], new[1] / len(new[0]))
+    x, y = (torch.cat(pair, 1) for pair in (seen, new))
+    everything = torch.cat([x, y])
+    shifts = sum(len(part) * (part.mean(0) - everything.mean(0)) ** 2 for part in (x, y))
+    std = ((len(y) * y.var(0) + shifts) / (len(everything) - 1)).sqrt()
+    wanted = stored(model, name, expected_update([new], [seen], 3e-3, 1.0, std))
+    assert relative(second.weights()[f"{name}.weight"], wanted) < UPDATE_BOUND
+    assert second.diagnostics["start"] == "empty"
+    with pytest.raises(EditingError, match="seen a single one"):
+        write_together(load_editor("ultraedit", {**CONFIG, "start": "empty"}), model, tokenizer, [one_token])
 
 
 @pytest.mark.parametrize("start", ["empty", "calibrated"])
