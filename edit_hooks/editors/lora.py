@@ -117,6 +117,7 @@ class LoRA(Editor[LoRAConfig]):
     needs_subject = False
     edits_quantized = True
     supports_joint = True
+    reads_past_updates = False
     # Published settings adapt attention projections; the contract compares with editors of the rewrite module.
     contract_settings: ClassVar[Settings] = {
         "layers": [1],
@@ -193,7 +194,7 @@ class _Training:
                     total, count = total + float(nll_L.detach().sum()), count + len(nll_L)
                     if is_training:
                         optimizer.zero_grad()
-                        (nll_L.mean() + orthogonality(adapters.values(), config)).backward()
+                        (nll_L.mean() + orthogonality(adapters.values(), config, nll_L.device)).backward()
                         optimizer.step()
                 losses.append(total / count)
         self.job.progress(len(rows))
@@ -235,7 +236,7 @@ class _Training:
             for records, nll_L, group in zip(losses, nlls, groups, strict=True):
                 loss_E = mean_per_row(nll_L, group.forward.rows)
                 records.append(loss_E.tolist())
-                penalty_E = orthogonality(group.adapters.values(), config)
+                penalty_E = orthogonality(group.adapters.values(), config, loss_E.device)
                 totals.append((loss_E + penalty_E).sum())
             if is_training:
                 optimizer.zero_grad()
@@ -308,10 +309,13 @@ def _trainable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_()
 
 
-def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig) -> torch.Tensor | float:
+def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig, device: torch.device) -> torch.Tensor | float:
     """AdaLoRA's orthogonality penalty, factor included; one per edit for stacked adapters.
 
     The mean over all A and B of the Frobenius norm of the Gram matrix minus I.
+
+    Args:
+        device: of the result: adapters may be on several, and the loss on yet another.
     """
     norms = [
         torch.linalg.matrix_norm(gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
@@ -319,7 +323,7 @@ def orthogonality(adapters: Iterable[Adapter], config: LoRAConfig) -> torch.Tens
         if adapter.E is not None
         for gram in (adapter.A @ adapter.A.mT, adapter.B.mT @ adapter.B)
     ]
-    return config.orthogonality * torch.stack([norm.to(norms[0].device) for norm in norms]).mean(0) if norms else 0.0
+    return config.orthogonality * torch.stack([norm.to(device) for norm in norms]).mean(0) if norms else 0.0
 
 
 def _adapters_after(model: nn.Module, history: Sequence[Delta], names: Sequence[str]) -> dict[str, Adapter]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_device
+from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_device, quick_settings
 
 from edit_hooks import Delta
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
@@ -14,6 +14,7 @@ from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.deltas.placement import off_device
 from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.store.store import Description
 
@@ -25,7 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {"ft_m": FT, "ft_l": FT, "rect": OVER_FT, 
 
 
 def devices(delta: Delta) -> set[torch.device]:
-    return {update.device for update in delta.dense.values()}
+    sides = (side for factor in delta.factors.values() for side in factor[:2])
+    return {update.device for update in [*delta.dense.values(), *sides]}
 
 
 @pytest.mark.parametrize("joint", [False, True], ids=["single", "joint"])
@@ -69,21 +71,22 @@ def test_kept_edits_wait_on_the_cpu():
     assert kept.checksum() == delta.checksum() and LargeEdits(None).kept(delta, NOWHERE) is delta
 
 
-def test_updates_that_later_steps_do_not_read_stay_where_they_are(monkeypatch):
-    """A step of FT-M reads the weights only, so earlier updates are not copied to the device again."""
-    subject = Subject("ft_m", "llama")
+@pytest.mark.parametrize("editor", ["ft_m", "lora"])
+def test_updates_that_later_steps_do_not_read_stay_where_they_are(editor, monkeypatch):
+    """A step of FT-M reads the weights only, one of LoRA the adapter: earlier updates are not copied back."""
+    subject = Subject(editor, "llama")
     seen: list[set[torch.device]] = []
     with pretended_device():
         model = build_model("llama")
         move_model(model)
-        editor = subject.make(**FT)
-        compute = editor.compute
+        instance = subject.make(**quick_settings(subject))
+        compute = instance.compute
         monkeypatch.setattr(
-            editor, "compute", lambda job: seen.append(set().union(*map(devices, job.history))) or compute(job)
+            instance, "compute", lambda job: seen.append(set().union(*map(devices, job.history))) or compute(job)
         )
         history: list[Delta] = []
         with AppliedDeltas(model) as applied:
             for request in EDIT_REQUESTS[:2]:
-                history += editor.edit(model, subject.tokenizer, [request], history=history)
+                history += map(off_device, instance.edit(model, subject.tokenizer, [request], history=history))
                 applied.add(history[-1])
     assert seen == [set(), {CPU}]

@@ -40,9 +40,9 @@ def spread_model() -> Any:
     return model
 
 
-def edits(subject: Subject, model: Any) -> list[Any]:
+def edits(subject: Subject, model: Any, more: dict[str, Any]) -> list[Any]:
     """Three independent edits, and a stream of two steps behind the first."""
-    editor = subject.make(**quick_settings(subject))
+    editor = subject.make(**quick_settings(subject), **more)
     joint = subject.capabilities.supports_joint
     independent = editor.edit(model, subject.tokenizer, EDIT_REQUESTS[:3])
     history: list[Any] = []
@@ -53,12 +53,12 @@ def edits(subject: Subject, model: Any) -> list[Any]:
     return [*independent, *history]
 
 
-@pytest.mark.parametrize("editor", EDITORS)
-def test_edits_are_those_of_one_device(editor):
+@pytest.mark.parametrize(("editor", "more"), [*((name, {}) for name in EDITORS), ("lora", {"kind": "adalora"})])
+def test_edits_are_those_of_one_device(editor, more):
     subject = Subject(editor, "llama")
-    expected = edits(subject, subject.model)
+    expected = edits(subject, subject.model, more)
     with pretended_device():
-        found = [move_delta(delta, torch.Tensor.cpu) for delta in edits(subject, spread_model())]
+        found = [move_delta(delta, torch.Tensor.cpu) for delta in edits(subject, spread_model(), more)]
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert one.writes == other.writes
