@@ -100,8 +100,14 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
         tracker = given.get("evaluation_tracker")
         if given.get("model") == MODEL_NAME:
             _check_output(tracker)
+            if (manager := given.get("task_manager")) is not None:
+                from lm_eval_tasks.common.run_options import check_task_settings
+
+                check_task_settings(given.get("model_args"), getattr(manager, "metadata", None))
         results = original(*args, **kwargs)
         if results and "edited_hf" in results.get("config", {}):
+            if given.get("samples"):  # lm-eval does not record them
+                results["config"]["edited_hf"]["samples"] = given["samples"]
             from lm_eval_tasks.common.anomalies import add_anomalies
 
             add_anomalies(results)
@@ -147,7 +153,10 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
 
     @functools.wraps(original)
     def evaluate(*args: "Any", **kwargs: "Any") -> "Any":
-        if not getattr(args[0] if args else kwargs.get("lm"), "compares_unedited", False):
+        lm = args[0] if args else kwargs.get("lm")
+        if (begin := getattr(lm, "begin_evaluation", None)) is not None:
+            begin()
+        if not getattr(lm, "compares_unedited", False):
             return original(*args, **kwargs)
         from lm_eval_tasks.common.unedited_columns import evaluate_both
 

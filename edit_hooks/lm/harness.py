@@ -200,6 +200,21 @@ class LateLoadingHFLM(HFLM):
             )
         return super().apply_chat_template(chat_history, add_generation_prompt)
 
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template that is applied, as in the parent class.
+
+        Raises:
+            EditingError: for the name of another than the default: lm-eval's classes record it and apply the default.
+        """
+        named = self.tokenizer.chat_template
+        if isinstance(chat_template, str) and isinstance(named, dict) and chat_template != "default":
+            raise EditingError(
+                f"--apply_chat_template {chat_template}: the tokenizer's template 'default' is applied whatever the "
+                "name. Leave the name out, or name a tokenizer (tokenizer=<folder>) that has this template alone."
+            )
+        template: str | None = super().chat_template(chat_template)
+        return template
+
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Refuse ``--use_cache``, whose keys contain the prompt but not the edits."""
         database = cache_hook.dbdict

@@ -123,7 +123,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.engine = Engine(self, self.options)
         self.items = ItemBuilder(self, self.options.max_thought_tokens)
         self.prompt_edits = PromptEdits(self.items, super().apply_chat_template, self.engine)
-        self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
+        self.begin_evaluation()
         self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
         self._edits_digest = self.plan.digest
         quantization = {name: kwargs[name] for name in QUANTIZATION_OPTIONS if name in kwargs}
@@ -176,6 +176,11 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             self.editor.check_model(model)
 
     # -- lm-eval's requests ------------------------------------------------------------------------------------------
+
+    def begin_evaluation(self) -> None:
+        """Forget what belongs to one evaluation; a model object may serve several."""
+        self.prompt_edits.forget_chats()
+        self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Score continuations.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from edit_hooks.base.origin import LAST_FACTS
@@ -48,10 +48,14 @@ FROM_PRETRAINED = (
     "low_cpu_mem_usage",
     "max_memory",
     "rope_scaling",
-    "token",
     "use_safetensors",
     "variant",
 )
+
+GUARD_OPTIONS = ("guard", "guard_norm_ratio", "guard_loss_increase")
+
+# Arguments of from_pretrained that name a person; lm-eval prints and saves all model arguments.
+SECRETS = ("token", "use_auth_token")
 
 
 @dataclass(frozen=True)
@@ -201,13 +205,20 @@ class EditingOptions:
             "checkpoints": ("sequential",),
             "retention": ("sequential",),
             "load_edit": ("loaded",),
+            "immediate": ("sequential",),
+            **dict.fromkeys(GUARD_OPTIONS, ("batch", "sequential")),
         }
         for name, modes in only_for.items():
-            if getattr(self, name) and self.mode not in modes:
+            value = getattr(self, name)
+            if value not in (_DEFAULTS[name], "") and self.mode not in modes:
                 raise EditingError(
-                    f"{name}={getattr(self, name)!r} has no meaning in mode={self.mode}; drop it or use "
+                    f"{name}={value!r} has no meaning in mode={self.mode}; drop it or use "
                     f"mode={' or mode='.join(modes)}."
                 )
+        if self.group_size and (guards := [name for name in GUARD_OPTIONS if getattr(self, name) != _DEFAULTS[name]]):
+            raise EditingError(
+                f"{guards[0]} watches one edited model, but with group_size each group has its own; drop it."
+            )
         if self.compare_unedited and (self.mode == "single" or self.group_size):
             raise EditingError(
                 "compare_unedited=True compares lm-eval's tasks on one edited model with the unedited one, but here "
@@ -256,6 +267,9 @@ class EditingOptions:
         return {"seed": self.seed, "engine": self.engine, **(self.editor_args or {})}
 
 
+_DEFAULTS = {one.name: one.default for one in fields(EditingOptions)}
+
+
 def _one_of(name: str, value: object, accepted: Iterable[str]) -> None:
     accepted = list(accepted)
     if value not in accepted:
@@ -277,6 +291,11 @@ def take_sets(options: dict[str, Any]) -> dict[str, Any]:
 
 def check_known_options(options: Mapping[str, Any], base_class: type, own: Iterable[str]) -> None:
     """Refuse options that neither this class, lm-eval's nor from_pretrained has, and those that edits cannot honor."""
+    if secrets := sorted(set(options) & set(SECRETS)):
+        raise EditingError(
+            f"{secrets[0]}= would be printed, and saved with every result; set HF_TOKEN in the environment instead, or "
+            "log in with the hub's command line."
+        )
     accepted = set(inspect.signature(base_class).parameters) - {"kwargs"}
     known = accepted | set(own) | set(FROM_PRETRAINED) | set(QUANTIZATION_OPTIONS)
     if unknown := set(options) - known:

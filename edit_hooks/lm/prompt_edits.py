@@ -66,6 +66,10 @@ class PromptEdits:
         self._chats[text] = ([dict(message) for message in messages], add_generation_prompt)
         return text
 
+    def forget_chats(self) -> None:
+        """Forget the chats of an evaluation, which the next one may ask as plain prompts."""
+        self._chats.clear()
+
     def is_chat(self, prompt: str) -> bool:
         """Whether the model's chat template made a prompt."""
         return prompt in self._chats

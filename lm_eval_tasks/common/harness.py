@@ -12,6 +12,10 @@ from typing import Any
 from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.task import ConfigurableTask
 
+from edit_hooks.utils.logs import get_logger
+
+logger = get_logger("lm_eval.editing_tasks")
+
 # `module:object` -> members
 PRIVATE_MEMBERS: dict[str, tuple[str, ...]] = {
     "lm_eval.api.task:ConfigurableTask": ("_aggregation_list", "_filters", "_higher_is_better", "_metric_fn_list"),
@@ -39,6 +43,14 @@ class HarnessTask(ConfigurableTask):
 
     def prepare(self, config: dict[str, Any]) -> None:
         """Check the task's configuration and complete it, before lm-eval reads it and data are loaded."""
+
+    def build_all_requests(
+        self, *, cache_requests: bool = False, rewrite_requests_cache: bool = False, **kwargs: Any
+    ) -> None:
+        """Build the requests without lm-eval's request cache, whose key covers neither the data nor our settings."""
+        if cache_requests or rewrite_requests_cache:
+            logger.warning("%s: --cache_requests is ignored; its key would mix up data sources", self.config.task)
+        super().build_all_requests(**kwargs)
 
     @property
     def pipelines(self) -> Sequence[FilterEnsemble]:

@@ -208,8 +208,11 @@ def _later_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the identity that older runs lack; none where all are at their default."""
     editing = config["edited_hf"]
     found = {name: value for name, value in edit_options(editing).items() if name not in OPTIONS or name == "load_edit"}
-    content = content_of_edits(editing)
-    return found | answer_options(config) | ({"edits_digest": content} if content else {})
+    if content := content_of_edits(editing):
+        found["edits_digest"] = content
+    if editing.get("samples"):
+        found["samples"] = key_of(editing["samples"])[:DIGEST_DIGITS]
+    return found | answer_options(config)
 
 
 def _origin(origin: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
 
 DIGEST_DIGITS = 12
@@ -43,6 +44,12 @@ ANSWER_OPTIONS = (
 WEIGHT_OPTIONS = ("revision", "subfolder", "delta")
 # Arguments of stock classes that can be folders of this machine with one last name and different weights.
 PLACES = ("pretrained", "model", "peft", "delta", "tokenizer")
+# Arguments that name a person. Runs of `edited_hf` refuse them; files of other runs may have them.
+SECRETS = ("token", "use_auth_token", "api_key")
+# Arguments of `edited_hf` that tasks read from their metadata, where lm-eval puts all of them unless it gets a manager.
+READ_BY_TASKS = (
+    "data", "data_revision", "bad_records", "subset", "subset_seed", "mode", "checkpoints", "immediate", "retention",
+)  # fmt: skip
 PLACE_DIGESTS = "place_digests"  # in submitted files, whose folders are cut
 
 _ABSOLUTE = re.compile(r"(?:~|/|[A-Za-z]:[\\/])[^\n]*[/\\][^\n/\\]+$")
@@ -50,9 +57,9 @@ _WHOLE = re.compile(r"[+-]?\d+")
 
 
 def portable(value: Any) -> Any:
-    """The value without folders of this machine: absolute paths inside it are cut to their last name."""
+    """The value without folders and secrets of this machine: absolute paths inside it are cut to their last name."""
     if isinstance(value, Mapping):
-        return {key: portable(entry) for key, entry in value.items()}
+        return {key: portable(entry) for key, entry in value.items() if key not in SECRETS}
     if isinstance(value, (list, tuple)):
         return [portable(entry) for entry in value]
     return PurePath(value).name if isinstance(value, str) and _ABSOLUTE.match(value) else value
@@ -64,6 +71,28 @@ def model_arguments(arguments: object) -> dict[str, Any]:
         return dict(arguments)
     pairs = (pair.partition("=") for pair in str(arguments or "").split(",") if pair.strip())
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def check_task_settings(arguments: object, metadata: Mapping[str, Any] | None) -> None:
+    """Refuse a task manager of the caller whose tasks would read other data, or have other columns, than the model.
+
+    Args:
+        arguments: ``model_args`` of ``simple_evaluate``.
+        metadata: that of its ``task_manager``.
+
+    Raises:
+        EditingError: before a model is loaded.
+    """
+    given, known = model_arguments(arguments), metadata or {}
+    names = [name for name in given if name in READ_BY_TASKS or name.endswith("_set")]
+    if "pretrained" in given and "data" not in given and "data" not in known:
+        names.append("pretrained")  # decides between the embedded sample and the published data
+    if missing := sorted(name for name in names if name not in known):
+        raise EditingError(
+            f"the tasks of this task_manager do not know {', '.join(missing)} of model_args, so they would ask about "
+            "other data or in another mode than the model edits. Make it with TaskManager(metadata=model_args), or "
+            "leave task_manager out."
+        )
 
 
 def edit_options(editing: Mapping[str, Any]) -> dict[str, Any]:

@@ -254,20 +254,14 @@ class EditingTask(HarnessTask):
         samples: list[int] | None = None,
         rank: int = 0,
         world_size: int = 1,
-        cache_requests: bool = False,
-        rewrite_requests_cache: bool = False,
         **kwargs: Any,
     ) -> None:
-        """Build the requests without lm-eval's request cache.
-
-        The cache's key covers neither the data nor our settings.
+        """Build the requests after a check of the generation settings.
 
         With more processes than documents some processes have no document, which lm-eval cannot run. Such a process
         answers the first document, too, and lm-eval discards its answers.
         """
         check_generation_kwargs(self.config.generation_kwargs or {})  # after lm-eval has merged --gen_kwargs into them
-        if cache_requests or rewrite_requests_cache:
-            logger.warning("%s: --cache_requests is ignored; its key would mix up data sources", self.config.task)
         if rank and not any(self.doc_iterator(rank=rank, limit=limit, samples=samples, world_size=world_size)):
             rank, world_size, limit, samples = 0, 1, 1, samples[:1] if samples else samples
         super().build_all_requests(limit=limit, samples=samples, rank=rank, world_size=world_size, **kwargs)

@@ -134,6 +134,19 @@ def test_a_line_break_of_the_template_is_not_scored(model_path: str) -> None:
     assert all("\n" not in lm.tok_decode(list(answer.final.token_ids)) for answer in found)
 
 
+def test_the_name_of_a_template_that_would_not_be_applied_is_refused(model_path: str) -> None:
+    """lm-eval's classes record the named template and apply the tokenizer's default."""
+    lm = build(model_path, mode="none")
+    lm.tokenizer.chat_template = {"default": GEMMA, "other": INSTRUCTION}
+    assert lm.chat_template("default") == lm.chat_template(True) == GEMMA
+    with pytest.raises(
+        EditingError, match="--apply_chat_template other: the tokenizer's template 'default' is applied"
+    ):
+        lm.chat_template("other")
+    lm.tokenizer.chat_template = INSTRUCTION
+    assert lm.chat_template(True) == INSTRUCTION
+
+
 @pytest.mark.parametrize(("template", "separator"), [(GEMMA, ""), (INSTRUCTION, " ")])
 def test_tasks_join_the_target_as_the_template_demands(model_path: str, template: str, separator: str) -> None:
     lm = build(model_path, mode="none")

@@ -11,6 +11,7 @@ import lm_eval
 import pytest
 from bad_files import write_bad_files
 from command_line import run_verb
+from lm_eval.utils import simple_parse_args_string
 from paths import RECORDS
 from task_managers import task_manager
 
@@ -55,8 +56,9 @@ def harness(model_folder: str) -> Run:
     def run(
         arguments: str = "", metadata: Mapping[str, Any] | None = None, task: str = "bake_rq", **options: Any
     ) -> str:
-        manager = task_manager({"data": BAKE, "pretrained": model_folder, **(metadata or {})})
         named = arguments if "pretrained=" in arguments else f"pretrained={model_folder},{arguments}"
+        # As lm-eval builds the metadata of its own manager.
+        manager = task_manager({"data": BAKE, **simple_parse_args_string(named.rstrip(",")), **(metadata or {})})
         with pytest.raises(EditingError) as caught:
             lm_eval.simple_evaluate(
                 model="edited_hf",

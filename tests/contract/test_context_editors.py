@@ -98,6 +98,17 @@ def test_the_harness_applies_chat_templates_with_contexts(model_path):
     assert all(answer.final.context.facts == 1 for answer in answers(results))
 
 
+def test_a_model_object_serves_an_evaluation_without_a_chat_after_one_with(model_path):
+    lm = build(model_path, editor="ice", editor_args={})
+    lm.tokenizer.chat_template = CHAT
+    names = []
+    for in_chat in (True, False):
+        results = run(lm, ["bake_rq"], limit=1, apply_chat_template=in_chat)
+        assert all(answer.final.context.facts == 1 for answer in answers(results))
+        names.append(results["config"]["edited_hf"]["question_context"]["name"])
+    assert names == ["chat", "task"]
+
+
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_benchmarks_run_and_report_the_contexts(model_path, engine):
     results = run(build(model_path, editor="ice", editor_args={}, engine=engine), BAKE, limit=1)

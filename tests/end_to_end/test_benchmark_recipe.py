@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -54,6 +55,17 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_metadata(site, "town_facts", {ENTRY_POINTS: {"town_facts": "town_facts.benchmark:BENCHMARKS"}})
     monkeypatch.syspath_prepend(str(site))
     return site
+
+
+def test_the_template_declares_every_setting_of_its_tasks(package: Path) -> None:
+    """Undeclared ones are no part of what a result says about itself, so runs that differ in them would be one."""
+    text = (TEMPLATE / "_my_benchmark_base").read_text(encoding="utf-8")
+    metadata = re.findall(r"^  (\w+):", text.split("\nmetadata:\n")[1], flags=re.MULTILINE)
+    benchmark = all_benchmarks()["town_facts"]
+    assert "wild_context" in metadata and set(metadata) - {"version"} <= {
+        setting.name for setting in benchmark.declared_settings
+    }
+    assert benchmark.resolved_settings({"wild_context": "question_only"})["wild_context"] == "question_only"
 
 
 def test_the_recipe_names_the_template_and_its_files() -> None:

@@ -9,6 +9,9 @@ from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.cases import Case, Question
 from lm_eval_tasks.common.dataset import Source
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.common.population import POPULATION
+from lm_eval_tasks.protocols.likelihood import GENERATE
+from lm_eval_tasks.protocols.wild import WILD_CONTEXT
 
 
 def parse(fields: Fields, row: int) -> Case:
@@ -40,6 +43,7 @@ MY_BENCHMARK = Benchmark(
         mini=Path(__file__).parent / "data" / "mini.jsonl",
     ),
     parse=parse,
+    settings=(GENERATE, POPULATION, WILD_CONTEXT),  # every setting that your tasks read
 )
 
 BENCHMARKS = (MY_BENCHMARK,)

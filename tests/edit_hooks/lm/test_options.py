@@ -58,6 +58,10 @@ def test_icl_names_the_editor_of_the_context(icl: bool | str, name: str, setting
         ({"engine": "quick"}, "Accepted: fast, reference"),
         ({"editor": "rom"}, "Did you mean 'rome'"),
         ({"icl": "facts"}, "Did you mean 'fact'"),
+        ({"guard": "stop"}, "guard='stop' has no meaning in mode=single"),
+        ({"guard_norm_ratio": 0.1, "mode": "none"}, "guard_norm_ratio=0.1 has no meaning in mode=none"),
+        ({"guard": "stop", "mode": "batch", "edits": "bake", "group_size": 2}, "guard watches one edited model"),
+        ({"immediate": False, "mode": "batch", "edits": "bake"}, "immediate=False has no meaning in mode=batch"),
         ({"icl_args": "k:1"}, "icl_args has no meaning without icl=true"),
         ({"icl": True, "mode": "none"}, "mode=none makes no edit"),
         ({"icl": True, "editor": "ice"}, "editor=ice is a context already"),
@@ -66,6 +70,13 @@ def test_icl_names_the_editor_of_the_context(icl: bool | str, name: str, setting
 def test_other_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EditingError, match=message):
         EditingOptions(**options)
+
+
+def test_tokens_are_refused_without_being_printed() -> None:
+    for name in ("token", "use_auth_token"):
+        with pytest.raises(EditingError, match=rf"^{name}= would be printed, .* set HF_TOKEN") as caught:
+            check_known_options({name: "hf_SECRET"}, Base, ["editor"])
+        assert "SECRET" not in str(caught.value)
 
 
 def test_unknown_options_are_errors_with_near_misses() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from result_files import change, write_run
@@ -57,6 +58,17 @@ def test_stock_models_keep_their_identity_without_their_folders(tmp_path: Path) 
         set(load_results(root)["run"]) == set(load_results(paths)["run"]) and load_results(root)["run"].nunique() == 2
     )
     assert not any("/home/someone" in path.read_text(encoding="utf-8") for path in written)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"pretrained": "org/a", "token": "hf_SECRET"}, "pretrained=org/a,token=hf_SECRET"]
+)
+def test_no_token_is_submitted(arguments: Any, tmp_path: Path) -> None:
+    """Files of other model classes, and of earlier versions, may have one."""
+    path = write_run(tmp_path / "run", stock=True, model_args=arguments)
+    change(path, lambda content: content["configs"]["bake_es"]["metadata"].update(token="hf_SECRET"))
+    assert "SECRET" in path.read_text(encoding="utf-8")
+    assert not any("SECRET" in written.read_text(encoding="utf-8") for written in submit(path, tmp_path / "repository"))
 
 
 def test_nothing_of_the_machine_is_submitted(run_file: Path, tmp_path: Path) -> None:

@@ -6,15 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
 from lm_eval.loggers import EvaluationTracker
-from lm_runs import FAST, build
+from lm_runs import FAST, build, run
 from paths import RECORDS
 from result_files import EDITING
 from saved_results import evaluate_here
+from task_managers import task_manager
 
+import lm_eval_editing_autoload
+from edit_hooks import EditingError
 from lm_eval_tasks.common.run_names import run_facts
-from lm_eval_tasks.common.run_options import portable
+from lm_eval_tasks.common.run_options import check_task_settings, portable
+
+lm_eval_editing_autoload.install()
 
 
 def results(model_args: Any = "pretrained=org/tiny", data: str = "mini", **editing: Any) -> dict[str, Any]:
@@ -116,6 +122,40 @@ def test_identity_does_not_depend_on_folders_of_the_machine() -> None:
     other = results(model_args="pretrained=/mnt/b/tiny", data="/mnt/b/x.json", edits="/mnt/b/edits.json")
     assert run_facts(one).run == run_facts(other).run and run_facts(one).name == run_facts(other).name
     assert portable({"a": ["/x/y z.json", "</s>", "/", "a/b"]}) == {"a": ["y z.json", "</s>", "/", "a/b"]}
+
+
+def test_chosen_samples_are_part_of_the_identity() -> None:
+    """Two halves of a benchmark (``--samples``) are two runs; lm-eval does not record the choice itself."""
+    halves = [results(samples={"bake_es": cases}) for cases in ([0, 1], [2, 3])]
+    whole = results()
+    assert len({run_facts(one).run for one in (*halves, whole)}) == 3
+    assert run_facts(results(samples=None)).run == run_facts(whole).run
+
+
+def test_simple_evaluate_records_the_chosen_samples(tiny_path: Any) -> None:
+    lm = build(str(tiny_path("llama")), mode="none", editor_args=None)
+    found = run(lm, ["bake_es"], samples={"bake_es": [1]})
+    assert found["config"]["edited_hf"]["samples"] == {"bake_es": [1]} and len(found["samples"]["bake_es"]) == 1
+    assert "samples" not in run(lm, ["bake_es"], limit=1)["config"]["edited_hf"]
+
+
+def test_a_task_manager_that_lacks_the_models_settings_is_refused(tiny_path: Any, tmp_path: Path) -> None:
+    """Its tasks would ask about the embedded sample while the model edits the user's file."""
+    arguments = {"pretrained": str(tiny_path("llama")), "mode": "none", "device": "cpu", "store": "off"}
+    arguments |= {"data": str(RECORDS / "bake_qa.jsonl"), "subset": 2}
+
+    def evaluate(metadata: dict[str, Any]) -> Any:
+        return lm_eval.simple_evaluate(
+            model="edited_hf", model_args=arguments, tasks=["bake_es"], task_manager=task_manager(metadata)
+        )
+
+    with pytest.raises(EditingError, match=r"do not know data, mode, subset of model_args.*metadata=model_args"):
+        evaluate({})
+    source = evaluate(arguments)["configs"]["bake_es"]["metadata"]["data_source"]
+    assert source["subset"] == 2 and source["data"].endswith("bake_qa.jsonl")
+    with pytest.raises(EditingError, match="do not know pretrained"):  # which decides between sample and published data
+        check_task_settings({"pretrained": "x"}, None)
+    check_task_settings("pretrained=x,data=mini", {"data": "mini"})
 
 
 def test_lm_eval_writes_files_under_the_name(tmp_path: Path, tiny_path: Any) -> None:

@@ -16,6 +16,7 @@ from lm_eval.tasks import TaskManager
 from lm_runs import build, run
 from paths import REAL_DATA, RECORDS
 from result_files import change, write_run
+from task_managers import task_manager
 from task_runs import FOLDER, manager, metrics_of
 
 import lm_eval_editing_autoload
@@ -174,6 +175,14 @@ def test_counts_of_both_models_are_checked_against_the_samples(results, tmp_path
     problems = [problem.text for problem in check_results(path).problems]
     assert len(problems) == 2 and problems[0].startswith("editglue_rte, correct@unedited: the result is ")
     assert "invalid@difference: the result is " in problems[1]
+
+
+def test_the_request_cache_of_lm_eval_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Its key has neither the data nor the settings, so it would ask the prompts of another data set."""
+    task = task_manager({"data": "mini"}).load(["editglue_rte"])["tasks"]["editglue_rte"]
+    with caplog.at_level("WARNING"):
+        task.build_all_requests(limit=1, cache_requests=True)
+    assert "--cache_requests is ignored" in caplog.text and task.instances
 
 
 def test_inverted_labels_mirror_the_right_ones(results) -> None:
