@@ -18,6 +18,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.locate.context_templates import BARE, check_templates, sample_templates
 from edit_hooks.locate.corpora import check_source, digest_of, is_text_source
 from edit_hooks.locate.evk_align import EVKAlignConfig, evk_term, log_noise
+from edit_hooks.locate.moment_documents import check_length
 from edit_hooks.locate.rows import FactToken, kl_row, rewriting_row
 from edit_hooks.locate.second_moments import MomentDtype, MomentSettings, second_moments
 from edit_hooks.locate.solve import KeyMetric, SecondMoment, load_second_moments
@@ -98,7 +99,7 @@ class LocateThenEditConfig(EVKAlignConfig, EditorConfig):
         default=None,
     )
     moment_length: int | None = config_field(
-        "tokens used of each document behind C; null: 256, the model's context for published",
+        "tokens used of each document behind C, at most the model's context; null: up to 256, all of it for published",
         within=POSITIVE,
         default=None,
     )
@@ -138,6 +139,8 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
         config = super().default_config(model)
         if isinstance(config.second_moments, (str, os.PathLike)):
             config.moment_digest = digest_of(config.second_moments)
+        if is_text_source(config.second_moments):
+            check_length(model, config.moment_length)
         return config
 
     def check_inputs(self, config: LocateThenEditConfigT) -> None:

@@ -16,10 +16,13 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from edit_hooks.base.editor import position_limit
 from edit_hooks.locate.corpora import Corpus
+from edit_hooks.modeling.architectures import unwrapped
 from edit_hooks.modeling.sampling import sample_documents
 from edit_hooks.modeling.tokens import encode
 from edit_hooks.utils.batching import token_batches
+from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 
 log = get_logger(__name__)
@@ -98,7 +101,35 @@ class Meter:
 
 def full_context(model: nn.Module) -> int:
     """Tokens of a document under ``published``: the model's context, at most 4096."""
-    return min(getattr(model.config, "max_position_embeddings", None) or LONGEST_CONTEXT, LONGEST_CONTEXT)
+    return min(position_limit(model.config) or LONGEST_CONTEXT, LONGEST_CONTEXT)
+
+
+def check_length(model: nn.Module, given: int | None) -> None:
+    """Refuse documents that are longer than the model's context.
+
+    Raises:
+        EditingError: positions beyond it do not exist or, rotary ones, have keys that the model was not trained on.
+    """
+    limit = position_limit(unwrapped(model).config)
+    if given is not None and limit is not None and given > limit:
+        raise EditingError(
+            f"documents behind second moments are cut after {given} tokens (moment_length), and the model has {limit} "
+            f"positions; give at most {limit}, or leave it out."
+        )
+
+
+def document_length(model: nn.Module, corpus: Corpus, given: int | None) -> int:
+    """Tokens after which a document is cut.
+
+    By default 256 or, if that is shorter, the model's context; for ``published`` the context, at most 4096.
+
+    Raises:
+        EditingError: as :func:`check_length`.
+    """
+    check_length(model, given)
+    if given is not None:
+        return given
+    return full_context(model) if corpus.has_full_context else min(MAX_LENGTH, full_context(model))
 
 
 def read_documents(
@@ -135,7 +166,7 @@ def _sample(
     """
     num_tokens, longest = settings.num_tokens, settings.max_length
     assert num_tokens is not None and longest is not None
-    longest = min(longest, SAMPLED_LENGTH, getattr(model.config, "max_position_embeddings", None) or longest)
+    longest = min(longest, SAMPLED_LENGTH)
     length = min(longest, max(SHORTEST_SAMPLE, -(-num_tokens // SAMPLED_ROWS)))
     num_batches = -(-num_tokens // (SAMPLED_ROWS * length))
     num_rows = -(-num_tokens // (num_batches * length))

@@ -25,7 +25,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from edit_hooks.locate.corpora import Corpus, Source, open_corpus
-from edit_hooks.locate.moment_documents import MAX_LENGTH, Meter, batch_documents, full_context, read_documents
+from edit_hooks.locate.moment_documents import Meter, batch_documents, document_length, read_documents
 from edit_hooks.locate.sampled_texts import keep_documents, read_text_file, text_file
 from edit_hooks.locate.solve import SecondMoment
 from edit_hooks.modeling.architectures import architecture_of, decoder_of, input_device, map_shape, unwrapped
@@ -73,8 +73,8 @@ class MomentSettings:
         source: ``self``, a path, a hub id or a list of texts (see :mod:`edit_hooks.locate.corpora`).
         num_tokens: number of tokens; ``None`` takes 16 per dimension of the keys (``self`` and hub corpora) or
             everything (files, lists and ``published``).
-        max_length: tokens after which a document is cut; ``None`` takes 256, and the model's context for ``published``.
-            Sampled documents (``self``) have at most 128.
+        max_length: tokens after which a document is cut, at most the model's context; ``None`` takes 256 if the context
+            has as many, and the whole context for ``published``. Sampled documents (``self``) have at most 128.
         seed: of the sampled text (``self``), and of the order in which a hub corpus is read.
         dtype: precision in which the matrices are stored.
     """
@@ -110,7 +110,7 @@ def second_moments(
         folder: where matrices are stored; ``<cache>/stats`` by default, and nowhere for a list of texts.
 
     Raises:
-        EditingError: when the source cannot be read or contains no text.
+        EditingError: when the source cannot be read or contains no text, and for documents longer than the context.
     """
     inner = unwrapped(model)
     corpus = open_corpus(settings.source, settings.seed)
@@ -178,9 +178,7 @@ def _collected_once(
 
 def _with_defaults(settings: MomentSettings, model: nn.Module, corpus: Corpus, layers: Sequence[int]) -> MomentSettings:
     """The settings with an explicit length limit and, unless everything is read, an explicit number of tokens."""
-    max_length, num_tokens = settings.max_length, settings.num_tokens
-    if max_length is None:
-        max_length = full_context(model) if corpus.has_full_context else MAX_LENGTH
+    max_length, num_tokens = document_length(model, corpus, settings.max_length), settings.num_tokens
     if num_tokens is None and not corpus.is_finite:
         width = max(map_shape(model.get_submodule(architecture_of(model).rewrite_name(layer)))[1] for layer in layers)
         num_tokens = TOKENS_PER_DIMENSION * width

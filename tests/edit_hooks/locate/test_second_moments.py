@@ -15,7 +15,7 @@ import torch
 from golden_data import GOLDEN_MODELS, golden_covariance, golden_json
 from hub_corpus import serve_corpus
 
-from edit_hooks import EditingError
+from edit_hooks import EditingError, load_editor
 from edit_hooks.contract.tiny_models import SENTENCES, build_model, build_tokenizer
 from edit_hooks.locate import second_moments as module
 from edit_hooks.locate.sampled_texts import FOLDER
@@ -66,6 +66,32 @@ def test_the_mean_is_over_real_tokens_only(model_type):
     moments = second_moments(model, tokenizer, [1], MomentSettings(TEXTS, max_length=9), quiet=True)
     torch.testing.assert_close(moments[1].matrix_FF.double(), stacked.T @ stacked / len(stacked), rtol=1e-4, atol=1e-6)
     assert moments[1].report["num_tokens"] == len(stacked)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+def test_documents_end_with_the_models_context(model_type, tmp_path):
+    """By default at 256 tokens, but GPT-2 has no position past its last, and rotary models were not trained there."""
+    (tmp_path / "long.txt").write_text(" ".join(TEXTS), encoding="utf-8")
+    source = str(tmp_path / "long.txt")
+    assert len(tiny()[1](" ".join(TEXTS))["input_ids"]) > 256
+    for positions, length in ((128, 128), (256, 256), (512, 256)):
+        model = build_model(model_type, max_position_embeddings=positions)
+        (moment,) = collect(source, tmp_path / "stats", model=model).values()
+        assert moment.report["num_tokens"] == moment.report["description"]["max_length"] == length
+        (same,) = collect(source, tmp_path / "stats", model=model, max_length=length).values()
+        assert torch.equal(same.matrix_FF, moment.matrix_FF)
+        with pytest.raises(EditingError, match=rf"after {positions + 1} tokens.*has {positions} positions"):
+            collect(source, tmp_path / "stats", model=model, max_length=positions + 1)
+
+
+def test_documents_past_the_context_are_refused_before_the_weights_are_loaded():
+    with torch.device("meta"):
+        outline = build_model("llama")
+    for source in (TEXTS, "self", "published"):
+        editor = load_editor("memit", {"layers": [1], "second_moments": source, "moment_length": 129})
+        with pytest.raises(EditingError, match="has 128 positions"):
+            editor.check_settings(outline)
+        load_editor("memit", {"layers": [1], "second_moments": source, "moment_length": 128}).check_settings(outline)
 
 
 def test_a_list_and_a_folder_of_the_same_texts_give_the_same_matrix(tmp_path):

@@ -73,9 +73,9 @@ def test_stored_second_moments_are_listed(run, cache):
     assert lines[-1] == f"3 second moments in {cache / 'stats'}"
     rows = [split_cells(line) for line in lines[1:4]]
     assert [row[1:4] for row in rows] == [
-        ["0", "self seed 0, cut at 256", "300"],
-        ["1", "self seed 0, cut at 256", "300"],
-        ["1", "self seed 3, cut at 256", "300"],
+        ["0", "self seed 0, cut at 128", "300"],
+        ["1", "self seed 0, cut at 128", "300"],
+        ["1", "self seed 3, cut at 128", "300"],
     ]
     assert rows[0][-1] == rows[1][-1] == "-" and rows[2][-1].startswith("energy 0.2: ")
     assert "llama" in rows[0][0]
