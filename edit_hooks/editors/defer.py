@@ -48,6 +48,7 @@ from edit_hooks.gradient.side_by_side import make_adam, split_edits
 from edit_hooks.memory.adapter_database import QueryToken
 from edit_hooks.memory.codebook import Query
 from edit_hooks.memory.gated_predictor import KIND, GatedPredictor
+from edit_hooks.memory.steps import step_numbers
 from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input, on_output, record_at, stop_after
 from edit_hooks.modeling.tensors import at_least_float32
@@ -154,7 +155,8 @@ class _Training:
         self.name = architecture_of(job.model).linear_name(job.config.module, layer)
         self.module = job.model.get_submodule(self.name)
         self.rows = [_target_row(job.tokenizer, request, job.config) for request in job.requests]
-        self.standing = predictor_after(job.history, self.name)
+        hook_edits = (delta.hook_edit for delta in job.history)
+        self.earlier = HookEdit.after(hook_edits, KIND, self.name, "a gate and predictor")
 
     def train(self) -> list[Delta]:
         """Train one edit per request."""
@@ -183,7 +185,8 @@ class _Training:
         prompt_query_EF, query_EF = (
             _query_at(self.model, self.module, batch, columns) for columns in (prompt_ends, ends)
         )
-        starts = [self.standing or initial_predictor(self.module, self.job.requests[e], self.config) for e in edits]
+        standing = self.earlier and GatedPredictor(**self.earlier.tensors)
+        starts = [standing or initial_predictor(self.module, self.job.requests[e], self.config) for e in edits]
         like = at_least_float32(weight_of(self.module).detach()[:0])
         leaves = GatedPredictor(
             *(torch.stack(tensors).to(like).requires_grad_(True) for tensors in zip(*starts, strict=True))
@@ -224,6 +227,7 @@ class _Training:
     def _deltas(self, group: _Group, losses_SE: torch.Tensor) -> dict[int, Delta]:
         """The deltas of a group, by index of the request."""
         settings = {"module": self.name, "threshold": self.config.threshold, "query": self.config.query}
+        settings |= step_numbers(self.earlier)
         deltas = {}
         gates = group.leaves.gate(group.prompt_query_EF).tolist()
         for row, (edit, gate) in enumerate(zip(group.edits, gates, strict=True)):
@@ -232,12 +236,6 @@ class _Training:
             diagnostics: dict[str, Any] = {**loss_diagnostics(losses, num_steps=len(losses)), "gate": gate}
             deltas[edit] = Delta(hook_edit=HookEdit(KIND, own._asdict(), settings), diagnostics=diagnostics)
         return deltas
-
-
-def predictor_after(history: Sequence[Delta], module: str) -> GatedPredictor | None:
-    """The gate and predictor after the steps of a stream; ``None`` before the first."""
-    edit = HookEdit.after((delta.hook_edit for delta in history), KIND, module, "a gate and predictor")
-    return None if edit is None else GatedPredictor(**edit.tensors)
 
 
 def initial_predictor(module: nn.Module, request: EditRequest, config: DEFERConfig) -> GatedPredictor:

@@ -45,6 +45,7 @@ from edit_hooks.memory.codebook import (
     replaced_positions,
     same_prompt_distance,
 )
+from edit_hooks.memory.steps import step_numbers
 from edit_hooks.modeling.architectures import architecture_of, map_shape, weight_of
 from edit_hooks.modeling.hooks import frozen, hooks, on_input, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
@@ -176,7 +177,8 @@ class GRACE(Editor[GRACEConfig]):
         ]
         rows = batch_rows(model, targets)
         context = _prompt_context(rows)
-        codebook = codebook_after(job.history, name)
+        earlier = HookEdit.after((delta.hook_edit for delta in job.history), "codebook", name, "a codebook")
+        codebook = entries_of(earlier)
         same_key, rounding = same_prompt_distance(config.same_key, model), same_prompt_distance(0.0, model)
         with frozen(model):
             if config.engine == "fast":
@@ -194,15 +196,17 @@ class GRACE(Editor[GRACEConfig]):
         deltas = []
         for row, change in enumerate(changes):
             change.entries[change.trained].value_D = values_RD[row].cpu()
-            deltas.append(_delta(change, len(codebook), losses_SR[:, row].tolist(), name, config))
+            settings = {"module": name, "replacement": config.replacement, "query": config.query}
+            deltas.append(
+                _delta(change, len(codebook), losses_SR[:, row].tolist(), {**settings, **step_numbers(earlier)})
+            )
             deltas[-1].diagnostics["query_norm"] = float(query_RF[row].norm())
         job.progress(len(deltas))
         return deltas
 
 
-def codebook_after(history: Sequence[Delta], module: str) -> list[Entry]:
-    """The codebook after the steps of a stream."""
-    edit = HookEdit.after((delta.hook_edit for delta in history), "codebook", module, "a codebook")
+def entries_of(edit: HookEdit | None) -> list[Entry]:
+    """The codebook of an edit; empty for ``None``."""
     if edit is None:
         return []
     columns = (edit.tensors["keys"], edit.tensors["values"], edit.tensors["radii"].tolist(), edit.settings["labels"])
@@ -280,7 +284,7 @@ def _train(
     return values_RD.detach(), torch.stack(losses)
 
 
-def _delta(change: CodebookChange, size_before: int, losses: list[float], name: str, config: GRACEConfig) -> Delta:
+def _delta(change: CodebookChange, size_before: int, losses: list[float], settings: Settings) -> Delta:
     numbers = sorted(change.entries)
     entries = [change.entries[number] for number in numbers]
     tensors = {
@@ -289,14 +293,9 @@ def _delta(change: CodebookChange, size_before: int, losses: list[float], name: 
         "radii": torch.tensor([entry.radius for entry in entries], dtype=entries[0].key_F.dtype),
         "index": torch.tensor(numbers),
     }
-    settings = {
-        "module": name,
-        "replacement": config.replacement,
-        "query": config.query,
-        "labels": [entry.label for entry in entries],
-    }
+    labels = [entry.label for entry in entries]
     return Delta(
-        hook_edit=HookEdit("codebook", tensors, settings),
+        hook_edit=HookEdit("codebook", tensors, {**settings, "labels": labels}),
         diagnostics={
             **loss_diagnostics(losses, num_steps=len(losses)),
             "entry": change.reason,

@@ -60,6 +60,7 @@ from edit_hooks.memory.adapter_database import (
     query_token_of,
 )
 from edit_hooks.memory.codebook import distances, radius_warnings, same_prompt_distance
+from edit_hooks.memory.steps import NUM_BEFORE
 from edit_hooks.modeling.architectures import Role, architecture_of, map_shape, num_layers, unwrapped, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32, read_tensors
@@ -253,7 +254,7 @@ class MELO(Editor[MELOConfig]):
             own_adapters = [Adapter(*(factor[index] for factor in adapter)) for adapter in adapters]
             label = [token for _, token in target.labels]
             reason = _add_edit(database, query_RQ[index].cpu(), label, own_adapters, config, same_query, rounding)
-            settings = {"module": query_name, "targets": modules, "query_token": config.query_token}
+            settings = {"module": query_name, "targets": modules, "query_token": config.query_token, NUM_BEFORE: number}
             losses = losses_SR[:, index].tolist()
             diagnostics = {
                 **loss_diagnostics(losses, num_steps=len(losses)),

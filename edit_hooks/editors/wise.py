@@ -57,6 +57,7 @@ from edit_hooks.memory.side_memory import (
     row_distance,
     shrunk,
 )
+from edit_hooks.memory.steps import NUM_BEFORE
 from edit_hooks.memory.unrelated_texts import UNRELATED_TEXTS, draw_texts
 from edit_hooks.modeling.architectures import architecture_of, input_device, is_transposed, unwrapped
 from edit_hooks.modeling.hooks import frozen
@@ -271,7 +272,7 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
     result = train(model, name, batch_rows(model, placed), memory, config, replay)
     memory.change, memory.shrink, memory.radius = result.change, result.shrink, config.norm_constraint
     memory.threshold = min(memory.threshold, result.distance_in) if bank.current else result.distance_in
-    changed = config.schedule.add_edit(bank, memory)
+    num_before, changed = bank.num_edits, config.schedule.add_edit(bank, memory)
     settings = {
         "module": name,
         "shape": list(weight.shape),
@@ -279,6 +280,7 @@ def _edit(job: EditJob[WISEConfig], request: EditRequest, bank: MemoryBank, name
         "activation": activation_of(model, config),
         "decide": config.decide,
         "max_over": config.max_over,
+        NUM_BEFORE: num_before,
     }
     diagnostics = {
         "final_loss": result.losses[-1]["loss"],

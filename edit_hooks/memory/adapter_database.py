@@ -20,6 +20,7 @@ from torch import nn
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
 from edit_hooks.memory.codebook import distances
+from edit_hooks.memory.steps import settings_of_sum
 from edit_hooks.modeling.hooks import Registration, hooks, on_output, record_at
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
@@ -130,8 +131,8 @@ def query_token_of(hook_edit: HookEdit) -> QueryToken:
 class AdapterDatabaseHooks(HookKind):
     """Rows under one or several databases.
 
-    Settings: ``module`` (the query module), ``targets`` (the adapted modules), ``query_token``, and those that
-    :meth:`Database.to_hook_edit` adds.
+    Settings: ``module`` (the query module), ``targets`` (the adapted modules), ``query_token``, ``num_before``
+    (:mod:`edit_hooks.memory.steps`), and those that :meth:`Database.to_hook_edit` adds.
     """
 
     mixes_rows: ClassVar[bool] = True
@@ -163,7 +164,7 @@ class AdapterDatabaseHooks(HookKind):
             for name, tensor in step.tensors.items()
             if name.startswith(PREFIX) and int(name.split("/")[1]) in used
         }
-        return HookEdit(last.kind, {**adapters, **last.tensors}, last.settings)
+        return HookEdit(last.kind, {**adapters, **last.tensors}, settings_of_sum(steps, after="next_block"))
 
     def registrations(self) -> list[Registration]:
         """Also hooks on the adapted modules."""

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from edit_hooks.deltas.forward_context import ForwardContext
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
+from edit_hooks.memory.steps import settings_of_sum
 from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import at_least_float32
 
@@ -78,7 +79,8 @@ class CodebookHooks(HookKind):
 
     Tensors: ``keys`` [N, F], ``values`` [N, D], ``radii`` [N], and ``index`` [N], the entries' numbers in the codebook
     (a step of a stream holds only the entries it added or changed). Settings: ``module``, ``replacement``, ``query``,
-    and the ``labels`` of the entries (token ids of their targets), which editing needs.
+    the ``labels`` of the entries (token ids of their targets), which editing needs, and those of
+    :mod:`edit_hooks.memory.steps`.
     """
 
     mixes_rows: ClassVar[bool] = True
@@ -114,7 +116,7 @@ class CodebookHooks(HookKind):
             "radii": torch.stack(radii),
             "index": torch.tensor(numbers),
         }
-        return HookEdit(steps[0].kind, tensors, {**steps[-1].settings, "labels": list(labels)})
+        return HookEdit(steps[0].kind, tensors, {**settings_of_sum(steps), "labels": list(labels)})
 
     def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         entry_RT = self._entries(index, x_RTF)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, check_width, target_module
+from edit_hooks.memory.steps import settings_of_sum
 from edit_hooks.modeling.architectures import weight_of
 from edit_hooks.modeling.tensors import at_least_float32
 
@@ -49,7 +50,8 @@ class GatedPredictor(NamedTuple):
 class GatedPredictorHooks(HookKind):
     """Rows under one or several gated predictors.
 
-    Tensors: those of :class:`GatedPredictor`. Settings: ``module``, ``threshold``, ``query``.
+    Tensors: those of :class:`GatedPredictor`. Settings: ``module``, ``threshold``, ``query``, and those
+    of :mod:`edit_hooks.memory.steps`.
     """
 
     mixes_rows: ClassVar[bool] = True
@@ -74,7 +76,7 @@ class GatedPredictorHooks(HookKind):
     @classmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
         """The gate and predictor of the last step, whose training started from those of the step before."""
-        return steps[-1]
+        return HookEdit(steps[-1].kind, steps[-1].tensors, settings_of_sum(steps))
 
     def transform_output(self, index: int, x_RTF: torch.Tensor, output_RTD: torch.Tensor) -> torch.Tensor:
         context = self.forward_context.to(output_RTD.device)

@@ -24,6 +24,7 @@ from transformers.activations import ACT2FN
 
 from edit_hooks.deltas.hook_edit import HookEdit, HookKind, target_module
 from edit_hooks.memory.replay import PastEdits
+from edit_hooks.memory.steps import settings_of_sum
 from edit_hooks.modeling.architectures import is_transposed, map_shape
 from edit_hooks.modeling.tensors import at_least_float32, pack_bits, unpack_bits
 from edit_hooks.modeling.weights import read_weight
@@ -161,7 +162,7 @@ class SideMemoryHooks(HookKind):
     """Rows under one set of side memories.
 
     Settings: ``module``, ``shape`` (of the weight), ``act_ratio``, ``activation`` (or null), ``decide``, ``max_over``,
-    and those that :meth:`MemoryBank.to_hook_edit` adds.
+    ``num_before`` (:mod:`edit_hooks.memory.steps`), and those that :meth:`MemoryBank.to_hook_edit` adds.
     """
 
     mixes_rows: ClassVar[bool] = False  # a memory is as large as the weight
@@ -189,7 +190,7 @@ class SideMemoryHooks(HookKind):
     @classmethod
     def combine(cls, steps: Sequence[HookEdit]) -> HookEdit:
         """The memories that exist after the last step, each as the last step that changed it left it."""
-        settings = steps[-1].settings
+        settings = settings_of_sum(steps)
         numbers = [entry[0] for entry in [settings["current"], *settings["stored"]] if entry is not None]
         tensors = {name: tensor for step in steps for name, tensor in step.tensors.items()}
         names = {f"{number}/{part}" for number in numbers for part in ("values", "mask")}

@@ -1,0 +1,44 @@
+"""Steps of a memory: each one goes on from what the steps before it left.
+
+An edit of a memory contains what it added or replaced, so of two edits that were made independently the later one would
+silently replace the earlier. Edits therefore record how many the memory held before them (:data:`NUM_BEFORE`) and after
+them. Edits of earlier releases do not, and are put together as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from edit_hooks.deltas.hook_edit import HookEdit
+from edit_hooks.utils.errors import EditingError
+
+NUM_BEFORE, NUM_EDITS = "num_before", "num_edits"
+
+
+def step_numbers(earlier: HookEdit | None) -> dict[str, int]:
+    """Settings of an edit after ``earlier``; none after edits that did not record theirs."""
+    before = 0 if earlier is None else earlier.settings.get(NUM_EDITS)
+    return {} if before is None else {NUM_BEFORE: before, NUM_EDITS: before + 1}
+
+
+def settings_of_sum(steps: Sequence[HookEdit], after: str = NUM_EDITS) -> dict[str, Any]:
+    """The settings of steps as one: those of the last, which begins where the first one does.
+
+    Args:
+        after: the setting that holds the number of edits after a step.
+
+    Raises:
+        EditingError: for a step that does not go on from the one before it.
+    """
+    for earlier, step in itertools.pairwise(steps):
+        held, before = earlier.settings.get(after), step.settings.get(NUM_BEFORE)
+        if None not in (held, before) and held != before:
+            raise EditingError(
+                f"edits of a {step.kind} at {step.settings['module']} do not go on from one another: one was made on "
+                f"{before} earlier edits and follows {held}, which it would replace in part. Make them as a stream: "
+                "mode=sequential, or Editor.edit(..., history=<the earlier edits>)."
+            )
+    settings = {name: value for name, value in steps[-1].settings.items() if name != NUM_BEFORE}
+    return settings | ({NUM_BEFORE: steps[0].settings[NUM_BEFORE]} if NUM_BEFORE in steps[0].settings else {})
