@@ -134,14 +134,15 @@ class RequestDispatcher:
         if not fault.retryable or attempt + 1 >= self.policy.max_attempts:
             return False
         log.info("attempt %d of %d: %s", attempt + 1, self.policy.max_attempts, fault.reason)
-        if fault.wait is not None:
-            if fault.wait > self.policy.max_wait:
+        backoff = min(self.policy.max_wait, FIRST_PAUSE_SECONDS * 2**attempt * self.policy.jitter())
+        wait = fault.wait
+        if wait is not None:
+            if wait > self.policy.max_wait:
                 return False
             with self._lock:  # a rate limit applies to all requests, not only to the one that hit it
-                self._paused_until = max(self._paused_until, self.policy.clock() + fault.wait)
-            return True
-        backoff = FIRST_PAUSE_SECONDS * 2**attempt * self.policy.jitter()
-        self.policy.sleep(min(self.policy.max_wait, backoff))
+                self._paused_until = max(self._paused_until, self.policy.clock() + wait)
+        if wait is None or wait < backoff:  # `Retry-After: 0` and dates in the past request no pause at all
+            self.policy.sleep(backoff)
         return True
 
     def _record_success(self, reply: Reply) -> None:

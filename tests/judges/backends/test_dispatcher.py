@@ -76,6 +76,16 @@ def test_pauses_double_up_to_max_wait(tmp_path: Path) -> None:
     assert clock.pauses == [1.0, 2.0, 4.0, 6.0, 6.0] and labels_of(judged.verdicts) == [CORRECT]
 
 
+@pytest.mark.parametrize("wait", ["0", "Sat, 21 Nov 2015 12:00:30 GMT", "2"])
+def test_a_short_requested_pause_does_not_replace_the_growing_one(wait: str, tmp_path: Path) -> None:
+    """`Retry-After: 0` made all attempts of ten answers within milliseconds."""
+    clock = FakeTime()
+    fault = ServerFault(429, {"Retry-After": wait})
+    with serve(lambda item, attempt: fault if attempt < 4 else "A") as server:
+        judged = judge_at(server, tmp_path, clock=clock, concurrency=1).judge(ITEMS[:1])
+    assert clock.pauses == [2.0 if wait == "2" else 1.0, 2.0, 4.0, 8.0] and labels_of(judged.verdicts) == [CORRECT]
+
+
 def test_a_requested_pause_beyond_max_wait_fails_the_answer(tmp_path: Path) -> None:
     clock = FakeTime()
     with serve(lambda item, attempt: ServerFault(429, {"Retry-After": "3600"})) as server:
