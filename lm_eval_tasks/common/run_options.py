@@ -47,9 +47,8 @@ PLACES = ("pretrained", "model", "peft", "delta", "tokenizer")
 # Arguments that name a person. Runs of `edited_hf` refuse them; files of other runs may have them.
 SECRETS = ("token", "use_auth_token", "api_key")
 # Arguments of `edited_hf` that tasks read from their metadata, where lm-eval puts all of them unless it gets a manager.
-READ_BY_TASKS = (
-    "data", "data_revision", "bad_records", "subset", "subset_seed", "mode", "checkpoints", "immediate", "retention",
-)  # fmt: skip
+READ_BY_TASKS = ("data", "data_revision", "bad_records", "subset", "subset_seed")
+READ_IN_STREAMS = ("mode", "checkpoints", "immediate", "retention")
 PLACE_DIGESTS = "place_digests"  # in submitted files, whose folders are cut
 
 _ABSOLUTE = re.compile(r"(?:~|/|[A-Za-z]:[\\/])[^\n]*[/\\][^\n/\\]+$")
@@ -84,7 +83,8 @@ def check_task_settings(arguments: object, metadata: Mapping[str, Any] | None) -
         EditingError: before a model is loaded.
     """
     given, known = model_arguments(arguments), metadata or {}
-    names = [name for name in given if name in READ_BY_TASKS or name.endswith("_set")]
+    read = (*READ_BY_TASKS, *(READ_IN_STREAMS if given.get("mode") == "sequential" else ()))
+    names = [name for name in given if name in read or name.endswith("_set")]
     if "pretrained" in given and "data" not in given and "data" not in known:
         names.append("pretrained")  # decides between the embedded sample and the published data
     if missing := sorted(name for name in names if name not in known):

@@ -80,6 +80,7 @@ def test_a_summary_reads_what_a_run_writes(
     evaluate = lm_eval.simple_evaluate
 
     def evaluate_quickly(metadata: dict[str, Any], **options: Any) -> Any:
+        metadata = {**options["model_args"], **metadata}  # as lm-eval builds it
         manager = TaskManager(include_path=str(ROOT / "lm_eval_tasks"), include_defaults=False, metadata=metadata)
         return evaluate(task_manager=manager, **options)
 

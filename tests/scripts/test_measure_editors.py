@@ -62,9 +62,8 @@ def index_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = lm_eval.simple_evaluate
 
     def evaluate_quickly(metadata: dict[str, Any], **options: Any) -> Any:
-        manager = TaskManager(
-            include_path=str(ROOT / "lm_eval_tasks"), include_defaults=False, metadata={"data": "mini", **metadata}
-        )
+        metadata = {"data": "mini", **options["model_args"], **metadata}  # as lm-eval builds it
+        manager = TaskManager(include_path=str(ROOT / "lm_eval_tasks"), include_defaults=False, metadata=metadata)
         return evaluate(task_manager=manager, **options)
 
     monkeypatch.setattr(lm_eval, "simple_evaluate", evaluate_quickly)

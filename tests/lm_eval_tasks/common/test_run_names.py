@@ -149,13 +149,15 @@ def test_a_task_manager_that_lacks_the_models_settings_is_refused(tiny_path: Any
             model="edited_hf", model_args=arguments, tasks=["bake_es"], task_manager=task_manager(metadata)
         )
 
-    with pytest.raises(EditingError, match=r"do not know data, mode, subset of model_args.*metadata=model_args"):
+    with pytest.raises(EditingError, match=r"do not know data, subset of model_args.*metadata=model_args"):
         evaluate({})
     source = evaluate(arguments)["configs"]["bake_es"]["metadata"]["data_source"]
     assert source["subset"] == 2 and source["data"].endswith("bake_qa.jsonl")
     with pytest.raises(EditingError, match="do not know pretrained"):  # which decides between sample and published data
         check_task_settings({"pretrained": "x"}, None)
-    check_task_settings("pretrained=x,data=mini", {"data": "mini"})
+    check_task_settings("pretrained=x,data=mini,mode=none", {"data": "mini"})
+    with pytest.raises(EditingError, match="do not know checkpoints, mode of"):
+        check_task_settings("mode=sequential,checkpoints=2", {"data": "mini"})
 
 
 def test_lm_eval_writes_files_under_the_name(tmp_path: Path, tiny_path: Any) -> None:
