@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.numbers import shorten
 from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Reply, Role
 from judges.backends.dispatcher import DispatchPolicy, RequestDispatcher
 from judges.prompt import Chat
@@ -33,6 +34,16 @@ FATAL_STATUSES = {
     402: "no credit left",
     403: "access denied",
     404: "no such model or address",
+}
+# Errors about settings, which all requests share: of these codes, or of this type about a parameter that holds no text.
+SETTING_CODES = frozenset({"unsupported_parameter", "unsupported_value"})
+INVALID_REQUEST = "invalid_request_error"
+TEXT_PARAMETERS = frozenset({"messages", "prompt", "input"})
+TEXT_CODES = frozenset({"context_length_exceeded", "content_filter"})
+REMEDIES = {
+    "max_tokens": "max_reply_tokens: null sends none, extra: {max_completion_tokens: 1000} is that of newer models",
+    "temperature": "temperature: null sends none",
+    "seed": "seed: null sends none",
 }
 
 
@@ -148,7 +159,7 @@ class OpenAIBackend:
         except openai.APIConnectionError:
             raise Fault(f"no connection to the {self.role.name}", retryable=True) from None
         except openai.APIStatusError as error:
-            raise self._fault(error.status_code, error.response.headers, getattr(error, "code", None)) from None
+            raise self._fault(error) from None
         except (openai.APIError, ValueError):
             raise Fault(f"the {self.role.name}'s server sent no JSON", retryable=True) from None
         return self._reply(completion)
@@ -177,19 +188,40 @@ class OpenAIBackend:
         prompt_tokens, reply_tokens = (count if isinstance(count, int) else 0 for count in counts)
         return Reply(self._redact_key(text or ""), finish, prompt_tokens, reply_tokens)
 
-    def _fault(self, status: int, headers: Mapping[str, str], code: str | None) -> Fault:
-        if status == 429 and code == "insufficient_quota":
+    def _fault(self, error: openai.APIStatusError) -> Fault:
+        status = error.status_code
+        if status == 429 and error.code == "insufficient_quota":
             return Fault("no credit left (HTTP 429)", fatal=True)
         if status in FATAL_STATUSES:
             reason = f"{FATAL_STATUSES[status]} (HTTP {status}; {self.settings.model} at {self.settings.url})"
             return Fault(reason, fatal=True)
         retryable = status in RETRYABLE_STATUSES or status >= 500
-        wait = requested_wait(headers, time.time()) if retryable else None
+        if not retryable and _is_of_setting(error):
+            return Fault(self._refused_setting(error), fatal=True)
+        wait = requested_wait(error.response.headers, time.time()) if retryable else None
         return Fault(f"HTTP {status}", retryable=retryable, wait=wait)
+
+    def _refused_setting(self, error: openai.APIStatusError) -> str:
+        """The reason of a refusal. It has no message of the server, which may repeat texts of the request."""
+        names = (error.param, error.code or error.type)
+        param, code = (None if name is None else shorten(self._redact_key(str(name))) for name in names)
+        what = "a setting" if param is None else f"parameter {param}"
+        reason = f"{what} is refused (HTTP {error.status_code}, {code}; {self.settings.model} at {self.settings.url})"
+        remedy = REMEDIES.get(str(error.param))
+        return reason if remedy is None else f"{reason}; {remedy}"
 
     def _redact_key(self, text: str) -> str:
         """Remove the key from a reply, so that a server that echoes it does not bring it into the store."""
         return text.replace(self._key, "[API key]") if self._key else text
+
+
+def _is_of_setting(error: openai.APIStatusError) -> bool:
+    """Whether an error is about a setting. Servers deviate from the schema, so its fields may be of any type."""
+    kinds, param = (error.code, error.type), error.param
+    if any(code in kinds for code in SETTING_CODES):
+        return True
+    name = re.split(r"[.\[]", param)[0] if isinstance(param, str) else ""
+    return INVALID_REQUEST in kinds and name not in {"", *TEXT_PARAMETERS} and error.code not in TEXT_CODES
 
 
 def _is_same_model(answered: str, asked: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -179,6 +180,70 @@ def test_a_fatal_fault_ends_the_run_at_once(fault: ServerFault, message: str, tm
         with pytest.raises(EditingError, match=message):
             judge_at(server, tmp_path, concurrency=2).judge(ITEMS)
         assert sum(server.requests.values()) <= 3
+
+
+def refusal(**error: object) -> ServerFault:
+    """HTTP 400 with a body in OpenAI's schema, whose message repeats the request."""
+    return ServerFault(400, body=json.dumps({"error": {"message": f"no {ITEMS[0].answer}", **error}}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            refusal(type="invalid_request_error", param="max_tokens", code="unsupported_parameter"),
+            "parameter 'max_tokens' is refused (HTTP 400, 'unsupported_parameter'; scripted at URL); max_reply_tokens: "
+            "null sends none, extra: {max_completion_tokens: 1000} is that of newer models",
+        ),
+        (
+            refusal(type="invalid_request_error", param="temperature", code="unsupported_value"),
+            "parameter 'temperature' is refused (HTTP 400, 'unsupported_value'; scripted at URL); temperature: null "
+            "sends none",
+        ),
+        (
+            refusal(type="invalid_request_error", param="messages[0].role", code="unsupported_value"),
+            "parameter 'messages[0].role' is refused (HTTP 400, 'unsupported_value'; scripted at URL)",
+        ),
+        (
+            refusal(type="invalid_request_error", param="top_k\x1b[2J" + "x" * 999),
+            "parameter 'top_k\\x1b[2J"
+            + "x" * 44
+            + "... is refused (HTTP 400, 'invalid_request_error'; scripted at URL)",
+        ),
+        (
+            refusal(code="unsupported_value", param=None),
+            "a setting is refused (HTTP 400, 'unsupported_value'; scripted at URL)",
+        ),
+    ],
+)
+def test_a_refused_setting_ends_the_run_and_is_named(fault: ServerFault, message: str, tmp_path: Path) -> None:
+    """Every request was sent, and the report had "HTTP 400 (24)" alone."""
+    with serve(lambda item, attempt: fault) as server:
+        with pytest.raises(EditingError) as caught:
+            judge_at(server, tmp_path, concurrency=2).judge(ITEMS)
+        assert str(caught.value) == f"the judge cannot be used: {message.replace('URL', server.url)}."
+        assert sum(server.requests.values()) <= 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"type": "invalid_request_error", "param": "messages", "code": "context_length_exceeded"},
+        {"type": "invalid_request_error", "param": "messages[1].content", "code": "string_above_max_length"},
+        {"type": "invalid_request_error", "param": "max_tokens", "code": "context_length_exceeded"},
+        {"type": "invalid_request_error", "param": None, "code": None},
+        {"type": "BadRequestError", "param": "max_tokens", "code": 400},
+        {"type": None, "param": "prompt", "code": "content_filter"},
+        {"type": ["invalid_request_error"], "param": {"a": 1}, "code": ["unsupported_value"]},
+    ],
+)
+def test_a_request_refused_for_its_text_does_not_stop_the_run(error: dict[str, object], tmp_path: Path) -> None:
+    def script(item: Item, attempt: int) -> str | ServerFault:
+        return refusal(**error) if item == ITEMS[1] else grade_by_equality(item, attempt)
+
+    with serve(script) as server:
+        judged = judge_at(server, tmp_path, give_up_after=1).judge(ITEMS)
+    assert judged.report.reasons == {"HTTP 400": 1} and judged.report.num_scored == 23
 
 
 def test_replies_before_a_fatal_fault_are_stored(tmp_path: Path) -> None:
