@@ -220,9 +220,11 @@ def is_stopped(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: 
 
 
 def has_full_length(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], item: GenerateItem) -> bool:
-    """Whether the answer in these new tokens may not become longer: its thought, or what follows it."""
+    """Whether the answer in these new tokens may not become longer: its thought, what follows it, or both."""
     if item.max_thought_tokens is None or item.think_end is None:
         return len(tokens) >= item.max_new_tokens
+    if len(tokens) >= item.most_tokens:  # a model that repeats the end of its thought begins its answer again and again
+        return True
     length = thought_length(tokenizer, tokens, item.think_end)
     if length is None:
         return len(tokens) >= item.max_thought_tokens

@@ -41,9 +41,12 @@ def distribution(logits_V: torch.Tensor, sampling: Sampling) -> tuple[torch.Tens
     """The probabilities from which a token is drawn, largest first, and their tokens.
 
     As in transformers: top-k keeps all tokens whose logit equals the k-th largest, so there may be more than k; top-p
-    is taken of what top-k has kept, and keeps the token that crosses the bound.
+    is taken of what top-k has kept, and keeps the token that crosses the bound. Logits of a broken model, of which the
+    largest is not finite, have no distribution: the greedy token is certain.
     """
     logits_V = logits_V.detach().to("cpu", torch.float64) / sampling.temperature
+    if not logits_V.max().isfinite():
+        return torch.ones(1, dtype=torch.float64), logits_V.argmax()[None]
     count = min(sampling.top_k or len(logits_V), len(logits_V))
     (candidates,) = (logits_V >= logits_V.topk(count).values[-1]).nonzero(as_tuple=True)
     values, order = logits_V[candidates].sort(descending=True, stable=True)

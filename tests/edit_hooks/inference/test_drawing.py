@@ -12,6 +12,7 @@ from inference_cases import PROMPTS, edits, model_and_tokenizer
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from edit_hooks.answers import GeneratedText
+from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.decoding import end_token_ids, generate
@@ -75,6 +76,28 @@ def test_the_distribution_is_that_of_transformers(top_k: int | None, top_p: floa
 def test_top_k_keeps_ties_of_the_last_kept_logit() -> None:
     _, tokens = distribution(torch.tensor([3.0, 2.0, 2.0, 2.0, 1.0]), Sampling(top_k=2))
     assert tokens.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=2), Sampling(top_p=0.5), Sampling(top_k=2, top_p=0.5)])
+@pytest.mark.parametrize("broken", [[math.nan] * 4, [1.0, math.nan, 2.0, math.nan], [0.0, math.inf, math.inf, 9.0]])
+def test_logits_without_a_distribution_give_the_greedy_token(broken: list[float], sampling: Sampling) -> None:
+    logits = torch.tensor(broken)
+    draw = TokenDraw(GenerateItem((1, 2), (), 1, sampling=sampling))
+    assert draw.token(logits) == int(logits.argmax())
+    assert draw.token(LOGITS) in range(4)
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_an_edit_that_breaks_the_model_does_not_stop_the_draws_of_others(reference: bool) -> None:
+    """Its factors are finite, and its states overflow: all logits are NaN."""
+    model, tokenizer = model_and_tokenizer()
+    module, factor = next(iter((edits(model)["first"] or Delta()).factors.items()))
+    broken = Delta(factors={module: factor._replace(left=factor.left * 1e25, right=factor.right * 1e25)})
+    plain, _ = jobs(Sampling(seed=1, top_k=5))[0]
+    questions: list[tuple[GenerateItem, Delta | None]] = [(plain, broken), (plain, None)]
+    answers = generate_reference(model, tokenizer, questions, lambda count: None) if reference else answer(questions)
+    greedy = answer([(replace(plain, sampling=None), broken)])
+    assert answers == [*greedy, *answer([(plain, None)])]
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -144,6 +167,28 @@ def test_a_thought_has_a_budget_of_its_own() -> None:
 
     assert think(3).token_ids == free.token_ids[3:5] and not think(3).unfinished
     assert think(2).unfinished
+
+
+def test_repeated_ends_of_a_thought_do_not_lengthen_the_answer() -> None:
+    """A collapsed model writes nothing else; thought and answer have at most as many tokens as both budgets."""
+    model, tokenizer = build_model("llama"), model_and_tokenizer()[1]
+    end, passes = 300, 0
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, model.config.vocab_size)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+        model.lm_head.bias.copy_(torch.arange(model.config.vocab_size) == end)
+    question = replace(jobs(None)[0][0], think_end=end, max_new_tokens=3, max_thought_tokens=5)
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+        assert passes <= 100, "the answer has both budgets, and goes on"
+
+    model.model.layers[0].register_forward_hook(count)
+    (given,) = generate(model, tokenizer, [(question, None)], Limits(), lambda count: None)
+    assert (given.stop, given.token_ids, given.unfinished) == ("length", (), False)
+    assert given.thought == tokenizer.decode([end] * 8)
+    assert generate_reference(model, tokenizer, [(question, None)], lambda count: None) == [given]
 
 
 def test_settings_are_read_from_json_and_checked() -> None:
