@@ -37,7 +37,7 @@ def select_facts(contexts: Sequence[ContextEdit], question: str, device: str = "
     query = bare_question(question) if len(_QUESTION.findall(question)) > 1 else question
     if settings.memory is not None:
         return load_memory(settings.memory, settings.embedder, device).select(contexts, query)
-    if len(contexts) <= settings.num_facts and settings.min_similarity is None:
+    if len(contexts) == 1 and settings.min_similarity is None:
         return ContextPrompt(tuple(contexts))
     facts = [f"{context.prompt} {context.target_new}" for context in contexts]
     indices = most_similar(settings.embedder, query, facts, settings.num_facts, settings.min_similarity)

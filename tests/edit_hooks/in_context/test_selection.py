@@ -41,7 +41,16 @@ def test_several_facts_end_with_the_most_similar_one():
     assert [fact.target_new for fact in selected] == ["Dravonia", "harp"]
 
 
-def test_without_a_threshold_few_facts_need_no_embedder():
+@pytest.mark.parametrize("num_facts", [3, 5])
+def test_no_more_facts_than_are_stated_end_with_the_most_similar_one_too(num_facts):
+    """Its demonstrations are those that are shown."""
+    facts = [dataclasses.replace(fact, demonstrations=(fact.target_new,), num_facts=num_facts) for fact in FACTS]
+    prompt = select_facts(facts, "In which country is Lake Omber?")
+    assert {fact.target_new for fact in prompt.facts} == {"Dravonia", "Peru", "harp"}
+    assert prompt.facts[-1].target_new == "Peru" and prompt.demonstrations == ("Peru",)
+
+
+def test_without_a_threshold_a_single_fact_needs_no_embedder():
     assert select_facts(with_settings([CAPITAL], embedder="not installed"), "Who wrote the opera?").facts
 
 
