@@ -197,20 +197,20 @@ class ItemBuilder:
     def decoded_item(self, context: str, gen_kwargs: Mapping[str, Any], decoding: Decoding) -> Built[GenerateItem]:
         """Build an item from the settings of a question, and those of its task where it has none."""
         own = {"do_sample", "temperature", "top_k", "top_p"}  # said by ``decoding`` itself
-        built = self.generate_item(context, {name: value for name, value in gen_kwargs.items() if name not in own})
+        of_task = self._without_prompt(context, {name: gen_kwargs[name] for name in gen_kwargs if name not in own})
         item = replace(
-            built.item,
-            stops=built.item.stops if decoding.until is None else tuple(stop for stop in decoding.until if stop),
-            max_new_tokens=decoding.max_new_tokens or built.item.max_new_tokens,
+            of_task,
+            stops=of_task.stops if decoding.until is None else tuple(stop for stop in decoding.until if stop),
+            max_new_tokens=decoding.max_new_tokens or of_task.max_new_tokens,
             ignore_end=decoding.ignore_end,
             sampling=decoding.sampling,
-            max_thought_tokens=decoding.max_thought_tokens or built.item.max_thought_tokens,
+            max_thought_tokens=decoding.max_thought_tokens or of_task.max_thought_tokens,
         )
         if decoding.max_total_tokens is not None:
             length = decoding.max_total_tokens - len(encode(self._lm.tokenizer, context, self._lm.add_bos_token).ids)
             if length < 1:
                 raise UnusableRequestError(f"prompt {context!r} has no room in {decoding.max_total_tokens} tokens.")
-            item = replace(item, max_new_tokens=length, max_thought_tokens=None, with_prompt=True)
+            item = replace(item, max_new_tokens=length, think_end=None, max_thought_tokens=None, with_prompt=True)
         if decoding.length_of is not None:
             target = self._tokens_of(decoding.length_of, None if decoding.length_of_alone else context)
             item = replace(
@@ -239,6 +239,10 @@ class ItemBuilder:
 
     def generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
         """Build an item for greedy decoding from the generation settings of an lm-eval task."""
+        return self.fitted_prompt(context, self._without_prompt(context, gen_kwargs))
+
+    def _without_prompt(self, context: str, gen_kwargs: Mapping[str, Any]) -> GenerateItem:
+        """The settings of a task as an item; its prompt is set once its length is known (:meth:`fitted_prompt`)."""
         lm = self._lm
         check_generation_kwargs(gen_kwargs)
         try:
@@ -254,8 +258,7 @@ class ItemBuilder:
         stops = tuple(stop for stop in stops if stop and stop != end)
         end = self._think_end(context)
         budget = None if end is None else self._max_thought_tokens
-        item = GenerateItem((), stops, int(settings["max_gen_toks"]), think_end=end, max_thought_tokens=budget)
-        return self.fitted_prompt(context, item)
+        return GenerateItem((), stops, int(settings["max_gen_toks"]), think_end=end, max_thought_tokens=budget)
 
     def fitted_prompt(self, context: str, item: GenerateItem) -> Built[GenerateItem]:
         """Give an item a prompt; a long one is cut at the start, as in lm-eval."""
@@ -263,6 +266,10 @@ class ItemBuilder:
         require_text(context)
         room = lm.max_length - item.most_tokens
         if room < 1:
+            if item.target is not None:
+                raise UnusableRequestError(
+                    f"an answer of {len(item.target)} tokens leaves no room in {lm.max_length} positions."
+                )
             thought = f" with max_thought_tokens={item.max_thought_tokens}" if item.max_thought_tokens else ""
             raise EditingError(
                 f"max_gen_toks={item.max_new_tokens}{thought} leaves no room in {lm.max_length} positions."

@@ -108,6 +108,27 @@ def test_a_prompt_that_fills_the_total_length_is_unscored(lm: EditedHFLM) -> Non
     assert isinstance(answer, FailedAnswer) and "has no room in 3 tokens" in answer.reason
 
 
+def test_a_task_s_length_does_not_count_where_a_question_has_its_own(model_path: str) -> None:
+    """Neither does the budget for thoughts: texts of a fixed length have none, whatever they contain."""
+    lm = build(model_path, think_end_token="#", max_thought_tokens=4000)
+    settings = (Decoding(length_of=" Dravonia"), Decoding(max_total_tokens=20, until=(), ignore_end=True))
+    exact, whole = generate(lm, *settings, task={"until": [], "max_gen_toks": lm.max_length})
+    assert exact.target_ids is not None and len(exact.token_ids or ()) == len(exact.target_ids)
+    assert len(whole.token_ids or ()) == 20 - len(lm.tokenizer(PROMPT)["input_ids"])
+    assert (whole.unfinished, whole.thought) == (exact.unfinished, exact.thought) == (False, None)
+    with pytest.raises(EditingError, match=r"max_gen_toks=3 with max_thought_tokens=4000 leaves no room"):
+        generate(lm, Decoding(max_new_tokens=3), task={"max_gen_toks": lm.max_length})
+    (fits,) = generate(build(model_path), Decoding(max_new_tokens=3), task={"until": [], "max_gen_toks": lm.max_length})
+    assert len(fits.token_ids or ()) == 3
+
+
+def test_a_text_longer_than_the_model_makes_its_question_unscored(lm: EditedHFLM) -> None:
+    settings = (Decoding(length_of=" Dravonia" * lm.max_length), Decoding(length_of=" Dravonia"))
+    long, short = generate(lm, *settings)
+    assert isinstance(long, FailedAnswer) and f"leaves no room in {lm.max_length} positions" in long.reason
+    assert isinstance(short, GeneratedText)
+
+
 def test_answers_of_another_total_length_are_stored_apart(model_path: str, tmp_path: Path) -> None:
     short, long = (Decoding(until=(), ignore_end=True, max_total_tokens=length) for length in (20, 25))
     first = generate(build(model_path, tmp_path), short, model="unedited")
