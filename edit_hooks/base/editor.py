@@ -322,10 +322,13 @@ class Editor(abc.ABC, Generic[ConfigT]):
             raise EditingError(f"editor {self.name!r} writes one request at a time; joint=True is not possible.")
         self.check_model(model)
         inner = unwrapped(model)
-        refuse(self.find_unusable(tokenizer, requests, position_limit(inner.config), inner))
+        limit, contexts = position_limit(inner.config), self.known_contexts(inner)
+        refuse(self.find_unusable(tokenizer, requests, limit, inner))
         # lm-eval disables gradients; editors need them in any mode of the caller.
         with gradients(True):
             config = self.resolve_config(inner, tokenizer)
+            if self.known_contexts(inner) != contexts:  # sampled just now; they take positions, too
+                refuse(self.find_unusable(tokenizer, requests, limit, inner))
             if self.writes != ("context",):
                 report_origin_once(self.settings_origin(inner))
             report = progress or (lambda count: None)
@@ -389,8 +392,9 @@ class Editor(abc.ABC, Generic[ConfigT]):
         reasons: dict[str, str] = {}
         for request in requests:
             try:
-                self._check_request(tokenizer, request, prefix, limit)
+                own = {"prompt and target_new": self._check_request(tokenizer, request, prefix)}
                 self.check_request(tokenizer, request, model)
+                self._check_lengths(request, prefix, {**own, **self.other_lengths(tokenizer, request, model)}, limit)
             except UnusableRequestError as error:
                 reasons[request.key] = str(error)
         return reasons
@@ -425,10 +429,14 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """
         return int(self.feeds_last_token or bool(self.overrides.get("append_eos")))
 
-    def _check_request(
-        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, prefix: str, limit: int | None
-    ) -> None:
-        """Refuse a request without tokens of its prompt, subject or target, or longer than the context."""
+    def other_lengths(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> Mapping[str, int]:
+        """Hook: further texts that an edit of a request runs, as a plural for the error -> tokens of the longest."""
+        return {}
+
+    def _check_request(self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, prefix: str) -> int:
+        """Refuse a request without tokens of its prompt, subject or target; return the tokens of its text."""
         require_text(request.text + request.target_new)
         if self.needs_subject:
             require_subjects([request], self.name)
@@ -449,13 +457,17 @@ class Editor(abc.ABC, Generic[ConfigT]):
                 f"{case}: no token of the prompt covers the subject {request.subject!r}; is it made of characters "
                 "the tokenizer drops?"
             )
-        length = len(encoding.ids) - 1 + self.num_tokens_past_target()
-        if limit is not None and length > limit:
-            context = ", the longest context included," if prefix or request.context else ""
-            raise UnusableRequestError(
-                f"{case}: prompt and target_new take {length} tokens{context} and the model has {limit} positions; "
-                "shorten target_new or the prompt, or drop the record."
-            )
+        return len(encoding.ids) - 1 + self.num_tokens_past_target()
+
+    def _check_lengths(self, request: EditRequest, prefix: str, lengths: Mapping[str, int], limit: int | None) -> None:
+        """Refuse a request with a text that is longer than the model's context."""
+        for texts, length in lengths.items():
+            if limit is not None and length > limit:
+                context = ", the longest context included," if prefix or request.context else ""
+                raise UnusableRequestError(
+                    f"case {request.case_id}: {texts} take {length} tokens{context} and the model has {limit} "
+                    "positions; shorten them, or drop the record."
+                )
 
     def _record_warnings(self, delta: Delta, warnings: Sequence[str]) -> None:
         if warnings:

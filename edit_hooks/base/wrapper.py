@@ -112,6 +112,14 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
     ) -> None:
         self.base.check_request(tokenizer, request, model)
 
+    def num_tokens_past_target(self) -> int:
+        return self.base.num_tokens_past_target()
+
+    def other_lengths(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> Mapping[str, int]:
+        return self.base.other_lengths(tokenizer, request, model)
+
     def base_edits(self, job: EditJob[WrapperConfigT]) -> list[Delta]:
         """Compute the base editor's deltas for the same job."""
         return self.base.edit(

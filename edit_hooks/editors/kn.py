@@ -198,6 +198,17 @@ class KN(Editor[KNConfig]):
             )
         _answer_tokens(tokenizer, request.text, request.continued_by(request.target_true))
 
+    def other_lengths(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> Mapping[str, int]:
+        """The old answer is attributed in every template and after every paraphrase."""
+        config, lengths = self.known_config(model), [0]
+        for prompt in attribution_prompts(request, config):
+            ids, answer_ids = _answer_tokens(tokenizer, prompt, request.continued_by(str(request.target_true)))
+            # answer_context=own runs as many tokens of the model's own in the answer's place
+            lengths.append(len(ids) + (len(answer_ids) - 1 if config.answer_context != "prompt" else 0))
+        return {"target_true and the longest prompt that is attributed": max(lengths)}
+
     def compute(self, job: EditJob[KNConfig]) -> list[Delta]:
         if job.model.get_input_embeddings().weight.shape[1] != job.model.config.hidden_size:
             raise EditingError(

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -50,7 +50,7 @@ from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.locate.editor import MEMIT_CONTRACT_SETTINGS
 from edit_hooks.modeling.architectures import input_device, is_transposed, weight_of
 from edit_hooks.modeling.hooks import Registration, frozen, hooks, on_input
-from edit_hooks.modeling.tokens import split_continuation
+from edit_hooks.modeling.tokens import encode, split_continuation
 from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import POSITIVE
@@ -92,6 +92,13 @@ class SimIE(PostProcessingEditor[SimIEConfig]):
         "base_settings": {**MEMIT_CONTRACT_SETTINGS, "fact_token": "last"},
         "ridge": 0.1,
     }
+
+    def other_lengths(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> Mapping[str, int]:
+        """Keys are read at the target's last token, too."""
+        whole = len(encode(tokenizer, request.text + request.continuation).ids)
+        return {**super().other_lengths(tokenizer, request, model), "prompt and the whole target_new": whole}
 
     def compute(self, job: EditJob[SimIEConfig]) -> list[Delta]:
         if not job.joint or job.config.joint_steps == "together":

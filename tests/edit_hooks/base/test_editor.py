@@ -1,4 +1,4 @@
-"""What `Editor.edit` accepts from `compute`."""
+"""What `Editor.edit` accepts from `compute`, and the lengths of the texts that it refuses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from broken_editors import Sound
 
-from edit_hooks import Delta, EditingError, EditJob
+from edit_hooks import Delta, EditingError, EditJob, EditRequest, load_editor
 from edit_hooks.contract.subject import EDIT_REQUESTS, contract_settings, tiny_model, tiny_tokenizer
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER
 from edit_hooks.editors.ft_m import FTConfig
+from edit_hooks.utils.errors import UnusableRequestError
 
 
 class Returns(Sound):
@@ -40,3 +41,25 @@ def test_a_wrong_number_or_kind_of_deltas_is_an_error(value: object, joint: bool
     with pytest.raises(EditingError) as error:
         editor.edit(model, tokenizer, EDIT_REQUESTS[:2], joint=joint)
     assert str(error.value).startswith(f"editor 'Returns': {message}")
+
+
+def test_the_first_edit_counts_the_tokens_of_sampled_contexts() -> None:
+    """They are sampled for the model after the first check; a later edit knows them before."""
+    model, tokenizer = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
+    limit = model.config.max_position_embeddings
+    long = EditRequest(prompt="{}" + " a" * (limit - 1), subject="a", target_new="a")
+    editor = load_editor("rome", {"layers": [1], "num_steps": 1})
+    assert not editor.find_unusable(tokenizer, [long], limit, model)
+    for _ in range(2):
+        with pytest.raises(UnusableRequestError, match=f"the longest context included.*has {limit} positions"):
+            editor.edit(model, tokenizer, [long])
+    editor.edit(model, tokenizer, EDIT_REQUESTS[:1])
+
+
+def test_an_appended_end_of_text_counts_under_a_wrapper() -> None:
+    model, tokenizer = tiny_model("gpt2"), tiny_tokenizer(NATURAL_TOKENIZER["gpt2"])
+    limit = model.config.max_position_embeddings
+    request = EditRequest(prompt="a" + " a" * (limit - 1), target_new="a")
+    for append_eos in (False, True):
+        settings = {"base": "ft_m", "base_settings": {"append_eos": append_eos}}
+        assert bool(load_editor("rect", settings).find_unusable(tokenizer, [request], limit)) == append_eos

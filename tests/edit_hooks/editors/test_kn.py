@@ -13,6 +13,7 @@ from edit_hooks.editors.kn import LONG_TARGET, LONG_TARGET_WARNING, KNConfig, Ne
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 from edit_hooks.modeling.sampling import greedy_continuation
 from edit_hooks.modeling.tokens import encode, split_continuation
+from edit_hooks.utils.errors import UnusableRequestError
 
 LAYERS = list(range(NUM_LAYERS))
 REQUEST = EditRequest(**REQUESTS[0])
@@ -59,6 +60,37 @@ def test_missing_old_answer_is_refused(tiny_model, tiny_tokenizer):
     request = EditRequest(prompt="Water boils at", target_new="zero", case_id="7")
     with pytest.raises(EditingError, match=r"case 7.*target_true"):
         load_editor("kn", {"layers": [1]}).edit(tiny_model("llama"), tiny_tokenizer("byte_bpe_bos"), [request])
+
+
+@pytest.mark.parametrize(
+    ("settings", "old_answer", "fits"),
+    [
+        ({}, 1, True),
+        ({}, 2, False),
+        ({"answer_context": "own"}, 2, False),
+        ({"answer_context": "prompt"}, 2, True),
+        ({"context_templates": ["{}", "a a {}"]}, 1, False),
+        ({"paraphrases": {"PROMPT": [" ".join(["a"] * 130)]}}, 1, False),
+    ],
+)
+def test_all_texts_that_are_run_have_to_fit(settings, old_answer, fits, tiny_model, tiny_tokenizer):
+    """The old answer is attributed in every template and after every paraphrase, not the new one alone."""
+    model, tokenizer = tiny_model("gpt2"), tiny_tokenizer("byte_bpe")
+    limit = model.config.max_position_embeddings
+    request = EditRequest(prompt="a" + " a" * (limit - 1), target_new="a", target_true=" ".join(["a"] * old_answer))
+    assert len(encode(tokenizer, request.text + request.continuation).ids) == limit + 1
+    settings = {
+        name: value if name != "paraphrases" else {request.text: value["PROMPT"]} for name, value in settings.items()
+    }
+    editor = load_editor("kn", {"layers": [1], "num_steps": 2, **settings})
+    if fits:
+        editor.edit(model, tokenizer, [request])
+        return
+    assert "target_true" in editor.find_unusable(tokenizer, [request], limit)[request.key]  # without a model
+    with pytest.raises(UnusableRequestError, match=rf"target_true.* take \d+ tokens.*has {limit} positions"):
+        editor.edit(model, tokenizer, [request])
+    wrapper = load_editor("rect", {"base": "kn", "layers": [1], "base_settings": settings})
+    assert wrapper.find_unusable(tokenizer, [request], limit).keys() == {request.key}
 
 
 @pytest.mark.parametrize("factors", ["original", "easyedit", "easyedit_single"])

@@ -17,6 +17,7 @@ from edit_hooks.modeling.architectures import architecture_of, is_transposed
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.store.store import Store
+from edit_hooks.utils.errors import UnusableRequestError
 
 EDITS = [EditRequest(**record) for record in REQUESTS]
 RIDGE = 0.3
@@ -210,3 +211,20 @@ def test_wrong_use_is_refused():
     with pytest.raises(EditingError, match="one editor throughout"):
         editor = load_editor("simie", {"base_settings": ROME_CONFIG})
         editor.edit(model, tokenizer, EDITS[:1], history=[Delta()])
+
+
+def test_the_last_token_of_the_target_needs_a_position():
+    """Keys are read there; the base editor does not run it."""
+    model, tokenizer = wide("gpt2")
+    limit = model.config.max_position_embeddings
+    base = {"base": "ft_m", "base_settings": {**FT_CONFIG, "train_bias": False, "num_steps": 1}}
+    for words, fits in ((limit, True), (limit + 1, False)):
+        request = EditRequest(prompt="a" + " a" * (words - 2), target_new="a")
+        assert len(tokenizer(request.text + request.continuation)["input_ids"]) == words
+        assert not load_editor("ft_m").find_unusable(tokenizer, [request], limit)
+        editor = load_editor("simie", base)
+        if fits:
+            editor.edit(model, tokenizer, [request])
+        else:
+            with pytest.raises(UnusableRequestError, match=f"whole target_new take {words} tokens"):
+                editor.edit(model, tokenizer, [request])
