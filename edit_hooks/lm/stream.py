@@ -7,6 +7,7 @@ verifies the fingerprint of the weights after every step, so a resumed stream is
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -116,6 +117,12 @@ class EditStream:
                 f"editor {self.editor.name!r} writes one request at a time, the plan has steps of {largest} cases; "
                 "use mode=sequential,edit_batch_size=1 or an editor that writes batches (memit, alphaedit, ft_m)."
             )
+
+    @functools.cached_property
+    def _first_of_several(self) -> int:
+        """The first step of several requests; without one, the number of steps."""
+        groups = self.plan.groups
+        return next((step for step, group in enumerate(groups) if len(group) > 1), len(groups))
 
     @property
     def num_steps(self) -> int:
@@ -237,14 +244,15 @@ class EditStream:
 
     def _description(self, step: int, group: RequestGroup, state: str, history: Sequence[Delta]) -> Description:
         # also of earlier steps, whose state does not show in the weights
-        largest = max(self.plan.groups[: step + 1], key=len)
+        first = self._first_of_several
+        modules = modules_behind(self.plan.groups[first]) if step >= first else ()
         # Steps that changed nothing do not show in the weights, but later steps read what they carry.
         unseen = [delta.checksum() for delta in history if not (delta.writes or delta in self._large)]
         return Description(
             what="stream step",
             model=self.identity.to_dict(),
             # what is written of a step is part of the next one's start
-            code=code_fingerprint(*self.editor.source_modules, AppliedDeltas.__module__, *modules_behind(largest)),
+            code=code_fingerprint(*self.editor.source_modules, AppliedDeltas.__module__, *modules),
             inputs={
                 "editor": self.editor.key_identity,
                 "config": self.config,
