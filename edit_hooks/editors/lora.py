@@ -39,7 +39,15 @@ from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.label_forward import ENGINES, CachedLabelForward, shared_nll
 from edit_hooks.gradient.labeled_rows import LabeledRow, batch_rows, mean_per_row, target_row
 from edit_hooks.gradient.side_by_side import make_adam, split_edits
-from edit_hooks.modeling.architectures import Role, architecture_of, is_transposed, map_shape, num_layers, weight_of
+from edit_hooks.modeling.architectures import (
+    Role,
+    architecture_of,
+    is_transposed,
+    map_shape,
+    num_layers,
+    require_distinct,
+    weight_of,
+)
 from edit_hooks.modeling.hooks import Registration, frozen, hooks
 from edit_hooks.modeling.tensors import at_least_float32
 from edit_hooks.utils.errors import EditingError
@@ -72,6 +80,7 @@ class LoRAConfig(EditorConfig):
         super().__post_init__()
         if not self.modules:
             raise EditingError("editor setting 'modules' is empty; name at least one kind of linear map.")
+        require_distinct("modules", self.modules)  # fail fast: names of maps are formed with the model
 
 
 class Adapter(NamedTuple):

@@ -78,6 +78,7 @@ from edit_hooks.modeling.architectures import (
     is_transposed,
     map_shape,
     num_layers,
+    require_distinct,
     unwrapped,
     weight_of,
 )
@@ -145,9 +146,10 @@ class UltraEditConfig(EditorConfig):
             self.start = "empty"
         if self.modules is None:
             return
-        for role in self.modules:
+        for role, layers in self.modules.items():
             if role not in ROLES:
                 raise EditingError(f"'modules' names {role!r}.{near_misses(role, ROLES)} Roles: {', '.join(ROLES)}.")
+            require_distinct("modules", layers)
         blocks = sorted({layer for layers in self.modules.values() for layer in layers})
         if self.layers is None:
             self.layers = blocks

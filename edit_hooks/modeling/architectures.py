@@ -6,7 +6,8 @@ one tiny model in :mod:`edit_hooks.contract.tiny_models`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -71,8 +72,13 @@ class Architecture:
         return [template.format(layer) for template in templates[role]]
 
     def all_module_names(self, roles: Iterable[str], layers: Iterable[int]) -> list[str]:
-        """Names of the linear maps with these roles in these blocks, block by block."""
+        """Names of the linear maps with these roles in these blocks, block by block.
+
+        Raises:
+            EditingError: for a role that is named twice.
+        """
         roles = list(roles)
+        require_distinct("modules", roles)
         return [name for layer in layers for role in roles for name in self.module_names(role, layer)]
 
     def linear_name(self, which: str, layer: int) -> str:
@@ -227,7 +233,7 @@ def check_layers(layers: list[int], model_or_config: object) -> None:
     """Check layer numbers against the depth of a model.
 
     Raises:
-        EditingError: for an empty list and for blocks that the model does not have.
+        EditingError: for an empty list, for blocks that the model does not have, and for one that is named twice.
     """
     count = num_layers(model_or_config)
     if not layers:
@@ -235,3 +241,15 @@ def check_layers(layers: list[int], model_or_config: object) -> None:
     missing = [layer for layer in layers if not 0 <= layer < count]
     if missing:
         raise EditingError(f"'layers' names {missing}, but the model has blocks 0 to {count - 1}.")
+    require_distinct("layers", layers)
+
+
+def require_distinct(setting: str, values: Sequence[object]) -> None:
+    """Refuse a setting that names a block or a role twice.
+
+    Raises:
+        EditingError: editors that keep something per map would train or write one map twice.
+    """
+    repeated = [value for value, count in Counter(values).items() if count > 1]
+    if repeated:
+        raise EditingError(f"{setting!r} names {', '.join(map(repr, repeated))} more than once; name each one once.")

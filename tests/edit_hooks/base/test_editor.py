@@ -8,6 +8,7 @@ import pytest
 from broken_editors import Sound
 
 from edit_hooks import Delta, EditingError, EditJob, EditRequest, load_editor
+from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.contract.subject import EDIT_REQUESTS, contract_settings, tiny_model, tiny_tokenizer
 from edit_hooks.contract.tiny_models import NATURAL_TOKENIZER
 from edit_hooks.editors.ft_m import FTConfig
@@ -63,3 +64,21 @@ def test_an_appended_end_of_text_counts_under_a_wrapper() -> None:
     for append_eos in (False, True):
         settings = {"base": "ft_m", "base_settings": {"append_eos": append_eos}}
         assert bool(load_editor("rect", settings).find_unusable(tokenizer, [request], limit)) == append_eos
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_a_block_named_twice_is_refused(name: str) -> None:
+    """LoRA trained one adapter of the block and wrote another; MELO and MEND build one network per name."""
+    if editor_class(name).writes == ("context",):
+        return
+    settings = {**contract_settings(editor_class(name)), "layers": [1, 1]}
+    with pytest.raises(EditingError, match=r"once|name one layer"):
+        load_editor(name, settings).check_settings(tiny_model("llama"))
+
+
+@pytest.mark.parametrize("name", ["mend", "melo"])
+def test_a_role_named_twice_is_refused(name: str) -> None:
+    model = tiny_model("llama")
+    editor = load_editor(name, {**contract_settings(editor_class(name)), "modules": ["rewrite", "rewrite"]})
+    with pytest.raises(EditingError, match="'modules' names 'rewrite' more than once"):
+        editor.edit(model, tiny_tokenizer(NATURAL_TOKENIZER["llama"]), EDIT_REQUESTS[:1])

@@ -192,6 +192,14 @@ def test_wrong_use_is_refused_before_training(tiny_tokenizer):
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"]), model)
     with pytest.raises(EditingError, match="carries an adapter already"):
         load_editor("lora", settings()).edit(model, tiny_tokenizer("byte_bpe_bos"), EDIT_REQUESTS[:1])
-    for wrong in ({"rank": 0}, {"dropout": 1.0}, {"modules": []}, {"modules": ["q_proj"]}):
+    for wrong in (
+        {"rank": 0},
+        {"dropout": 1.0},
+        {"modules": []},
+        {"modules": ["q_proj"]},
+        {"modules": ["rewrite"] * 2},
+    ):
         with pytest.raises(EditingError):
             load_editor("lora", wrong)
+    with pytest.raises(EditingError, match="'modules' names 'rewrite' more than once"):
+        load_editor("lora", {"modules": ["rewrite", "mlp_in", "rewrite"]})

@@ -268,6 +268,8 @@ def test_wrong_settings_are_refused():
         load_editor("ultraedit", {"modules": {"gates": [1]}})
     with pytest.raises(EditingError, match="set one of them"):
         load_editor("ultraedit", {"modules": {"up": [1]}, "layers": [2]})
+    with pytest.raises(EditingError, match="'modules' names 2 more than once"):
+        load_editor("ultraedit", {"modules": {"up": [2, 2]}})
     with pytest.raises(EditingError, match="no separate map"):
         load_editor("ultraedit", {"modules": {"gate": [1]}}).edit(model, tokenizer, EDITS[:1])
     one_token = EditRequest(prompt="The", target_new="a")
