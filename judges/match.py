@@ -11,15 +11,19 @@ import string
 from collections.abc import Iterable
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLES = re.compile(r"\b(a|an|the)\b", re.IGNORECASE)
 
 
-def normalize(text: str) -> str:
+def normalize(text: str, *, keep_case: bool = False) -> str:
     """Lower-case, delete ASCII punctuation, blank out a/an/the, collapse white space.
 
     The order matters: punctuation is deleted before articles, so ``"a-ha"`` becomes ``"aha"`` and keeps its ``a``.
+
+    Args:
+        keep_case: all but the first step.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    text = text if keep_case else text.lower()
+    return " ".join(_ARTICLES.sub(" ", text.translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, gold: str) -> bool:
@@ -33,23 +37,24 @@ def any_exact_match(answer: str, golds: Iterable[str]) -> bool:
     return any(exact_match(answer, gold) for gold in golds)
 
 
-def alias_match(answer: str, golds: Iterable[str]) -> bool:
+def alias_match(answer: str, golds: Iterable[str], *, keep_case: bool = False) -> bool:
     """Return whether one of the accepted texts occurs in the answer as consecutive whole words."""
-    padded_answer = f" {normalize(answer)} "
-    return any(f" {words} " in padded_answer for gold in golds if (words := normalize(gold)))
+    padded_answer = f" {normalize(answer, keep_case=keep_case)} "
+    return any(f" {words} " in padded_answer for gold in golds if (words := normalize(gold, keep_case=keep_case)))
 
 
-def contains(answer: str, gold: str, *, whole_words_up_to: int = 3) -> bool:
+def contains(answer: str, gold: str, *, whole_words_up_to: int = 3, keep_case: bool = False) -> bool:
     """Return whether the answer contains the gold answer, also inside a longer word.
 
     Args:
         whole_words_up_to: gold answers of at most this many characters must be whole words ("Ur" occurs in "hour").
+        keep_case: these must have their case, too ("US" is no "us").
     """
     normalized_gold = normalize(gold)
     if not normalized_gold:
         return False
     if len(normalized_gold) <= whole_words_up_to:
-        return alias_match(answer, [gold])
+        return alias_match(answer, [gold], keep_case=keep_case)
     return normalized_gold in normalize(answer)
 
 

@@ -12,8 +12,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from judges.match import contains
 from lm_eval_tasks.common.facts import Fact
+from lm_eval_tasks.knowgic.aliases import has_answer
 from lm_eval_tasks.knowgic.graph import MAX_STEPS, Edit
 from lm_eval_tasks.knowgic.growth_prompts import Unusable, chain_chat, parse_chain_question, question_chat
 from lm_eval_tasks.knowgic.seeds import Seeds
@@ -113,5 +113,5 @@ class ChainQuestioner:
         answers = responses(self.ask, (question_chat(question) for _, question in written))
         for (path, question), response in zip(written, answers, strict=True):
             names = self.seeds.object_names(path[-1])
-            is_known = response.text is not None and any(contains(response.text, name) for name in names)
+            is_known = response.text is not None and has_answer(response.text, names)
             yield ChainQuestion(path, question, response.text or "", "" if is_known else response.reason or UNKNOWN)

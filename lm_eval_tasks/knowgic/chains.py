@@ -28,14 +28,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.decoding import Decoding, Sampling
-from judges.match import contains
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.measures import Failed, Measure, Unscored, all_true
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.scoring import first_word
 from lm_eval_tasks.common.settings import Settings
-from lm_eval_tasks.knowgic.aliases import Aliases, find_aliases
+from lm_eval_tasks.knowgic.aliases import Aliases, find_aliases, has_answer
 from lm_eval_tasks.knowgic.benchmark import KNOWGIC, ChainCase, Hop
 from lm_eval_tasks.knowgic.forms import (
     CLOZE,
@@ -296,8 +295,8 @@ class ChainScores:
 
 
 def share_with_answer(texts: Sequence[str], names: Sequence[str]) -> float:
-    """The share of responses with an answer, given all names of it; the rule of the sampled scores."""
-    return sum(any(contains(text, name) for name in names) for text in texts) / len(texts)
+    """The share of responses with an answer, given this and its other names; the rule of the sampled scores."""
+    return sum(has_answer(text, names) for text in texts) / len(texts)
 
 
 def _pooled(values: Iterator[float], noun: str) -> dict[str, float]:

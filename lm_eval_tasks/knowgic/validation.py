@@ -12,10 +12,10 @@ from typing import NamedTuple, TypeAlias
 
 from edit_hooks.utils.errors import EditingError
 from judges.backends.base import Fault, Outcome
-from judges.match import contains
 from judges.parse import without_thoughts
 from judges.prompt import Chat
 from lm_eval_tasks.common.facts import Fact
+from lm_eval_tasks.knowgic.aliases import has_answer
 from lm_eval_tasks.knowgic.graph import Relation
 from lm_eval_tasks.knowgic.growth_prompts import Unusable, parse_wording, question_chat, wording_chat
 from lm_eval_tasks.knowgic.seeds import Seeds
@@ -201,7 +201,7 @@ class Validator:
             worded, questions, responses(self.ask, map(question_chat, questions)), strict=True
         ):
             names = self.seeds.object_names(one.fact)
-            is_known = response.text is not None and any(contains(response.text, name) for name in names)
+            is_known = response.text is not None and has_answer(response.text, names)
             problem = "" if is_known else response.reason or UNKNOWN
             statement = f"{wording.prompt.replace('{}', one.fact.subject)} {one.fact.object}"
             checked.append(Checked(one, question, response.text or "", problem, statement))

@@ -69,7 +69,7 @@ def sampled(table: dict[str, tuple[list[str | None], list[str | None]]], **chang
 KEPT = {
     "S?": (["T", "T"], ["N", "N"]),
     "A of S?": (["It is Ann.", "no"], ["no", "Ann"]),
-    "T of A?": (["T", "a tee"], ["Tee", "no"]),
+    "T of A?": (["T", "a Tee"], ["Tee", "no"]),
 }
 
 

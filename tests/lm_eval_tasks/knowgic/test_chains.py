@@ -205,7 +205,18 @@ def test_only_inactive_chains_have_no_value_and_a_reason() -> None:
     assert "no broader context" in str(scores(likelihoods(case([["1"]]), {"1": (0.5, 0.5)}))["ckp_prob"].reason)
 
 
-def test_other_names_of_an_answer_count_in_any_case(tmp_path: Any) -> None:
+def test_short_other_names_of_an_answer_have_their_case() -> None:
+    """With some names of the release, "Let us look" counted as the USA: two of three responses instead of one."""
+    names = ["USA", "the U.S.", "the US", "U. S.", "U.S.", "US", "United States"]
+    assert chains.share_with_answer(["Let us look: it is Canada.", "The USA.", "Canada"], names) == 1 / 3
+    for text in ("in the US", "The U.S. is", "US, of course", "U. S.", "usa", "the united states"):
+        assert chains.share_with_answer([text], names) == 1
+    for text in ("us", "tell us a.", "u s", "the USSR"):
+        assert chains.share_with_answer([text], names) == 0
+    assert chains.share_with_answer(["by Ms. Orl", "by MS", "by Microsoft"], ["Microsoft", "MS"]) == 2 / 3
+
+
+def test_other_names_of_an_answer_count(tmp_path: Any) -> None:
     path = tmp_path / "aliases.json"
     path.write_text('{"KENYA": {"answer_alias": ["Republic of Kenya", "KE"]}}', encoding="utf-8")
     asked = replace(case([]), chains=[(hop("1", "Kenya"),)])
