@@ -91,7 +91,8 @@ def find_step(
         if trial.error or _stability(trial) < DESTROYED or _is_same(previous, trial) or exponent == MAX_EXPONENT:
             break
         previous = trial
-    if best is start and (start.error or start.gain or _stability(start) < HARMLESS):
+    # Without a gain the margins of ruined models order the trials, and say nothing about smaller steps.
+    if (best is start or not best.gain) and (start.error or start.gain or _stability(start) < HARMLESS):
         for exponent in range(-1, -1 - MAX_DOWN, -1):
             trial = attempt(exponent)
             if best.gain and trial.rank <= best.rank:

@@ -9,6 +9,7 @@ from tuning_cases import CASES, tune
 from edit_hooks import EditingError, EditRequest
 from edit_hooks.contract.tiny_models import build_model, build_tokenizer
 from lm_edit.tuning import search
+from lm_edit.tuning.steps import Step, find_step
 from lm_edit.tuning.trials import FactScore
 from lm_eval_tasks.common.cases import Case
 
@@ -79,6 +80,22 @@ def test_a_step_that_is_a_thousand_times_too_small_is_found(tiny):
     made = sum(len(trial.facts) for trial in [*found.trials, *found.step.trials])
     assert said[0].startswith("at most ") and made <= int(said[0].split()[2])
     assert "s per edit with its questions: at most" in said[1] and len(said) == 2
+
+
+@pytest.mark.parametrize("margins", [(-0.3, -0.2), (-0.2, -0.3)])
+def test_a_step_below_one_that_ruins_the_model_is_found(tiny, monkeypatch, margins):
+    """Where the tenfold step had the larger margin of the two ruined models, no smaller one was tried."""
+
+    def run(_self, trial, cases):
+        lr = trial.settings["lr"]
+        ruined = FactScore(0.0, 0.0, 0.0, margins[lr > 0.5], stability=1e-4)
+        for case in cases:
+            trial.facts[case.request.key] = FactScore(1.0, 1.0, 1.0, 0.5, stability=0.95) if lr < 0.1 else ruined
+
+    monkeypatch.setattr("lm_edit.tuning.trials.TrialRunner.run", run)
+    runner = search.TrialRunner(*tiny, "ft_m", None)
+    found = find_step(runner, Step("lr", 0.5, lambda size: {"lr": size}), CASES[:2])
+    assert (list(found.tried), found.size) == ([0.5, 5.0, 0.05, 0.005], 0.05)
 
 
 def test_an_editor_that_nothing_makes_take_ends_soon(tiny):
