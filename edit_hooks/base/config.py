@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
@@ -26,7 +26,7 @@ def config_field(
     help: str,
     *,
     within: Range = FINITE,
-    instead_of: str | None = None,
+    instead_of: str | tuple[str, ...] | None = None,
     formerly: str | None = None,
     renamed_values: Mapping[str, str] | None = None,
     file: bool = False,
@@ -37,7 +37,8 @@ def config_field(
     Args:
         help: one line.
         within: accepted values of a number, or of the numbers in a list or mapping.
-        instead_of: another setting of which this one takes the place: a user's value drops a shipped one of the other.
+        instead_of: other settings of which this one takes the place: a user's value drops shipped values of the others,
+            and a user cannot give both.
         formerly: an earlier name of the setting, accepted with a warning.
         renamed_values: earlier spellings of values -> current ones, accepted with a warning.
         file: the setting names a file or folder, or a list of them, whose content is part of the keys of stored edits.
@@ -46,7 +47,7 @@ def config_field(
     metadata = {
         "help": help,
         "within": within,
-        "instead_of": instead_of,
+        "instead_of": (instead_of,) if isinstance(instead_of, str) else instead_of or (),
         "formerly": formerly,
         "renamed_values": renamed_values or {},
         "file": file,
@@ -96,6 +97,22 @@ class EditorConfig:
         if self.layers is not None and len(self.layers) != 1:
             raise EditingError(f"'layers' is {self.layers}, but {reason}; name one layer.")
 
+    def check_given(self, names: Collection[str]) -> None:
+        """Refuse settings of a user of which one takes the place of another.
+
+        Args:
+            names: of the given settings. Values that are defaults count as not given, because results record all
+                settings and can be given again.
+        """
+        pairs = [(item, other) for item in dataclasses.fields(self) for other in _replaced(item)]
+        defaults = {item.name: item.default for item in dataclasses.fields(self)}
+        for item, other in pairs:
+            if all(name in names and getattr(self, name) not in (None, defaults[name]) for name in (item.name, other)):
+                raise EditingError(
+                    f"the settings {item.name!r} and {other!r} are both given, and {item.name!r} takes the place of "
+                    f"{other!r}; drop one of them."
+                )
+
     @classmethod
     def from_mapping(cls: type[_ConfigT], mapping: Mapping[str, Any]) -> _ConfigT:
         """Create a configuration from a mapping (YAML, ``editor_args``).
@@ -112,9 +129,8 @@ class EditorConfig:
     @classmethod
     def overridden(cls, shipped: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
         """The shipped settings under the user's, which also replace those that they are alternatives of."""
-        dropped = {
-            item.metadata.get("instead_of") for item in dataclasses.fields(cls) if overrides.get(item.name) is not None
-        }
+        given = [item for item in dataclasses.fields(cls) if overrides.get(item.name) is not None]
+        dropped = {name for item in given for name in _replaced(item)}
         return {**{name: value for name, value in shipped.items() if name not in dropped}, **overrides}
 
     @classmethod
@@ -149,6 +165,11 @@ class EditorConfig:
                 paths = value if isinstance(value, (list, tuple)) else [value]
                 digests[item.name] = {str(path): path_digest(user_path(path, f"{item.name}=")) for path in paths}
         return {FILE_DIGESTS: digests} if digests else {}
+
+
+def _replaced(item: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Names of the settings of which this one takes the place."""
+    return tuple(item.metadata.get("instead_of", ()))
 
 
 @functools.cache

@@ -114,6 +114,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         register_kinds(self.hook_kinds)
         self.overrides = self.config_class.with_current_names(overrides or {})
         config = self.config_class.from_mapping(self.overrides)  # fail fast: the model is not loaded yet
+        config.check_given(self.overrides)
         if config.shipped is not None:
             find_file(self.config_folders, config.shipped)
         self._resolved: weakref.WeakKeyDictionary[nn.Module, ConfigT] = weakref.WeakKeyDictionary()

@@ -69,6 +69,14 @@ class AlphaEditConfig(MEMITConfig):
     )
     projectors: Any = config_field(
         "projector P per layer, used instead of second moments: a safetensors file or a mapping from layer to matrix",
+        instead_of=(
+            "second_moments",
+            "moment_tokens",
+            "moment_length",
+            "moment_dtype",
+            "nullspace_threshold",
+            "nullspace_energy",
+        ),
         default=None,
     )
     projectors_digest: str | None = config_field("set by the editor: checksum of the file of P", default=None)

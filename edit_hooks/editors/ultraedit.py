@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -65,6 +65,7 @@ from edit_hooks.deltas.row_adapters import PerRowAdapters
 from edit_hooks.gradient.diagnostics import loss_diagnostics
 from edit_hooks.gradient.feature_statistics import (
     FEWEST_TOKENS,
+    Features,
     FeatureStatistics,
     VarianceRule,
     load_statistics,
@@ -159,6 +160,10 @@ class UltraEditConfig(EditorConfig):
                 "the rewrite modules of 'layers')."
             )
 
+    def check_given(self, names: Collection[str]) -> None:
+        # Results record 'layers' beside 'modules'; __post_init__ compares them.
+        super().check_given(set(names) - {"layers"} if self.modules is not None else names)
+
     def module_names(self, model: nn.Module) -> list[str]:
         """Full names of the edited maps.
 
@@ -181,17 +186,6 @@ class UltraEditConfig(EditorConfig):
                 )
             names += [template.format(layer) for layer in layers]
         return names
-
-
-class Features(NamedTuple):
-    """Inputs h [T, f] and output gradients g [T, d] of one text at one map, float64."""
-
-    inputs_TF: torch.Tensor
-    gradients_TD: torch.Tensor
-
-    @property
-    def joined(self) -> torch.Tensor:
-        return torch.cat([self.inputs_TF, self.gradients_TD], 1)
 
 
 class RowFeatures(NamedTuple):

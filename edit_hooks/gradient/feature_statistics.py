@@ -1,13 +1,13 @@
 """Running mean and variance of features, merged batch by batch.
 
-Shapes: T tokens of a batch, X features.
+Shapes: T tokens of a batch, f and d input and output width of a map, X = f + d features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -17,6 +17,17 @@ VarianceRule = Literal["released", "pooled"]
 
 STATE_PREFIX = "ultraedit"  # of the statistics in saved edits
 FEWEST_TOKENS = 2  # that have a variance
+
+
+class Features(NamedTuple):
+    """Inputs h [T, f] and output gradients g [T, d] of one text at one map, float64."""
+
+    inputs_TF: torch.Tensor
+    gradients_TD: torch.Tensor
+
+    @property
+    def joined(self) -> torch.Tensor:
+        return torch.cat([self.inputs_TF, self.gradients_TD], 1)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from model_shapes import MODELS, model_like
 from transformers import AutoConfig
 
@@ -104,10 +105,29 @@ def test_a_users_null_space_rule_takes_the_place_of_the_shipped_one(editor: str)
     assert rule() == (0.02, 0.1)
     assert rule(nullspace_energy=0.3) == (None, 0.3)
     assert rule(nullspace_threshold=0.5) == (0.5, 0.1)
-    assert rule(nullspace_threshold=0.5, nullspace_energy=0.3) == (
-        0.5,
-        0.3,
-    )  # as recorded in results: the threshold decides
+    assert rule(nullspace_threshold=0.5, nullspace_energy=0.1) == (0.5, 0.1)  # as recorded in results
+    with pytest.raises(EditingError, match="'nullspace_energy' and 'nullspace_threshold' are both given"):
+        rule(nullspace_threshold=0.5, nullspace_energy=0.3)
+
+
+@pytest.mark.parametrize("editor", ["alphaedit", "evk_edit"])
+def test_given_projectors_take_the_place_of_second_moments(editor: str) -> None:
+    """And of the rule of the null space: a shipped one is not recorded, and a user's is refused, not ignored."""
+    model, projectors = model_like(MODELS["gpt2-xl"]), {13: torch.eye(2)}
+    config = load_editor(editor, {"projectors": projectors, "l2": 5.0}).default_config(model)
+    assert (config.nullspace_threshold, config.l2) == (None, 5.0)
+    recorded = {**config.to_dict(), "projectors": projectors}
+    assert load_editor(editor, recorded).default_config(model).to_dict() == config.to_dict()
+    for name, value in {
+        "second_moments": "published",
+        "moment_tokens": 100,
+        "moment_length": 64,
+        "moment_dtype": "float64",
+        "nullspace_threshold": 0.02,
+        "nullspace_energy": 0.3,
+    }.items():
+        with pytest.raises(EditingError, match=f"'projectors' and '{name}' are both given"):
+            load_editor(editor, {"projectors": projectors, name: value})
 
 
 # Blocks, modules, lr and relative_update.
@@ -128,7 +148,6 @@ ULTRAEDIT = {
         ("llama-3-8b", {}, {}),
         ("llama-3-8b", {"relative_update": 0.5}, {"lr": None, "relative_update": 0.5}),
         ("llama-3-8b", {"lr": 1e-4}, {"lr": 1e-4}),
-        ("llama-3-8b", {"lr": 1e-4, "relative_update": 0.5}, {"lr": 1e-4, "relative_update": 0.5}),
         ("llama-3-8b", {"layers": [5, 6]}, {"layers": [5, 6], "modules": None}),
         ("llama-3-8b", {"modules": {"up": [5]}}, {"layers": [5], "modules": {"up": [5]}}),
         ("gpt-j-6b", {"modules": {"up": [5]}}, {"layers": [5], "modules": {"up": [5]}}),
@@ -145,6 +164,14 @@ def test_a_users_setting_of_ultraedit_takes_the_place_of_the_shipped_alternative
     assert {name: getattr(config, name) for name in names} == expected
     recorded = load_editor("ultraedit", config.to_dict()).default_config(model_like(MODELS[model]))
     assert recorded == config  # as in the results of a run, where all settings are given
+
+
+def test_a_user_who_sets_both_sizes_of_ultraedits_step_is_told() -> None:
+    """The lr decided in silence."""
+    with pytest.raises(EditingError, match="'lr' and 'relative_update' are both given"):
+        load_editor("ultraedit", {"lr": 1e-4, "relative_update": 0.5})
+    with pytest.raises(EditingError, match="'lr' and 'relative_update' are both given"):
+        load_editor("rect", {"base": "ultraedit", "base_settings": {"lr": 1e-4, "relative_update": 0.5}})
 
 
 def test_a_users_lr_drops_a_shipped_relative_update() -> None:
