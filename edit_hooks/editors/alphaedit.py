@@ -26,9 +26,9 @@ reproduce that, pass the earlier deltas as history on the unedited model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -42,6 +42,7 @@ from edit_hooks.locate.editor import VALUE_CONTRACT_SETTINGS
 from edit_hooks.locate.null_space import MatrixProjector, Projector, null_space_of
 from edit_hooks.locate.solve import KeyMetric, load_matrices
 from edit_hooks.modeling.architectures import input_device
+from edit_hooks.modeling.tensors import require_tensors
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import path_digest
 from edit_hooks.utils.numbers import INNER_SHARE, POSITIVE
@@ -107,9 +108,15 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
 
     def default_config(self, model: nn.Module) -> AlphaEditConfig:
         config = super().default_config(model)
-        if isinstance(config.projectors, (str, Path)):
+        if isinstance(config.projectors, (str, os.PathLike)):
             config.projectors_digest = path_digest(config.projectors)
         return config
+
+    def check_inputs(self, config: AlphaEditConfig) -> None:
+        if config.projectors is None:
+            super().check_inputs(config)
+        elif isinstance(config.projectors, (str, os.PathLike)):
+            require_tensors(config.projectors, "file of 'projectors'")
 
     def load_constraints(
         self, config: AlphaEditConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

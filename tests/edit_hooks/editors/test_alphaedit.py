@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,10 @@ from layered_edits import (
     random_keys,
     update_as_map,
 )
+from safetensors.torch import save_file
 
+from edit_hooks import EditingError, load_editor
+from edit_hooks.contract.tiny_models import build_model
 from edit_hooks.locate.solve import ridge_keys
 
 
@@ -44,6 +48,22 @@ def test_the_projector_projects_and_the_update_stays_in_the_null_space(model_typ
             values, vectors = torch.linalg.eigh(matrix)
             preserved = vectors[:, values >= projectors[layer].threshold]
             assert float((update @ preserved).norm() / update.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["alphaedit", "evk_edit"])
+def test_a_missing_file_of_projectors_is_named_before_the_weights_are_loaded(name, tmp_path):
+    with torch.device("meta"):
+        outline = build_model("llama")
+    for path in (str(tmp_path / "P.safetensors"), tmp_path / "P.safetensors"):
+        with pytest.raises(EditingError, match=r"file of 'projectors'.*P\.safetensors"):
+            load_editor(name, {"layers": [1], "projectors": path}).check_settings(outline)
+    save_file({"layer1": torch.eye(64)}, tmp_path / "P.safetensors")
+    editor = load_editor(name, {"layers": [1], "projectors": path})
+    editor.check_settings(outline)
+    # Text behind second moments is not read beside projectors, so it need not exist.
+    editor.check_inputs(editor.config_class(projectors=path, second_moments="missing.txt"))
+    with pytest.raises(EditingError, match=r"missing\.txt"):
+        editor.check_inputs(editor.config_class(second_moments="missing.txt"))
 
 
 @given(u=st.integers(1, 4), past=st.integers(0, 4), l2=st.sampled_from([0.1, 1.0, 10.0]))
