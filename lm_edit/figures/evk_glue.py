@@ -13,6 +13,7 @@ from lm_edit.figures.select import (
     log_scale,
     require_comparable,
     require_edited,
+    require_one_line,
     require_rows,
     run_cells,
     series_of,
@@ -73,6 +74,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                 same = line[line["num_edits"] == number]
                 raise NEEDS.missing(f"several runs of {editor} have {int(number)} edits; {choice_between(same)}")
             name = f"{editor}{' + EVK-Align' if aligned else ''}"
+            require_one_line(line, NEEDS, name)
             cells = run_cells(line, list(line["run"]), metric)
             look = {"color": WITH if aligned else WITHOUT, "style": editors.index(str(editor))}
             series.append(series_of(name, cells, positions=list(line["num_edits"]), **look))

@@ -197,6 +197,9 @@ def _draw_bars(figure: go.Figure, panel: Bars, cell: dict[str, int], named: set[
             textposition="inside" if panel.stacked else "none", **_legend(series.name, named),
         )  # fmt: skip
         figure.add_trace(bar, **cell)
+        for row, value in enumerate(series.values):
+            if math.isnan(value):  # a bar without a length has no place for a text
+                _write_gap(figure, categories[row], series.gaps[row] if series.gaps else UNSCORED, cell)
     figure.update_yaxes(autorange="reversed", type="category", **cell)
     figure.update_xaxes(title_text=_text(panel.value_label), range=panel.limits, **cell)
     for reference in panel.references:
@@ -216,14 +219,25 @@ def _draw_waterfall(figure: go.Figure, panel: Waterfall, cell: dict[str, int]) -
     texts = [UNSCORED if math.isnan(change) else text for text, change in zip(texts, changes, strict=True)]
     starts = [0.0 if math.isnan(end - start) else start for _, start, end in bars]
     hover = _hover(panel.values)
+    low, high = (tuple(ends) + tuple(ends[-1:]) for ends in (panel.values.low, panel.values.high))
     trace = go.Bar(
         y=[_text(name) for name, _, _ in bars], x=_values(changes), base=starts,
         orientation="h", marker_color=colors, text=texts, textposition="outside", hovertext=[*hover, hover[-1]],
-        hoverinfo="text", showlegend=False,
+        hoverinfo="text", showlegend=False, error_x=_errors([end for _, _, end in bars], low, high),
     )  # fmt: skip
     figure.add_trace(trace, **cell)
+    for name, start, end in bars:
+        if math.isnan(end - start):
+            _write_gap(figure, _text(name), UNSCORED, cell)
     figure.update_yaxes(autorange="reversed", type="category", **cell)
     figure.update_xaxes(title_text=_text(panel.value_label), range=(panel.limits[0], 1.12 * panel.limits[1]), **cell)
+
+
+def _write_gap(figure: go.Figure, category: str, gap: str, cell: dict[str, int]) -> None:
+    """Write why a bar is missing in its place."""
+    figure.add_annotation(
+        x=0, y=category, text=_text(gap), showarrow=False, xanchor="left", font={"size": 10, "color": "#777"}, **cell
+    )
 
 
 def _line_sample(name: str, color: str, named: set[str]) -> go.Scatter:

@@ -30,6 +30,8 @@ DIFFERENCES = (
     "mode", "settings", "num_edits", "edit_batch_size", "group_size", "edits", "icl", "edit_options", "answer_options",
     "seed",
 )  # fmt: skip
+# Columns in which the runs of a line agree; it shows what the number of edits changes.
+OF_A_LINE = tuple(column for column in DIFFERENCES if column != "num_edits")
 LOG_RANGE = 20  # positions with a larger ratio are drawn on a logarithmic axis
 NO_CONTEXT = ("no", "", "False", "None", "nan")
 
@@ -122,14 +124,11 @@ def require_edited(rows: DataFrame, needs: Needs) -> DataFrame:
 def run_labels(rows: DataFrame) -> dict[str, str]:
     """Run -> editor, with the settings in which the runs differ; sorted by label. No two labels are equal."""
     runs = edited(rows).drop_duplicates("run")
-    varying = [column for column in ("mode", "num_edits", "icl") if runs[column].map(_shown).nunique() > 1]
+    of_all = ("mode", "num_edits", "edit_batch_size", "group_size", "icl", "answer_options")
+    varying = [column for column in of_all if runs[column].map(_shown).nunique() > 1]
     labels: dict[str, str] = {}
     for editor, group in runs.groupby("editor"):
-        own = [
-            column
-            for column in ("edit_batch_size", "group_size", "settings", "edit_options", "answer_options", "seed")
-            if group[column].map(_shown).nunique() > 1
-        ]
+        own = [column for column in ("settings", "edit_options", "seed") if group[column].map(_shown).nunique() > 1]
         for _, row in group.iterrows():
             parts = [text for column in (*varying, *own) if (text := _part(column, row[column]))]
             labels[row["run"]] = str(editor) + (f" ({', '.join(parts)})" if parts else "")
@@ -155,6 +154,17 @@ def _part(column: str, value: object) -> str:
 
 def _shown(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def require_one_line(line: DataFrame, needs: Needs, name: str, varying: Sequence[str] = ()) -> None:
+    """Raise EditingError if the runs of a line differ in more than the number of edits, and in ``varying``."""
+    for column in OF_A_LINE:
+        values = sorted(set(line[column].map(_shown)))
+        if column not in varying and len(values) > 1:
+            raise needs.missing(
+                f"the runs of {name} differ in {column} ({', '.join(values)}), so a line over the number of edits "
+                f"would show both; {choice_between(line.drop_duplicates(column))}"
+            )
 
 
 def choice_between(rows: DataFrame) -> str:
@@ -227,13 +237,19 @@ def series_of(
 
 def without_values(series: Sequence[Series]) -> list[str]:
     """A sentence for the caption that names lines and points without values; bars have the reason in their place."""
-    names = [one.name for one in series if all(map(math.isnan, one.values))]
+    pairs = {id(one): list(zip(one.values, one.positions or one.values, strict=True)) for one in series}
+    names = [one.name for one in series if all(math.isnan(x) or math.isnan(y) for x, y in pairs[id(one)])]
     return [f"Unscored: {', '.join(dict.fromkeys(names))}."] if names else []
 
 
 def unedited_reference(rows: DataFrame, metric: str, name: str = UNEDITED, color: int | None = None) -> list[Reference]:
-    """The value of the unedited model as a reference line; none without a run of it or without a value."""
+    """The value of the unedited model as a reference line; none without a run of it or without a value.
+
+    Beside edited models only those runs of it count that answer under the same options as one of these.
+    """
     own = rows[(rows["editor"] == UNEDITED) & (rows["metric"] == metric)]
+    if not edited(rows).empty:
+        own = own[own["answer_options"].map(_shown).isin(set(edited(rows)["answer_options"].map(_shown)))]
     values = sorted(set(own["value"].dropna().map(float)))
     if len(values) > 1:
         raise EditingError(

@@ -87,12 +87,16 @@ class Inputs:
         return load_retention(self.paths)
 
     def run_names(self) -> dict[str, str]:
-        """Run -> editor and model."""
-        runs = self.rows().drop_duplicates("run")
-        return {
-            run: f"{editor}, {model}"
-            for run, editor, model in zip(runs["run"], runs["editor"], runs["model"], strict=True)
-        }
+        """Run -> editor, the settings in which the model's runs differ, and the model. No two names are equal."""
+        from lm_edit.figures.select import run_labels
+
+        names: dict[str, str] = {}
+        for model, group in self.rows().groupby("model"):
+            unedited = dict(zip(group["run"], group["editor"], strict=True))
+            labels = unedited | run_labels(group)
+            names |= {run: f"{label}, {model}" for run, label in labels.items()}
+        repeated = {run for run, name in names.items() if list(names.values()).count(name) > 1}
+        return {run: f"{name} [{run[:6]}]" if run in repeated else name for run, name in names.items()}
 
     def documents(self) -> list[CaseDocument]:
         """The cases of the runs and tasks that ``only`` accepts."""

@@ -20,6 +20,8 @@ MAX_RUNS = 4
 MAX_CHAINS = 30  # more are unreadable
 KINDS = {"kept": "on a chain that recovers the fact", "lost": "on lost chains only", "edit": "the edit"}
 
+ENDS = ("subject", "target_true", "target_new")  # fields of an edit
+
 NEEDS = Needs(
     "thinkedit_graph",
     "the samples of knowgic, knowgic_cloze, knowgic_prob or knowgic_cloze_prob, of at most "
@@ -40,6 +42,8 @@ def draw(documents: Sequence[CaseDocument], names: Mapping[str, str], options: O
     of_case = [document for document in of_protocol if document.case_id == case]
     if len(of_case) > MAX_RUNS:
         raise NEEDS.missing(f"{len(of_case)} runs have case {case}; choose with --only editor=...")
+    if len({tuple(one.edits[0].get(name) for name in ENDS) for one in of_case}) > 1:
+        raise NEEDS.missing(f"case {case} has another edit in some of these runs; choose with --only data=...")
     rule = RULES[protocol]
     notes, panels = [], []
     for document in of_case:
@@ -49,7 +53,7 @@ def draw(documents: Sequence[CaseDocument], names: Mapping[str, str], options: O
         name = names.get(document.run, document.run)
         panels.append(_network(document, paths, rule, f"{name}: {num_kept} of {len(counted)} chains recover the fact"))
         if len(paths) > MAX_CHAINS:
-            notes.append(f"Drawn: the {MAX_CHAINS} chains with the largest share of {len(paths)}.")
+            notes.append(f"{name}: drawn are the {MAX_CHAINS} chains with the largest share of {len(paths)}.")
         if missing := sum(not path.is_answered for path in paths):
             notes.append(f"{name}: {missing} chains lack an answer and are not counted.")
     edit = of_case[0].edits[0]
@@ -62,7 +66,7 @@ def draw(documents: Sequence[CaseDocument], names: Mapping[str, str], options: O
 
 def _network(document: CaseDocument, paths: Sequence[Path], rule: Rule, title: str) -> Network:
     edit = document.edits[0]
-    start, end, new = (str(edit[name]) for name in ("subject", "target_true", "target_new"))
+    start, end, new = (str(edit[name]) for name in ENDS)
 
     def strength(path: Path) -> tuple[bool, float]:
         """Order of the chains: those that recover the fact first, then by their share."""

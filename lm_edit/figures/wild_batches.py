@@ -14,6 +14,7 @@ from lm_edit.figures.select import (
     first_metric,
     log_scale,
     require_comparable,
+    require_one_line,
     run_cells,
     series_of,
     unedited_reference,
@@ -50,12 +51,14 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     panels = []
     all_sizes = sorted(edited(chosen)["edit_batch_size"].fillna(1).unique())
     for (editor, model, task), group in edited(chosen).groupby(["editor", "model", "task"]):
+        own = unedited[(unedited["model"] == model) & (unedited["task"] == task)].index
         series = []
         for index, size in enumerate(all_sizes):
             line = group[group["edit_batch_size"].fillna(1) == size].sort_values("num_edits")
             if line.empty:
                 continue
             _require_one_each(line, str(editor), size)
+            require_one_line(line, NEEDS, f"{editor}, {int(size)} per step,", varying=("edit_batch_size",))
             cells = run_cells(line, list(line["run"]), metric)
             name = f"{int(size)} per step"
             series.append(series_of(name, cells, positions=list(line["num_edits"]), color=index, style=index))
@@ -68,9 +71,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
                 series=series,
                 position_label="number of edits",
                 value_label=value_label(group, metric),
-                references=unedited_reference(
-                    unedited[(unedited["model"] == model) & (unedited["task"] == task)], metric
-                ),
+                references=unedited_reference(of_metric.loc[group.index.union(own)], metric),
                 log_positions=log_scale(counts),
                 whole_positions=True,
                 limits=SHARE,

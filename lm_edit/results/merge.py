@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def _write_run(places: list[tuple[ResultFile, str]], out: Path) -> list[Path]:
     newest = max((file for file, _ in places), key=lambda file: (file.date, file.path.name))
     content: dict[str, Any] = {**newest.content, "task_hashes": {}, MERGED_FROM: []}
     content |= {part: {} for part in BY_TASK if part in newest.content or part != "groups"}
+    content |= _of_all_files([file for file, _ in places], [task for _, task in places])
     for file, task in places:
         for part in (*BY_TASK, "task_hashes"):
             if task in (saved := file.content.get(part) or {}):
@@ -70,6 +71,21 @@ def _write_run(places: list[tuple[ResultFile, str]], out: Path) -> list[Path]:
             write_atomically(target, "\n".join(rows) + "\n")
             written.append(target)
     return written
+
+
+def _of_all_files(files: Sequence[ResultFile], tasks: Sequence[str]) -> dict[str, Any]:
+    """Facts about single tasks that lm-eval's results have in one list: anomalies, and what was compared unedited."""
+    found: dict[str, Any] = {}
+    contents = [file.content for file in dict.fromkeys(files)]
+    if any("anomalies" in content for content in contents):
+        each = [one for content in contents for one in content.get("anomalies") or ()]
+        found["anomalies"] = [one for number, one in enumerate(each) if one not in each[:number]]
+    if compared := [content["unedited_comparison"] for content in contents if content.get("unedited_comparison")]:
+        found["unedited_comparison"] = {
+            "tasks": [task for task in tasks if any(task in one["tasks"] for one in compared)],
+            "not_compared": {name: why for one in compared for name, why in one["not_compared"].items()},
+        }
+    return found
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,25 @@ def test_merge_export_and_submit_print_their_files(tmp_path: Path, capsys: Any) 
     assert run_verb(["results", "submit", str(runs), "--repository", str(tmp_path / "repository")]) == 0
     assert "PULL_REQUEST.md" in printed_lines(capsys)[-1]
     assert run_verb(["results", "check", str(tmp_path / "repository")]) == 0
+
+
+def test_a_merged_file_has_the_anomalies_and_comparisons_of_all_its_files(tmp_path: Path) -> None:
+    facts = {
+        "bake_es": {"anomalies": [{"kind": "damage", "text": "bake_es: ..."}]},
+        "bake_gs": {
+            "anomalies": [],
+            "unedited_comparison": {"tasks": ["bake_gs"], "not_compared": {"x": "no metric"}},
+        },
+    }
+    for number, (task, found) in enumerate(facts.items()):
+        path = write_run(tmp_path / "runs", task, date=f"2026-11-21T1{number}-00-00.000001")
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | found), encoding="utf-8")
+    assert run_verb(["results", "merge", str(tmp_path / "runs"), "--out", str(tmp_path / "merged")]) == 0
+    (merged,) = (tmp_path / "merged").rglob("results_*.json")
+    content = json.loads(merged.read_text(encoding="utf-8"))
+    assert set(content["results"]) == set(facts)
+    assert content["anomalies"] == facts["bake_es"]["anomalies"]
+    assert content["unedited_comparison"] == facts["bake_gs"]["unedited_comparison"]
 
 
 def test_reading_results_imports_no_torch() -> None:

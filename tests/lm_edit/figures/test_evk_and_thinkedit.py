@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -54,6 +55,11 @@ class TestGlue:
         rows = [self.run(100, 0.5, False, edits="qaedit (hub)"), self.run(10, 0.6, False, edits="zsre (hub)")]
         with pytest.raises(EditingError, match=r"different edits \(qaedit \(hub\), zsre \(hub\)\)"):
             evk_glue.draw(frame(*rows))
+
+    def test_runs_of_other_settings_are_no_line(self):
+        batch = self.run(100, 0.5, False) | {"mode": "batch", "run": "other"}
+        with pytest.raises(EditingError, match=r"the runs of memit differ in mode \(batch, sequential\)"):
+            evk_glue.draw(frame(batch, self.run(500, 0.4, False)))
 
 
 class TestAlign:
@@ -135,6 +141,10 @@ class TestRecoveryAndPreservation:
         assert points(chart) == [(0.75, pytest.approx(0.3)), (1.0, 1.0)]  # IFR: (0.2 + 0.4) / 2
         series = chart.panels[0].series[0]
         assert (series.low[0], series.position_high[0]) == (pytest.approx(0.3 - 0.1959964), pytest.approx(0.9459964))
+
+    def test_a_point_without_one_of_its_numbers_is_named(self):
+        rows = knowgic("memit", (0.3,), math.nan)
+        assert "Unscored: memit." in thinkedit_tradeoff.draw(frame(*self.ROWS, *rows)).caption
 
     def test_protocols_are_chosen_not_mixed(self):
         rows = [*self.ROWS, *knowgic("rome", (0.9, 0.9), 0.1, "prob")]

@@ -66,10 +66,17 @@ def test_interactive_figures_show_the_same_values():
     (trace,) = draw_interactive(wild_grid.draw(frame(*steps))).data
     assert trace.x == (1.0, pytest.approx(-0.1), None, None, pytest.approx(-0.3), 0.2)
     assert trace.base[4] == 0.5 and trace.text[2] == "unscored"
+    whiskers = [step | {"stderr": 0.05} for step in steps]
+    (trace,) = draw_interactive(wild_grid.draw(frame(*whiskers))).data
+    assert trace.error_x.array[1] == pytest.approx(0.05 * 1.959964) and trace.error_x.arrayminus[5] == pytest.approx(
+        0.05 * 1.959964
+    )
     gap = Series(name="a", values=[math.nan, 0.5], low=[math.nan, 0.4], high=[math.nan, 0.7], counts=[None, 8])
     panel = Bars(title="", categories=["x", "y"], series=[gap], value_label="v")
     (bar,) = draw_interactive(Chart(name="c", title="t", panels=[panel])).data
     assert bar.x == (None, 0.5) and bar.error_x.array[1] == pytest.approx(0.2)
+    drawn = draw_interactive(Chart(name="c", title="t", panels=[panel]))
+    assert [(note.x, note.y) for note in drawn.layout.annotations if note.text == "unscored"] == [(0, "x")]
     assert bar.hovertext == ("a<br>unscored", "a<br>0.5<br>95% interval 0.4 to 0.7<br>n = 8")
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from command_line import run_verb
 from result_files import write_run
+from result_rows import frame, row
 from scripted import ScriptedLM
 from task_runs import run
 
+import lm_edit.results
 from edit_hooks import EditingError
 from lm_edit.figures import thinkedit_graph, thinkedit_steps
-from lm_edit.figures.spec import Options
+from lm_edit.figures.spec import Inputs, Options
 from lm_edit.figures.thinkedit_paths import ACTIVE, HALF, read_paths
 from lm_edit.results import CaseDocument, Question, SavedResponse, load_documents
 
@@ -92,6 +94,20 @@ class TestGraph:
         assert {"S", "A", "T", "N", "0.80 → 0.10"} <= set(texts(chart))
         places = {node.name: node.x for node in panel.nodes}
         assert places["S"] == 0 < places["A"] < places["T"] == 1
+
+    def test_runs_of_one_editor_have_names_of_their_own(self, monkeypatch):
+        runs = [row("memit", "knowgic", "ifr", 0.5, settings=settings) for settings in ("aaaa", "bbbb")]
+        monkeypatch.setattr(lm_edit.results, "load_results", lambda paths: frame(*runs, row("unedited", "t", "m", 1.0)))
+        names = Inputs(["x"], {}).run_names()
+        assert sorted(names.values()) == [
+            "memit (settings aaaa), tiny", "memit (settings bbbb), tiny", "unedited, tiny"
+        ]  # fmt: skip
+
+    def test_one_title_is_not_put_over_two_edits(self):
+        other = scored()
+        other.edits[0] = {**other.edits[0], "target_new": "D"}
+        with pytest.raises(EditingError, match="case 0 has another edit in some of these runs"):
+            thinkedit_graph.draw([scored(), other], {})
 
     def test_errors(self):
         with pytest.raises(EditingError, match="there is no case '7'; there are 0"):

@@ -134,6 +134,21 @@ class TestBatches:
             with pytest.raises(EditingError, match=f"the runs differ in {condition}"):
                 wild_batches.draw(frame(*rows, row(*task, 0.1, **{condition: value})))
 
+    @pytest.mark.parametrize(
+        ("column", "values"), [("settings", ("low", "high")), ("seed", (0.0, 7.0)), ("answer_options", ("", "a=1"))]
+    )
+    def test_a_line_is_of_runs_that_differ_in_their_edits_alone(self, column, values):
+        rows = [self.stream(n, 1, 0.5, **{column: value}) for n, value in zip((10, 50), values, strict=True)]
+        with pytest.raises(EditingError, match=rf"memit, 1 per step, differ in {column} .*; choose with --only"):
+            wild_batches.draw(frame(*rows))
+
+    def test_the_unedited_model_answers_under_the_same_options(self):
+        rows = [self.stream(20, 1, 0.5), self.stream(10, 1, 0.75)]
+        task = ("unedited", "qaedit_wild_reliability", "reliability_wild_judge")
+        thinking = row(*task, 0.97, answer_options="max_thought_tokens=2048", run="thinking")
+        assert "unedited" not in lines(wild_batches.draw(frame(*rows, thinking)))
+        assert lines(wild_batches.draw(frame(*rows, thinking, row(*task, 0.1))))["unedited"][1][0] == 0.1
+
     def test_one_stream(self):
         with pytest.raises(EditingError, match="two streams that differ in num_edits or edit_batch_size"):
             wild_batches.draw(frame(self.stream(20, 1, 0.5)))
