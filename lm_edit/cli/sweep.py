@@ -148,7 +148,7 @@ def _print_states(grid: Grid, out: Path) -> int:
 
 def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
     from lm_edit.sweeps.executors import make_executor
-    from lm_edit.sweeps.runs import prepare
+    from lm_edit.sweeps.runs import LOG, prepare
     from lm_edit.sweeps.schedule import run_all
     from lm_edit.sweeps.status import UNSCORED, Progress
 
@@ -167,10 +167,11 @@ def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     for folder, reason in progress.unscored.items():
         say(f"{UNSCORED}: {folders[folder]}: {reason}")
     for folder in failed:
-        if outcomes[folder].state == "damaged":
-            say(f"damaged: {folders[folder]}: {outcomes[folder].reason}")
+        state, log = outcomes[folder].state, folder / LOG
+        if state == "damaged" or not log.is_file():  # a run that could not be submitted has no log
+            say(f"{state}: {folders[folder]}: {outcomes[folder].reason}")
         else:
-            say(f"failed: {folders[folder]}; log: {folder / 'log.txt'}")
+            say(f"failed: {folders[folder]}; log: {log}")
     if failed:
         say("--retry executes failed runs again, and those with damaged results, which are set aside")
     return 1 if failed else 0

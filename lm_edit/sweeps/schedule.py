@@ -71,7 +71,8 @@ def run_all(
         tick: called several times a second.
 
     Returns:
-        The outcome of every run; failed ones do not stop the others.
+        The outcome of every run; failed ones do not stop the others. A run whose submission is refused, as by a limit
+        on jobs, is submitted again after another one has ended; it is failed if none is left.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C and SIGTERM, after the runs were ended.
@@ -92,6 +93,7 @@ def run_all(
             queue.append(folder)
     pending: dict[Path, Pending] = {}
     busy: dict[Path, float] = {}  # run that another process executes -> time of the next poll
+    refused = False  # whether the executor takes no further run until one has ended
     with _signals() as check_interrupt:
         try:
             while queue or pending or busy:
@@ -99,15 +101,24 @@ def run_all(
                 for folder in [folder for folder, when in busy.items() if when <= time.monotonic()]:
                     del busy[folder]
                     queue.append(folder)
-                while queue and (executor.slots is None or len(pending) < executor.slots):
+                while queue and not refused and (executor.slots is None or len(pending) < executor.slots):
                     folder = queue.popleft()
                     if is_locked(folder):
                         busy[folder] = time.monotonic() + BUSY_SECONDS
                         continue
+                    try:
+                        handle = executor.submit(folder)
+                    except Exception as error:  # of the cluster's library: a limit on jobs, no reply of the controller
+                        if refused := bool(pending):
+                            queue.appendleft(folder)
+                        else:
+                            outcomes[folder] = Outcome("failed", 0.0, f"it cannot be submitted ({first_line(error)})")
+                            report(Event(folder, *outcomes[folder]))
+                        continue
+                    pending[folder] = handle
                     report(Event(folder, "started"))
-                    pending[folder] = executor.submit(folder)
                 for folder in [folder for folder, handle in pending.items() if handle.done()]:
-                    outcome = _outcome(pending.pop(folder))
+                    outcome, refused = _outcome(pending.pop(folder)), False
                     if outcome.state == "busy":
                         busy[folder] = time.monotonic() + BUSY_SECONDS
                         continue

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edit_hooks.utils.durations import spell_duration
 from lm_edit.sweeps.grid import Run
-from lm_edit.sweeps.runs import RESULTS, state_of
+from lm_edit.sweeps.runs import LOG, RESULTS, state_of
 from lm_edit.sweeps.schedule import Event
 from lm_edit.sweeps.scored import missing_scores
 
@@ -44,7 +44,8 @@ class Progress:
             self.counts[event.state] += 1
         taken = f" in {spell_duration(event.seconds)}" if event.seconds else ""
         state = event.state
-        details = f"\n{event.reason}\n  log: {event.folder / 'log.txt'}" if event.reason else ""
+        log = event.folder / LOG  # a run that could not be submitted has none
+        details = f"\n{event.reason}" + (f"\n  log: {log}" if log.is_file() else "") if event.reason else ""
         if state == "damaged":  # the log is that of an execution that ended well
             details = f"\n  {event.reason}"
         elif state in ("done", "there already"):

@@ -206,6 +206,70 @@ def test_an_interrupt_is_not_lost_in_a_callback(tmp_path: Path) -> None:
     assert stopped == [True] and signal.getsignal(signal.SIGINT) is handler
 
 
+class Limited:
+    """An executor of a cluster that refuses more than ``limit`` jobs at a time."""
+
+    slots = None
+
+    def __init__(self, limit: int, error: BaseException) -> None:
+        self.limit, self.error = limit, error
+        self.jobs: list[tuple[Path, Future[Outcome]]] = []
+        self.num_refused, self.stopped = 0, False
+
+    def submit(self, folder: Path) -> Future[Outcome]:
+        if sum(not job.done() for _, job in self.jobs) >= self.limit:
+            self.num_refused += 1
+            raise self.error
+        self.jobs.append((folder, Future()))
+        return self.jobs[-1][1]
+
+    def end_one(self) -> None:
+        """End the job that has run for longest."""
+        for _, job in self.jobs:
+            if not job.done():
+                job.set_result(Outcome("done"))
+                return
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None: ...
+
+
+REFUSAL = "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed"
+
+
+def test_a_refused_submission_is_repeated_when_a_run_has_ended(tmp_path: Path, monkeypatch: Any) -> None:
+    """It cancelled the jobs that were queued or running."""
+    monkeypatch.setattr("lm_edit.sweeps.schedule.POLL_SECONDS", 0.001)
+    executor, reported = Limited(2, RuntimeError(REFUSAL)), list[Any]()
+    folders = {tmp_path / name: () for name in "abcd"}
+    outcomes = run_all(folders, executor, retry=False, report=reported.append, tick=executor.end_one)
+    assert {outcome.state for outcome in outcomes.values()} == {"done"} and len(outcomes) == 4
+    assert [folder for folder, _ in executor.jobs] == list(folders) and not executor.stopped
+    assert [event.folder for event in reported if event.state == "started"] == list(folders)
+    assert executor.num_refused <= 3  # not at every poll
+
+
+def test_a_submission_that_is_refused_for_good_is_a_failed_run(
+    plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr("lm_edit.sweeps.executors.make_executor", lambda *_, **__: Limited(0, RuntimeError(REFUSAL)))
+    assert sweep(plan, "--out", tmp_path / "out", "--only", "rome") == 1
+    printed = capsys.readouterr().out
+    why = "it cannot be submitted (RuntimeError: sbatch: error: QOSMaxSubmitJobPerUserLimit)"
+    assert f"[1/1] failed: demo, rome, bake_es+bake_gs, single\n{why}\n" in printed
+    assert f"\nfailed: demo, rome, bake_es+bake_gs, single: {why}\n" in printed
+    assert "started" not in printed and "log.txt" not in printed
+
+
+def test_an_interrupt_within_a_submission_stops_all_runs(tmp_path: Path) -> None:
+    executor = Limited(1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run_all({tmp_path / "a": (), tmp_path / "b": ()}, executor, retry=False, report=lambda event: None)
+    assert executor.stopped and len(executor.jobs) == 1
+
+
 def test_a_failing_run_does_not_stop_the_rest(
     fake: Any, plan: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
