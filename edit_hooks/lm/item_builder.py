@@ -29,6 +29,11 @@ from edit_hooks.utils.errors import EditingError, UnusableRequestError
 from edit_hooks.utils.options import check_generation_kwargs
 
 GREEDY_ONLY = {"until", "max_gen_toks", "do_sample", "temperature"}
+EDITING = "editing benchmarks decode greedily"
+STOCK = (
+    "under edits outside the weights (hooks, contexts) lm-eval's own tasks are decoded greedily. Set --gen_kwargs "
+    "do_sample=false,temperature=0, or use an editor that changes weights"
+)
 
 ItemT = TypeVar("ItemT", ScoreItem, GenerateItem)
 
@@ -241,8 +246,36 @@ class ItemBuilder:
         """Build an item for greedy decoding from the generation settings of an lm-eval task."""
         return self.fitted_prompt(context, self._without_prompt(context, gen_kwargs))
 
+    def stock_generate_item(self, context: str, gen_kwargs: Mapping[str, Any]) -> Built[GenerateItem]:
+        """Build the item of a stock task, whose thought is part of the answer (:mod:`~edit_hooks.lm.stock_texts`)."""
+        return self.fitted_prompt(context, self._of_settings(gen_kwargs, STOCK))
+
+    def check_stock(self, requests: Sequence[Instance]) -> None:
+        """Raise EditingError for generation requests of stock tasks that edits outside the weights cannot answer."""
+        for request in requests:
+            require_text(request.args[0])
+        for context, gen_kwargs in {str(request.args[1]): request.args for request in requests}.values():
+            self.stock_generate_item(context, gen_kwargs)
+
+    def with_thought(self, item: GenerateItem) -> GenerateItem:
+        """Separate the thought of an item of a stock task from its answer, as for editing documents."""
+        if item.think_end is not None or item.text is None:
+            return item
+        end = self._think_end(item.text)
+        return item if end is None else replace(item, think_end=end, max_thought_tokens=self._max_thought_tokens)
+
     def _without_prompt(self, context: str, gen_kwargs: Mapping[str, Any]) -> GenerateItem:
         """The settings of a task as an item; its prompt is set once its length is known (:meth:`fitted_prompt`)."""
+        end = self._think_end(context)
+        budget = None if end is None else self._max_thought_tokens
+        return replace(self._of_settings(gen_kwargs), think_end=end, max_thought_tokens=budget)
+
+    def _of_settings(self, gen_kwargs: Mapping[str, Any], why: str = EDITING) -> GenerateItem:
+        """Generation settings as an item.
+
+        Args:
+            why: why the settings must be those of greedy decoding.
+        """
         lm = self._lm
         check_generation_kwargs(gen_kwargs)
         try:
@@ -252,13 +285,11 @@ class ItemBuilder:
         sampling = settings.get("do_sample") or settings.get("temperature", 0.0) not in (0, 0.0)
         if sampling or (other := set(settings) - GREEDY_ONLY):
             setting = "sampling" if sampling else ", ".join(sorted(other))
-            raise EditingError(f"editing benchmarks decode greedily; generation_kwargs ask for {setting}.")
+            raise EditingError(f"generation_kwargs ask for {setting}; {why}.")
         end = lm.tok_decode(lm.eot_token_id, skip_special_tokens=False)
         stops = handle_stop_sequences(settings.get("until"), eos=end)
         stops = tuple(stop for stop in stops if stop and stop != end)
-        end = self._think_end(context)
-        budget = None if end is None else self._max_thought_tokens
-        return GenerateItem((), stops, int(settings["max_gen_toks"]), think_end=end, max_thought_tokens=budget)
+        return GenerateItem((), stops, int(settings["max_gen_toks"]))
 
     def fitted_prompt(self, context: str, item: GenerateItem) -> Built[GenerateItem]:
         """Give an item a prompt; a long one is cut at the start, as in lm-eval."""

@@ -25,7 +25,6 @@ from edit_hooks.answers import (
     GeneratedText,
     ModelAnswer,
     ScoredContinuation,
-    truncate,
 )
 from edit_hooks.assets.demo_model import demo_dtype, demo_model_path
 from edit_hooks.base.editor import Editor, position_limit
@@ -62,12 +61,13 @@ from edit_hooks.lm.sessions import (
     UneditedSession,
     answer_distinct,
 )
+from edit_hooks.lm.stock_texts import stock_items, stock_text
 from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.lm.unedited_stock import UneditedStock, counted_pairs
 from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.lm.versions import installed_versions
 from edit_hooks.modeling.architectures import architecture_of, unwrapped
-from edit_hooks.modeling.generation_settings import answering_parts, generation_settings, require_followed
+from edit_hooks.modeling.generation_settings import answering_parts, require_followed
 from edit_hooks.modeling.identity import ModelIdentity, model_identity
 from edit_hooks.modeling.tokens import require_offsets
 from edit_hooks.request import EditRequest
@@ -217,8 +217,10 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     ) -> list[Any]:
         with_edits = [request for request in requests if has_edit_requests(request)]
         questions = self._read_questions(with_edits)  # refuses malformed requests while no weight is loaded
-        self._identify()
         ordinary = [request for request in requests if not has_edit_requests(request)]
+        if answer_jobs == self._generate and self._stays_outside_weights:
+            self.items.check_stock(ordinary)  # before hours of edits are made
+        self._identify()
         self.load()
         if answer_jobs == self._generate and (with_edits or self._stays_outside_weights):
             require_followed(unwrapped(self.model))
@@ -333,12 +335,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         """As in the parent class; under hook and context edits in this package's decoder, by the same rules."""
         if self._stock_edit is None:
             return super().generate_until(requests, disable_tqdm=disable_tqdm)
-        items = [self.items.generate_item(*request.args).item for request in requests]
-        if length := generation_settings(unwrapped(self.model)).get("max_new_tokens"):
-            items = [dataclasses.replace(item, max_new_tokens=length) for item in items]  # generate prefers it
+        items = stock_items(self.items, requests, unwrapped(self.model))
         answers = self._generate([(item, self._stock_edit) for item in items])
-        texts = [answer.thought or "" if answer.unfinished else answer.raw for answer in answers]
-        return [truncate(text, item.stops) for item, text in zip(items, texts, strict=True)]
+        return [stock_text(self, item, answer) for item, answer in zip(items, answers, strict=True)]
 
     # -- questions of editing documents ------------------------------------------------------------------------------
 

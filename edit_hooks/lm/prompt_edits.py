@@ -140,6 +140,7 @@ class PromptEdits:
             prepared: list[tuple[GenerateItem, Delta | None]] = []
             for number in ongoing:
                 item, delta = jobs[number]
+                item = self._builder.with_thought(item)  # its words are no part of the dialogue
                 item = dataclasses.replace(item, stops=(FACT,), max_new_tokens=ROUND_TOKENS)
                 built = self._builder.fitted_prompt(dialogues[number].prompt, item)
                 prepared.append((built.item, delta.without_contexts))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_runs import build, case, instance
-from paths import ROOT
+from paths import RECORDS, ROOT
 from reader_model import save_chain
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -262,6 +262,28 @@ def test_a_thought_has_a_budget_beside_that_of_the_answer(thinker: Callable[...,
     assert (finished.raw, finished.thought, finished.stop) == ("A", "?\n#", "length")
     assert answer(64, 2).until(UNTIL["until"]).text == "A"
     assert not thinker(FINISHED, think_end_token="#", max_thought_tokens=3).items.generate_item("<think># ", {}).cut
+
+
+@pytest.mark.parametrize("form", ["text", "id", "several tokens"])
+def test_an_edit_without_effect_leaves_thoughts_of_ordinary_tasks_alone(
+    thinker: Callable[..., EditedHFLM], form: str
+) -> None:
+    """lm-eval's class answers without hooks and contexts; there a stop string inside a thought ends the generation."""
+    facts = {"mode": "batch", "edits": "bake", "data": str(RECORDS / "bake_qa.jsonl")}
+    without_effect = {"editor": "ice", "editor_args": {"min_similarity": 0.999}, "max_thought_tokens": 9, **facts}
+    asked: list[tuple[list[str], int]] = [(["\n", "!"], 8), (["!"], 8), (["!"], 3), (["\n#A"], 8), ([], 20)]
+    requests = [
+        instance({}, prompt, {"until": until, "max_gen_toks": length}, "generate_until")
+        for until, length in asked
+        for prompt in (PROMPT, "<think># of")
+    ]
+    requests.append(instance({}, 1500 * "x " + "of", {"max_gen_toks": 8}, "generate_until"))
+    for text in (FINISHED, UNFINISHED):
+        stock, edited = (
+            thinker(text, think_end_token=think_end(form), **options).generate_until(requests)
+            for options in ({}, without_effect)
+        )
+        assert edited == stock
 
 
 @pytest.mark.parametrize(

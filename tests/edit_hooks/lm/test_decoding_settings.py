@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lm_runs import build, case, instance
+from paths import RECORDS
 
 from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.contract.tiny_models import build_tokenizer, save_tiny
@@ -174,6 +175,35 @@ def test_sampling_asked_for_by_a_task_is_still_refused(lm: EditedHFLM) -> None:
         generate(lm, None, task={**TASK, "do_sample": True, "temperature": 0.7})
     sampled = {**TASK, "do_sample": True, "temperature": 0.7, "top_k": 3}  # as a task writes them for stock models
     assert generate(lm, Decoding(sampling=Sampling(temperature=0.7, top_k=3)), task=sampled)
+
+
+@pytest.mark.parametrize("editor", ["ice", "grace"])
+@pytest.mark.parametrize(
+    ("prompt", "settings", "message"),
+    [
+        (
+            PROMPT,
+            {"do_sample": True, "temperature": 0.7},
+            "ask for sampling; .*lm-eval's own tasks are decoded greedily",
+        ),
+        (PROMPT, {"repetition_penalty": 1.2}, "ask for repetition_penalty; .*lm-eval's own tasks are decoded greedily"),
+        (PROMPT, {"max_gen_toks": 100_000}, "leaves no room"),
+        ("\ud83d", {}, "surrogate"),
+    ],
+)
+def test_what_a_stock_task_cannot_ask_is_refused_before_the_edits(
+    model_path: str, editor: str, prompt: str, settings: dict[str, Any], message: str
+) -> None:
+    edits = {
+        "mode": "batch" if editor == "ice" else "sequential",
+        "edits": "bake",
+        "data": str(RECORDS / "bake_qa.jsonl"),
+    }
+    lm = build(model_path, editor=editor, editor_args={}, **edits)
+    plain = instance({}, PROMPT, {"max_gen_toks": 4}, "generate_until")
+    with pytest.raises(EditingError, match=message):
+        lm.generate_until([plain, instance({}, prompt, {"max_gen_toks": 4, **settings}, "generate_until")])
+    assert lm._model is None and lm._session is None
 
 
 @pytest.mark.parametrize(

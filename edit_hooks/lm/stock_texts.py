@@ -1,0 +1,40 @@
+"""Generations of lm-eval's own tasks under edits outside the weights, by the rules of lm-eval's model class.
+
+The unedited model and edits in the weights are asked by that class itself, and their columns are compared with these.
+Its rules differ from those of editing documents in the thought: it shares the length of the answer, stop strings end
+the generation inside it as well, and it is removed from the text afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from lm_eval.api.instance import Instance
+from lm_eval.models.utils import postprocess_generated_text
+from torch import nn
+
+from edit_hooks.answers import GeneratedText
+from edit_hooks.inference.items import GenerateItem
+from edit_hooks.lm.harness import LateLoadingHFLM
+from edit_hooks.lm.item_builder import ItemBuilder
+from edit_hooks.modeling.generation_settings import generation_settings
+
+
+def stock_items(builder: ItemBuilder, requests: Sequence[Instance], model: nn.Module) -> list[GenerateItem]:
+    """The items of generation requests for a model."""
+    items = [builder.stock_generate_item(*request.args).item for request in requests]
+    if length := generation_settings(model).get("max_new_tokens"):
+        items = [dataclasses.replace(item, max_new_tokens=length) for item in items]  # generate prefers it
+    return items
+
+
+def stock_text(lm: LateLoadingHFLM, item: GenerateItem, answer: GeneratedText) -> str:
+    """The text of an answer as lm-eval's class returns it."""
+    end, text, ids = lm.think_end_token, answer.raw, list(answer.token_ids or ())
+    if isinstance(end, int):
+        if end in ids:
+            text = lm.tok_decode(ids[len(ids) - ids[::-1].index(end) :])
+        text = text.lstrip()
+        end = None
+    return str(postprocess_generated_text(text, list(item.stops), end))
