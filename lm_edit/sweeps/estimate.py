@@ -3,6 +3,9 @@
 A run's seconds are those of its edits and those of its questions: seconds per edit are in the results, by editor and
 model; the rest of a run's time, divided by its cases, is the time per case. Loading the model is part of that rest, so
 runs with few cases give estimates that are too long for runs with many.
+
+Batches and streams write all cases of their source of edits unless ``num_edits`` is given: a limit on the documents
+cuts their questions alone.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from lm_edit.sweeps.choices import UNEDITED
 from lm_edit.sweeps.grid import Run
 from lm_edit.sweeps.scored import tasks_without_scores
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
+from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.run_options import model_arguments
 
 Key: TypeAlias = tuple[Any, ...]
@@ -64,7 +68,8 @@ class Estimator:
         per_edit = 0.0 if editor == UNEDITED else _median(self._per_edit, [(model, editor)])
         if per_case is None or per_edit is None or len(known) < len(cases):
             return None
-        return per_case * sum(known) + per_edit * _num_edits(run, {task: int(cases[task] or 0) for task in tasks})
+        num_edits = self._num_edits(run, {task: int(cases[task] or 0) for task in tasks})
+        return None if num_edits is None else per_case * sum(known) + per_edit * num_edits
 
     def warnings(self, run: Run) -> list[str]:
         """Sentences about the tasks of a run of which an earlier run of the same kind has no scored case."""
@@ -85,6 +90,29 @@ class Estimator:
         if run.limit < 1:
             return None if size is None else round(run.limit * size)
         return int(run.limit if size is None else min(run.limit, size))
+
+    def _num_edits(self, run: Run, cases: Mapping[str, int]) -> int | None:
+        """Number of edits of a run, if it is known; tasks of one benchmark share them."""
+        args = run.model_args
+        if args["mode"] == "none":
+            return 0
+        if args.get("num_edits") is not None:
+            return int(args["num_edits"])
+        if args["mode"] != "single":  # the limit cuts the questions alone
+            return self._size_of(str(args["edits"]), _data(args))
+        by_benchmark: dict[str, int] = {}
+        for task, number in cases.items():
+            for benchmark in benchmarks_of(task):
+                by_benchmark[benchmark.name] = max(number, by_benchmark.get(benchmark.name, 0))
+        return sum(by_benchmark.values())
+
+    def _size_of(self, source: str, data: str) -> int | None:
+        """Cases of a source of edits: the most that a task of the benchmark has; ``None`` for a file."""
+        if source.endswith((".json", ".jsonl")):
+            return None
+        name = find_benchmark(source).name
+        sizes = [size for (task, read), size in self._sizes.items() if read == data and _asks_about(task, name)]
+        return max(sizes, default=None)
 
     def _learn(self, file: ResultFile) -> None:
         config = file.content["config"]
@@ -121,17 +149,12 @@ def _median(measured: Mapping[Key, list[float]], keys: Sequence[Key]) -> float |
     return next((statistics.median(measured[key]) for key in keys if measured.get(key)), None)
 
 
-def _num_edits(run: Run, cases: Mapping[str, int]) -> int:
-    """Number of edits of a run; tasks of one benchmark share them."""
-    if run.model_args["mode"] == "none":
-        return 0
-    if run.model_args.get("num_edits") is not None:
-        return int(run.model_args["num_edits"])
-    by_benchmark: dict[str, int] = {}
-    for task, number in cases.items():
-        for benchmark in benchmarks_of(task):
-            by_benchmark[benchmark.name] = max(number, by_benchmark.get(benchmark.name, 0))
-    return sum(by_benchmark.values())
+def _asks_about(task: str, benchmark: str) -> bool:
+    """Whether a task asks about the edits of a benchmark; results may have tasks that are not installed here."""
+    try:
+        return any(one.name == benchmark for one in benchmarks_of(task))
+    except EditingError:
+        return False
 
 
 def _data(args: Mapping[str, Any]) -> str:

@@ -53,6 +53,19 @@ def test_seconds_are_those_of_edits_and_of_cases(tmp_path: Path) -> None:
     assert estimator.seconds(stream) == 8 * 5.0 + 10 * 5.0
 
 
+@pytest.mark.parametrize("mode", ["batch", "sequential"])
+def test_a_limit_does_not_cut_the_edits_of_batches_and_streams(mode: str, tmp_path: Path) -> None:
+    """Such runs write every case of their source; the limited number of documents was the number of edits."""
+    save(tmp_path / "one", total=40.0, edits=4, per_edit=5.0, cases=4)
+    estimator = Estimator([str(tmp_path)])
+    for limit, cases in ((2, 2), (0.25, 16), (None, 64)):
+        assert estimator.seconds(run(limit, mode=mode, edits="bake")) == cases * 5.0 + 64 * 5.0
+    for unknown in ("qaedit", "facts.jsonl", "facts.json"):  # no task of that benchmark is in the results
+        assert estimator.seconds(run(2, mode=mode, edits=unknown)) is None
+        assert estimator.seconds(run(2, mode=mode, edits=unknown, num_edits=3)) == 2 * 5.0 + 3 * 5.0
+    assert estimator.seconds(run(2, mode=mode, edits="bake", data="hub")) is None
+
+
 def test_the_most_similar_runs_count(tmp_path: Path) -> None:
     save(tmp_path / "rome", total=40.0, edits=4, per_edit=5.0, cases=4)
     save(tmp_path / "rome2", total=48.0, edits=4, per_edit=5.0, cases=4)  # 7 s a case; the median of 5 and 7 is 6
