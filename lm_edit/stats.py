@@ -19,6 +19,7 @@ from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.locate.corpora import SELF, check_source
 from edit_hooks.locate.editor import LocateThenEditEditor
+from edit_hooks.locate.moment_documents import check_length
 from edit_hooks.locate.null_space import DEFAULT_ENERGY, Projector, null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.modeling.architectures import check_layers, input_device
@@ -124,6 +125,7 @@ def prepare_stats(
     if locate_editor is not None:
         settings, limit = _settings_of(locate_editor, lm, limit)
     check_layers(settings["layers"], lm.outline)
+    check_length(lm.outline, settings.get("moment_length"))
     stored_keys = {manifest.stem for manifest in root.rglob("*.json")}
     moment_settings = MomentSettings(
         settings.get("second_moments") or SELF,

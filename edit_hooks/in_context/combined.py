@@ -92,6 +92,14 @@ class EditorWithContext(Editor[CombinedConfig]):
         self.base.check_request(tokenizer, request, model)
         self.context.check_request(tokenizer, request, model)
 
+    def num_tokens_past_target(self) -> int:
+        return self.base.num_tokens_past_target()
+
+    def other_lengths(
+        self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None
+    ) -> Mapping[str, int]:
+        return self.base.other_lengths(tokenizer, request, model)
+
     def edit(
         self,
         model: nn.Module,

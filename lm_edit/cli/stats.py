@@ -30,7 +30,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-length",
         type=whole(),
-        help="cut documents after this many tokens (default 256; published: the model's context)",
+        help="cut documents after this many tokens (default 256, or a shorter context; published: the model's context)",
     )
     parser.add_argument("--moment-dtype", choices=("float32", "float64"), help="precision of the stored matrix")
     parser.add_argument("--seed", type=whole(SEED), help="seed of the sampled text, or of the order of a hub corpus")

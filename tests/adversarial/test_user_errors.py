@@ -356,6 +356,7 @@ stats --editor rom MODEL | Did you mean 'rome'
 stats --editor ft_m MODEL | uses no second moments
 stats --editor-args lr:1 MODEL | add --editor
 stats --layers 99 MODEL | blocks 0 to 2
+stats --layers 1 --max-length 9999 MODEL | documents behind second moments are cut after 9999 tokens
 stats --layers 1 --source nowhere MODEL | neither a file or folder
 stats --layers 1 --source latin.jsonl MODEL | not UTF-8
 stats --layers 1 --folder a_file MODEL | a_file is not a folder

@@ -34,6 +34,17 @@ def test_settings_of_both_are_restored_from_stored_ones(base, tiny_model, tiny_t
     assert combined.resolve_config(model, tokenizer, config.to_dict()) == config
 
 
+def test_a_request_that_the_editor_cannot_fit_is_named_with_a_context_too(tiny_model, tiny_tokenizer):
+    """WISE also runs the target's last token."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    wise = load_editor("wise", contract_settings(editor_class("wise")))
+    limit = next(n for n in range(1, 40) if not wise.find_unusable(tokenizer, [REQUEST], n, model))
+    combined = EditorWithContext(wise, load_editor("ice", {}))
+    assert combined.find_unusable(tokenizer, [REQUEST], limit - 1, model)
+    assert not combined.find_unusable(tokenizer, [REQUEST], limit, model)
+    assert combined.other_lengths(tokenizer, REQUEST, model) == wise.other_lengths(tokenizer, REQUEST, model)
+
+
 def test_an_unusable_pool_is_refused_before_the_edit(base, tiny_model, tiny_tokenizer, monkeypatch):
     monkeypatch.setattr(base, "edit", lambda *_args, **_kwargs: pytest.fail("the edit was computed"))
     combined = EditorWithContext(base, load_editor("ike", {**WORDS, "pool": "nowhere.jsonl"}))
