@@ -19,6 +19,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from edit_hooks.decoding import Decoding, TokenPrompts
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem, StateItem, TokenContexts, TokenNoise
+from edit_hooks.lm.chats import Chats
 from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.modeling.architectures import num_layers
 from edit_hooks.modeling.embedding_noise import drift_positions, embedding_std
@@ -49,11 +50,12 @@ class ItemBuilder:
     """Builds items with the tokenizer and the limits of an lm-eval model.
 
     Args:
+        chats: the prompts that the model's chat template made.
         max_thought_tokens: longest thought of an answer, in addition to the answer; ``None``: they share a length.
     """
 
-    def __init__(self, lm: LateLoadingHFLM, max_thought_tokens: int | None = None) -> None:
-        self._lm = lm
+    def __init__(self, lm: LateLoadingHFLM, chats: Chats, max_thought_tokens: int | None = None) -> None:
+        self._lm, self._chats = lm, chats
         self._embedding_std: float | None = None  # of the model before any edit
         self._max_thought_tokens = max_thought_tokens
 
@@ -311,15 +313,20 @@ class ItemBuilder:
     def _think_end(self, context: str) -> int | str | None:
         """The token id or text that ends the thought of an answer to a prompt.
 
-        ``None`` without thoughts, and if the prompt itself ends the thought (``enable_thinking=false`` in some chat
-        templates). A text that is one token is searched as a token, since decoding drops special tokens.
+        ``None`` without thoughts, and if the prompt itself ends the thought: at its end, or in the turn of a chat that
+        the answer continues. Some chat templates write an empty thought there (``enable_thinking=false``; Qwen3 before
+        every ``gen_prefix``). A text that is one token is searched as a token, since decoding drops special tokens.
         """
         lm = self._lm
         end = lm.think_end_token
         if end is None:
             return None
-        text = lm.tok_decode(end, skip_special_tokens=False) if isinstance(end, int) else end
-        if context.rstrip().endswith(text.strip()):
+        text = (lm.tok_decode(end, skip_special_tokens=False) if isinstance(end, int) else end).strip()
+        turn = self._chats.last_turn(context)
+        beginning = text.replace("/", "", 1)  # </think>: <think>; a turn that opens another thought has not ended it
+        if beginning not in (text, ""):
+            turn = turn.rpartition(beginning)[2]
+        if context.rstrip().endswith(text) or text in turn:
             return None
         if isinstance(end, int):
             return end

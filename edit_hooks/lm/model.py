@@ -18,14 +18,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import nn
 
-from edit_hooks.answers import (
-    EditedAnswer,
-    EditReport,
-    FailedAnswer,
-    GeneratedText,
-    ModelAnswer,
-    ScoredContinuation,
-)
+from edit_hooks.answers import EditedAnswer, EditReport, FailedAnswer, GeneratedText, ModelAnswer, ScoredContinuation
 from edit_hooks.assets.demo_model import demo_dtype, demo_model_path
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.base.origin import SettingsOrigin, report_origin
@@ -39,6 +32,7 @@ from edit_hooks.inference import states
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.inference.token_prompts import score_parts
 from edit_hooks.lm.banner import banner_lines
+from edit_hooks.lm.chats import Chats
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
 from edit_hooks.lm.edit_sources import is_file, read_plan
@@ -121,8 +115,9 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self._stock_edit: Delta | None = None  # hooks and contexts under which stock tasks run
         self._unedited_stock = UneditedStock(kwargs)
         self.engine = Engine(self, self.options)
-        self.items = ItemBuilder(self, self.options.max_thought_tokens)
-        self.prompt_edits = PromptEdits(self.items, super().apply_chat_template, self.engine)
+        self.chats = Chats(super().apply_chat_template)
+        self.items = ItemBuilder(self, self.chats, self.options.max_thought_tokens)
+        self.prompt_edits = PromptEdits(self.items, self.chats, self.engine)
         self.begin_evaluation()
         self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
         self._edits_digest = self.plan.digest
@@ -179,7 +174,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def begin_evaluation(self) -> None:
         """Forget what belongs to one evaluation; a model object may serve several."""
-        self.prompt_edits.forget_chats()
+        self.chats.forget()
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
@@ -209,8 +204,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         return self._answer_ordinary(requests, super().loglikelihood_rolling, disable_tqdm)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Format a chat; :attr:`prompt_edits` records its messages."""
-        return self.prompt_edits.apply_chat_template(chat_history, add_generation_prompt)
+        """Format a chat; :attr:`chats` records its messages."""
+        return self.chats.apply_template(chat_history, add_generation_prompt)
 
     def _dispatch(
         self, requests: list[Instance], stock: Callable[..., list[Any]], answer_jobs: AnswerJobs, disable_tqdm: bool

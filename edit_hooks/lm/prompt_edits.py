@@ -21,10 +21,10 @@ from edit_hooks.in_context.fact_memory import load_memory
 from edit_hooks.in_context.rounds import FACT, ROUND_TOKENS, Dialogue
 from edit_hooks.in_context.selection import select_facts
 from edit_hooks.inference.items import GenerateItem, ScoreItem
+from edit_hooks.lm.chats import Chats
 from edit_hooks.lm.engine import Engine
 from edit_hooks.lm.item_builder import Built, ItemBuilder, ItemT
 from edit_hooks.modeling.architectures import unwrapped
-from edit_hooks.prompt_context import ChatTemplate, Messages
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 
@@ -52,23 +52,12 @@ class PromptEdits:
 
     Args:
         builder: builds items from texts.
-        chat_template: the model's chat template.
+        chats: the prompts that the model's chat template made; contexts are put into them.
         engine: answers the items; counterfactual models take the place of its model.
     """
 
-    def __init__(self, builder: ItemBuilder, chat_template: ChatTemplate, engine: Engine) -> None:
-        self._builder, self._chat_template, self._engine = builder, chat_template, engine
-        self._chats: dict[str, tuple[Messages, bool]] = {}
-
-    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool) -> str:
-        """Format a chat and record its messages, so that contexts can be put into it."""
-        text = self._chat_template(messages, add_generation_prompt)
-        self._chats[text] = ([dict(message) for message in messages], add_generation_prompt)
-        return text
-
-    def forget_chats(self) -> None:
-        """Forget the chats of an evaluation, which the next one may ask as plain prompts."""
-        self._chats.clear()
+    def __init__(self, builder: ItemBuilder, chats: Chats, engine: Engine) -> None:
+        self._builder, self._chats, self._engine = builder, chats, engine
 
     def is_chat(self, prompt: str) -> bool:
         """Whether the model's chat template made a prompt."""
@@ -226,12 +215,11 @@ class PromptEdits:
         messages = [dict(message) for message in messages]
         last = max(number for number, message in enumerate(messages) if message["role"] == "user")
         messages[last]["content"] = text + messages[last]["content"]
-        return self._chat_template(messages, add_generation_prompt)
+        return self._chats.template(messages, add_generation_prompt)
 
     def question_of(self, prompt: str) -> str:
         """Return the last user message of a chat; any other prompt unchanged."""
-        messages, _ = self._chats.get(prompt, ([{"role": "user", "content": prompt}], True))
-        return next(message["content"] for message in reversed(messages) if message["role"] == "user")
+        return self._chats.question_of(prompt)
 
 
 def fitted_to(model: nn.Module, built: Built[ItemT]) -> Built[ItemT]:

@@ -308,6 +308,45 @@ def test_a_prompt_that_ends_the_thought_is_answered_at_once(thinker: Callable[..
     assert lm.items.generate_item(PROMPT, {"max_gen_toks": 4}).item.think_end is not None
 
 
+THINKING = (  # as Qwen3's: the last answer has a thought, and the thoughts of those before it are left out
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}"
+    "{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+CLOSED = "a <think>no</think> b"
+
+
+@pytest.mark.parametrize("as_id", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "ended"),
+    [
+        ([("user", "The x is"), ("assistant", "The answer is")], True),
+        ([("user", "The x is"), ("assistant", "The x is")], True),
+        ([("user", "The x is"), ("assistant", "<think>I see")], False),
+        ([("user", "think"), ("assistant", "<think>I see</think> It is")], True),
+        ([("user", "The x is")], False),
+        ([("user", CLOSED)], False),
+        ([("user", "q"), ("assistant", CLOSED), ("user", "The x is")], False),
+        ([("user", "q"), ("assistant", CLOSED), ("user", "The x is"), ("assistant", "The answer is")], True),
+    ],
+)
+def test_a_chat_that_ends_the_thought_before_the_beginning_of_the_answer(
+    tiny_model: Any, messages: list[tuple[str, str]], ended: bool, as_id: bool
+) -> None:
+    """A `gen_prefix` follows the empty thought; closed thoughts of demonstrations end no thought of the answer."""
+    tokenizer = build_tokenizer("byte_bpe_bos")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["</think>"]})
+    tokenizer.chat_template = THINKING
+    end = tokenizer.convert_tokens_to_ids("</think>") if as_id else "</think>"
+    lm = EditedHFLM(tiny_model("llama"), tokenizer=tokenizer, device="cpu", store="off", think_end_token=end)
+    chat = [{"role": role, "content": text} for role, text in messages]
+    prompt = lm.apply_chat_template(chat, add_generation_prompt=messages[-1][0] == "user")
+    assert (lm.items.generate_item(prompt, {"max_gen_toks": 4}).item.think_end is None) == ended
+    lm.begin_evaluation()  # in a prompt that is no chat of this evaluation only its end is read
+    assert lm.items.generate_item(prompt, {"max_gen_toks": 4}).item.think_end is not None
+    assert lm.items.generate_item("<think>x</think>\n", {"max_gen_toks": 4}).item.think_end is None
+
+
 def test_targets_are_not_scored_as_thoughts(thinker: Callable[..., EditedHFLM]) -> None:
     lm = thinker(FINISHED, think_end_token="#", enable_thinking=True)
     with pytest.raises(EditingError, match="would be scored as a thought"):
