@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--editor", required=True, help=EDITOR_HELP)
-    parser.add_argument("--editor-args", help=f"settings of all candidates: {SETTINGS_SYNTAX}")
+    parser.add_argument(
+        "--editor-args",
+        help=f"settings of all candidates; layers and a step among them are not searched: {SETTINGS_SYNTAX}",
+    )
     parser.add_argument(
         "--seed", type=whole(SEED), default=0, help="seed of the editor, and of the choice of candidates"
     )
@@ -65,6 +68,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from edit_hooks.utils.options import parse_editor_args
+    from lm_edit.tuning.candidates import fixed_settings
     from lm_edit.tuning.search import check_search, search
     from lm_edit.tuning.settings_file import write_settings
 
@@ -74,6 +78,8 @@ def _run(args: argparse.Namespace) -> int:
     shared = {"seed": args.seed, **parse_editor_args(args.editor_args)}
     store, lm = open_store(args.store), load_model(args)
     check_search(args.editor, lm.outline, shared, vary, cases)
+    if fixed := fixed_settings(shared, vary):
+        say(f"as in --editor-args, not searched: {', '.join(fixed)}")
     outcome = search(
         lm.model,
         lm.tokenizer,

@@ -31,7 +31,7 @@ def make_candidates(
     """Settings to try: the shared ones first, then all combinations of the varied ones, without duplicates.
 
     Args:
-        shared: settings of every candidate.
+        shared: settings of every candidate; layers and a step among them are not varied, see :func:`fixed_settings`.
         vary: setting -> values. Without ``layers`` five depths are tried, with as many blocks as the editor's
             configuration has, as far as they fit and the editor accepts them, else its configuration's blocks alone;
             without a step size :data:`STEP_FACTORS` of it.
@@ -45,6 +45,8 @@ def make_candidates(
     step = step_of(editor, model, shared, vary)
     if "layers" in vary:
         places = [{"layers": layers} for layers in vary["layers"]]
+    elif "layers" in fixed_settings(shared, vary):
+        places = [own_layers]
     else:
         depths = _default_layers(config, num_layers(unwrapped(model)))
         places = [{"layers": layers} for layers in depths if _accepts(editor, model, {**shared, "layers": layers})]
@@ -72,10 +74,10 @@ def make_candidates(
 def step_of(editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> Step | None:
     """The editor's step, to be tried on the first of the varied layers.
 
-    ``None`` for an editor without one, where ``vary`` names its values, and where the editor refuses other ones, as
-    with a trained hyper-network.
+    ``None`` for an editor without one, where ``vary`` or ``shared`` names its values, and where the editor refuses
+    other ones, as with a trained hyper-network.
     """
-    if vary.keys() & set(STEP_SETTINGS):
+    if {*vary, *fixed_settings(shared, vary)} & set(STEP_SETTINGS):
         return None
     loaded = load_editor(editor, shared)
     config = loaded.default_config(model)
@@ -89,6 +91,13 @@ def step_of(editor: str, model: nn.Module, shared: Mapping[str, Any], vary: Mapp
     if not _accepts(editor, model, _with_setting(editor, shared, name, scaled(size, STEP_FACTORS[0]))):
         return None
     return Step(name, size, lambda size: _with_setting(editor, settings, name, size))
+
+
+def fixed_settings(shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Layers and step of every candidate, by name: those that the shared settings, or those of the base, name."""
+    base = shared.get("base_settings")
+    settings = {**(base if isinstance(base, Mapping) else {}), **shared}
+    return [name for name in ("layers", *STEP_SETTINGS) if settings.get(name) is not None and name not in vary]
 
 
 def sample_candidates(

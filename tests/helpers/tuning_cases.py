@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from edit_hooks import EditRequest
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, EDIT_LAYER
 from lm_edit.tuning import search
+from lm_edit.tuning.candidates import step_of
 from lm_edit.tuning.trials import Trial, TrialRunner
 from lm_eval_tasks.common.cases import Case, Question
 
@@ -41,3 +45,14 @@ def tune(
 ) -> list[Trial]:
     """Score candidates of an editor on a tiny model and its tokenizer."""
     return search.tune(TrialRunner(*tiny, editor, store), candidates, cases, **options)
+
+
+def start_at(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let searches for a step start at this size, not at the editor's own."""
+
+    def step_from(*arguments: Any) -> Any:
+        step = step_of(*arguments)
+        assert step is not None
+        return dataclasses.replace(step, size=size)
+
+    monkeypatch.setattr(search, "step_of", step_from)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import printed_lines, run_verb, split_cells
 from record_files import write_jsonl
-from tuning_cases import CASES
+from tuning_cases import CASES, start_at
 
 from edit_hooks import load_editor
 from edit_hooks.contract.tiny_models import CONTEXT_TEMPLATES, build_model
@@ -89,8 +89,16 @@ def tune_file(tiny_path, tmp_path):
     return tune
 
 
-def test_the_step_that_was_found_is_said(tune_file, capsys):
-    assert tune_file(CASES, "ft_m", "--editor-args", "lr:5e-6;num_steps:4", "--layers", "1") == 0
+def test_layers_and_a_step_in_editor_args_are_not_searched(tune_file, capsys):
+    tune_file(CASES[:1], "ft_m", "--editor-args", "layers:[1];lr:0.01;num_steps:1")
+    said, bound, _, header, row, *_ = printed_lines(capsys)
+    assert (said, bound) == ("as in --editor-args, not searched: layers, lr", "at most 1 edits")
+    assert header.startswith("layers") and row.startswith("[1]") and "lr:0.01; num_steps:1" in row
+
+
+def test_the_step_that_was_found_is_said(tune_file, capsys, monkeypatch):
+    start_at(5e-6, monkeypatch)
+    assert tune_file(CASES, "ft_m", "--editor-args", "num_steps:4", "--layers", "1") == 0
     bound, _, *lines = printed_lines(capsys)
     assert re.fullmatch(r"at most \d+ edits: 18 to find a step that takes, \d+ to search around it", bound)
     (step,) = (line for line in lines if line.startswith("step: lr "))

@@ -23,12 +23,12 @@ def model():
 
 
 def test_candidates_cover_depths_and_combinations(model):
-    candidates = make_candidates("r_rome", model, {"lr": 0.4}, {"clamp_factor": [1.0, 4.0]})
-    default_layers = load_editor("r_rome").default_config(model).layers
-    assert default_layers == [3] and candidates[0] == {"lr": 0.4, "layers": default_layers}
-    product = {(layer, lr, clamp) for layer in (1, 2, 3, 5, 7) for lr in (0.12, 0.4, 1.2) for clamp in (1.0, 4.0)}
+    candidates = make_candidates("r_rome", model, {}, {"clamp_factor": [1.0, 4.0]})
+    config = load_editor("r_rome").default_config(model)
+    assert (config.layers, config.lr) == ([3], 0.5) and candidates[0] == {"layers": config.layers}
+    product = {(layer, lr, clamp) for layer in (1, 2, 3, 5, 7) for lr in (0.15, 0.5, 1.5) for clamp in (1.0, 4.0)}
     rest = {(*c["layers"], round(c["lr"], 6), c["clamp_factor"]) for c in candidates[1:]}
-    assert rest == product - {(3, 0.4, 4.0)}  # that one is the first
+    assert rest == product - {(3, 0.5, 4.0)}  # that one is the first
     assert len({json.dumps(c, sort_keys=True) for c in candidates}) == len(candidates)
 
 
@@ -46,8 +46,42 @@ def test_a_relative_step_is_varied_where_no_lr_is_known(model):
     candidates = make_candidates("ultraedit", model, {}, {"layers": [[1]]})
     sizes = {candidate["relative_update"] for candidate in candidates if "relative_update" in candidate}
     assert len(sizes) == 3 and max(sizes) / min(sizes) == pytest.approx(10)
-    with_lr = make_candidates("ultraedit", model, {"lr": 1e-3}, {"layers": [[1]]})
-    assert {candidate["lr"] for candidate in with_lr} == {1e-3, 3e-4, 3e-3}
+
+
+@pytest.mark.parametrize(
+    ("editor", "step", "layers", "both"),
+    [
+        ("ft_m", {"lr": 0.4}, {"layers": [4]}, {"lr": 0.4, "layers": [4]}),
+        ("ultraedit", {"relative_update": 0.4}, {"layers": [4]}, {"relative_update": 0.4, "layers": [4]}),
+        (
+            "rect",
+            {"base": "r_rome", "base_settings": {"lr": 0.4}},
+            {"base": "r_rome", "base_settings": {"layers": [4]}},
+            {"base": "r_rome", "base_settings": {"lr": 0.4, "layers": [4]}},
+        ),
+    ],
+)
+def test_shared_layers_and_steps_are_those_of_every_candidate(
+    model: Any, editor: str, step: dict[str, Any], layers: dict[str, Any], both: dict[str, Any]
+) -> None:
+    """Other depths replaced the layers, and the search for a step the step, in all candidates but the first."""
+
+    def tried(shared: dict[str, Any], vary: dict[str, Any]) -> tuple[set[int], set[float]]:
+        (name,) = step.get("base_settings", step)
+        configs = [
+            load_editor(editor, one).default_config(model) for one in make_candidates(editor, model, shared, vary)
+        ]
+        parts = [getattr(config, "base_settings", None) or vars(config) for config in configs]
+        return {block for config in configs for block in config.layers}, {part[name] for part in parts}
+
+    assert step_of(editor, model, step, {}) is None and step_of(editor, model, layers, {}) is not None
+    depths, sizes = tried(step, {})
+    assert len(depths) > 1 and sizes == {0.4}
+    depths, sizes = tried(layers, {})
+    assert depths == {4} and len(sizes) == 3
+    assert tried(both, {}) == ({4}, {0.4})
+    (name,) = step.get("base_settings", step)
+    assert tried(both, {"layers": [[5]], name: [0.1]}) == ({4, 5}, {0.4, 0.1})  # named in both: the values to try count
 
 
 def test_an_editor_of_all_blocks_is_tried_with_other_steps():
