@@ -38,11 +38,17 @@ def read_questions(
         in_prompts: the run's edits are, at least in part, text before the prompts.
 
     Raises:
-        EditingError: for edit requests that violate the schema, and generation settings that are not accepted.
+        EditingError: for edit requests that violate the schema, generation settings that are not accepted, and edits in
+            prompts that are chats of a document's own (``own_chat`` names the setting).
     """
     validated: dict[str, EditRequest] = {}  # every instance of a case repeats the case's requests
     questions: list[Question | FailedAnswer] = []
     for request in requests:
+        if in_prompts and (own := request.doc.get("own_chat")):
+            raise EditingError(
+                f"{own} writes each question as a chat of its own, into which no text of an edit can be put. Choose "
+                "another context of the questions, or an editor that changes weights or activations."
+            )
         if reason := request.doc.get("unusable"):
             questions.append(FailedAnswer(reason))
             continue

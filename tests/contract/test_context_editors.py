@@ -13,7 +13,7 @@ from paths import RECORDS
 from state import assert_same_state_but_seeds
 
 from edit_hooks import Delta, EditingError, EditRequest
-from edit_hooks.answers import ContextReport
+from edit_hooks.answers import ContextReport, GeneratedText
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas.context_edit import ContextEdit
@@ -96,6 +96,21 @@ def test_the_harness_applies_chat_templates_with_contexts(model_path):
     lm.tokenizer.chat_template = CHAT
     results = run(lm, ["bake_rq"], limit=1, apply_chat_template=True)
     assert all(answer.final.context.facts == 1 for answer in answers(results))
+
+
+@pytest.mark.parametrize(
+    "options", [{"editor": "ike", "editor_args": WORDS}, {"editor": "r_rome", "icl": True}], ids=["ike", "icl"]
+)
+def test_questions_with_a_chat_of_their_own_are_refused_before_the_weights_are_loaded(model_path, options):
+    """The fact would stand before the chat, which begins with a BOS token of its own."""
+    lm = build(model_path, **{"editor_args": None, **options})
+    settings = {"wild_context": "chat_template_released"}
+    with pytest.raises(EditingError, match="wild_context=chat_template_released writes each question as a chat"):
+        run(lm, ["qaedit_wild_reliability"], data="qaedit.jsonl", settings=settings, limit=1)
+    assert lm._model is None
+    plain = build(model_path, editor="r_rome")
+    results = run(plain, ["qaedit_wild_reliability"], data="qaedit.jsonl", settings=settings, limit=1)
+    assert all(isinstance(answer.final, GeneratedText) for answer in answers(results))
 
 
 def test_a_model_object_serves_an_evaluation_without_a_chat_after_one_with(model_path):
