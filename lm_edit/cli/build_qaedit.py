@@ -77,9 +77,9 @@ def _run_building(args: argparse.Namespace) -> int:
     writer = make_writer(args.writer, **_given(args, "max_calls", "store"))
     settings = BuildSettings(categories=args.categories, **_given(args, "num_locality", "seed"))
     reading, locality = read_questions(files), read_locality(Path(args.locality))
-    check_pool(locality.pairs, settings)
-    _say_reading(reading, locality)
     questions = reading.pairs[: args.limit]
+    check_pool(locality.pairs, settings, questions)  # before the writer is paid
+    _say_reading(reading, locality)
     chats = make_chats(questions, settings)
     say(f"writer {writer.name}, {len(questions)} questions: {writer.plan(chats)}")
     if args.dry_run or writer.settings.dry_run:

@@ -256,6 +256,7 @@ def test_a_local_model_writes(
         ({"--locality": "missing.json"}, "there is no such file"),
         ({"--locality": "nq.jsonl"}, "none of the 2 rows has a usable loc and loc_ans"),
         ({"--num-locality": "12"}, "there are 12 different locality questions; more than num_locality=12"),
+        ({"--locality": "own.json"}, "4 of the 6 locality questions are questions of the records, and num_locality=5"),
         ({"--writer": "nobody"}, "a writer is named as a judge is"),
         ({"--writer": "published_wording"}, "the prompt of a judge has no use for a writer"),
         ({"--out": "nq.jsonl", "--overwrite": None}, "is a file of the input"),
@@ -274,6 +275,8 @@ def test_mistakes_are_errors_before_any_request(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.json").write_text("kept")
+    of_records = [{"loc": fact.question, "loc_ans": fact.answer} for fact in FACTS]
+    write_json(tmp_path / "own.json", [*LOCALITY[:2], *of_records])
     with serve_writer() as server:
         given = arguments(server, tmp_path)
         for name, value in change.items():
