@@ -24,12 +24,13 @@ StopReason = Literal["eos", "stop_string", "length"]
 
 @dataclass(frozen=True, kw_only=True)
 class ContextReport:
-    """Text that a context edit put before a question.
+    """Text that a context edit put before a question, and whether the prompt was too long.
 
     Attributes:
         facts, demonstrations: number in the prompt.
         left_out: number of demonstrations that did not fit.
-        cut: the prompt, or that of a round, lost its beginning because it was too long even without demonstrations.
+        cut: the prompt, or that of a round, lost its beginning because it was too long even without demonstrations;
+            without a context edit a report has this alone.
     """
 
     facts: int = 0

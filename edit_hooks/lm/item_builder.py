@@ -75,8 +75,8 @@ class ItemBuilder:
                 "begin differently; drop it, or give a tokenizer that is saved with the setting."
             )
 
-    def from_instance(self, request: Instance) -> Item:
-        """Build the item of an lm-eval request.
+    def from_instance(self, request: Instance) -> tuple[Item, bool]:
+        """Build the item of an lm-eval request; the second entry is whether its prompt was cut at the beginning to fit.
 
         Raises:
             UnusableRequestError: for continuations without a token, texts without room, and half surrogate pairs.
@@ -85,15 +85,15 @@ class ItemBuilder:
         if request.request_type == "loglikelihood":
             context, continuation = request.args
             if reading := request.doc.get("asked", {}).get("states"):
-                return self.state_item(context, StateReading.from_json(reading))
+                return self.state_item(context, StateReading.from_json(reading)), False
             if rule := request.doc.get("asked", {}).get("token_prompts"):
-                return self.token_prompt_item(context, continuation, rule).item
-            return self.score_item(context, continuation).item
+                return self.token_prompt_item(context, continuation, rule)
+            return self.score_item(context, continuation)
         decoding = request.doc.get("asked", {}).get("decoding")
         if decoding is None:
-            return self.generate_item(*request.args).item
+            return self.generate_item(*request.args)
         context, gen_kwargs = request.args
-        return self.decoded_item(context, gen_kwargs, Decoding.from_json(decoding)).item
+        return self.decoded_item(context, gen_kwargs, Decoding.from_json(decoding))
 
     def score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Build an item for scoring a target; its tokens are those past the end of the context."""

@@ -44,7 +44,7 @@ from edit_hooks.lm.kept_answers import AnswerStore, read_code
 from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
-from edit_hooks.lm.questions import read_questions, warn_of_unread
+from edit_hooks.lm.questions import read_questions, warn_of_cut, warn_of_unread, with_cut
 from edit_hooks.lm.sessions import (
     AnswerJobsOn,
     Question,
@@ -236,6 +236,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             if self.world_size == 1 < len(read) == len(reasons):
                 raise EditingError(f"no question of this run ({len(read)}) can be asked; the first: {reasons[0]}")
             warn_of_unread(read)
+            warn_of_cut(read, self.max_length)
             if self.options.makes_edits and not self.plan.groups:
                 questions = [question for question in read if isinstance(question, Question)]
                 edits = {edit.key: edit for question in questions for edit in question.requests}
@@ -258,10 +259,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         edited = [self.session.requests_as_edited(question.requests) for question in questions]
         first = next((edits for edits, answer in zip(edited, answers, strict=True) if answer.edit), [])
         self._examples.record(requests[0], first, self.prompt_edits.is_chat(requests[0].args[0]))
-        with_texts = iter(map(with_edited_texts, answers, edited))
-        return [
-            next(with_texts) if isinstance(question, Question) else EditedAnswer(final=question) for question in read
-        ]
+        reported = iter(map(with_cut, map(with_edited_texts, answers, edited), questions))
+        return [next(reported) if isinstance(question, Question) else EditedAnswer(final=question) for question in read]
 
     def _kept_in_store(self, answer_jobs: AnswerJobs) -> AnswerJobsOn:
         """The function that answers jobs, with the store's answers for those that it has."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from lm_eval.api.instance import Instance
 
-from edit_hooks.answers import FailedAnswer
+from edit_hooks.answers import ContextReport, EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.decoding import AskedModel
-from edit_hooks.inference.items import StateItem
+from edit_hooks.inference.items import GenerateItem, StateItem
 from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.sessions import Question
 from edit_hooks.lm.unusable import warn_of_unusable
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup, require_compatible
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
+from edit_hooks.utils.logs import get_logger
+
+log = get_logger("lm_eval.edited_hf")
 
 STATES_UNDER_CONTEXTS = FailedAnswer(
     "edits of this run are text before the prompt, here or of a second model; hidden states of the same embeddings do "
@@ -61,14 +65,14 @@ def read_questions(
             edits.append(validated[key])
         group = _group(edits, request)
         try:
-            item = builder.from_instance(request)
+            item, cut = builder.from_instance(request)
         except UnusableRequestError as error:
             questions.append(FailedAnswer(str(error)))
         else:
             if in_prompts and isinstance(item, StateItem):
                 questions.append(STATES_UNDER_CONTEXTS)
                 continue
-            questions.append(Question(item, group, _asked_model(request.doc)))
+            questions.append(Question(item, group, _asked_model(request.doc), cut))
     return questions
 
 
@@ -87,6 +91,31 @@ def _asked_model(doc: Mapping[str, Any]) -> AskedModel:
     if asked not in get_args(AskedModel):
         raise EditingError(f"a document asks the model {asked!r}; {', '.join(get_args(AskedModel))} are accepted.")
     return asked
+
+
+def with_cut(answer: EditedAnswer, question: Question) -> EditedAnswer:
+    """Note in an answer that its question lost its beginning; the report of a context edit has its own note."""
+    final = answer.final
+    if not question.cut or not isinstance(final, (ScoredContinuation, GeneratedText)) or final.context is not None:
+        return answer
+    return dataclasses.replace(answer, final=dataclasses.replace(final, context=ContextReport(cut=True)))
+
+
+def warn_of_cut(questions: Sequence[Question | FailedAnswer], max_length: int) -> None:
+    """Log how many questions lost the beginning of their prompt; they are scored, as in lm-eval."""
+    cut = [question.item for question in questions if isinstance(question, Question) and question.cut]
+    if cut:
+        generated = isinstance(cut[0], GenerateItem)
+        remedy = "a smaller max_gen_toks or max_thought_tokens" if generated else "shorter prompts"
+        log.warning(
+            "%d of %d questions do not fit into max_length=%d with their answers: their prompts are cut at the "
+            "beginning, and scored (context.cut in their samples). They need a larger max_length, if the model allows "
+            "one, or %s.",
+            len(cut),
+            len(questions),
+            max_length,
+            remedy,
+        )
 
 
 def warn_of_unread(questions: Sequence[Question | FailedAnswer]) -> None:

@@ -58,11 +58,13 @@ class Question:
         requests: the edits of its case, in order; empty for a question about no edit, which an edited model is asked as
             a whole.
         asked: the model whose answer is needed, or both.
+        cut: its prompt lost its beginning, because it was too long.
     """
 
     item: Item
     requests: RequestGroup
     asked: AskedModel
+    cut: bool = False
 
     @property
     def ask_unedited(self) -> bool:

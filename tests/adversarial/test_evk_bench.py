@@ -320,7 +320,7 @@ def test_noise_follows_the_prompt_in_its_context(model_path: str) -> None:
 
     def perturbed(context: str, reading: StateReading = reading) -> str:
         doc = case() | {"asked": {"states": reading.to_json()}}
-        item = lm.items.from_instance(instance(doc, context, " Norvania"))
+        item, _ = lm.items.from_instance(instance(doc, context, " Norvania"))
         return lm.tokenizer.decode([item.context[position] for position in item.noise.positions])
 
     assert perturbed("Port Elna is the capital of") == "Port Elna"

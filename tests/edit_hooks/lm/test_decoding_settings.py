@@ -9,7 +9,7 @@ import pytest
 from lm_runs import build, case, instance
 from paths import RECORDS
 
-from edit_hooks.answers import FailedAnswer, GeneratedText
+from edit_hooks.answers import ContextReport, FailedAnswer, GeneratedText, answer_from_json, answer_to_json
 from edit_hooks.contract.tiny_models import build_tokenizer, save_tiny
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.inference.decoding import generated_text
@@ -128,6 +128,31 @@ def test_a_text_longer_than_the_model_makes_its_question_unscored(lm: EditedHFLM
     long, short = generate(lm, *settings)
     assert isinstance(long, FailedAnswer) and f"leaves no room in {lm.max_length} positions" in long.reason
     assert isinstance(short, GeneratedText)
+
+
+def test_questions_that_lose_their_beginning_are_counted_and_named(
+    model_path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are scored as in lm-eval; readers of samples know the field from context edits."""
+    lm, long = build(model_path, max_length=64), 100 * "x " + PROMPT
+    settings = {"until": [], "max_gen_toks": 6}
+    scored = lm.loglikelihood([instance(case(), prompt, " Dravonia") for prompt in (long, PROMPT, long)])
+    assert [record.message[:64] for record in caplog.records if "max_length" in record.message] == [
+        "2 of 3 questions do not fit into max_length=64 with their answer"
+    ]
+    assert "max_gen_toks" not in caplog.text
+    caplog.clear()
+    written = lm.generate_until([instance(case(), prompt, settings, "generate_until") for prompt in (long, PROMPT)])
+    assert "1 of 2 questions do not fit" in caplog.text and "a smaller max_gen_toks or max_thought" in caplog.text
+    stock = build(model_path, max_length=64, mode="none").loglikelihood([instance({}, long, " Dravonia")])
+    assert scored[0].final.unedited.logprob == pytest.approx(stock[0][0], abs=1e-4)
+    for answers in (scored, written):
+        assert [answer.final.context for answer in answers[:2]] == [ContextReport(cut=True), None]
+        for answer in answers:
+            assert answer_from_json(answer_to_json(answer.final)) == answer.final
+    caplog.clear()
+    generate(lm, None)
+    assert "do not fit" not in caplog.text
 
 
 def test_answers_of_another_total_length_are_stored_apart(model_path: str, tmp_path: Path) -> None:

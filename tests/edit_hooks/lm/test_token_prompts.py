@@ -35,7 +35,7 @@ def family_model(tiny_model: Any) -> Any:
 
 
 def item_of(lm: EditedHFLM, target: str, rule: str) -> Any:
-    return lm.items.from_instance(instance(asked(rule), QUESTION, target))
+    return lm.items.from_instance(instance(asked(rule), QUESTION, target))[0]
 
 
 def test_a_character_of_several_tokens_is_wanted_as_the_first_token_of_the_replacement_character(
