@@ -67,6 +67,7 @@ PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
     "lm_eval.models.utils": {
         "handle_stop_sequences": "called: stop strings as in lm-eval",
         "normalize_gen_kwargs": "called: generation settings as in lm-eval",
+        "postprocess_generated_text": "called: texts of stock tasks as in lm-eval",
         "resolve_max_length": "called: context length as in lm-eval",
     },
 }
