@@ -85,6 +85,9 @@ def _print_user_errors(cli: "ModuleType") -> None:
     cli.HarnessCLI.execute = execute
 
 
+_arguments: "list[Any]" = []  # model arguments of a `simple_evaluate` whose tasks are still to be compared with them
+
+
 def _add_anomalies(evaluator: "ModuleType") -> None:
     """Let ``simple_evaluate`` look for anomalies in the results of our model, and name the run."""
     import functools
@@ -100,14 +103,15 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
         tracker = given.get("evaluation_tracker")
         if given.get("model") == MODEL_NAME:
             _check_output(tracker)
-            if (manager := given.get("task_manager")) is not None:
-                from lm_eval_tasks.common.run_options import check_task_settings
-
-                check_task_settings(given.get("model_args"), getattr(manager, "metadata", None))
-        results = original(*args, **kwargs)
+            if given.get("task_manager") is not None:  # lm-eval's own has the model arguments in its metadata
+                _arguments.append(given.get("model_args"))
+        try:
+            results = original(*args, **kwargs)
+        finally:
+            _arguments.clear()
+        if results and given.get("samples") and "config" in results:  # lm-eval does not record them
+            results["config"]["samples"] = given["samples"]
         if results and "edited_hf" in results.get("config", {}):
-            if given.get("samples"):  # lm-eval does not record them
-                results["config"]["edited_hf"]["samples"] = given["samples"]
             from lm_eval_tasks.common.anomalies import add_anomalies
 
             add_anomalies(results)
@@ -156,6 +160,11 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
         lm = args[0] if args else kwargs.get("lm")
         if (begin := getattr(lm, "begin_evaluation", None)) is not None:
             begin()
+        if _arguments:
+            from lm_eval_tasks.common.run_options import check_task_settings
+
+            loaded = args[1] if len(args) > 1 else kwargs.get("task_dict") or {}
+            check_task_settings(_arguments.pop(), loaded.get("tasks") or {})
         if not getattr(lm, "compares_unedited", False):
             return original(*args, **kwargs)
         from lm_eval_tasks.common.unedited_columns import evaluate_both

@@ -57,7 +57,10 @@ PRIVATE_MEMBERS: dict[str, dict[str, str]] = {
         "tok_decode": "read: text of the end token",
         "tok_encode": "read: token ids by lm-eval's rules",
     },
-    "lm_eval.api.model:TemplateLM": {"_encode_pair": "read: the token boundary between context and continuation"},
+    "lm_eval.api.model:TemplateLM": {
+        "_encode_pair": "read: the token boundary between context and continuation",
+        "chat_template": "overridden: names of templates that would not be applied are refused",
+    },
     "lm_eval.api.model:LM": {
         "create_from_arg_obj": "overridden: options of lm-eval's own among the model's",
         "create_from_arg_string": "overridden: as create_from_arg_obj",

@@ -45,7 +45,9 @@ PARENT_OPTIONS: dict[str, ParentOption] = {
     "tokenizer": _honored("for edits, questions and the chat template"),
     "truncation": _refused("prompts that do not fit are always cut at their beginning", "false"),
     "logits_cache": ParentOption("no effect", "identical questions are computed once in any case"),
-    "max_length": _honored("prompts are cut at their beginning to fit"),
+    "max_length": _honored(
+        "prompts are cut at their beginning to fit; a warning counts them, and their samples have `context.cut`"
+    ),
     "device": _honored("without it a GPU if there is one, else the CPU"),
     "dtype": _honored("of the weights; the demo model has float32 and bfloat16"),
     "softmax_dtype": _refused("log-probabilities are computed in float32", "float32", "torch.float32"),

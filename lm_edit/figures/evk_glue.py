@@ -17,6 +17,7 @@ from lm_edit.figures.select import (
     require_rows,
     run_cells,
     series_of,
+    source_of_edits,
     unedited_reference,
     value_label,
 )
@@ -55,7 +56,7 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     runs = runs[runs["num_edits"].notna()]
     if runs.empty:
         raise NEEDS.missing("no run has num_edits: single edits leave these tasks to the unedited model")
-    if len(edits := sorted(set(runs["edits"].fillna("").map(str)))) > 1:
+    if len(edits := sorted(set(runs["edits"].fillna("").map(source_of_edits)))) > 1:
         raise NEEDS.missing(
             f"the runs have different edits ({', '.join(edits)}); choose with --only 'edits={edits[-1]}'"
         )

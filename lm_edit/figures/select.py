@@ -6,6 +6,7 @@ Rows are those of :func:`lm_edit.results.load_results`.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -156,10 +157,15 @@ def _shown(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def source_of_edits(edits: object) -> str:
+    """The benchmark or file of a run's edits and its data, without the digest of those that were made."""
+    return re.sub(r" ?\b[0-9a-f]{12}\)$", ")", _shown(edits)).removesuffix(" ()")
+
+
 def require_one_line(line: DataFrame, needs: Needs, name: str, varying: Sequence[str] = ()) -> None:
     """Raise EditingError if the runs of a line differ in more than the number of edits, and in ``varying``."""
     for column in OF_A_LINE:
-        values = sorted(set(line[column].map(_shown)))
+        values = sorted(set(line[column].map(source_of_edits if column == "edits" else _shown)))
         if column not in varying and len(values) > 1:
             raise needs.missing(
                 f"the runs of {name} differ in {column} ({', '.join(values)}), so a line over the number of edits "

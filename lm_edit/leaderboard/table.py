@@ -241,7 +241,7 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     rows = _read_rows(results, _cases_by_column(cases))
     shares = {key for row in rows for key, scores in row.scores.items() if scores.is_share}
     shares -= {key for row in rows for key, scores in row.scores.items() if not scores.is_share}
-    shares &= {column.key for column in columns if column.is_rate}  # a count can be 0 everywhere
+    shares -= {column.key for column in columns if column.is_total}  # a count can be 0 everywhere
     for row in rows:
         for key, cell in row.cells.items():
             _add_interval(cell, row.scores.get(key), resamples, key in shares)

@@ -52,7 +52,7 @@ def _write_run(places: list[tuple[ResultFile, str]], out: Path) -> list[Path]:
     newest = max((file for file, _ in places), key=lambda file: (file.date, file.path.name))
     content: dict[str, Any] = {**newest.content, "task_hashes": {}, MERGED_FROM: []}
     content |= {part: {} for part in BY_TASK if part in newest.content or part != "groups"}
-    content |= _of_all_files([file for file, _ in places], [task for _, task in places])
+    content |= _of_all_files(places)
     for file, task in places:
         for part in (*BY_TASK, "task_hashes"):
             if task in (saved := file.content.get(part) or {}):
@@ -73,17 +73,38 @@ def _write_run(places: list[tuple[ResultFile, str]], out: Path) -> list[Path]:
     return written
 
 
-def _of_all_files(files: Sequence[ResultFile], tasks: Sequence[str]) -> dict[str, Any]:
-    """Facts about single tasks that lm-eval's results have in one list: anomalies, and what was compared unedited."""
+def _of_all_files(places: Sequence[tuple[ResultFile, str]]) -> dict[str, Any]:
+    """Facts about single tasks that files have in one list: anomalies, and what was compared with the unedited model.
+
+    Those about a task whose result is taken from another file are left out.
+    """
+    kept: dict[ResultFile, set[str]] = defaultdict(set)
+    for file, task in places:
+        kept[file].add(task)
+
+    def counts(file: ResultFile, name: str) -> bool:
+        task = name.partition(":")[0].partition(",")[0].strip()
+        return task in kept[file] or task not in file.content["results"]
+
     found: dict[str, Any] = {}
-    contents = [file.content for file in dict.fromkeys(files)]
-    if any("anomalies" in content for content in contents):
-        each = [one for content in contents for one in content.get("anomalies") or ()]
+    contents = {file: file.content for file in kept}
+    if any("anomalies" in content for content in contents.values()):
+        each = [
+            one
+            for file, content in contents.items()
+            for one in content.get("anomalies") or ()
+            if counts(file, one["text"])
+        ]
         found["anomalies"] = [one for number, one in enumerate(each) if one not in each[:number]]
-    if compared := [content["unedited_comparison"] for content in contents if content.get("unedited_comparison")]:
+    if compared := {file: one for file, content in contents.items() if (one := content.get("unedited_comparison"))}:
         found["unedited_comparison"] = {
-            "tasks": [task for task in tasks if any(task in one["tasks"] for one in compared)],
-            "not_compared": {name: why for one in compared for name, why in one["not_compared"].items()},
+            "tasks": [task for file, task in places if task in compared.get(file, {"tasks": ()})["tasks"]],
+            "not_compared": {
+                name: why
+                for file, one in compared.items()
+                for name, why in one["not_compared"].items()
+                if counts(file, name)
+            },
         }
     return found
 

@@ -6,7 +6,7 @@ one is added.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = "1.3"
+SCHEMA_VERSION = "1.4"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
@@ -76,6 +76,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "role": (TEXT, '"efficacy" for the success of the edits, "unchanged" for locality; else ""'),
     "higher_is_better": (VALUE, "true, false, or missing where the task declares neither"),
     "is_rate": (FLAG, "the value is a mean share of successes over cases"),
+    "is_total": (FLAG, "the value is a sum over cases, as of counts"),
     "chance": (REAL, "value of a guess"),
     "value": (REAL, "the score; missing if no case was scored"),
     "stderr": (REAL, "standard error of the value"),

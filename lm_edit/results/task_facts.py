@@ -74,7 +74,8 @@ class TaskFacts:
         declared = self.metrics.get(column.metric, {})
         directions = (self.file.content.get("higher_is_better") or {}).get(self.task) or {}
         higher = directions.get(column.metric, declared.get("higher_is_better"))
-        if declared.get("aggregation") == TOTAL or column.metric.endswith("_unedited"):
+        is_total = declared.get("aggregation") == TOTAL
+        if is_total or column.metric.endswith("_unedited"):
             higher = None  # a number of cases, or a fact about the unedited model: no direction is better
         population = declared.get("population") or ALL
         judged = self._is_judged(column.filter) or population == WRONG_JUDGE
@@ -85,6 +86,7 @@ class TaskFacts:
             "role": declared.get("role") or "",
             "higher_is_better": higher,
             "is_rate": self._is_rate(column.metric, declared, higher),
+            "is_total": is_total,
             "chance": declared.get("chance"),
             "population": population,
             "judge": self.judge if judged else "",

@@ -114,7 +114,7 @@ def run_all(
                         else:
                             outcomes[folder] = Outcome("failed", 0.0, f"it cannot be submitted ({first_line(error)})")
                             report(Event(folder, *outcomes[folder]))
-                        continue
+                        break  # an interrupt is looked for before the next attempt
                     pending[folder] = handle
                     report(Event(folder, "started"))
                 for folder in [folder for folder, handle in pending.items() if handle.done()]:

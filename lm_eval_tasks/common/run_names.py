@@ -137,6 +137,8 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         "dtype": dtype,
         "limit": config.get("limit"),
     }
+    if config.get("samples"):
+        identity["samples"] = key_of(config["samples"])[:DIGEST_DIGITS]
     editor_config = editing.get("editor_config") or {}
     settings = without_setting(as_given(editor_config, portable(editing.get("drawn_settings") or {})), "seed")
     seed = editor_config.get("seed", editing.get("seed"))  # a seed in editor_args overrules the run's
@@ -210,8 +212,6 @@ def _later_options(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in edit_options(editing).items() if name not in OPTIONS or name == "load_edit"}
     if content := content_of_edits(editing):
         found["edits_digest"] = content
-    if editing.get("samples"):
-        found["samples"] = key_of(editing["samples"])[:DIGEST_DIGITS]
     return found | answer_options(config)
 
 

@@ -72,27 +72,36 @@ def model_arguments(arguments: object) -> dict[str, Any]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def check_task_settings(arguments: object, metadata: Mapping[str, Any] | None) -> None:
-    """Refuse a task manager of the caller whose tasks would read other data, or have other columns, than the model.
+def check_task_settings(arguments: object, tasks: Mapping[str, Any]) -> None:
+    """Refuse editing tasks of the caller's task manager that would read other data than the model, or in another mode.
 
     Args:
         arguments: ``model_args`` of ``simple_evaluate``.
-        metadata: that of its ``task_manager``.
+        tasks: the tasks of the run by name; others than those of :class:`HarnessTask` read no such settings.
 
     Raises:
-        EditingError: before a model is loaded.
+        EditingError: before weights are read.
     """
-    given, known = model_arguments(arguments), metadata or {}
+    from lm_eval_tasks.common.harness import HarnessTask  # imports torch, which readers of results need not
+
+    given = model_arguments(arguments)
     read = (*READ_BY_TASKS, *(READ_IN_STREAMS if given.get("mode") == "sequential" else ()))
     names = [name for name in given if name in read or name.endswith("_set")]
-    if "pretrained" in given and "data" not in given and "data" not in known:
-        names.append("pretrained")  # decides between the embedded sample and the published data
-    if missing := sorted(name for name in names if name not in known):
-        raise EditingError(
-            f"the tasks of this task_manager do not know {', '.join(missing)} of model_args, so they would ask about "
-            "other data or in another mode than the model edits. Make it with TaskManager(metadata=model_args), or "
-            "leave task_manager out."
-        )
+    for task_name, task in tasks.items():
+        if not isinstance(task, HarnessTask):
+            continue
+        known = task.config.metadata
+        # `pretrained` decides between the embedded sample and the published data
+        wanted = [*names, *(["pretrained"] if "pretrained" in given and not {"data"} & {*given, *known} else [])]
+        for name in wanted:
+            differs = name in READ_BY_TASKS and str(known.get(name)) != str(given[name])
+            if name not in known or differs:
+                has = f"has {name}={known[name]}" if name in known else f"does not know {name}"
+                raise EditingError(
+                    f"the model has {name}={given[name]}, and task {task_name} of this task_manager {has}: it would "
+                    "ask about other data, or in another mode, than the model edits. Make the manager with "
+                    "TaskManager(metadata=<model_args as a mapping>), or leave task_manager out."
+                )
 
 
 def edit_options(editing: Mapping[str, Any]) -> dict[str, Any]:

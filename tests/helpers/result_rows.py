@@ -17,7 +17,8 @@ COMMON: dict[str, Any] = {
     "task_version": "1.0",
     "data": "mini", "data_revision": "", "data_hash": "d1", "population": "all", "judge": "",
     "protocol": "likelihood", "stage": "", "filter": "none",
-    "is_rate": True, "higher_is_better": True, "role": "", "stderr": math.nan, "n": 30.0, "excluded": math.nan,
+    "is_rate": True, "is_total": False, "higher_is_better": True, "role": "", "stderr": math.nan, "n": 30.0,
+    "excluded": math.nan,
     "failed": 0.0, "unscored": 0.0, "num_edits": math.nan, "edit_batch_size": math.nan, "group_size": math.nan,
     "edits": "", "edit_options": "", "answer_options": "",
 }  # fmt: skip

@@ -96,6 +96,8 @@ def test_a_merged_file_has_the_anomalies_and_comparisons_of_all_its_files(tmp_pa
             "unedited_comparison": {"tasks": ["bake_gs"], "not_compared": {"x": "no metric"}},
         },
     }
+    stale = {"anomalies": [{"kind": "damage", "text": "bake_es: of an older result"}]}
+    change(write_run(tmp_path / "runs", date="2026-11-21T09-00-00.000001"), lambda content: content.update(stale))
     for number, (task, found) in enumerate(facts.items()):
         path = write_run(tmp_path / "runs", task, date=f"2026-11-21T1{number}-00-00.000001")
         path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | found), encoding="utf-8")

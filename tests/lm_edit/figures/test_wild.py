@@ -142,6 +142,12 @@ class TestBatches:
         with pytest.raises(EditingError, match=rf"memit, 1 per step, differ in {column} .*; choose with --only"):
             wild_batches.draw(frame(*rows))
 
+    def test_edits_of_a_file_have_a_digest_for_every_number_of_them(self):
+        rows = [self.stream(n, 1, 0.5, edits=f"qaedit (my.json {digest * 12})") for n, digest in ((10, "a"), (50, "b"))]
+        assert lines(wild_batches.draw(frame(*rows)))["1 per step"][0] == [10, 50]
+        with pytest.raises(EditingError, match=r"differ in edits \(qaedit \(my.json\), zsre \(my.json\)\)"):
+            wild_batches.draw(frame(rows[0], self.stream(50, 1, 0.4, edits=f"zsre (my.json {'b' * 12})")))
+
     def test_the_unedited_model_answers_under_the_same_options(self):
         rows = [self.stream(20, 1, 0.5), self.stream(10, 1, 0.75)]
         task = ("unedited", "qaedit_wild_reliability", "reliability_wild_judge")

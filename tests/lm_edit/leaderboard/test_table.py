@@ -103,8 +103,13 @@ Z2 = 1.959963984540054**2  # Wilson's interval of n successes in n cases is n / 
 
 
 def test_counts_that_are_zero_everywhere_are_no_shares():
-    rows = rows_of(board(frames(es(rome=[0] * 8), is_rate=False)))
+    rows = rows_of(board(frames(es(rome=[0] * 8), is_rate=False, is_total=True)))
     assert rows["rome"].cells[ES].interval is None and rows["rome"].cells[ES].note == ALL_EQUAL
+
+
+def test_shares_without_a_direction_have_wilsons_interval():
+    rows = rows_of(board(frames(es(rome=[0] * 8), is_rate=False, higher_is_better=None)))
+    assert rows["rome"].cells[ES].note == SHARE_OF_EQUAL
 
 
 def test_shares_without_spread_have_wilsons_interval():

@@ -126,17 +126,21 @@ def test_identity_does_not_depend_on_folders_of_the_machine() -> None:
 
 def test_chosen_samples_are_part_of_the_identity() -> None:
     """Two halves of a benchmark (``--samples``) are two runs; lm-eval does not record the choice itself."""
-    halves = [results(samples={"bake_es": cases}) for cases in ([0, 1], [2, 3])]
-    whole = results()
-    assert len({run_facts(one).run for one in (*halves, whole)}) == 3
-    assert run_facts(results(samples=None)).run == run_facts(whole).run
+
+    def identity(model: dict[str, Any], samples: Any = None) -> str:
+        one = results()
+        one["config"] |= {**model, **({"samples": {"bake_es": samples}} if samples else {})}
+        return run_facts(one).run
+
+    for model in ({}, {"model": "hf", "edited_hf": None}):
+        assert len({identity(model), identity(model, [0, 1]), identity(model, [2, 3])}) == 3
 
 
 def test_simple_evaluate_records_the_chosen_samples(tiny_path: Any) -> None:
     lm = build(str(tiny_path("llama")), mode="none", editor_args=None)
     found = run(lm, ["bake_es"], samples={"bake_es": [1]})
-    assert found["config"]["edited_hf"]["samples"] == {"bake_es": [1]} and len(found["samples"]["bake_es"]) == 1
-    assert "samples" not in run(lm, ["bake_es"], limit=1)["config"]["edited_hf"]
+    assert found["config"]["samples"] == {"bake_es": [1]} and len(found["samples"]["bake_es"]) == 1
+    assert "samples" not in run(lm, ["bake_es"], limit=1)["config"]
 
 
 def test_a_task_manager_that_lacks_the_models_settings_is_refused(tiny_path: Any, tmp_path: Path) -> None:
@@ -144,20 +148,29 @@ def test_a_task_manager_that_lacks_the_models_settings_is_refused(tiny_path: Any
     arguments = {"pretrained": str(tiny_path("llama")), "mode": "none", "device": "cpu", "store": "off"}
     arguments |= {"data": str(RECORDS / "bake_qa.jsonl"), "subset": 2}
 
-    def evaluate(metadata: dict[str, Any]) -> Any:
+    def evaluate(metadata: dict[str, Any], **changes: Any) -> Any:
         return lm_eval.simple_evaluate(
-            model="edited_hf", model_args=arguments, tasks=["bake_es"], task_manager=task_manager(metadata)
+            model="edited_hf", model_args=arguments | changes, tasks=["bake_es"], task_manager=task_manager(metadata)
         )
 
-    with pytest.raises(EditingError, match=r"do not know data, subset of model_args.*metadata=model_args"):
+    with pytest.raises(
+        EditingError, match=r"task bake_es of this task_manager has data=mini.*metadata=<model_args"
+    ):
         evaluate({})
+    with pytest.raises(EditingError, match=r"the model has subset=2, and task bake_es .* has subset=3"):
+        evaluate(arguments | {"subset": 3})
     source = evaluate(arguments)["configs"]["bake_es"]["metadata"]["data_source"]
     assert source["subset"] == 2 and source["data"].endswith("bake_qa.jsonl")
-    with pytest.raises(EditingError, match="do not know pretrained"):  # which decides between sample and published data
-        check_task_settings({"pretrained": "x"}, None)
-    check_task_settings("pretrained=x,data=mini,mode=none", {"data": "mini"})
-    with pytest.raises(EditingError, match="do not know checkpoints, mode of"):
-        check_task_settings("mode=sequential,checkpoints=2", {"data": "mini"})
+
+
+def test_other_tasks_read_no_settings_of_the_model() -> None:
+    bake = task_manager({"data": "mini"}).load(["bake_es"])["tasks"]
+    for arguments in ("pretrained=x,mode=none", "pretrained=x,data=y", "mode=sequential,checkpoints=2"):
+        check_task_settings(arguments, {"hellaswag": object()})
+    check_task_settings("pretrained=x,data=mini,mode=none", bake)
+    check_task_settings("pretrained=x,mode=none", bake)  # its data are named
+    with pytest.raises(EditingError, match="does not know mode"):
+        check_task_settings("mode=sequential,checkpoints=2", bake)
 
 
 def test_lm_eval_writes_files_under_the_name(tmp_path: Path, tiny_path: Any) -> None:
