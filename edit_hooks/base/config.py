@@ -105,7 +105,10 @@ class EditorConfig:
                 settings and can be given again.
         """
         pairs = [(item, other) for item in dataclasses.fields(self) for other in _replaced(item)]
-        defaults = {item.name: item.default for item in dataclasses.fields(self)}
+        defaults = {
+            item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+            for item in dataclasses.fields(self)
+        }
         for item, other in pairs:
             if all(name in names and getattr(self, name) not in (None, defaults[name]) for name in (item.name, other)):
                 raise EditingError(

@@ -113,7 +113,7 @@ class PostProcessingEditor(Editor[WrapperConfigT]):
         self.base.check_request(tokenizer, request, model)
 
     def num_tokens_past_target(self) -> int:
-        return self.base.num_tokens_past_target()
+        return max(super().num_tokens_past_target(), self.base.num_tokens_past_target())
 
     def other_lengths(
         self, tokenizer: PreTrainedTokenizerBase, request: EditRequest, model: PreTrainedModel | None

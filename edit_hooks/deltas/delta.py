@@ -18,6 +18,7 @@ from edit_hooks.modeling.tensor_hash import tensor_digest
 from edit_hooks.modeling.tensors import read_tensors, unpack_bits, write_tensors
 from edit_hooks.utils.deprecation import warn_renamed
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
 from edit_hooks.utils.hashing import key_of
 
 FORMAT = "lm-eval-editing/delta/1"
@@ -193,12 +194,17 @@ class Delta:
 
     # ------------------------------------------------------------------------------------------------- files
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, absolute_paths: bool = True) -> None:
         """Write tensors and metadata to one safetensors file, atomically.
+
+        Args:
+            absolute_paths: name the models behind facts by absolute paths, for runs in other working directories.
 
         Raises:
             OSError: if the file cannot be written.
         """
+        if absolute_paths and (named := self._with_absolute_paths()) != self.contexts:
+            return replace(self, contexts=named).save(path, absolute_paths=False)
         header = {
             "format": FORMAT,
             "meta": json.dumps(self.meta),
@@ -207,7 +213,16 @@ class Delta:
             **{name: json.dumps(value) for name, value in self._settings.items()},
             "checksum": self.checksum(),
         }
-        write_tensors(Path(path), self._tensors, {**header, HEADER_CHECKSUM: key_of(header)})
+        return write_tensors(Path(path), self._tensors, {**header, HEADER_CHECKSUM: key_of(header)})
+
+    def _with_absolute_paths(self) -> tuple[ContextEdit, ...]:
+        contexts = []
+        for context in self.contexts:
+            if context.memory is not None and context.memory.digest:  # models of a folder
+                folder = str(user_path(context.memory.artifact, "models of the edit").resolve())
+                context = replace(context, memory=replace(context.memory, artifact=folder))
+            contexts.append(context)
+        return tuple(contexts)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Delta:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,7 +169,7 @@ def _write_edits(
         folder.mkdir(parents=True, exist_ok=True)  # not before there is an edit, which may take hours
         delta.meta |= {**metadata, "requests": [request.to_dict() for request in group]}
         path = folder / f"edit-{number:0{width}d}.safetensors"
-        _with_absolute_paths(delta).save(path)
+        delta.save(path)
         diagnostics = {name: value for name, value in delta.diagnostics.items() if name != "losses"}
         index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": diagnostics})
         paths.append(path)
@@ -179,17 +178,6 @@ def _write_edits(
     # Half surrogate pairs have no UTF-8. Python's escape of one is that of JSON, and strings are its only place.
     write_atomically(folder / INDEX_NAME, text.encode(errors="backslashreplace").decode() + "\n")
     return paths
-
-
-def _with_absolute_paths(delta: Delta) -> Delta:
-    """The edit for runs in other working directories: the models behind its facts are named by absolute paths."""
-    contexts = []
-    for context in delta.contexts:
-        if context.memory is not None and context.memory.digest:  # models of a folder
-            folder = user_path(context.memory.artifact, "models of the edit").resolve()
-            context = replace(context, memory=replace(context.memory, artifact=str(folder)))
-        contexts.append(context)
-    return replace(delta, contexts=tuple(contexts))
 
 
 def _warn_of_incomplete(folders: Iterable[Path]) -> None:

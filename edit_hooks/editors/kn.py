@@ -203,10 +203,13 @@ class KN(Editor[KNConfig]):
     ) -> Mapping[str, int]:
         """The old answer is attributed in every template and after every paraphrase."""
         config, lengths = self.known_config(model), [0]
+        # without a model the shipped value is unknown, and no request is refused for a guess
+        is_known = model is not None or "answer_context" in self.overrides
+        in_place = is_known and config.answer_context != "prompt"
         for prompt in attribution_prompts(request, config):
             ids, answer_ids = _answer_tokens(tokenizer, prompt, request.continued_by(str(request.target_true)))
             # answer_context=own runs as many tokens of the model's own in the answer's place
-            lengths.append(len(ids) + (len(answer_ids) - 1 if config.answer_context != "prompt" else 0))
+            lengths.append(len(ids) + (len(answer_ids) - 1 if in_place else 0))
         return {"target_true and the longest prompt that is attributed": max(lengths)}
 
     def compute(self, job: EditJob[KNConfig]) -> list[Delta]:

@@ -54,6 +54,19 @@ FROM_PRETRAINED = (
 
 GUARD_OPTIONS = ("guard", "guard_norm_ratio", "guard_loss_increase")
 
+# Options that have a meaning in some modes only.
+MODES_OF: dict[str, tuple[str, ...]] = {
+    "edits": ("batch", "sequential"),
+    "num_edits": ("batch", "sequential"),
+    "edit_batch_size": ("sequential",),
+    "group_size": ("batch",),
+    "checkpoints": ("sequential",),
+    "retention": ("sequential",),
+    "load_edit": ("loaded",),
+    "immediate": ("sequential",),
+    **dict.fromkeys(GUARD_OPTIONS, ("batch", "sequential")),
+}
+
 # Arguments of from_pretrained that name a person; lm-eval prints and saves all model arguments.
 SECRETS = ("token", "use_auth_token")
 
@@ -97,7 +110,8 @@ class EditingOptions:
         measure_edits: measure after every edit or step what it does to neutral prompts and to its targets' likelihood.
         max_thought_tokens: longest thought of a generated answer, in addition to the answer; with ``think_end_token``.
             By default thought and answer share the length of the task (``max_gen_toks``).
-        guard: sequential: ``report`` or ``stop`` if the edited weights or the model's loss diverge.
+        guard: sequential, and batch without groups: ``report`` or ``stop`` if the edited weights or the model's loss
+            diverge.
         guard_norm_ratio, guard_loss_increase: thresholds of :class:`edit_hooks.lm.stream.Guard`.
     """
 
@@ -197,18 +211,7 @@ class EditingOptions:
                 raise EditingError(f"{name}={getattr(self, name)!r}; accepted: true, false.")
         _one_of("guard", self.guard, ("report", "stop"))
         object.__setattr__(self, "checkpoints", parse_checkpoints(self.checkpoints))
-        only_for = {
-            "edits": ("batch", "sequential"),
-            "num_edits": ("batch", "sequential"),
-            "edit_batch_size": ("sequential",),
-            "group_size": ("batch",),
-            "checkpoints": ("sequential",),
-            "retention": ("sequential",),
-            "load_edit": ("loaded",),
-            "immediate": ("sequential",),
-            **dict.fromkeys(GUARD_OPTIONS, ("batch", "sequential")),
-        }
-        for name, modes in only_for.items():
+        for name, modes in MODES_OF.items():
             value = getattr(self, name)
             if value not in (_DEFAULTS[name], "") and self.mode not in modes:
                 raise EditingError(

@@ -16,7 +16,8 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.unusable import edit_usable
 from edit_hooks.request import EditRequest, InTurn
 
-OF_STEP = "step"  # of the names of ``stream_state`` in a delta of several steps: step/<number>/<name in the step>
+# A delta of several steps has this in its metadata, and the names step/<number>/<name in the step> in ``stream_state``.
+STATES_OF_STEPS, OF_STEP = "states_of_steps", "step"
 
 
 def write_together(
@@ -57,6 +58,7 @@ def modules_behind(requests: Sequence[EditRequest]) -> tuple[str, ...]:
 def _as_one(steps: Sequence[Delta]) -> Delta:
     """The sum of steps, with the state of each one under a name of its own."""
     total = Delta.summed(steps)
+    total.meta[STATES_OF_STEPS] = True
     for number, step in enumerate(steps):
         total.stream_state |= {f"{OF_STEP}/{number}/{name}": tensor for name, tensor in step.stream_state.items()}
     return total
@@ -68,14 +70,11 @@ def _steps_of(delta: Delta) -> list[Delta]:
     How states add up is known to the editor alone. The updates, whose sum is all that is left of them, are in the last
     one.
     """
+    if not delta.meta.get(STATES_OF_STEPS) or not delta.stream_state:
+        return [delta]
     states: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in delta.stream_state.items():
-        prefix, _, rest = name.partition("/")
-        if prefix != OF_STEP:
-            return [delta]
-        number, _, own_name = rest.partition("/")
+        _, number, own_name = name.split("/", 2)
         states.setdefault(int(number), {})[own_name] = tensor
-    if not states:
-        return [delta]
     steps = [Delta(stream_state=state, meta=delta.meta["parts"][number]) for number, state in sorted(states.items())]
     return [*steps[:-1], replace(delta, stream_state=steps[-1].stream_state, meta=steps[-1].meta)]

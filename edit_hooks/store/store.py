@@ -89,7 +89,7 @@ class Store:
         """Store a finished edit; the description is added to its metadata."""
         path = self._delta_path(description.key)
         delta.meta["description"] = description.to_dict()
-        self._write(path, lambda: delta.save(path))
+        self._write(path, lambda: delta.save(path, absolute_paths=False))
 
     def load_json(self, kind: str, description: Description) -> Any | None:
         """Return the result stored under this description, or ``None``."""

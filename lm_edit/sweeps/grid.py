@@ -223,8 +223,15 @@ def _broken_rule(
     return None
 
 
+def _shared_args(plan: Plan, mode: str) -> dict[str, Any]:
+    """The options of all runs that have a meaning in a mode."""
+    from edit_hooks.lm.options import MODES_OF  # imports torch
+
+    return {name: value for name, value in plan.model_args.items() if mode in MODES_OF.get(name, (mode,))}
+
+
 def _unedited_run(plan: Plan, model: Model, editor: EditorChoice, benchmark: BenchmarkChoice) -> Run:
-    args = {**plan.model_args, **model.args, **benchmark.args, **editor.args, "mode": "none"}
+    args = {**_shared_args(plan, "none"), **model.args, **benchmark.args, **editor.args, "mode": "none"}
     return _with_names(plan, model, editor, benchmark, "none", (), args)
 
 
@@ -237,7 +244,7 @@ def _run(
     sizes: Sizes,
     facts: Facts,
 ) -> Run:
-    args = {**plan.model_args, **model.args, **benchmark.args, **editor.args, **mode.args}
+    args = {**_shared_args(plan, mode.mode), **model.args, **benchmark.args, **editor.args, **mode.args}
     args |= {"editor": editor.editor, "mode": mode.mode, "seed": sizes.seed}
     if editor.settings:
         args["editor_args"] = dict(editor.settings)

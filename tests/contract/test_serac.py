@@ -183,7 +183,10 @@ def test_a_saved_edit_finds_its_models_from_any_folder(model_path, artifacts, tm
     request = EditRequest(**case()["edit_requests"][0])
     (delta,) = lm.editor.edit(lm.model, lm.tokenizer, [request])
     (path,) = save_edits(tmp_path / "edits", [((request,), delta)], {"model": lm.identity.to_dict()}, most=1)
+    delta.save(tmp_path / "edit.safetensors")
     assert delta.contexts[0].memory.artifact == "narrow"  # the saved one alone is changed
+    saved = Delta.load(tmp_path / "edit.safetensors").contexts[0].memory
+    assert saved.artifact == str(artifacts["narrow"].resolve()) and saved.digest == delta.contexts[0].memory.digest
     expected = ask(lm, PROMPT)
     load_memory.cache_clear()  # another process
     monkeypatch.chdir(tmp_path)

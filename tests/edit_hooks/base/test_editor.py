@@ -82,3 +82,11 @@ def test_a_role_named_twice_is_refused(name: str) -> None:
     editor = load_editor(name, {**contract_settings(editor_class(name)), "modules": ["rewrite", "rewrite"]})
     with pytest.raises(EditingError, match="'modules' names 'rewrite' more than once"):
         editor.edit(model, tiny_tokenizer(NATURAL_TOKENIZER["llama"]), EDIT_REQUESTS[:1])
+
+
+def test_a_wrapper_that_runs_more_tokens_than_its_base_says_so():
+    class Own(editor_class("rect")):
+        feeds_last_token = True
+
+    assert Own({"base": "ft_m"}).num_tokens_past_target() == 1
+    assert load_editor("rect", {"base": "ft_m"}).num_tokens_past_target() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from context_edits import ICE, REQUEST, WORDS
 
@@ -42,7 +44,13 @@ def test_a_request_that_the_editor_cannot_fit_is_named_with_a_context_too(tiny_m
     combined = EditorWithContext(wise, load_editor("ice", {}))
     assert combined.find_unusable(tokenizer, [REQUEST], limit - 1, model)
     assert not combined.find_unusable(tokenizer, [REQUEST], limit, model)
-    assert combined.other_lengths(tokenizer, REQUEST, model) == wise.other_lengths(tokenizer, REQUEST, model)
+    kn = load_editor("kn", contract_settings(editor_class("kn")))  # which also runs the old answer
+    long = replace(REQUEST, target_true=" ".join(["Ostravia"] * 40))
+    assert not wise.find_unusable(tokenizer, [long], 60, model)
+    assert (
+        "target_true"
+        in EditorWithContext(kn, load_editor("ice", {})).find_unusable(tokenizer, [long], 60, model)[long.key]
+    )
 
 
 def test_an_unusable_pool_is_refused_before_the_edit(base, tiny_model, tiny_tokenizer, monkeypatch):

@@ -8,6 +8,7 @@ from editor_settings import FT_CONFIG, LORA_CONFIG, MEND_CONFIG
 from state import assert_same_state
 
 from edit_hooks import EditingError, EditRequest, load_editor
+from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS
 from edit_hooks.deltas.apply import AppliedDeltas
@@ -109,6 +110,26 @@ def test_the_edits_of_a_case_are_steps_to_later_ones(editor, settings, tiny_mode
         total, expected = (Delta.summed(one.deltas).weights() for one in (together, apart))
         for name, update in expected.items():
             torch.testing.assert_close(total[name], update, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["step", "step/keys", "step/0"])
+def test_an_editor_names_its_state_as_it_likes(name, tiny_model, tiny_tokenizer):
+    """The steps of a case are known by the metadata of their sum, not by names."""
+
+    class Own(editor_class("rome")):
+        def compute(self, job):
+            assert all(delta.stream_state.keys() == {name} for delta in job.history)
+            deltas = super().compute(job)
+            for delta in deltas:
+                delta.stream_state[name] = torch.ones(1)
+            return deltas
+
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    first, second, *others = EDIT_REQUESTS
+    for cases in ([(request,) for request in EDIT_REQUESTS], [(first, second), *((one,) for one in others)]):
+        stream = stream_of(model, tokenizer, Own(SMALL_ROME), cases=cases)
+        stream.make()
+        assert not stream.unusable and all(delta.writes for delta in stream.deltas)
 
 
 def test_the_code_that_writes_a_case_is_in_the_keys_of_its_step_and_of_later_ones(tiny_model, tiny_tokenizer):

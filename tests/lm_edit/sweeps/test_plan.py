@@ -244,6 +244,15 @@ def test_a_plan_without_a_run_says_why(tmp_path: Path, capsys: pytest.CaptureFix
     assert "demo, rome, bake_es, batch: the editor writes one edit at a time" in capsys.readouterr().err
 
 
+def test_shared_options_of_streams_are_left_out_of_other_runs(tmp_path: Path) -> None:
+    text = "editors: [unedited, memit]\nbenchmarks: [bake_es]\nmodes: [single, sequential]\nnum_edits: [4]\n"
+    path = write(tmp_path, f"{text}model_args: {{immediate: false, guard: stop, data: mini}}\n")
+    runs = {run.model_args["mode"]: run.model_args for run in check_plan(load_plan(path)).runs}
+    assert set(runs) == {"none", "single", "sequential"} and all(args["data"] == "mini" for args in runs.values())
+    assert runs["sequential"]["immediate"] is False and runs["sequential"]["guard"] == "stop"
+    assert not {"immediate", "guard"} & {*runs["none"], *runs["single"]}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

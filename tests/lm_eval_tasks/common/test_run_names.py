@@ -153,9 +153,7 @@ def test_a_task_manager_that_lacks_the_models_settings_is_refused(tiny_path: Any
             model="edited_hf", model_args=arguments | changes, tasks=["bake_es"], task_manager=task_manager(metadata)
         )
 
-    with pytest.raises(
-        EditingError, match=r"task bake_es of this task_manager has data=mini.*metadata=<model_args"
-    ):
+    with pytest.raises(EditingError, match=r"task bake_es of this task_manager has data=mini.*metadata=<model_args"):
         evaluate({})
     with pytest.raises(EditingError, match=r"the model has subset=2, and task bake_es .* has subset=3"):
         evaluate(arguments | {"subset": 3})
