@@ -41,6 +41,10 @@ class Facts(Protocol):
         """Whether the edits are texts before the questions."""
         ...
 
+    def is_read_in(self, mode: str, option: str) -> bool:
+        """Whether an option of the model class has a meaning in a mode."""
+        ...
+
     def edit_sources(self, tasks: Sequence[str]) -> tuple[str, ...]:
         """The benchmarks whose edits the tasks ask about."""
         ...
@@ -164,7 +168,7 @@ def expand(plan: Plan, facts: Facts) -> Grid:
         if not _wanted(model.name, editor.models) or not _wanted(model.name, benchmark.models):
             continue
         if editor.is_unedited:
-            run = _unedited_run(plan, model, editor, benchmark)
+            run = _unedited_run(plan, model, editor, benchmark, facts)
             runs.setdefault(run.folder_name, run)
             continue
         for mode in plan.modes:
@@ -223,15 +227,13 @@ def _broken_rule(
     return None
 
 
-def _shared_args(plan: Plan, mode: str) -> dict[str, Any]:
+def _shared_args(plan: Plan, mode: str, facts: Facts) -> dict[str, Any]:
     """The options of all runs that have a meaning in a mode."""
-    from edit_hooks.lm.options import MODES_OF  # imports torch
-
-    return {name: value for name, value in plan.model_args.items() if mode in MODES_OF.get(name, (mode,))}
+    return {name: value for name, value in plan.model_args.items() if facts.is_read_in(mode, name)}
 
 
-def _unedited_run(plan: Plan, model: Model, editor: EditorChoice, benchmark: BenchmarkChoice) -> Run:
-    args = {**_shared_args(plan, "none"), **model.args, **benchmark.args, **editor.args, "mode": "none"}
+def _unedited_run(plan: Plan, model: Model, editor: EditorChoice, benchmark: BenchmarkChoice, facts: Facts) -> Run:
+    args = {**_shared_args(plan, "none", facts), **model.args, **benchmark.args, **editor.args, "mode": "none"}
     return _with_names(plan, model, editor, benchmark, "none", (), args)
 
 
@@ -244,7 +246,7 @@ def _run(
     sizes: Sizes,
     facts: Facts,
 ) -> Run:
-    args = {**_shared_args(plan, mode.mode), **model.args, **benchmark.args, **editor.args, **mode.args}
+    args = {**_shared_args(plan, mode.mode, facts), **model.args, **benchmark.args, **editor.args, **mode.args}
     args |= {"editor": editor.editor, "mode": mode.mode, "seed": sizes.seed}
     if editor.settings:
         args["editor_args"] = dict(editor.settings)

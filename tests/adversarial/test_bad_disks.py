@@ -92,8 +92,8 @@ def test_a_store_that_disappears_during_the_run(
 ) -> None:
     save = Delta.save
 
-    def save_and_remove_everything(delta: Delta, path: Path) -> None:
-        save(delta, path)
+    def save_and_remove_everything(delta: Delta, path: Path, **options: Any) -> None:
+        save(delta, path, **options)
         shutil.rmtree(tmp_path / "store")
 
     monkeypatch.setattr(Delta, "save", save_and_remove_everything)
