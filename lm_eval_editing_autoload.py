@@ -85,7 +85,8 @@ def _print_user_errors(cli: "ModuleType") -> None:
     cli.HarnessCLI.execute = execute
 
 
-_arguments: "list[Any]" = []  # model arguments of a `simple_evaluate` whose tasks are still to be compared with them
+# Model arguments, and metadata of the task manager, of a `simple_evaluate` whose tasks are not known yet.
+_to_compare: "list[tuple[Any, Any]]" = []
 
 
 def _add_anomalies(evaluator: "ModuleType") -> None:
@@ -103,12 +104,12 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
         tracker = given.get("evaluation_tracker")
         if given.get("model") == MODEL_NAME:
             _check_output(tracker)
-            if given.get("task_manager") is not None:  # lm-eval's own has the model arguments in its metadata
-                _arguments.append(given.get("model_args"))
+            if (manager := given.get("task_manager")) is not None:  # lm-eval's own has the arguments in its metadata
+                _to_compare.append((given.get("model_args"), getattr(manager, "metadata", None)))
         try:
             results = original(*args, **kwargs)
         finally:
-            _arguments.clear()
+            _to_compare.clear()
         if results and given.get("samples") and "config" in results:  # lm-eval does not record them
             results["config"]["samples"] = given["samples"]
         if results and "edited_hf" in results.get("config", {}):
@@ -160,11 +161,11 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
         lm = args[0] if args else kwargs.get("lm")
         if (begin := getattr(lm, "begin_evaluation", None)) is not None:
             begin()
-        if _arguments:
+        if _to_compare:
             from lm_eval_tasks.common.run_options import check_task_settings
 
             loaded = args[1] if len(args) > 1 else kwargs.get("task_dict") or {}
-            check_task_settings(_arguments.pop(), loaded.get("tasks") or {})
+            check_task_settings(*_to_compare.pop(), (loaded.get("tasks") or {}).values())
         if not getattr(lm, "compares_unedited", False):
             return original(*args, **kwargs)
         from lm_eval_tasks.common.unedited_columns import evaluate_both

@@ -15,7 +15,7 @@ from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS
 from edit_hooks.prompt_context import EDIT_CONTEXTS
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SEED, require_number, require_whole
-from edit_hooks.utils.options import parse_checkpoints, parse_editor_args
+from edit_hooks.utils.options import SECRET_OPTIONS, parse_checkpoints, parse_editor_args
 
 ANSWERS = ("auto", "patch")
 ENGINES = ("fast", "reference")
@@ -66,9 +66,6 @@ MODES_OF: dict[str, tuple[str, ...]] = {
     "immediate": ("sequential",),
     **dict.fromkeys(GUARD_OPTIONS, ("batch", "sequential")),
 }
-
-# Arguments of from_pretrained that name a person; lm-eval prints and saves all model arguments.
-SECRETS = ("token", "use_auth_token")
 
 
 @dataclass(frozen=True)
@@ -294,7 +291,7 @@ def take_sets(options: dict[str, Any]) -> dict[str, Any]:
 
 def check_known_options(options: Mapping[str, Any], base_class: type, own: Iterable[str]) -> None:
     """Refuse options that neither this class, lm-eval's nor from_pretrained has, and those that edits cannot honor."""
-    if secrets := sorted(set(options) & set(SECRETS)):
+    if secrets := sorted(set(options) & set(SECRET_OPTIONS)):
         raise EditingError(
             f"{secrets[0]}= would be printed, and saved with every result; set HF_TOKEN in the environment instead, or "
             "log in with the hub's command line."

@@ -12,6 +12,9 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.numbers import NON_NEGATIVE, require_number, require_numbers, require_whole, shorten
 from edit_hooks.utils.yaml_io import parse_yaml, read_yaml
 
+# Model options that hold a secret; lm-eval prints and saves all model options.
+SECRET_OPTIONS = ("token", "use_auth_token")
+
 # ``name:`` or ``name=``; a single letter before ``:\`` or ``:/`` is the drive of a Windows path.
 _PLAIN = re.compile(r"[A-Za-z][\w.-]*")  # a text that needs no quotes
 _SETTING = re.compile(r"\s*([A-Za-z_]\w+|[A-Za-z_](?=\s*[:=](?![\\/])))\s*[:=]\s*")

@@ -14,7 +14,7 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import parse_size, read_text, require_file
 from edit_hooks.utils.numbers import POSITIVE, SEED, Range, require_number, require_whole
-from edit_hooks.utils.options import parse_editor_args, settings_file
+from edit_hooks.utils.options import SECRET_OPTIONS, parse_editor_args, settings_file
 from edit_hooks.utils.yaml_io import parse_yaml, read_yaml
 from lm_edit.sweeps.choices import (
     UNEDITED,
@@ -292,8 +292,8 @@ class _Reader:
             if key in AXES:
                 name = {"editor": "editors", "mode": "modes", "seed": "seeds"}.get(key, key)
                 raise self.file.error((*where, key), f"{key} is an axis of the plan; give it as {name}.")
-            if key == "token":
-                raise self.file.error((*where, key), "a token would be saved with every run; set HF_TOKEN instead.")
+            if key in SECRET_OPTIONS:
+                raise self.file.error((*where, key), f"{key} would be saved with every run; set HF_TOKEN instead.")
 
     def lm_eval(self, content: Any) -> dict[str, Any]:
         options = self.mapping(content, ("lm_eval",))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
+from edit_hooks.utils.options import SECRET_OPTIONS
 
 DIGEST_DIGITS = 12
 
@@ -44,8 +45,8 @@ ANSWER_OPTIONS = (
 WEIGHT_OPTIONS = ("revision", "subfolder", "delta")
 # Arguments of stock classes that can be folders of this machine with one last name and different weights.
 PLACES = ("pretrained", "model", "peft", "delta", "tokenizer")
-# Arguments that name a person. Runs of `edited_hf` refuse them; files of other runs may have them.
-SECRETS = ("token", "use_auth_token", "api_key")
+# Arguments that files of other model classes may have, and of `edited_hf` from before it refused them.
+SECRETS = (*SECRET_OPTIONS, "api_key")
 # Arguments of `edited_hf` that tasks read from their metadata, where lm-eval puts all of them unless it gets a manager.
 READ_BY_TASKS = ("data", "data_revision", "bad_records", "subset", "subset_seed")
 READ_IN_STREAMS = ("mode", "checkpoints", "immediate", "retention")
@@ -72,36 +73,34 @@ def model_arguments(arguments: object) -> dict[str, Any]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def check_task_settings(arguments: object, tasks: Mapping[str, Any]) -> None:
-    """Refuse editing tasks of the caller's task manager that would read other data than the model, or in another mode.
+def check_task_settings(arguments: object, metadata: Mapping[str, Any] | None, tasks: Iterable[Any]) -> None:
+    """Refuse a task manager of the caller whose editing tasks read other data than the model, or in another mode.
 
     Args:
         arguments: ``model_args`` of ``simple_evaluate``.
-        tasks: the tasks of the run by name; others than those of :class:`HarnessTask` read no such settings.
+        metadata: that of its ``task_manager``.
+        tasks: the tasks of the run; others than those of :class:`HarnessTask` read no such settings.
 
     Raises:
         EditingError: before weights are read.
     """
     from lm_eval_tasks.common.harness import HarnessTask  # imports torch, which readers of results need not
 
-    given = model_arguments(arguments)
+    if not any(isinstance(task, HarnessTask) for task in tasks):
+        return
+    given, known = model_arguments(arguments), metadata or {}
     read = (*READ_BY_TASKS, *(READ_IN_STREAMS if given.get("mode") == "sequential" else ()))
     names = [name for name in given if name in read or name.endswith("_set")]
-    for task_name, task in tasks.items():
-        if not isinstance(task, HarnessTask):
-            continue
-        known = task.config.metadata
-        # `pretrained` decides between the embedded sample and the published data
-        wanted = [*names, *(["pretrained"] if "pretrained" in given and not {"data"} & {*given, *known} else [])]
-        for name in wanted:
-            differs = name in READ_BY_TASKS and str(known.get(name)) != str(given[name])
-            if name not in known or differs:
-                has = f"has {name}={known[name]}" if name in known else f"does not know {name}"
-                raise EditingError(
-                    f"the model has {name}={given[name]}, and task {task_name} of this task_manager {has}: it would "
-                    "ask about other data, or in another mode, than the model edits. Make the manager with "
-                    "TaskManager(metadata=<model_args as a mapping>), or leave task_manager out."
-                )
+    if "pretrained" in given and "data" not in {*given, *known}:
+        names.append("pretrained")  # decides between the embedded sample and the published data
+    for name in names:
+        if name not in known or (name in READ_BY_TASKS and str(known[name]) != str(given[name])):
+            has = f"have {name}={known[name]}" if name in known else f"do not know {name}"
+            raise EditingError(
+                f"the model has {name}={given[name]}, and the tasks of this task_manager {has}: they would ask about "
+                "other data, or in another mode, than the model edits. Make the manager with "
+                "TaskManager(metadata=<model_args as a mapping>), or leave task_manager out."
+            )
 
 
 def edit_options(editing: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,22 +153,25 @@ def test_a_task_manager_that_lacks_the_models_settings_is_refused(tiny_path: Any
             model="edited_hf", model_args=arguments | changes, tasks=["bake_es"], task_manager=task_manager(metadata)
         )
 
-    with pytest.raises(EditingError, match=r"task bake_es of this task_manager has data=mini.*metadata=<model_args"):
+    with pytest.raises(EditingError, match=r"tasks of this task_manager do not know data.*metadata=<model_args"):
         evaluate({})
-    with pytest.raises(EditingError, match=r"the model has subset=2, and task bake_es .* has subset=3"):
+    with pytest.raises(EditingError, match=r"the model has subset=2, and the tasks .* have subset=3"):
         evaluate(arguments | {"subset": 3})
     source = evaluate(arguments)["configs"]["bake_es"]["metadata"]["data_source"]
     assert source["subset"] == 2 and source["data"].endswith("bake_qa.jsonl")
 
 
-def test_other_tasks_read_no_settings_of_the_model() -> None:
-    bake = task_manager({"data": "mini"}).load(["bake_es"])["tasks"]
+def test_the_settings_of_model_and_task_manager_are_compared_as_they_were_given() -> None:
+    bake = task_manager({"data": "mini"}).load(["bake_es"])["tasks"].values()
     for arguments in ("pretrained=x,mode=none", "pretrained=x,data=y", "mode=sequential,checkpoints=2"):
-        check_task_settings(arguments, {"hellaswag": object()})
-    check_task_settings("pretrained=x,data=mini,mode=none", bake)
-    check_task_settings("pretrained=x,mode=none", bake)  # its data are named
-    with pytest.raises(EditingError, match="does not know mode"):
-        check_task_settings("mode=sequential,checkpoints=2", bake)
+        check_task_settings(arguments, None, [object()])  # tasks of lm-eval read no such settings
+    check_task_settings("pretrained=x,data=mini,mode=none", {"data": "mini"}, bake)
+    check_task_settings("pretrained=x,mode=none", {"data": "mini"}, bake)
+    given = "pretrained=x,data=hub,qaedit_set=inter_1k,subset=2"  # a task replaces data by hub:inter_1k in its own
+    check_task_settings(given, {"data": "hub", "qaedit_set": "inter_1k", "subset": 2}, bake)
+    for arguments, lacking in (("mode=sequential,checkpoints=2", "mode"), ("pretrained=x", "pretrained")):
+        with pytest.raises(EditingError, match=f"do not know {lacking}:"):
+            check_task_settings(arguments, None, bake)
 
 
 def test_lm_eval_writes_files_under_the_name(tmp_path: Path, tiny_path: Any) -> None:
