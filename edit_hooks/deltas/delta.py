@@ -203,8 +203,10 @@ class Delta:
         Raises:
             OSError: if the file cannot be written.
         """
-        if absolute_paths and (named := self._with_absolute_paths()) != self.contexts:
-            return replace(self, contexts=named).save(path, absolute_paths=False)
+        contexts = self._absolute_contexts() if absolute_paths else self.contexts
+        if contexts != self.contexts:
+            replace(self, contexts=contexts).save(path, absolute_paths=False)
+            return
         header = {
             "format": FORMAT,
             "meta": json.dumps(self.meta),
@@ -213,9 +215,9 @@ class Delta:
             **{name: json.dumps(value) for name, value in self._settings.items()},
             "checksum": self.checksum(),
         }
-        return write_tensors(Path(path), self._tensors, {**header, HEADER_CHECKSUM: key_of(header)})
+        write_tensors(Path(path), self._tensors, {**header, HEADER_CHECKSUM: key_of(header)})
 
-    def _with_absolute_paths(self) -> tuple[ContextEdit, ...]:
+    def _absolute_contexts(self) -> tuple[ContextEdit, ...]:
         contexts = []
         for context in self.contexts:
             if context.memory is not None and context.memory.digest:  # models of a folder

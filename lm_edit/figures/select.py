@@ -243,8 +243,11 @@ def series_of(
 
 def without_values(series: Sequence[Series]) -> list[str]:
     """A sentence for the caption that names lines and points without values; bars have the reason in their place."""
-    pairs = {id(one): list(zip(one.values, one.positions or one.values, strict=True)) for one in series}
-    names = [one.name for one in series if all(math.isnan(x) or math.isnan(y) for x, y in pairs[id(one)])]
+    names = [
+        one.name
+        for one in series
+        if all(math.isnan(x) or math.isnan(y) for x, y in zip(one.positions or one.values, one.values, strict=True))
+    ]
     return [f"Unscored: {', '.join(dict.fromkeys(names))}."] if names else []
 
 

@@ -54,7 +54,7 @@ class Column(NamedTuple):
         key: its names.
         benchmark: folder of the benchmark; the task for those of lm-eval.
         higher_is_better: ``None`` for numbers without a direction, which are neither ranked nor tested.
-        is_rate: whether values are shares between 0 and 1. is_total: whether they are sums over cases.
+        is_total: whether values are sums over cases, as counts are.
         chance: value of guessing, if declared.
         identity: equal for all of its numbers; see :data:`IDENTITY`.
         is_default: shown first.
@@ -63,7 +63,6 @@ class Column(NamedTuple):
     key: ColumnKey
     benchmark: str
     higher_is_better: bool | None
-    is_rate: bool
     is_total: bool
     chance: float | None
     identity: Mapping[str, str]
@@ -117,7 +116,6 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
                 key,
                 text_of(first["benchmark"]) or key.task,
                 None if is_missing(better) else bool(better),
-                bool(first["is_rate"]),
                 bool(first["is_total"]),
                 None if is_missing(first["chance"]) else float(first["chance"]),
                 next((identity for _, identity in identities if "edits" in identity), identities[0][1]),

@@ -81,32 +81,24 @@ def _of_all_files(places: Sequence[tuple[ResultFile, str]]) -> dict[str, Any]:
     kept: dict[ResultFile, set[str]] = defaultdict(set)
     for file, task in places:
         kept[file].add(task)
+    anomalies: list[Any] = []
+    compared: dict[str, Any] = {"tasks": [], "not_compared": {}}
+    for file, tasks in kept.items():
+        others = file.content["results"].keys() - tasks
+        for anomaly in file.content.get("anomalies") or ():
+            if anomaly not in anomalies and _task_of(anomaly["text"]) not in others:
+                anomalies.append(anomaly)
+        own = file.content.get("unedited_comparison") or {"tasks": (), "not_compared": {}}
+        compared["tasks"] += [task for task in own["tasks"] if task in tasks]
+        reasons = own["not_compared"].items()
+        compared["not_compared"] |= {name: reason for name, reason in reasons if _task_of(name) not in others}
+    found = {"anomalies": anomalies, "unedited_comparison": compared}
+    return {part: value for part, value in found.items() if any(part in file.content for file in kept)}
 
-    def counts(file: ResultFile, name: str) -> bool:
-        task = name.partition(":")[0].partition(",")[0].strip()
-        return task in kept[file] or task not in file.content["results"]
 
-    found: dict[str, Any] = {}
-    contents = {file: file.content for file in kept}
-    if any("anomalies" in content for content in contents.values()):
-        each = [
-            one
-            for file, content in contents.items()
-            for one in content.get("anomalies") or ()
-            if counts(file, one["text"])
-        ]
-        found["anomalies"] = [one for number, one in enumerate(each) if one not in each[:number]]
-    if compared := {file: one for file, content in contents.items() if (one := content.get("unedited_comparison"))}:
-        found["unedited_comparison"] = {
-            "tasks": [task for file, task in places if task in compared.get(file, {"tasks": ()})["tasks"]],
-            "not_compared": {
-                name: why
-                for file, one in compared.items()
-                for name, why in one["not_compared"].items()
-                if counts(file, name)
-            },
-        }
-    return found
+def _task_of(text: str) -> str:
+    """The task that a sentence about a task, or the name of one of its metrics, begins with."""
+    return text.partition(":")[0]
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:

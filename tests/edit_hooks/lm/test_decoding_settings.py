@@ -202,7 +202,7 @@ def test_sampling_asked_for_by_a_task_is_still_refused(lm: EditedHFLM) -> None:
     assert generate(lm, Decoding(sampling=Sampling(temperature=0.7, top_k=3)), task=sampled)
 
 
-@pytest.mark.parametrize("editor", ["ice", "grace"])
+@pytest.mark.parametrize(("editor", "mode"), [("ice", "batch"), ("grace", "sequential")])
 @pytest.mark.parametrize(
     ("prompt", "settings", "message"),
     [
@@ -217,14 +217,10 @@ def test_sampling_asked_for_by_a_task_is_still_refused(lm: EditedHFLM) -> None:
     ],
 )
 def test_what_a_stock_task_cannot_ask_is_refused_before_the_edits(
-    model_path: str, editor: str, prompt: str, settings: dict[str, Any], message: str
+    model_path: str, editor: str, mode: str, prompt: str, settings: dict[str, Any], message: str
 ) -> None:
-    edits = {
-        "mode": "batch" if editor == "ice" else "sequential",
-        "edits": "bake",
-        "data": str(RECORDS / "bake_qa.jsonl"),
-    }
-    lm = build(model_path, editor=editor, editor_args={}, **edits)
+    edits = {"edits": "bake", "data": str(RECORDS / "bake_qa.jsonl")}
+    lm = build(model_path, editor=editor, editor_args={}, mode=mode, **edits)
     plain = instance({}, PROMPT, {"max_gen_toks": 4}, "generate_until")
     with pytest.raises(EditingError, match=message):
         lm.generate_until([plain, instance({}, prompt, {"max_gen_toks": 4, **settings}, "generate_until")])

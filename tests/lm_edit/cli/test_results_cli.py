@@ -96,17 +96,26 @@ def test_a_merged_file_has_the_anomalies_and_comparisons_of_all_its_files(tmp_pa
             "unedited_comparison": {"tasks": ["bake_gs"], "not_compared": {"x": "no metric"}},
         },
     }
-    stale = {"anomalies": [{"kind": "damage", "text": "bake_es: of an older result"}]}
-    change(write_run(tmp_path / "runs", date="2026-11-21T09-00-00.000001"), lambda content: content.update(stale))
+
+    def older(content: dict[str, Any]) -> None:
+        """With a second task, whose result is the newest; that of bake_es is not."""
+        for part in ("results", "configs", "versions", "n-samples", "higher_is_better"):
+            content[part]["bake_ls"] = content[part]["bake_es"]
+        texts = ("bake_es: of an older result", "bake_ls: ...")
+        content["anomalies"] = [{"kind": "damage", "text": text} for text in texts]
+        content["unedited_comparison"] = {"tasks": ["bake_es", "bake_ls"], "not_compared": {"bake_es: m": "old"}}
+
+    change(write_run(tmp_path / "runs", date="2026-11-21T09-00-00.000001"), older)
     for number, (task, found) in enumerate(facts.items()):
         path = write_run(tmp_path / "runs", task, date=f"2026-11-21T1{number}-00-00.000001")
         path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | found), encoding="utf-8")
     assert run_verb(["results", "merge", str(tmp_path / "runs"), "--out", str(tmp_path / "merged")]) == 0
     (merged,) = (tmp_path / "merged").rglob("results_*.json")
     content = json.loads(merged.read_text(encoding="utf-8"))
-    assert set(content["results"]) == set(facts)
-    assert content["anomalies"] == facts["bake_es"]["anomalies"]
-    assert content["unedited_comparison"] == facts["bake_gs"]["unedited_comparison"]
+    assert set(content["results"]) == {*facts, "bake_ls"}
+    assert [one["text"] for one in content["anomalies"]] == ["bake_ls: ...", "bake_es: ..."]
+    compared = content["unedited_comparison"]
+    assert sorted(compared["tasks"]) == ["bake_gs", "bake_ls"] and compared["not_compared"] == {"x": "no metric"}
 
 
 def test_reading_results_imports_no_torch() -> None:
