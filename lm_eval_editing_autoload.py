@@ -159,13 +159,16 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
     @functools.wraps(original)
     def evaluate(*args: "Any", **kwargs: "Any") -> "Any":
         lm = args[0] if args else kwargs.get("lm")
+        loaded = args[1] if len(args) > 1 else kwargs.get("task_dict") or {}
+        tasks = list((loaded.get("tasks") or {}).values())
         if (begin := getattr(lm, "begin_evaluation", None)) is not None:
-            begin()
+            from lm_eval_tasks.common.run_names import generation_settings_of_ordinary
+
+            begin(generation_settings_of_ordinary(tasks))
         if _to_compare:
             from lm_eval_tasks.common.run_options import check_task_settings
 
-            loaded = args[1] if len(args) > 1 else kwargs.get("task_dict") or {}
-            check_task_settings(*_to_compare.pop(), (loaded.get("tasks") or {}).values())
+            check_task_settings(*_to_compare.pop(), tasks)
         if not getattr(lm, "compares_unedited", False):
             return original(*args, **kwargs)
         from lm_eval_tasks.common.unedited_columns import evaluate_both

@@ -259,6 +259,10 @@ class ItemBuilder:
         for context, gen_kwargs in {str(request.args[1]): request.args for request in requests}.values():
             self.stock_generate_item(context, gen_kwargs)
 
+    def check_stock_settings(self, gen_kwargs: Mapping[str, Any]) -> None:
+        """Raise EditingError for generation settings of a stock task, before its requests are known."""
+        self._of_settings(gen_kwargs, STOCK)
+
     def with_thought(self, item: GenerateItem) -> GenerateItem:
         """Separate the thought of an item of a stock task from its answer, as for editing documents."""
         if item.think_end is not None or item.text is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -172,9 +172,15 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     # -- lm-eval's requests ------------------------------------------------------------------------------------------
 
-    def begin_evaluation(self) -> None:
-        """Forget what belongs to one evaluation; a model object may serve several."""
+    def begin_evaluation(self, stock_settings: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Forget what belongs to one evaluation; a model object may serve several.
+
+        Generation settings of lm-eval's own tasks are refused here: it may ask for likelihoods (so for edits) first.
+        """
         self.chats.forget()
+        for settings in stock_settings:
+            if self._stays_outside_weights:
+                self.items.check_stock_settings(settings)
         self._examples = ContextExamples(self.options.edit_context if self.options.makes_edits else "as saved")
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol
@@ -192,6 +192,16 @@ def model_name(config: Mapping[str, Any]) -> str:
 def is_editing_task(task_config: Mapping[str, Any]) -> bool:
     """Whether a task's config, as results have it, is that of an editing task."""
     return "data_source" in (task_config.get("metadata") or {})
+
+
+def generation_settings_of_ordinary(tasks: Iterable[Any]) -> list[Mapping[str, Any]]:
+    """Settings of the tasks of lm-eval's own, among loaded tasks, that generate."""
+    configs = [task.config for task in tasks if getattr(task, "OUTPUT_TYPE", None) == "generate_until"]
+    return [
+        config.generation_kwargs or {}
+        for config in configs
+        if not is_editing_task({"metadata": getattr(config, "metadata", None)})
+    ]
 
 
 def data_label(task_config: Mapping[str, Any]) -> str:

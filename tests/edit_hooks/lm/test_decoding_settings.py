@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lm_runs import build, case, instance
+from ordinary_tasks import run_tasks, write_tasks
 from paths import RECORDS
 
+import lm_eval_editing_autoload
 from edit_hooks.answers import ContextReport, FailedAnswer, GeneratedText, answer_from_json, answer_to_json
 from edit_hooks.contract.tiny_models import build_tokenizer, save_tiny
 from edit_hooks.decoding import Decoding, Sampling
@@ -225,6 +228,24 @@ def test_what_a_stock_task_cannot_ask_is_refused_before_the_edits(
     with pytest.raises(EditingError, match=message):
         lm.generate_until([plain, instance({}, prompt, {"max_gen_toks": 4, **settings}, "generate_until")])
     assert lm._model is None and lm._session is None
+
+
+@pytest.mark.parametrize(("editor", "refused"), [("ice", True), ("ft_m", False)])
+def test_generation_settings_of_a_task_are_refused_before_the_likelihoods_of_another(
+    model_path: str, tmp_path: Path, editor: str, refused: bool
+) -> None:
+    """lm-eval asks for the likelihoods of the first task first, and for them the edits are made."""
+    lm_eval_editing_autoload.install()
+    data = {"data": str(RECORDS / "bake_qa.jsonl")}
+    lm = build(model_path, editor=editor, editor_args={}, mode="batch", edits="bake", num_edits=1, **data)
+    settings = {"gen_kwargs": "do_sample=true,temperature=0.7", "limit": 1}
+    run = functools.partial(run_tasks, lm, write_tasks(tmp_path), ["tiny_choice", "tiny_text"], data, **settings)
+    if refused:
+        with pytest.raises(EditingError, match=r"ask for sampling; .*lm-eval's own tasks are decoded greedily"):
+            run()
+        assert lm._model is None and lm._session is None
+    else:
+        assert len(run()["samples"]["tiny_text"]) == 1
 
 
 @pytest.mark.parametrize(
