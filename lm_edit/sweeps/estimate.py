@@ -5,7 +5,8 @@ model; the rest of a run's time, divided by its cases, is the time per case. Loa
 runs with few cases give estimates that are too long for runs with many.
 
 Batches and streams write all cases of their source of edits unless ``num_edits`` is given: a limit on the documents
-cuts their questions alone.
+cuts their questions alone, a ``subset`` of the records cuts both. The documents of a subset that was not evaluated are
+counted as one per record, at most those of the whole data.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lm_edit.sweeps.scored import tasks_without_scores
 from lm_edit.sweeps.tasks import benchmarks_of, leaf_tasks
 from lm_eval_tasks.common.benchmark import find_benchmark
 from lm_eval_tasks.common.run_options import model_arguments
+from lm_eval_tasks.common.settings import SUBSET
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -45,7 +47,7 @@ class Estimator:
     def __init__(self, paths: Sequence[str], own: Sequence[str] = ()) -> None:
         self._per_edit: defaultdict[Key, list[float]] = defaultdict(list)
         self._per_case: defaultdict[Key, list[float]] = defaultdict(list)
-        self._sizes: dict[Key, int] = {}  # (task, data) -> documents
+        self._sizes: dict[Key, int] = {}  # (task, data, subset) -> documents
         self._unscored: dict[Key, str] = {}  # (model, editor, mode, data, task) -> why no case has a score
         self.unreadable: dict[str, str] = {}
         for file in read_result_files(paths) if paths else ():
@@ -84,7 +86,7 @@ class Estimator:
         ]
 
     def _num_cases(self, task: str, run: Run) -> int | None:
-        size = self._sizes.get((task, _data(run.model_args)))
+        size = self._size(task, run.model_args)
         if run.limit is None:
             return size
         if run.limit < 1:
@@ -99,19 +101,28 @@ class Estimator:
         if args.get("num_edits") is not None:
             return int(args["num_edits"])
         if args["mode"] != "single":  # the limit cuts the questions alone
-            return self._size_of(str(args["edits"]), _data(args))
+            return self._size_of(str(args["edits"]), args)
         by_benchmark: dict[str, int] = {}
         for task, number in cases.items():
             for benchmark in benchmarks_of(task):
                 by_benchmark[benchmark.name] = max(number, by_benchmark.get(benchmark.name, 0))
         return sum(by_benchmark.values())
 
-    def _size_of(self, source: str, data: str) -> int | None:
+    def _size(self, task: str, args: Mapping[str, Any]) -> int | None:
+        """Documents of a task in the data and the subset that arguments name."""
+        data, subset = _data(args), SUBSET.read(args)
+        if (size := self._sizes.get((task, data, subset))) is not None or subset is None:
+            return size
+        whole = self._sizes.get((task, data, None))
+        return None if whole is None else min(int(subset), whole)
+
+    def _size_of(self, source: str, args: Mapping[str, Any]) -> int | None:
         """Cases of a source of edits: the most that a task of the benchmark has; ``None`` for a file."""
         if source.endswith((".json", ".jsonl")):
             return None
         name = find_benchmark(source).name
-        sizes = [size for (task, read), size in self._sizes.items() if read == data and _asks_about(task, name)]
+        tasks = {task for task, data, _ in self._sizes if data == _data(args) and _asks_about(task, name)}
+        sizes = [size for task in tasks if (size := self._size(task, args)) is not None]
         return max(sizes, default=None)
 
     def _learn(self, file: ResultFile) -> None:
@@ -129,7 +140,7 @@ class Estimator:
             return
         tasks = tuple(sorted(file.content["n-samples"]))
         for task in tasks:
-            self._sizes[task, _data(args)] = file.content["n-samples"][task]["original"]
+            self._sizes[task, _data(args), SUBSET.read(args)] = file.content["n-samples"][task]["original"]
         edits = [_edit_summary(columns) for columns in file.tasks.values()]
         # tasks of one run share edits, so the largest number is that of the run, unless its benchmarks differ
         made = max((number * seconds for number, seconds in edits), default=0.0)

@@ -66,6 +66,22 @@ def test_a_limit_does_not_cut_the_edits_of_batches_and_streams(mode: str, tmp_pa
     assert estimator.seconds(run(2, mode=mode, edits="bake", data="hub")) is None
 
 
+def test_a_subset_cuts_cases_and_edits(tmp_path: Path) -> None:
+    save(tmp_path / "whole", total=40.0, edits=4, per_edit=5.0, cases=4)  # 64 cases
+    estimator = Estimator([str(tmp_path)])
+    for subset, cases in ((10, 10), ("all", 64), (None, 64), (100, 64)):
+        assert estimator.seconds(run(None, subset=subset)) == cases * (5.0 + 5.0)
+        stream = run(2, mode="sequential", edits="bake", subset=subset)
+        assert estimator.seconds(stream) == 2 * 5.0 + cases * 5.0
+
+
+def test_the_size_of_a_subset_is_not_that_of_the_whole_data(tmp_path: Path) -> None:
+    save(tmp_path / "subset", total=40.0, edits=4, per_edit=5.0, cases=4, subset=64)
+    estimator = Estimator([str(tmp_path)])
+    assert estimator.seconds(run(None, subset=64)) == 64 * (5.0 + 5.0)
+    assert estimator.seconds(run(None)) is None and estimator.seconds(run(None, subset=32)) is None
+
+
 def test_the_most_similar_runs_count(tmp_path: Path) -> None:
     save(tmp_path / "rome", total=40.0, edits=4, per_edit=5.0, cases=4)
     save(tmp_path / "rome2", total=48.0, edits=4, per_edit=5.0, cases=4)  # 7 s a case; the median of 5 and 7 is 6
