@@ -73,7 +73,11 @@ def parse_nested(fields: Fields, row: int) -> CounterfactCase:
 
 
 def count_nested(cases: Sequence[CounterfactCase]) -> dict[str, int]:
-    """Counts of incomplete records and of prompts, for the results."""
+    """Counts of incomplete records and of prompts, for the results.
+
+    A stream or batch of several cases may be meant to change a neighbor's answer: that of a prompt that is edited, too.
+    """
+    edited = {case.request.text for case in cases}
     return {
         "without_paraphrases": sum(not case.paraphrases for case in cases),
         "without_neighbors": sum(not case.neighbors for case in cases),
@@ -83,6 +87,7 @@ def count_nested(cases: Sequence[CounterfactCase]) -> dict[str, int]:
         "neighborhood_prompts": sum(len(case.neighbors) for case in cases),
         "generation_prompts": sum(len(case.generation_prompts) for case in cases),
         "attribute_prompts": sum(len(case.attribute_prompts) for case in cases),
+        "neighbors_that_are_edits": sum(one.prompt in edited for case in cases for one in case.neighbors),
     }
 
 

@@ -91,7 +91,16 @@ COUNTS = {  # of the invented records, by hand
     "neighborhood_prompts": 7,
     "generation_prompts": 5,
     "attribute_prompts": 4,
+    "neighbors_that_are_edits": 0,
 }
+
+
+def test_neighbors_that_are_edits_are_counted(tmp_path: Path) -> None:
+    first, second, *others = invented_records(NESTED)
+    edited = second["requested_rewrite"]["prompt"].format(second["requested_rewrite"]["subject"])
+    first["neighborhood_prompts"] = [edited, *first["neighborhood_prompts"], edited]
+    loaded = COUNTERFACT.load({"data": str(write_jsonl(tmp_path / NESTED, [first, second, *others]))})
+    assert loaded.source["neighbors_that_are_edits"] == 2
 
 
 @pytest.mark.parametrize(
