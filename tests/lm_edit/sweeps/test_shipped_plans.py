@@ -93,15 +93,31 @@ def test_mend_is_in_the_comments_of_plans_whose_papers_have_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["bake_table3", "bake_table5", "bake_table9"])
-def test_rect_of_bake_is_that_of_its_release(name: str) -> None:
-    """On ROME, a fifth of the entries (edit_hooks/editors/rect.py); the defaults are on MEMIT."""
+def test_rows_of_bake_have_the_settings_that_its_text_names(name: str) -> None:
+    """EasyEdit's ROME, without second moments, and targets of FT; the RECT release's RECT, on ROME."""
     _, grid = checked(name)
-    settings = [
-        dict(run.model_args.get("editor_args", {})) for run in grid.runs if run.model_args.get("editor") == "rect"
-    ]
-    assert settings and all(
-        given == {"base": "rome", "keep": 0.2, "guard": 0, "at_threshold": "zero"} for given in settings
-    )
+    expected = {
+        "rome": {"second_moments": None},
+        "rect": {
+            "base": "rome",
+            "base_settings": {"second_moments": None},
+            "keep": 0.2,
+            "guard": 0,
+            "at_threshold": "zero",
+        },
+        "ft_l": {"targets": "alone"},
+    }
+    for editor, settings in expected.items():
+        given = [run.model_args["editor_args"] for run in grid.runs if run.model_args.get("editor") == editor]
+        assert given and all(one == settings for one in given)
+
+
+def test_a_step_of_ft_m_in_the_figure_of_batches_has_one_loss() -> None:
+    """Its batch size is the number of edits whose loss is summed; by default a step of 80 is trained in chunks of 8."""
+    _, grid = checked("wild_figure4")
+    runs = [run.model_args for run in grid.runs if run.model_args.get("editor") == "ft_m"]
+    assert {run["edit_batch_size"] for run in runs} == {1, 10, 20, 40, 80}
+    assert all(run["editor_args"]["batch_size"] >= run["edit_batch_size"] for run in runs)
 
 
 def test_every_published_table_has_a_plan() -> None:
