@@ -10,6 +10,8 @@ import torch
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, NATURAL_TOKENIZER, REQUESTS, build_model, build_tokenizer
 from edit_hooks.deltas.apply import AppliedDeltas
+from edit_hooks.gradient.labeled_rows import batch_rows, target_row
+from edit_hooks.gradient.token_factors import token_factors
 from edit_hooks.lm.writing import write_together
 from edit_hooks.modeling.architectures import ARCHITECTURES, is_transposed
 from edit_hooks.modeling.tokens import split_continuation
@@ -214,18 +216,22 @@ def test_without_lr_the_update_is_relative_to_the_weights(model_type, start):
     assert all(relative(joint.weights()[name], update) < 1e-9 for name, update in shrunk.items())
 
 
-def test_gradients_at_all_positions_add_up_to_that_of_the_weight():
-    """dW = sum_t g_t h_t^T: an oracle without hooks."""
+def test_factors_at_all_positions_add_up_to_the_gradient_of_the_weight():
+    """dW = sum over rows and tokens of g h^T: an oracle without hooks; padded positions add nothing."""
     model, tokenizer = wide("gemma3_text")
     name = ARCHITECTURES["gemma3_text"].rewrite_name(1)
-    weight = model.get_submodule(name).weight
-    request = EDITS[2]
-    context, target = split_continuation(tokenizer, request.text, " " + request.target_new)
-    log_p = model(torch.tensor([context + target])).logits[0].log_softmax(-1)
-    loss = -sum(log_p[len(context) - 1 + i, token] for i, token in enumerate(target))
-    (gradient,) = torch.autograd.grad(loss, weight)
-    inputs_TF, gradients_TD = request_features(model, tokenizer, name, request, "all")
-    assert relative(gradients_TD.T @ inputs_TF, gradient) < 1e-10
+    loss, requests = 0.0, EDITS[1:3]
+    for request in requests:
+        context, target = split_continuation(tokenizer, request.text, " " + request.target_new)
+        log_p = model(torch.tensor([context + target])).logits[0].log_softmax(-1)
+        loss -= sum(log_p[len(context) - 1 + i, token] for i, token in enumerate(target)) / 3
+    (gradient,) = torch.autograd.grad(loss, model.get_submodule(name).weight)
+    rows = batch_rows(model, [target_row(tokenizer, request.text, request.continuation) for request in requests])
+    assert not rows.mask_RT.all()
+    factors, nll_L = token_factors(model, rows, 3, [name])
+    inputs_RTF, gradients_RTD = factors[name]
+    assert relative(torch.einsum("rtd,rtf->df", gradients_RTD, inputs_RTF), gradient) < 1e-10
+    assert float(nll_L.sum()) / 3 == pytest.approx(float(loss.detach()))
 
 
 def test_a_stream_carries_the_statistics(tmp_path):

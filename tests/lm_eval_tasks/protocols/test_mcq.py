@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from paths import ROOT
 from scripted import scored
 from task_runs import build, metrics_of, run
 
@@ -87,8 +90,17 @@ def test_tied_letters_share_the_choice() -> None:
 
 
 def test_the_bias_of_independent_uniform_choices_is_the_documented_one() -> None:
+    everything = list(itertools.product("ABCD", repeat=4))
+    biases = [
+        choosing(lambda order, role, letter, chosen=chosen: 1.0 if letter == chosen[order] else 2.0)["position_bias"]
+        for chosen in everything
+    ]
+    mean = math.fsum(biases) / len(everything)
     # E|n/4 - 1/4| for n ~ Bin(4, 1/4) is 2 P(n = 0) / 4 = 0.75**4 / 2; four letters, halved
-    assert math.isclose(4 * (0.75**4 / 2) / 2, 0.316, abs_tol=5e-4)
+    assert mean == pytest.approx(0.75**4)
+    text = (ROOT / "docs/questions.md").read_text(encoding="utf-8")
+    (documented,) = re.findall(r"independent uniform choices have ([\d.]+) on average", text)
+    assert f"{mean:.3f}" == documented
 
 
 def test_questions_have_two_answers_of_other_records() -> None:
