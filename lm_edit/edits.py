@@ -130,7 +130,8 @@ def export_edits(
     AppliedDeltas(lm.model).check(delta)
     if file_format == "merged":
         return export_merged(lm.model, lm.tokenizer, delta, out)
-    return export_peft(delta, out, base_model=str(lm.pretrained))
+    revision = model_options.get("revision")
+    return export_peft(delta, out, base_model=str(lm.pretrained), revision=None if revision is None else str(revision))
 
 
 def _formats_of(delta: Delta) -> tuple[str, ...]:

@@ -38,11 +38,12 @@ ORIGIN_NAME = "edit_origin.json"  # metadata of the edit, beside peft's files
 PREFIX = "base_model.model."  # of peft's tensor names
 
 
-def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None) -> Path:
+def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None, revision: str | None = None) -> Path:
     """Write a low-rank edit as a PEFT LoRA adapter; peft itself is not needed.
 
     Args:
         base_model: name or folder of the edit's base model, for the adapter's description.
+        revision: its revision on the hub.
 
     Returns:
         The folder, with ``adapter_config.json``, ``adapter_model.safetensors`` and ``edit_origin.json``.
@@ -67,6 +68,7 @@ def export_peft(delta: Delta, folder: str | Path, base_model: str | None = None)
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
+        "revision": revision,
         "r": rank,
         "lora_alpha": rank,
         "lora_dropout": 0.0,

@@ -144,40 +144,59 @@ def save_edits(
         The delta files, in order.
 
     Raises:
-        EditingError: the folder is not empty.
+        EditingError: the folder is not empty, or another process has begun to write edits there meanwhile.
         OSError: a file cannot be written; those before it are removed.
     """
     folder = check_output_folder(folder)
     is_new = not folder.exists()
+    paths: list[Path] = []
     try:
-        return _write_edits(folder, edits, metadata, most)
+        _write_edits(folder, edits, metadata, most, paths)
     except BaseException:
         with contextlib.suppress(OSError):  # the error of the block matters, not that of the clean-up
-            for path in (*folder.glob("edit-*.safetensors"), folder / INDEX_NAME):
+            for path in paths:
                 path.unlink(missing_ok=True)
             if is_new and folder.exists():
                 folder.rmdir()
         raise
+    return paths
 
 
 def _write_edits(
-    folder: Path, edits: Iterable[tuple[RequestGroup, Delta]], metadata: Mapping[str, Any], most: int
-) -> list[Path]:
+    folder: Path,
+    edits: Iterable[tuple[RequestGroup, Delta]],
+    metadata: Mapping[str, Any],
+    most: int,
+    paths: list[Path],
+) -> None:
+    """Write the files of :func:`save_edits`; ``paths`` gets those that this process has begun to write."""
     width = len(str(most))
-    paths, index = [], []
+    index = []
     for number, (group, delta) in enumerate(edits):
-        folder.mkdir(parents=True, exist_ok=True)  # not before there is an edit, which may take hours
-        delta.meta |= {**metadata, "requests": [request.to_dict() for request in group]}
         path = folder / f"edit-{number:0{width}d}.safetensors"
+        if not paths:  # not before there is an edit, which may take hours
+            _claim(path)
+        paths.append(path)
+        delta.meta |= {**metadata, "requests": [request.to_dict() for request in group]}
         delta.save(path)
         diagnostics = {name: value for name, value in delta.diagnostics.items() if name != "losses"}
         index.append({"file": path.name, "requests": delta.meta["requests"], "diagnostics": diagnostics})
-        paths.append(path)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**metadata, "edits": index}, indent=2, ensure_ascii=False)
     # Half surrogate pairs have no UTF-8. Python's escape of one is that of JSON, and strings are its only place.
     write_atomically(folder / INDEX_NAME, text.encode(errors="backslashreplace").decode() + "\n")
-    return paths
+
+
+def _claim(path: Path) -> None:
+    """Create the first file of a folder, which only one process can."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise EditingError(
+            f"another process has begun to write edits into {path.parent}. Give each an output folder of its own; "
+            "finished edits come from the store."
+        ) from None
 
 
 def _warn_of_incomplete(folders: Iterable[Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from shlex import quote
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.numbers import SHARE
@@ -54,7 +55,8 @@ def _run_facts(args: argparse.Namespace) -> int:
         say(f"repeated rows: {converted.num_repeated}")
     named = [(f"{row.subject_label} | {row.object_label}", reason) for row, reason in converted.ambiguous]
     say_reasons("left out", named)
-    say(f"the relations have no templates yet: lm-edit build-bake {args.out} --templates FILE, or --writer MODEL")
+    out = quote(str(args.out))
+    say(f"the relations have no templates yet: lm-edit build-bake {out} --templates FILE, or --writer MODEL")
     return 0
 
 
@@ -105,7 +107,8 @@ def _run_templates(args: argparse.Namespace) -> int:
         rest = sum(map(len, derived.rest[name].values()))
         say(f"{name}: {counts.num_records} records, {listed}; not kept {rest}")
     say_reasons("no template", [(f"{one.where}: {one.text}", one.reason) for one in derived.unread])
-    say(f"what was not kept is in provenance of {args.out}; use it: lm-edit build-bake FACTS --templates {args.out}")
+    say(f"what was not kept is in provenance of {args.out}")
+    say(f"use it: lm-edit build-bake FACTS --templates {quote(str(args.out))}")
     return 0
 
 

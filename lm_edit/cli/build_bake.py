@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
@@ -111,10 +112,12 @@ def _run(args: argparse.Namespace) -> int:
         record.setdefault("provenance", {})["seed"] = args.seed
         if args.templates or args.writer:
             record["provenance"]["templates_sha256"] = table.templates_hash(record["relation"])
-    write_output(args.out, json.dumps(built.records, ensure_ascii=False, indent=1) + "\n")
     _report(table.facts, built)
+    if not built.records:
+        raise EditingError(f"no record is left; nothing is written to {args.out}.")
+    write_output(args.out, json.dumps(built.records, ensure_ascii=False, indent=1) + "\n")
     task = "bake_qj" if args.form == "qa" else "bake_j"
-    say(f"use it: lm_eval --model edited_hf --tasks {task} --model_args data={args.out},...")
+    say(f"use it: lm_eval --model edited_hf --tasks {task} --model_args {quote(f'data={args.out},...')}")
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
@@ -92,7 +93,7 @@ def _run_building(args: argparse.Namespace) -> int:
     if not building.records:
         raise EditingError(f"no reply of {writer.name} could be used; nothing is written. Use another model.")
     write_output(args.out, json.dumps(building.records, ensure_ascii=False, indent=1) + "\n")
-    say(f"use it: lm_eval --model edited_hf --tasks qaedit_wild --model_args data={args.out},...")
+    say(f"use it: lm_eval --model edited_hf --tasks qaedit_wild --model_args {quote(f'data={args.out},...')}")
     return 0
 
 
@@ -136,8 +137,8 @@ def _run_labeling(args: argparse.Namespace) -> int:
     write_output(args.out, json.dumps(labeling.records, ensure_ascii=False, indent=1) + "\n")
     if args.categories_out is not None:
         write_output(args.categories_out, json.dumps(labeling.by_question(), ensure_ascii=False, indent=1) + "\n")
-    say(f"use it: lm-edit figure qaedit_categories --data {args.out} -o categories.md")
-    run = f"lm_eval --model edited_hf --tasks qaedit_wild --model_args data={args.out},..."
+    say(f"use it: lm-edit figure qaedit_categories --data {quote(str(args.out))} -o categories.md")
+    run = f"lm_eval --model edited_hf --tasks qaedit_wild --model_args {quote(f'data={args.out},...')}"
     say(f"or: {run} --metadata score_by=category")
     return 0
 

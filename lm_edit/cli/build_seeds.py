@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.numbers import SEED
@@ -50,7 +51,7 @@ def _run(args: argparse.Namespace) -> int:
     parse_seeds(content, "the drawn seeds")
     write_output(args.out, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
     _report(drawn, args.per_relation)
-    say(f"use it: lm-edit grow-graph {args.out} --writer hf:MODEL --out graph.json")
+    say(f"use it: lm-edit grow-graph {quote(str(args.out))} --writer hf:MODEL --out graph.json")
     return 0
 
 

@@ -65,6 +65,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cuda, cuda:1, cpu, ...; default: a GPU if there is one")
 
 
+def loading_options(args: argparse.Namespace) -> dict[str, str]:
+    """What was given of the options that decide which weights are loaded, for printed commands."""
+    return {name: value for name in ("pretrained", "revision", "dtype") if (value := getattr(args, name)) is not None}
+
+
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose records of the benchmark named by ``--edits``; :data:`DATA_OPTIONS`."""
     parser.add_argument("--data", help=DATA_HELP)

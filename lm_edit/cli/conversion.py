@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from shlex import quote
 
+from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.command import Verb, add_overwrite_argument, check_output_files, say, whole, write_output
 
 MAX_NAMED = 5  # concepts that are named for one reason
@@ -36,14 +38,16 @@ def _run(args: argparse.Namespace) -> int:
     wording = Wording(**{name: text for name, text in given.items() if text is not None})
     released = read_released_prompts(read_rows(path, "file of prompts") for path in args.final)
     conversion = convert(read_rows(args.concepts, "file of concepts"), released, wording)
-    write_output(args.out, json.dumps(conversion.records, ensure_ascii=False, indent=1) + "\n")
     for name, count in conversion.statistics().items():
         say(f"{name}: {count}")
     for reason in sorted({reason for _, _, reason in conversion.left_out}):
         named = Counter(concept for concept, _, why in conversion.left_out if why == reason)
         more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
         say(f"left out, {reason}: {', '.join(list(named)[:MAX_NAMED])}{more}")
-    say(f"use it: lm_eval --model edited_hf --tasks bake_concept --model_args data={args.out},...")
+    if not conversion.records:
+        raise EditingError(f"{args.concepts} gives no record; nothing is written. Is it ConceptEdit's complete file?")
+    write_output(args.out, json.dumps(conversion.records, ensure_ascii=False, indent=1) + "\n")
+    say(f"use it: lm_eval --model edited_hf --tasks bake_concept --model_args {quote(f'data={args.out},...')}")
     return 0
 
 
@@ -75,7 +79,7 @@ def _run_graph(args: argparse.Namespace) -> int:
     say(f"edits: {len(records)}")
     for length, count in sorted(lengths.items()):
         say(f"chains of length {length}: {count}")
-    say(f"use it: lm_eval --model edited_hf --tasks knowgic_prob --model_args data={args.out},...")
+    say(f"use it: lm_eval --model edited_hf --tasks knowgic_prob --model_args {quote(f'data={args.out},...')}")
     return 0
 
 

@@ -18,6 +18,7 @@ from lm_edit.cli.command import (
     add_data_arguments,
     add_model_arguments,
     check_subset,
+    loading_options,
     model_options,
     say,
     say_reasons,
@@ -101,13 +102,13 @@ def _print_next_steps(edits: Sequence[SavedEdit], args: argparse.Namespace) -> N
     """The commands that evaluate and export what was written; steps of a stream act together only."""
     if not edits:
         return
-    file, formats = edits[0].file, edits[0].formats
+    file, formats, of_model = edits[0].file, edits[0].formats, loading_options(args)
     if len(edits) == 1 or not args.sequential:
-        base = f"pretrained={args.pretrained}," if args.pretrained else ""
-        say(f"evaluate: lm_eval --model edited_hf --model_args {quote(f'{base}load_edit={file}')} --tasks ...")
+        words = ",".join(f"{name}={value}" for name, value in {**of_model, "load_edit": file}.items())
+        say(f"evaluate: lm_eval --model edited_hf --model_args {quote(words)} --tasks ...")
     if formats:
         files = f"{quote(args.out)}/*.safetensors" if args.sequential else quote(str(file))
-        base = f" --pretrained {quote(args.pretrained)}" if args.pretrained else ""
+        base = "".join(f" --{name} {quote(value)}" for name, value in of_model.items())
         say(f"export: lm-edit export {files}{base} --format {formats[0]} --out <folder>")
 
 
@@ -122,9 +123,11 @@ def _run_export(args: argparse.Namespace) -> int:
     from lm_edit.edits import export_edits
 
     folder = export_edits(args.deltas, args.out, args.format, model_options(args))
-    base = args.pretrained or "<folder of the demo model, see lm-edit demo>"
-    usage = f"pretrained={base},peft={folder}" if args.format == "peft" else f"pretrained={folder}"
-    say(f"written to {folder}; evaluate it with lm_eval --model hf --model_args {usage}")
+    usage: dict[str, object] = {"pretrained": folder}
+    if args.format == "peft":
+        usage = {"pretrained": "<folder of the demo model, see lm-edit demo>", **loading_options(args), "peft": folder}
+    words = quote(",".join(f"{name}={value}" for name, value in usage.items()))
+    say(f"written to {folder}; evaluate it with lm_eval --model hf --model_args {words}")
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
@@ -275,7 +276,7 @@ def _say_growth(grower: Grower, growth: Growth, args: argparse.Namespace, review
     say(f"facts: {len(growth.facts)}, after {growth.rounds} rounds: {growth.stopped}")
     if review is None:
         say("these facts are unreviewed and contain the model's mistakes; use --review FILE to decide on each.")
-    say(f"use it: lm-edit build-knowgic {args.out} --out chains.json")
+    say(f"use it: lm-edit build-knowgic {quote(str(args.out))} --out chains.json")
 
 
 VERBS: dict[str, Verb] = {

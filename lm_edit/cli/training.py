@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Callable, Mapping
+from shlex import quote
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edit_hooks.utils.numbers import INNER_SHARE
@@ -86,7 +87,7 @@ def _train(
         f"validation edit loss: unedited {first['edit']:.3f}, after training {best['edit']:.3f}, "
         f"locality {best['locality']:.4f}; best step {progress.best_step} of {progress.step}"
     )
-    say(f"use it: lm_eval --model edited_hf --model_args editor={editor},editor_args=artifact:{out} ...")
+    say(f"use it: lm_eval --model edited_hf --model_args {quote(f'editor={editor},editor_args=artifact:{out}')} ...")
     return 0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from edit_hooks.utils.files import blocks_of
@@ -77,7 +78,8 @@ def make_site(
     with_samples = results[results["file"].isin(sampled)]
     tasks = set(zip(with_samples["run"], with_samples["task"], strict=True))
     every_case = load_cases(sampled, require_samples=False)
-    cases = every_case[[place in tasks for place in zip(every_case["run"], every_case["task"], strict=True)]]
+    kept = [place in tasks for place in zip(every_case["run"], every_case["task"], strict=True)]
+    cases = every_case[kept]  # an empty list would select columns
     board = build_board(results, cases, resamples=resamples or RESAMPLES)
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)

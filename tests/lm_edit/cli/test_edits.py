@@ -11,7 +11,7 @@ import pytest
 import torch
 from command_line import printed_lines, write_requests, write_settings
 
-from edit_hooks import Delta, EditRequest
+from edit_hooks import Delta, EditingError, EditRequest
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.saved import save_edits
@@ -158,6 +158,39 @@ def test_a_folder_of_edits_is_complete_or_not_there(tmp_path, monkeypatch):
         == len(groups)
         == len(list(tmp_path.glob("new/*"))) - 1
     )
+
+
+def test_printed_commands_load_the_weights_that_were_edited(model, edits, tmp_path, capsys):
+    """Stock models check neither revision nor precision; an adapter on other weights is another model."""
+    given = [*model, "--revision", "v1", "--dtype", "bfloat16"]
+    of_model = f"pretrained={model[1]},revision=v1,dtype=bfloat16"
+    out, adapter = tmp_path / "my edits", tmp_path / "my adapter"
+    settings = ["--editor-args", str(write_settings(tmp_path / "fast.yaml")), "--store", "off", "--num-edits", "1"]
+    assert main(["edit", *given, "--editor", "r_rome", *settings, "--edits", edits, "--out", str(out)]) == 0
+    evaluate, export = (line for line in printed_lines(capsys) if line.startswith(("evaluate: ", "export: ")))
+    assert shlex.split(evaluate)[5] == f"{of_model},load_edit={out / 'edit-0.safetensors'}"
+    command = shlex.split(export.removeprefix("export: lm-edit ").replace("<folder>", shlex.quote(str(adapter))))
+    assert main([*command, "--device", "cpu"]) == 0
+    assert shlex.split(printed_lines(capsys)[-1])[-1] == f"{of_model},peft={adapter}"
+    assert json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["revision"] == "v1"
+
+
+def test_two_processes_do_not_write_edits_into_one_folder(tmp_path):
+    """Both found it empty before their first edit, which can take hours."""
+    delta = Delta(factors={"m": Factor(torch.ones(2, 1), torch.ones(3, 1))})
+    out, other_files = tmp_path / "edits", []
+
+    def while_another_writes():
+        for request in REQUESTS[:2]:
+            if not other_files:
+                other_files.extend(save_edits(out, [((EditRequest(**REQUESTS[2]),), delta)], {}, 1))
+            yield (EditRequest(**request),), delta
+
+    with pytest.raises(EditingError, match="another process has begun to write edits into"):
+        save_edits(out, while_another_writes(), {}, 2)
+    (file,) = other_files
+    assert Delta.load(file).meta["requests"][0]["prompt"] == REQUESTS[2]["prompt"]
+    assert sorted(path.name for path in out.iterdir()) == ["edit-0.safetensors", "edits.json"]
 
 
 def test_an_edit_of_the_command_line_is_the_edit_of_an_evaluation(model, edits, tmp_path):

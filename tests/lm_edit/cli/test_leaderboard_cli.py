@@ -76,6 +76,14 @@ def test_runs_without_samples_have_numbers_and_a_note(runs, tmp_path, capsys):
     assert "| ft_m |" in (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
 
 
+def test_results_without_any_samples_are_compared_by_their_limit(tmp_path):
+    write_run(tmp_path / "one", samples=False)
+    write_run(tmp_path / "two", samples=False, editor="memit", editor_config={"layers": [4, 5]})
+    assert build(tmp_path, "-o", tmp_path / "site") == 0
+    text = (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
+    assert re.search(r"\| memit \| 0\.\d+ \(4/4\) \|", text)
+
+
 def test_a_task_without_samples_does_not_hide_the_others(tmp_path, capsys):
     """One run in two files of which one has samples, and the file that `lm-edit results merge` makes of them."""
     parts = [("bake_es", True, "2026-11-21T10-00-00.000001"), ("bake_gs", False, "2026-11-21T11-00-00.000001")]

@@ -250,6 +250,16 @@ def test_without_a_filter_no_model_is_loaded(tmp_path: Path, monkeypatch: Any) -
     assert run_verb(words) == 2  # exists
 
 
+def test_a_table_without_a_record_replaces_nothing(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "bake.json"
+    out.write_text("[1]", encoding="utf-8")
+    facts = write(tmp_path, TABLE | {"facts": [["Ada", "mayor", "Elm"]]})
+    words = ["build-bake", facts, "--relations", "mayor", "--filter", "none", "--out", str(out), "--overwrite"]
+    assert run_verb(words) == 2 and out.read_text(encoding="utf-8") == "[1]"
+    printed = capsys.readouterr()
+    assert "no record is left; nothing is written" in printed.err and "Ada" in printed.out
+
+
 def test_answers_are_means_per_token_of_a_plain_forward_pass(tiny_path: Any) -> None:
     lm = EditedHFLM(pretrained=str(tiny_path("gpt2")), device="cpu", mode="none", store="off")
     choice = Choice("The mayor of Elm is", "Ada Long Name", "Bo")

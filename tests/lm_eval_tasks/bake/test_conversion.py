@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,21 @@ def test_every_concept_is_a_record_or_has_a_reason(tmp_path: Path, capsys: pytes
     counts = convert([(str(n), c) for n, c in enumerate(CONCEPTS)]).statistics()
     assert counts["records"] + sum(counts["left_out"].values()) == counts["possible_records"] == 12
     assert counts["records_by_module"] == {"inter": 3, "intra": 2}  # without released prompts one tram is made, too
+
+
+def test_a_file_without_a_record_replaces_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "earlier.json"
+    out.write_text("[1]", encoding="utf-8")
+    concepts = write(tmp_path / "c.json", [{"concept_name": "x"}])
+    assert main(["build-bake-concept", concepts, "--out", str(out), "--overwrite"]) == 2
+    assert "gives no record; nothing is written" in capsys.readouterr().err
+    assert out.read_text(encoding="utf-8") == "[1]"
+
+
+def test_the_command_that_reads_the_file_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "with space.json"
+    assert main(["build-bake-concept", write(tmp_path / "c.json", CONCEPTS), "--out", str(out)]) == 0
+    assert shlex.split(capsys.readouterr().out.splitlines()[-1])[-1] == f"data={out},..."
 
 
 def test_the_converted_file_is_what_the_tasks_read(tmp_path: Path) -> None:
