@@ -79,7 +79,7 @@ def make_site(
     tasks = set(zip(with_samples["run"], with_samples["task"], strict=True))
     every_case = load_cases(sampled, require_samples=False)
     kept = [place in tasks for place in zip(every_case["run"], every_case["task"], strict=True)]
-    cases = every_case[kept]  # an empty list would select columns
+    cases = every_case[np.array(kept, dtype=bool)]  # an empty list would select columns
     board = build_board(results, cases, resamples=resamples or RESAMPLES)
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)
