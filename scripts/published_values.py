@@ -189,9 +189,8 @@ def collect(folder: Path) -> dict[str, Any]:
                     key, {**dict(zip(("table", "model", "editor", "regime"), key, strict=True)), "values": []}
                 )
                 note = differences.index(entry["differs"])
-                row["values"].append(
-                    [value["task"], value["metric"], value["value"], value["column"], entry["agreement"], note]
-                )
+                facts = [value["column"], entry["agreement"], note, entry.get("data", "hub")]
+                row["values"].append([value["task"], value["metric"], value["value"], *facts])
     return {"papers": PAPERS, "differs": differences, "rows": [rows[key] for key in sorted(rows)]}
 
 

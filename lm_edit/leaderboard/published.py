@@ -55,13 +55,11 @@ def published_rows(columns: Sequence[Column], choice: str = "matching") -> list[
     """The printed rows that have a number in one of the columns, with these numbers only.
 
     Args:
-        choice: ``matching`` for columns on the published data (``data=hub``), ``all``, or ``none``. Numbers of the
-            embedded samples are about other cases than printed ones.
+        choice: ``matching`` for columns on the published set of the printed number (``data=hub``, ``hub:multi``),
+            ``all``, or ``none``. Numbers of another set or of the embedded samples are about other cases.
     """
     wanted = {
-        (column.key.task, column.key.metric)
-        for column in columns
-        if not column.key.stage and (choice == "all" or column.identity["data"].startswith("hub"))
+        (column.key.task, column.key.metric): column.identity["data"] for column in columns if not column.key.stage
     }
     if choice == "none" or not wanted:
         return []
@@ -70,8 +68,8 @@ def published_rows(columns: Sequence[Column], choice: str = "matching") -> list[
     for row in data["rows"]:
         values = {
             (task, metric): PublishedValue(value, heading, agreement, data["differs"][note])
-            for task, metric, value, heading, agreement, note in row["values"]
-            if (task, metric) in wanted
+            for task, metric, value, heading, agreement, note, of_set in row["values"]
+            if (task, metric) in wanted and (choice == "all" or wanted[task, metric] == of_set)
         }
         if values:
             rows.append(
