@@ -3,7 +3,9 @@
 Layout: ``<root>/deltas/<2 hex>/<key>.safetensors``, ``<root>/json/<kind>/<key>.json``, ``<root>/answers.sqlite`` and a
 marker file. A key is the SHA-256 of the complete description of a result. The description is stored with the content
 and compared on reading. Files are written atomically, so several processes may share a store, and one of them may prune
-it. A damaged file is logged, removed and computed again; a file that cannot be written is logged, and the run goes on.
+it: what is gone is computed again. Only a stream of updates too large for memory reads finished steps again and ends
+with an error if they are gone. A damaged file is logged, removed and computed again; a file that cannot be written is
+logged, and the run goes on.
 See ``docs/design/store-keys.md``.
 """
 
@@ -129,8 +131,9 @@ class Store:
         return chosen
 
     def prune(self, max_bytes: int = 0) -> int:
-        """Remove the least recently used files until at most ``max_bytes`` remain; runs may go on meanwhile.
+        """Remove the least recently used files until at most ``max_bytes`` remain.
 
+        Runs may go on meanwhile, but for streams of updates too large for memory, which read finished steps again.
         Other files in the folder are left alone.
 
         Returns:

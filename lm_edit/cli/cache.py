@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 def _add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", nargs="?", choices=("show", "prune"), default="show", help="default: show")
-    parser.add_argument("--max-size", help="prune: remove the least recently used files down to this size, as 5GB")
+    parser.add_argument(
+        "--max-size",
+        help="prune: remove the least recently used files down to this size, as 5GB; not while a stream runs",
+    )
     parser.add_argument("--store", help="folder of the store; default: the user's")
     parser.add_argument("--dry-run", action="store_true", help="prune: list the files and remove nothing")
     parser.add_argument("--force", action="store_true", help="prune a folder that is not marked as a store")
