@@ -17,12 +17,12 @@ import re
 from collections.abc import Sequence
 
 from edit_hooks.utils.files import packaged_file, read_text
+from lm_edit.leaderboard.board import Board, Cell, Row
 from lm_edit.leaderboard.cases import Cases, Json, to_json
 from lm_edit.leaderboard.columns import Column, ColumnKey
 from lm_edit.leaderboard.published import PublishedRow
 from lm_edit.leaderboard.render_text import GENERATOR, describe_column
 from lm_edit.leaderboard.significance import Comparison, Ranking
-from lm_edit.leaderboard.table import Board, Cell, Row
 
 MAX_BYTES = 5_000_000
 # Room for the sentence about cases that are left out.

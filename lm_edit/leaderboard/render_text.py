@@ -8,10 +8,10 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from lm_edit.leaderboard.board import Board, Cell, Row, Section
 from lm_edit.leaderboard.columns import Column
 from lm_edit.leaderboard.published import PublishedRow
 from lm_edit.leaderboard.significance import Comparison, Ranking
-from lm_edit.leaderboard.table import Board, Cell, Row, Section
 from lm_edit.results.markdown import escape_cell
 
 GENERATOR = "written by lm-edit leaderboard"  # in every file, which the next call may then replace

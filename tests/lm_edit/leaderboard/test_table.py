@@ -16,10 +16,11 @@ pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra l
 from board_frames import case_rows, frames, run_row
 
 from edit_hooks.utils.errors import EditingError
+from lm_edit.leaderboard.board import Board, Row
 from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds
 from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey
 from lm_edit.leaderboard.significance import bootstrap_interval
-from lm_edit.leaderboard.table import ALL_EQUAL, NO_SAMPLES, NOT_FROM_CASES, SHARE_OF_EQUAL, Board, Row, build_board
+from lm_edit.leaderboard.table import ALL_EQUAL, NO_SAMPLES, NOT_FROM_CASES, SHARE_OF_EQUAL, build_board
 from lm_eval_tasks.common.catalog import FOLDER
 
 ES = ColumnKey("bake_es", "es_prob", "", "none")

@@ -1,0 +1,196 @@
+"""The leaderboard as data: sections of runs that compete, their rows, and everything about each number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lm_edit.leaderboard import significance
+from lm_edit.leaderboard.case_scores import CaseScores
+from lm_edit.leaderboard.columns import Column, ColumnKey
+from lm_edit.leaderboard.significance import Comparison, Interval, Ranking
+
+UNEDITED = "unedited"
+OUTSIDE = "outside the population"
+
+
+class RowKey(NamedTuple):
+    """Fields that the runs of one row share, as texts; empty where a field does not apply.
+
+    Runs that agree in them are one edited model, evaluated by one or several commands.
+    """
+
+    model: str
+    model_hash: str
+    editor: str
+    mode: str
+    settings: str
+    context_editor: str
+    num_edits: str
+    edit_batch_size: str
+    group_size: str
+    icl: str
+    edit_options: str
+    answer_options: str
+
+    @property
+    def acts_in_prompt(self) -> bool:
+        """Whether the new fact is in the prompt: context editors, and runs with ``icl``."""
+        return self.context_editor == "True" or self.icl not in ("", "no", "False")
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the unedited model without the new fact in the prompt."""
+        return self.editor == UNEDITED and not self.acts_in_prompt
+
+    @property
+    def regime(self) -> str:
+        """How edits are made: one at a time, all at once, or one after another."""
+        if self.mode == "sequential":
+            edits = f"stream of {self.num_edits} edits" if self.num_edits else "stream of edits"
+            return edits + (f", {self.edit_batch_size} per step" if self.edit_batch_size not in ("", "1") else "")
+        if self.mode == "batch":
+            return f"{self.num_edits} edits at once" if self.num_edits else "all edits at once"
+        return "single edits" + (f" in groups of {self.group_size}" if self.group_size not in ("", "1") else "")
+
+
+class Section(NamedTuple):
+    """Rows that compete: one model, one regime, context editors apart.
+
+    Attributes:
+        title: model, regime, and whether editors act through the prompt.
+        rows: the unedited model first if it was evaluated, then editors by mean rank.
+        ranking: mean ranks over the columns shown first; ``None`` if there are too few.
+        ranking_note: which columns and editors the ranking is about, or why there is none.
+        coverage_note: columns in which editors have scores of very different shares of the cases; "" if there are none.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    ranking: Ranking | None
+    ranking_note: str
+    coverage_note: str
+
+    def evaluated(self, columns: Sequence[Column]) -> list[Column]:
+        """The columns in which one of its editors has a number; the unedited model alone makes no comparison."""
+        editors = [row for row in self.rows if not row.is_reference] or self.rows
+        return [column for column in columns if any(column.key in row.cells for row in editors)]
+
+
+@dataclass
+class Cell:
+    """One number.
+
+    Attributes:
+        value: the score, as the result file has it; NaN if nothing was scored. Of several seeds, the mean.
+        num_scored: cases behind the value; of several seeds, in the one with the fewest.
+        num_cases: cases asked.
+        left_out: reason -> number of cases without a score.
+        interval: 95% interval over cases.
+        note: why there is no interval.
+        by_seed: seed -> value, for runs of several seeds.
+        or_0: the value if cases without a usable answer count as 0; NaN where that means nothing.
+        rank: within the section, by value; equal values share the better rank. ``None`` for the unedited model.
+        is_best: it has rank 1, and an editor of the section has a worse one.
+        versus_unedited: paired test against the unedited model, adjusted.
+        versus_best: paired test against the best editor of the section, adjusted.
+    """
+
+    value: float
+    num_scored: int
+    num_cases: int
+    left_out: dict[str, int]
+    interval: Interval | None = None
+    note: str = ""
+    by_seed: dict[str, float] = field(default_factory=dict)
+    or_0: float = math.nan
+    rank: int | None = None
+    is_best: bool = False
+    versus_unedited: Comparison | None = None
+    versus_best: Comparison | None = None
+
+    @property
+    def coverage(self) -> float:
+        """Share of the cases of the population that have a score."""
+        asked = self.num_cases - self.left_out.get(OUTSIDE, 0)
+        return self.num_scored / asked if asked else math.nan
+
+    @property
+    def marks(self) -> str:
+        """A dagger for a difference from the unedited model, a double dagger for one from the best editor."""
+        dagger = "†" if self.versus_unedited and self.versus_unedited.p < significance.ALPHA else ""
+        return dagger + ("‡" if self.versus_best and self.versus_best.p < significance.ALPHA else "")
+
+
+@dataclass
+class Row:
+    """One edited model.
+
+    Attributes:
+        key: the fields that its runs share.
+        label: the editor, with the settings that distinguish it from other rows of its section.
+        runs: seed -> ids of its runs.
+        run_names: readable names of all runs.
+        settings_origin: ``shipped``, ``given`` or ``untuned: ...``.
+        cells: by column.
+    """
+
+    key: RowKey
+    label: str
+    runs: dict[str, tuple[str, ...]]
+    run_names: tuple[str, ...]
+    settings_origin: str
+    cells: dict[ColumnKey, Cell]
+    scores: dict[ColumnKey, CaseScores] = field(repr=False)
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """Ids of the runs of all seeds."""
+        return tuple(run for runs in self.runs.values() for run in runs)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the unedited model."""
+        return self.key.is_reference
+
+
+@dataclass(frozen=True)
+class Board:
+    """The leaderboard, to be rendered."""
+
+    columns: tuple[Column, ...]
+    sections: tuple[Section, ...]
+    resamples: int
+
+    @property
+    def default_columns(self) -> list[Column]:
+        """The columns shown first."""
+        return [column for column in self.columns if column.is_default]
+
+    @property
+    def methods(self) -> list[str]:
+        """How intervals, tests and ranks are computed, as sentences."""
+        return [
+            f"Intervals: 95%, BCa bootstrap over cases ({self.resamples} resamples, fixed seed); given where a score "
+            "follows from its cases: means, pooled means (over the chains or questions of all cases), and edit scores, "
+            "which are harmonic means of means. Where all cases of a share score the same, as in 64 of 64: Wilson's "
+            "interval; elsewhere equal scores have none.",
+            "n/N: cases with a score, of the cases asked; the reasons of the others are with each number, and the "
+            "value if those without a usable answer count as 0, which ranks nothing.",
+            "† differs from the unedited model, ‡ differs from the best editor of the section (bold; not where all "
+            f"are equal), p < {significance.ALPHA}: exact McNemar test for scores that are 0 or 1, otherwise a "
+            "permutation test of the difference, paired by case, on the cases that both scored; Holm correction over "
+            "the rows of a column in its section, and none over columns. The best editor is chosen by the same cases, "
+            "which makes ‡ slightly liberal.",
+            "Runs that differ in the seed alone are one row, with the mean of their scores; intervals and tests are "
+            "over cases, each with its scores under all seeds.",
+            "Cases under one edit (groups of k edits) are drawn and swapped together. In a stream, and where all edits "
+            "are made at once, all cases share one edited model: intervals and tests are about other cases of this "
+            "model, not about other streams or orders.",
+            "Ranks: within a section, by value over scored cases, with the coverage n/N beside; equal values share the "
+            "better rank. Mean ranks: Friedman's test with columns as "
+            "blocks, then Nemenyi's test; columns of one benchmark share cases, which makes it liberal.",
+            "Editors that act through the prompt see the new fact when they answer; they are compared with each other.",
+        ]
