@@ -14,6 +14,8 @@ from lm_edit.leaderboard.significance import Comparison, Interval, Ranking
 
 UNEDITED = "unedited"
 OUTSIDE = "outside the population"
+# Regimes of modes without edits of a run's own; the mode of stock models is empty.
+OTHER_REGIMES = {"loaded": "a saved edit", "": "evaluated as is"}
 
 
 class RowKey(NamedTuple):
@@ -47,13 +49,14 @@ class RowKey(NamedTuple):
 
     @property
     def regime(self) -> str:
-        """How edits are made: one at a time, all at once, or one after another."""
+        """How edits are made: one at a time, all at once or in groups, one after another, loaded, or not at all."""
         if self.mode == "sequential":
             edits = f"stream of {self.num_edits} edits" if self.num_edits else "stream of edits"
             return edits + (f", {self.edit_batch_size} per step" if self.edit_batch_size not in ("", "1") else "")
         if self.mode == "batch":
-            return f"{self.num_edits} edits at once" if self.num_edits else "all edits at once"
-        return "single edits" + (f" in groups of {self.group_size}" if self.group_size not in ("", "1") else "")
+            together = f"in groups of {self.group_size}" if self.group_size else "at once"
+            return f"{self.num_edits or 'all'} edits {together}"
+        return OTHER_REGIMES.get(self.mode, "single edits")
 
 
 class Section(NamedTuple):

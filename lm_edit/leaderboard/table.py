@@ -20,6 +20,7 @@ MAX_GAPS = 4  # columns named in the note on coverage
 DIGITS = 12  # of values that are ranked
 # Two editors whose coverage of a column differs by more are named below their table.
 COVERAGE_GAP = 0.1
+UNKNOWN_WEIGHTS = "weights not recorded"
 NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
 NOT_SCORED = "no case was scored"
 NOT_FROM_CASES = "no interval and no test: the score does not follow from single cases"
@@ -167,7 +168,7 @@ def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) ->
     same_names = {name for name, _ in models if sum(name == other for other, _ in models) > 1}
     for model, digest in models:
         own = [row for row in rows if (row.key.model, row.key.model_hash) == (model, digest)]
-        title = f"{model} ({digest})" if model in same_names else model
+        title = f"{model} ({digest or UNKNOWN_WEIGHTS})" if model in same_names else model
         references = [row for row in own if row.is_reference]
         groups: dict[tuple[bool, str], list[Row]] = {}
         for row in own:

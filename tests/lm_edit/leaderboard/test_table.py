@@ -44,6 +44,25 @@ def es(**scores: list[float | None]) -> dict[str, dict[str, list[float | None]]]
     return {editor: {"bake_es/es_prob": values} for editor, values in scores.items()}
 
 
+def test_saved_edits_stock_models_and_groups_do_not_compete_with_single_edits():
+    parts = [
+        frames(es(rome=[1, 0], memit=[0, 0])),
+        frames(es(memit=[1, 1]), mode="loaded", edit_options="load_edit=deploy"),
+        frames(es(hf=[1, 1]), mode="", model_hash="", settings=""),
+        frames(es(memit=[1, 1]), mode="batch", num_edits=4),
+        frames(es(memit=[1, 1]), mode="batch", num_edits=4, group_size=2),
+    ]
+    titles = {section.title: [row.label for row in section.rows] for section in board(*parts).sections}
+    known = "demo (5f22a9bff021)"
+    assert titles == {
+        "demo (weights not recorded): evaluated as is": ["hf"],
+        f"{known}: single edits": ["memit", "rome"],
+        f"{known}: 4 edits at once": ["memit"],
+        f"{known}: 4 edits in groups of 2": ["memit"],
+        f"{known}: a saved edit": ["memit"],
+    }
+
+
 def test_marks_ranks_and_corrected_tests():
     """Exact McNemar, Holm over the three editors.
 
