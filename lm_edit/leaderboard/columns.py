@@ -141,8 +141,8 @@ def describe_case_sets(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
 def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) -> list[tuple[str, dict[str, str]]]:
     """Name and identity of every run of a column.
 
-    Where some runs have no samples, ``--limit`` is what is known of all of them. Tasks without edits of their own, as
-    of general ability, have those of the stream, but not for the unedited model.
+    Where some runs have no samples, ``--limit`` is what is known of all of them. Only batches and streams name their
+    edits: the unedited model has none, and single edits are those of the cases.
     """
     known = [case_sets.get((str(run), str(task))) for run, task in zip(rows["run"], rows["task"], strict=True)]
     limits = [f"--limit {text_of(limit)}" if not is_missing(limit) else "all cases" for limit in rows["limit"]]
@@ -154,8 +154,7 @@ def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) ->
     identities = []
     for row, asked in zip(rows.to_dict("records"), sets, strict=True):
         identity = {**{field: text_of(row[field]) for field in fields}, "cases": asked}
-        edits = text_of(row["edits"])
-        if edits and not edits.startswith(text_of(row["benchmark"])):
+        if edits := text_of(row["edits"]):
             identity["edits"] = edits
         identities.append((str(row["run_name"]), identity))
     return identities

@@ -63,6 +63,18 @@ def test_saved_edits_stock_models_and_groups_do_not_compete_with_single_edits():
     }
 
 
+@pytest.mark.parametrize("first", ["bake_first.jsonl (aaaaaaaaaaaa)", "bake_j (hub)", "bake (hub)"])
+def test_streams_of_other_edits_do_not_share_a_column(first):
+    """Also where the names of the edits begin with that of the benchmark."""
+    stream = {"mode": "sequential", "num_edits": 4}
+    unedited, rome = frames(es(unedited=[0, 0])), frames(es(rome=[1, 0]), edits=first, **stream)
+    other = frames(es(memit=[1, 0]), edits="bake_last.jsonl (bbbbbbbbbbbb)", **stream)
+    with pytest.raises(EditingError, match="the set of edits differs"):
+        board(unedited, rome, other)
+    (section,) = board(unedited, rome, frames(es(memit=[1, 0]), edits=first, **stream)).sections
+    assert [row.label for row in section.rows] == ["unedited", "memit", "rome"]
+
+
 def test_marks_ranks_and_corrected_tests():
     """Exact McNemar, Holm over the three editors.
 
