@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 import traceback
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 
 
 def import_object(path: str, noun: str) -> Any:
-    """Import the object at ``package.module:attribute``.
+    """Import the object at ``package.module:attribute``; a module may also be in the working folder.
 
     Args:
         noun: kind of object for the error message, as in ``editor``.
@@ -24,18 +28,33 @@ def import_object(path: str, noun: str) -> Any:
     if not module_name or not attribute:
         raise EditingError(f"{noun} {path!r} has another form than package.module:Class.")
     try:
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _import_failure(path, noun, error) from error
         raise EditingError(
-            f"{noun} {path!r}: there is no module {error.name!r}; install its package or add its folder to PYTHONPATH."
+            f"{noun} {path!r}: there is no module {error.name!r}; install its package or add its folder to PYTHONPATH "
+            "(the working folder is searched, too)."
         ) from None
     except Exception as error:  # a module of another package may raise anything
         raise _import_failure(path, noun, error) from error
     if not hasattr(module, attribute):
         raise EditingError(f"{noun} {path!r}: module {module_name} has no {attribute!r}; give package.module:Class.")
     return getattr(module, attribute)
+
+
+def _import(name: str) -> ModuleType:
+    """Import a module; commands of an installed package lack the working folder in their import path."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        top, folder = Path(name.partition(".")[0]), os.getcwd()
+        is_here = top.with_suffix(".py").is_file() or top.is_dir()
+        if error.name != top.name or not is_here or folder in sys.path:
+            raise
+        sys.path.append(folder)  # last, so that it hides no installed module
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
 
 
 def registered(group: str) -> dict[str, EntryPoint]:

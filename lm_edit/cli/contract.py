@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -54,16 +53,14 @@ def _check(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _surroundings() -> Iterator[None]:
-    """A cache for the statistics of tiny models, no warnings about random models, imports from the working folder."""
-    cache, disabled, path = os.environ.get("LM_EDIT_CACHE"), logging.root.manager.disable, list(sys.path)
+    """A cache for the statistics of tiny models, and no warnings about random models."""
+    cache, disabled = os.environ.get("LM_EDIT_CACHE"), logging.root.manager.disable
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LM_EDIT_CACHE"] = folder
         logging.disable(logging.WARNING)
-        sys.path.insert(0, os.getcwd())
         try:
             yield
         finally:
-            sys.path[:] = path
             logging.disable(disabled)
             os.environ.pop("LM_EDIT_CACHE")
             if cache is not None:

@@ -47,7 +47,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     monkeypatch.setattr(lm_eval.tasks.manager, "__file__", str(tmp_path / "built_in" / "manager.py"))
     monkeypatch.setenv("LM_EDIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.syspath_prepend(str(tmp_path / "work"))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # as in installed commands
     yield tmp_path / "work"
     sys.modules.pop("my_editor", None)
 

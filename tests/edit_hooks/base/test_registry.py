@@ -82,6 +82,22 @@ def test_an_editor_is_loaded_by_the_path_of_its_class(folder: Path) -> None:
     assert load_editor("my_editor:Noop").source_modules == ("my_editor",)
 
 
+def test_a_class_in_the_working_folder_needs_no_installation(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed commands do not have the folder in their import path; what is installed comes first."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "editor_at_work.py").write_text(EDITOR)
+    (tmp_path / "work" / "my_editor.py").write_text("raise RuntimeError('the file of the working folder')")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    with pytest.raises(EditingError, match="there is no module 'editor_at_work'"):
+        load_editor("editor_at_work:Noop")
+    monkeypatch.chdir(tmp_path / "work")
+    assert load_editor("editor_at_work:Noop").name == "noop"
+    assert load_editor("my_editor:Noop").name == "noop" and sys.path[-1] == str(tmp_path / "work")
+    sys.modules.pop("editor_at_work")
+
+
 def test_an_installed_package_registers_editors(
     folder: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
