@@ -89,7 +89,7 @@ class Cell:
     Attributes:
         value: the score, as the result file has it; NaN if nothing was scored. Of several seeds, the mean.
         num_scored: cases behind the value; of several seeds, in the one with the fewest.
-        num_cases: cases asked.
+        num_cases: cases asked; 0 if the file does not have their number, as of some groups.
         left_out: reason -> number of cases without a score.
         interval: 95% interval over cases.
         note: why there is no interval.
@@ -119,6 +119,11 @@ class Cell:
         """Share of the cases of the population that have a score."""
         asked = self.num_cases - self.left_out.get(OUTSIDE, 0)
         return self.num_scored / asked if asked else math.nan
+
+    @property
+    def counts(self) -> str:
+        """n/N; "" if unknown."""
+        return f"{self.num_scored}/{self.num_cases}" if self.num_cases else ""
 
     @property
     def marks(self) -> str:

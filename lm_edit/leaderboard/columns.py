@@ -52,12 +52,13 @@ class Column(NamedTuple):
 
     Attributes:
         key: its names.
-        benchmark: folder of the benchmark; the task for those of lm-eval.
+        benchmark: folder of the benchmark; for lm-eval's tasks the top group that has a column, else their folder.
         higher_is_better: ``None`` for numbers without a direction, which are neither ranked nor tested.
         is_total: whether values are sums over cases, as counts are.
         chance: value of guessing, if declared.
         identity: equal for all of its numbers; see :data:`IDENTITY`.
         is_default: shown first.
+        is_group: the values are means over the tasks of a group, which has no cases of its own.
     """
 
     key: ColumnKey
@@ -67,6 +68,7 @@ class Column(NamedTuple):
     chance: float | None
     identity: Mapping[str, str]
     is_default: bool
+    is_group: bool = False
 
 
 def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFrame:
@@ -100,7 +102,8 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
     Raises:
         EditingError: if the runs of a column differ in one of :data:`IDENTITY`.
     """
-    shown = _default_keys(results)
+    top_groups = _top_groups(results)
+    shown = _default_keys(results, top_groups)
     columns, refusals = [], []
     for names, rows in results.groupby(list(KEY), sort=False):
         key = ColumnKey(*map(str, names))
@@ -114,18 +117,19 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
         columns.append(
             Column(
                 key,
-                text_of(first["benchmark"]) or key.task,
+                top_groups.get(key.task) or text_of(first["benchmark"]) or key.task,
                 None if is_missing(better) else bool(better),
                 bool(first["is_total"]),
                 None if is_missing(first["chance"]) else float(first["chance"]),
                 next((identity for _, identity in identities if "edits" in identity), identities[0][1]),
                 key in shown,
+                key.task in results.attrs.get("groups", {}),
             )
         )
     if refusals:
         raise EditingError(_message(refusals))
     order = {name: number for number, name in enumerate(dict.fromkeys(column.benchmark for column in columns))}
-    return sorted(columns, key=lambda column: order[column.benchmark])
+    return sorted(columns, key=lambda column: (order[column.benchmark], column.key.task in top_groups))
 
 
 def describe_case_sets(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -203,7 +207,23 @@ def _some(names: Sequence[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def _default_keys(results: pd.DataFrame) -> set[ColumnKey]:
+def _top_groups(results: pd.DataFrame) -> dict[str, str]:
+    """Member, at any depth -> the topmost group above it that has a column."""
+    groups: Mapping[str, Sequence[str]] = results.attrs.get("groups", {})
+    below: dict[str, set[str]] = {}
+    for group in sorted(set(results["task"]) & set(groups)):
+        below[group], left = set(), list(groups[group])
+        while left:
+            name = left.pop()
+            if name not in below[group]:
+                below[group].add(name)
+                left += groups.get(name, ())
+    tops = [group for group in below if not any(group in members for members in below.values())]
+    return {member: group for group in tops for member in below[group]}
+
+
+def _default_keys(results: pd.DataFrame, top_groups: Mapping[str, str]) -> set[ColumnKey]:
+    """The columns shown first; members of a group are in the group's number, so they are not among them."""
     preferred = read_yaml(DEFAULTS)
     keys = [ColumnKey(*map(str, names)) for names in results[list(KEY)].drop_duplicates().itertuples(index=False)]
     final: dict[str, dict[str, ColumnKey]] = {}
@@ -213,7 +233,7 @@ def _default_keys(results: pd.DataFrame) -> set[ColumnKey]:
     benchmarks: dict[str, list[str]] = {}
     for task, benchmark in zip(results["task"], results["benchmark"], strict=True):
         tasks = benchmarks.setdefault(text_of(benchmark) or str(task), [])
-        if str(task) in final and str(task) not in tasks:
+        if str(task) in final and str(task) not in {*tasks, *top_groups}:
             tasks.append(str(task))
     shown = set()
     for tasks in benchmarks.values():

@@ -143,8 +143,8 @@ def _cell(cell: Cell) -> Json:
     return {
         "value": None if math.isnan(cell.value) else cell.value,
         "interval": list(cell.interval) if cell.interval else None,
-        "n": cell.num_scored,
-        "of": cell.num_cases,
+        "n": cell.num_scored if cell.counts else None,
+        "of": cell.num_cases if cell.counts else None,
         "left": {**cell.left_out},
         "note": cell.note,
         "seeds": [[seed, None if math.isnan(value) else value] for seed, value in cell.by_seed.items()],

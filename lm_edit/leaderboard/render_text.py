@@ -112,7 +112,7 @@ def _markdown_cell(cell: Cell | None) -> str:
     value = format_value(cell.value)
     text = f"**{value}**" if cell.is_best else value
     interval = f" [{format_value(cell.interval.low)}, {format_value(cell.interval.high)}]" if cell.interval else ""
-    return f"{text}{cell.marks}{interval} ({cell.num_scored}/{cell.num_cases})"
+    return f"{text}{cell.marks}{interval}" + (f" ({cell.counts})" if cell.counts else "")
 
 
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -184,8 +184,8 @@ def _csv_cells(row: Row, cell: Cell, key: Sequence[str]) -> list[str]:
         "" if math.isnan(cell.value) else repr(cell.value),
         low,
         high,
-        str(cell.num_scored),
-        str(cell.num_cases),
+        str(cell.num_scored) if cell.counts else "",
+        str(cell.num_cases) if cell.counts else "",
         left_out,
         "" if cell.rank is None else str(cell.rank),
         _p_value(cell.versus_unedited),

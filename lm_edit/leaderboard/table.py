@@ -22,6 +22,7 @@ DIGITS = 12  # of values that are ranked
 COVERAGE_GAP = 0.1
 UNKNOWN_WEIGHTS = "weights not recorded"
 NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
+OF_GROUP = "no interval and no test: a group has no cases of its own"
 NOT_SCORED = "no case was scored"
 NOT_FROM_CASES = "no interval and no test: the score does not follow from single cases"
 ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
@@ -48,9 +49,11 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     shares = {key for row in rows for key, scores in row.scores.items() if scores.is_share}
     shares -= {key for row in rows for key, scores in row.scores.items() if not scores.is_share}
     shares -= {column.key for column in columns if column.is_total}  # a count can be 0 everywhere
+    groups = {column.key for column in columns if column.is_group}
     for row in rows:
         for key, cell in row.cells.items():
-            _add_interval(cell, row.scores.get(key), resamples, key in shares)
+            without = OF_GROUP if key in groups else NO_SAMPLES
+            _add_interval(cell, row.scores.get(key), resamples, is_share=key in shares, without_scores=without)
     return Board(tuple(columns), tuple(_sections(rows, columns, resamples)), resamples)
 
 
@@ -143,16 +146,19 @@ def _count(value: object) -> int:
     return 0 if is_missing(value) else int(float(str(value)))
 
 
-def _add_interval(cell: Cell, scores: CaseScores | None, resamples: int, is_share: bool) -> None:
+def _add_interval(
+    cell: Cell, scores: CaseScores | None, resamples: int, *, is_share: bool, without_scores: str
+) -> None:
     """Set the interval of a cell, or the reason why it has none.
 
     Args:
         is_share: every case of every row in the column scores 0 or 1.
+        without_scores: why there are no scores of cases, if there are none.
     """
     if math.isnan(cell.value):
         cell.note = NOT_SCORED
     elif scores is None:
-        cell.note = NO_SAMPLES
+        cell.note = without_scores
     elif not scores.gives(cell.value):
         cell.note = NOT_FROM_CASES
     else:

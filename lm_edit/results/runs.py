@@ -67,6 +67,13 @@ class ResultFile:
         """Number of documents of a task that were asked; ``None`` for a group."""
         return (self.content["n-samples"].get(task) or {}).get("effective")
 
+    @cached_property
+    def groups(self) -> Mapping[str, tuple[str, ...]]:
+        """Group -> its members, which are tasks or groups; none where the file does not name them."""
+        saved = {name: members for name, members in (self.content.get("group_subtasks") or {}).items() if members}
+        names = {*saved, *(name for name in self.tasks if self.num_cases(name) is None)}
+        return {name: tuple(saved.get(name, ())) for name in sorted(names)}
+
     def sample_file(self, task: str) -> Path | None:
         """The file of a task's samples; ``None`` if the run saved none."""
         path = self.path.with_name(f"samples_{task}_{self.date_id}.jsonl")
@@ -139,9 +146,12 @@ def _misshaped(content: Mapping[str, Any]) -> str:
     for task, counts in content["n-samples"].items():
         if type(counts.get("effective")) is not int or counts["effective"] < 0:
             return f"n-samples.{task} has no number of documents"
-    for part in ("higher_is_better", "n-shot", "task_hashes"):
+    for part in ("higher_is_better", "n-shot", "task_hashes", "group_subtasks"):
         if not isinstance(content.get(part) or {}, Mapping):
             return f"{part} is no object"
+    for group, members in (content.get("group_subtasks") or {}).items():
+        if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
+            return f"group_subtasks.{group} is no list of names"
     for task, config in content["configs"].items():
         if not isinstance(config.get("metadata") or {}, Mapping):
             return f"the metadata of {task} are no object"

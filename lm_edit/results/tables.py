@@ -56,7 +56,7 @@ def load_results(paths: Paths) -> pd.DataFrame:
 
     Where several files have the same result, the newest one counts. The attribute ``superseded`` of the table
     (``frame.attrs``) lists the others, with ``changed`` where their numbers are not those of the newest, of which a
-    warning is logged; ``schema_version`` is the version of the columns.
+    warning is logged; ``schema_version`` is the version of the columns, and ``groups`` maps groups to their members.
 
     Args:
         paths: result files of lm-eval, or folders that contain some.
@@ -71,7 +71,11 @@ def load_results(paths: Paths) -> pd.DataFrame:
         if tasks := sorted(str(old["task"]) for old in superseded if old["file"] == file and old["changed"]):
             log.warning("%s: newer files of the same run have other numbers of %s", file, ", ".join(tasks))
     frame = make_frame(kept, RESULT_COLUMNS)
-    frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded}
+    groups: dict[str, list[str]] = {}
+    for file in files:
+        for group, members in file.groups.items():
+            groups[group] = list(dict.fromkeys([*groups.get(group, ()), *members]))
+    frame.attrs |= {"schema_version": SCHEMA_VERSION, "superseded": superseded, "groups": groups}
     return frame
 
 

@@ -32,6 +32,8 @@ class TaskFacts:
         self.metadata: Mapping[str, Any] = self.config.get("metadata") or {}
         self.source: Mapping[str, Any] = self.metadata.get("data_source") or {}
         self.num_cases = file.num_cases(task)
+        if self.num_cases is None:  # a group, of whose tasks lm-eval sums the documents
+            self.num_cases = file.tasks.get(task, {}).get("sample_len")
         self._scored_by: dict[tuple[str, str], dict[str, str]] = {}
 
     @cached_property

@@ -47,7 +47,7 @@
   }
 
   function describe(cell) {
-    const lines = [`${cell.n} of ${cell.of} cases have a score.`];
+    const lines = cell.of === null ? [] : [`${cell.n} of ${cell.of} cases have a score.`];
     const left = Object.entries(cell.left).map(([reason, count]) => `${reason}: ${count}`);
     if (left.length) lines.push(`Without a score: ${left.join("; ")}.`);
     if (cell.or_0 !== null) lines.push(`${number(cell.or_0)} if cases without a usable answer count as 0.`);
@@ -171,12 +171,12 @@
     const cell = row.cells[index];
     if (!cell) return el("td", { class: `none ${style}`, title: "not evaluated" }, "");
     const interval = cell.interval ? `${number(cell.interval[0])}–${number(cell.interval[1])}` : "";
-    const counts = el("span", { class: cell.n < cell.of ? "partial" : "" }, `${cell.n}/${cell.of}`);
+    const counts = cell.of === null ? "" : el("span", { class: cell.n < cell.of ? "partial" : "" }, `${cell.n}/${cell.of}`);
     const open = () => show({ task: board.columns[index].task, doc: "", a: row.seeds[0][1][0], b: "" });
     return el("td", { class: style }, el("button", { type: "button", class: "cell", title: describe(cell).join("\n"), onclick: open },
       el("span", { class: cell.bold ? "value best" : "value" }, number(cell.value)),
       el("span", { class: "marks" }, cell.marks),
-      el("span", { class: "sub" }, interval, interval ? " · " : "", counts)));
+      el("span", { class: "sub" }, interval, interval && counts ? " · " : "", counts)));
   }
 
   function rowOf(row, columns) {

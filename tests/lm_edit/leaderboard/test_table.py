@@ -7,8 +7,6 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
-from lm_eval.tasks import TaskManager
 
 pytest.importorskip("statsmodels", reason="the statistics are in the extra leaderboard")
 pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
@@ -18,10 +16,9 @@ from board_frames import case_rows, frames, run_row
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard.board import Board, Row
 from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds
-from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey
+from lm_edit.leaderboard.columns import ColumnKey
 from lm_edit.leaderboard.significance import bootstrap_interval
 from lm_edit.leaderboard.table import ALL_EQUAL, NO_SAMPLES, NOT_FROM_CASES, SHARE_OF_EQUAL, build_board
-from lm_eval_tasks.common.catalog import FOLDER
 
 ES = ColumnKey("bake_es", "es_prob", "", "none")
 
@@ -61,18 +58,6 @@ def test_saved_edits_stock_models_and_groups_do_not_compete_with_single_edits():
         f"{known}: 4 edits in groups of 2": ["memit"],
         f"{known}: a saved edit": ["memit"],
     }
-
-
-@pytest.mark.parametrize("first", ["bake_first.jsonl (aaaaaaaaaaaa)", "bake_j (hub)", "bake (hub)"])
-def test_streams_of_other_edits_do_not_share_a_column(first):
-    """Also where the names of the edits begin with that of the benchmark."""
-    stream = {"mode": "sequential", "num_edits": 4}
-    unedited, rome = frames(es(unedited=[0, 0])), frames(es(rome=[1, 0]), edits=first, **stream)
-    other = frames(es(memit=[1, 0]), edits="bake_last.jsonl (bbbbbbbbbbbb)", **stream)
-    with pytest.raises(EditingError, match="the set of edits differs"):
-        board(unedited, rome, other)
-    (section,) = board(unedited, rome, frames(es(memit=[1, 0]), edits=first, **stream)).sections
-    assert [row.label for row in section.rows] == ["unedited", "memit", "rome"]
 
 
 def test_marks_ranks_and_corrected_tests():
@@ -429,36 +414,6 @@ def test_no_results_are_an_error():
     results, cases = frames(es(rome=[1]))
     with pytest.raises(EditingError, match="no results"):
         build_board(results[:0], cases)
-
-
-def test_columns_shown_first_are_those_of_the_list():
-    """All metrics of a task's entry; of alternatives the first one that the results have."""
-    values = {
-        "knowgic_prob/ifr_prob": [0.5],
-        "knowgic_prob/ckp_prob": [0.5],
-        "knowgic_prob/known_prob": [0.5],
-        "qaedit_wild_reliability/reliability_wild_contains": [1.0],
-        "qaedit_wild_reliability/reliability_wild_em": [1.0],
-        "qaedit_wild_reliability/reliability_wild_judge": [1.0],
-        "own_task/second": [1.0],
-        "own_task/third": [1.0],
-    }
-    shown = {column.key.metric for column in board(frames({"rome": values})).columns if column.is_default}
-    assert shown == {"ifr_prob", "ckp_prob", "reliability_wild_judge", "second"}
-
-
-def test_the_list_names_columns_of_tasks():
-    """Metrics of this package's tasks; lm-eval's own tasks are not checked."""
-    configs = TaskManager(include_path=FOLDER, include_defaults=False).task_index
-    columns_of = yaml.safe_load(DEFAULTS.read_text(encoding="utf-8"))
-    assert len({*columns_of} & {*configs}) > 20
-    for task, columns in columns_of.items():
-        if task in configs:
-            declared = {entry["metric"] for entry in configs[task].cfg["metric_list"]}
-            named = [name for column in columns for name in ([column] if isinstance(column, str) else column)]
-            assert {name.removesuffix("_wrong_judge") for name in named} <= declared | {
-                name.replace("_em", "_judge") for name in declared
-            }, task
 
 
 def test_runs_with_other_options_are_no_seeds_of_one_row():

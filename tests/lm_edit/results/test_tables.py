@@ -15,6 +15,7 @@ from scripted import StreamLM
 from task_runs import run
 
 from edit_hooks.answers import StateSimilarity
+from edit_hooks.utils.errors import EditingError
 from lm_edit.results import SCHEMA_VERSION, load_breakdown, load_cases, load_documents, load_results, load_retention
 from lm_edit.results.schema import BREAKDOWN_COLUMNS, CASE_COLUMNS, RESULT_COLUMNS, RETENTION_COLUMNS
 
@@ -71,6 +72,23 @@ def test_a_metric_without_a_scored_case_is_missing_and_not_zero(tmp_path: Path) 
     )
     assert math.isnan(row["value"]) and row["n"] == 0 and row["failed"] == 4 and row["coverage"] == 0
     assert row["or_0"] == 0
+
+
+def test_a_group_has_the_documents_of_its_tasks_and_its_members(tmp_path: Path) -> None:
+    def add_group(content: dict[str, Any]) -> None:
+        content["results"]["mmlu"] = {"alias": "mmlu", "sample_len": 14042, "acc,none": 0.5, "acc_stderr,none": 0.01}
+        content["results"]["old_group"] = {"alias": "old_group", "acc,none": 0.5}
+        content["group_subtasks"] = {"mmlu": ["mmlu_stem"], "mmlu_stem": ["mmlu_anatomy"], "bake_es": []}
+
+    path = write_run(tmp_path)
+    change(path, add_group)
+    frame = load_results(path)
+    assert row_of(frame, task="mmlu")["n"] == 14042 and math.isnan(row_of(frame, task="old_group")["n"])
+    groups = {"mmlu": ["mmlu_stem"], "mmlu_stem": ["mmlu_anatomy"], "old_group": []}
+    assert frame.attrs["groups"] == groups
+    change(path, lambda content: content["group_subtasks"].update(mmlu="mmlu_stem"))
+    with pytest.raises(EditingError, match=r"group_subtasks\.mmlu is no list of names"):
+        load_results(path)
 
 
 def test_facts_of_the_run(tmp_path: Path) -> None:
