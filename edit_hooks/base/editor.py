@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from edit_hooks.base.config import FILE_DIGESTS, EditorConfig
 from edit_hooks.base.origin import UNNAMED, LayersFrom, SettingsOrigin, report_origin_once
-from edit_hooks.base.shipped import find_file, find_shipped
+from edit_hooks.base.shipped import Shipped, find_file, find_shipped
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import HookKind, register_kinds
 from edit_hooks.deltas.placement import on_cpu, placed
@@ -152,7 +152,7 @@ class Editor(abc.ABC, Generic[ConfigT]):
         """
         model_config = unwrapped(model).config
         shipped = find_shipped(self.config_folders, model_config, self.overrides.get("shipped"))
-        config = self.config_class.from_mapping(self.config_class.overridden(shipped.settings, self.overrides))
+        config = shipped.under(self.overrides, self.config_class)
         if config.layers is None:
             config.layers = self.default_layers(model_config)
         check_layers(config.layers, model_config)
@@ -420,8 +420,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
         if model is not None and model in self._resolved:
             return self._resolved[model]
         chosen = self.overrides.get("shipped")
-        shipped = {} if model is None else find_shipped(self.config_folders, model.config, chosen).settings
-        return self.config_class.from_mapping(self.config_class.overridden(shipped, self.overrides))
+        shipped = Shipped(None, {}) if model is None else find_shipped(self.config_folders, model.config, chosen)
+        return shipped.under(self.overrides, self.config_class)
 
     def num_tokens_past_target(self) -> int:
         """Hook: number of tokens that are run behind those that predict the target.

@@ -2,6 +2,7 @@
 
 A file is selected by the shape of the model, never by its name. It holds ``matches`` (values of the model's config that
 must all be equal), ``config`` (settings that differ from the editor's defaults) and ``source`` (origin of the values).
+Editors of other packages bring folders of their own.
 """
 
 from __future__ import annotations
@@ -9,20 +10,40 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from edit_hooks.base.config import EditorConfig
 from edit_hooks.modeling.architectures import num_layers
-from edit_hooks.utils.errors import EditingError, near_misses
+from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.yaml_io import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "configs"
 DEPTH_NAMES = ("num_hidden_layers", "n_layer")  # in ``matches``
+KEYS: dict[str, type] = {"matches": dict, "config": dict, "source": str}
+ConfigT = TypeVar("ConfigT", bound=EditorConfig)
 
 
 @functools.cache
 def shipped_files(folder: str) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Return name and content of every configuration file of an editor."""
-    return tuple((path.stem, read_yaml(path)) for path in sorted((FOLDER / folder).glob("*.yaml")))
+    """Return name and content of every configuration file of an editor.
+
+    Raises:
+        EditingError: for a folder that is not there, as if it were not in the package, and for other files.
+    """
+    place = FOLDER / folder
+    if not place.is_dir():
+        raise EditingError(f"{place}, which an editor names in config_folders, is not there; ship it with the editor.")
+    return tuple((path.stem, _read(path)) for path in sorted(place.glob("*.yaml")))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_yaml(path)
+    if unknown := [key for key in content if key not in KEYS]:
+        raise unknown_keys_error(f"key in the settings file {path}:", unknown, KEYS)
+    for key, kind in KEYS.items():
+        if not isinstance(content.get(key), kind):
+            raise EditingError(f"settings file {path}: a {'text' if kind is str else 'mapping'} is needed as {key!r}.")
+    return content
 
 
 class Shipped(NamedTuple):
@@ -30,6 +51,19 @@ class Shipped(NamedTuple):
 
     file: str | None
     settings: dict[str, Any]
+
+    def under(self, overrides: Mapping[str, Any], config_class: type[ConfigT]) -> ConfigT:
+        """The configuration with these settings and a user's over them.
+
+        Raises:
+            EditingError: for settings that cannot be used; names the file.
+        """
+        try:
+            return config_class.from_mapping(config_class.overridden(self.settings, overrides))
+        except EditingError as error:
+            if self.file is None:
+                raise
+            raise EditingError(f"{error} (Shipped settings: {self.file}.)") from None
 
 
 def find_shipped(folders: Sequence[str], config: Any, name: str | None = None) -> Shipped:

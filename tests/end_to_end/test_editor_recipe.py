@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from lm_runs import build, run
-from package_copy import check_editors, copy_packages, insert, lm_edit
+from package_copy import check_editors, copy_packages, insert, lm_edit, run_python
 from paths import ROOT
 from templates import TEMPLATES, copy_template
 
@@ -27,6 +28,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which pip has installed the renamed template."""
     folder = tmp_path_factory.mktemp("editor")
     package = copy_template("editor", folder / "package", WORDS)
+    (line,) = re.findall("`(config_folders = .*?)`", (package / "README.md").read_text(encoding="utf-8"))
+    insert(package / "town_editor.py", '    name = "town_editor"', f"    {line}")
+    insert(package / "town_editor.py", "from dataclasses import dataclass", "from pathlib import Path")
+    (package / "town_editor_configs").mkdir()
+    (package / "town_editor_configs" / "gpt2-xl.yaml").write_text(SETTINGS, encoding="utf-8")
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
     command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder / "site"), str(package)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -61,6 +67,11 @@ def test_an_installed_package_passes_the_contract_by_its_name(site: Path, tmp_pa
 def test_an_installed_package_is_listed_and_described(importable: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["editors"]) == 0 and "town_editor" in capsys.readouterr().out
     assert main(["editors", "town_editor"]) == 0 and "Adam steps per edit" in capsys.readouterr().out
+
+
+def test_an_installed_package_brings_its_settings(site: Path, tmp_path: Path) -> None:
+    done = run_python("-c", DEFAULTS, path=site, folder=tmp_path)
+    assert done.stdout.strip() == "[17] 25", done.stdout + done.stderr
 
 
 def test_an_installed_package_runs_in_the_harness(importable: Path, tmp_path: Path) -> None:

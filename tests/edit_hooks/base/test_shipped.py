@@ -271,3 +271,26 @@ def test_blocks_below_the_first_are_left_out():
 def test_an_unknown_file_is_refused_before_a_model_is_loaded(editor, message):
     with pytest.raises(EditingError, match=message):
         load_editor(editor, {"shipped": "lama-3-8b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("match: {n_layer: 3}\nconfig: {}\nsource: ours", "'match'. Did you mean 'matches'?"),
+        ("matches: {n_layer: 3}\nsource: ours", "a mapping is needed as 'config'"),
+        ("matches: {n_layer: 3}\nconfig: {num_step: 3}\nsource: ours", "Did you mean 'num_steps'"),
+        (None, "is not there; ship it with the editor"),
+    ],
+)
+def test_a_settings_file_of_an_own_editor_is_named_with_its_mistake(
+    tmp_path: Path, text: str | None, problem: str
+) -> None:
+    class OwnEditor(editor_class("ft_m")):  # type: ignore[misc]
+        config_folders = (str(tmp_path / "settings"),)
+
+    if text is not None:
+        (tmp_path / "settings").mkdir()
+        (tmp_path / "settings" / "tiny.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(EditingError) as error:
+        OwnEditor({}).default_config(build_model("gpt2"))
+    assert problem in str(error.value) and str(tmp_path / "settings") in str(error.value)
