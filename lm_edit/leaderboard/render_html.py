@@ -27,6 +27,8 @@ from lm_edit.leaderboard.significance import Comparison, Ranking
 MAX_BYTES = 5_000_000
 # Room for the sentence about cases that are left out.
 NOTE_BYTES = 1000
+# Parts of the script; the last one starts the page.
+SCRIPTS = ("basics.js", "tables.js", "ranks.js", "viewer.js", "page.js")
 
 
 def render_html(board: Board, published: Sequence[PublishedRow], cases: Cases, title: str) -> tuple[str, str]:
@@ -48,7 +50,8 @@ def _thinned(step: int) -> str:
 
 
 def _fill(title: str, board: dict[str, Json], cases: dict[str, Json]) -> str:
-    page, style, script = (_template(name) for name in ("page.html", "page.css", "page.js"))
+    page, style = _template("page.html"), _template("page.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(map(_template, SCRIPTS)) + "})();\n"
     parts = {
         "title": html.escape(title),
         "generator": GENERATOR,

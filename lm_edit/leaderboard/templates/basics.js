@@ -1,0 +1,98 @@
+// Data, state and address of the page, and elements made of texts.
+// All texts of results become text nodes (el, textContent): nothing is parsed as HTML.
+const board = JSON.parse(document.getElementById("board").textContent);
+const cases = JSON.parse(document.getElementById("cases").textContent);
+const byId = (id) => document.getElementById(id);
+const names = board.columns.map((column) => column.name);
+const defaults = board.columns.flatMap((column, number) => (column.shown ? [number] : []));
+// Cases are those of one run per task: a row of several seeds is looked at seed by seed.
+const bySeed = (row) => row.seeds.map(([seed, runs]) => ({ ...row, label: row.seeds.length > 1 ? `${row.label}, seed ${seed}` : row.label, runs }));
+const rows = [...new Map(board.sections.flatMap((section) => section.rows.flatMap(bySeed)).map((row) => [row.runs[0], row])).values()];
+const PRINTED = "printed";
+let state = fresh();
+
+function fresh() {
+  return { find: "", section: "", columns: new Set(defaults), sort: null, down: true, view: null };
+}
+
+function el(tag, properties, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (name === "class") node.className = value;
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name in node && typeof value !== "string") node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
+  return node;
+}
+
+function svg(tag, attributes, text) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+// Numbers
+
+function number(value) {
+  if (value === null || value === undefined) return "–";
+  return Math.abs(value) < 100 ? value.toFixed(3) : value.toFixed(1);
+}
+
+function share(p) {
+  return p < 0.001 ? "< 0.001" : `= ${p.toFixed(3)}`;
+}
+
+function describe(cell) {
+  const lines = cell.of === null ? [] : [`${cell.n} of ${cell.of} cases have a score.`];
+  const left = Object.entries(cell.left).map(([reason, count]) => `${reason}: ${count}`);
+  if (left.length) lines.push(`Without a score: ${left.join("; ")}.`);
+  if (cell.or_0 !== null) lines.push(`${number(cell.or_0)} if cases without a usable answer count as 0.`);
+  if (cell.seeds.length) lines.push(`Mean of ${cell.seeds.length} seeds: ${cell.seeds.map(([seed, value]) => `${number(value)} (seed ${seed})`).join(", ")}.`);
+  if (cell.interval) lines.push(`95% interval: ${number(cell.interval[0])} to ${number(cell.interval[1])}.`);
+  if (cell.note) lines.push(`${cell.note[0].toUpperCase()}${cell.note.slice(1)}.`);
+  if (cell.rank) lines.push(`Rank ${cell.rank} in its section.`);
+  for (const [name, test] of [["the unedited model", cell.unedited], ["the best editor", cell.best]]) {
+    if (!test) continue;
+    const [method, pairs, difference, p] = test;
+    const sign = difference > 0 ? "+" : "";
+    const title = method === "mcnemar" ? "exact McNemar test" : "permutation test";
+    lines.push(`Against ${name}: ${sign}${number(difference)} on ${pairs} cases, p ${share(p)} (${title}, Holm).`);
+  }
+  return lines;
+}
+
+// The address of the page holds the state, so that a copied link shows the same.
+
+function readAddress() {
+  const address = new URLSearchParams(location.hash.slice(1));
+  state = fresh();
+  state.find = address.get("find") || "";
+  state.section = address.get("section") || "";
+  if (address.has("columns")) {
+    const wanted = address.get("columns").split("|");
+    state.columns = new Set(names.flatMap((name, index) => (wanted.includes(name) ? [index] : [])));
+  }
+  const sorted = (address.get("sort") || "").match(/^([+-])(.*)$/);
+  if (sorted) {
+    state.down = sorted[1] === "-";
+    state.sort = sorted[2] === "editor" ? "editor" : names.indexOf(sorted[2]);
+    if (state.sort === -1) state.sort = null;
+  }
+  if (address.has("task")) {
+    state.view = { task: address.get("task"), doc: address.get("doc") || "", a: address.get("a") || "", b: address.get("b") || "" };
+  }
+}
+
+function writeAddress() {
+  const address = new URLSearchParams();
+  if (state.find) address.set("find", state.find);
+  if (state.section) address.set("section", state.section);
+  const chosen = names.filter((_, index) => state.columns.has(index));
+  if (chosen.join() !== defaults.map((index) => names[index]).join()) address.set("columns", chosen.join("|"));
+  if (state.sort !== null) address.set("sort", (state.down ? "-" : "+") + (state.sort === "editor" ? "editor" : names[state.sort]));
+  for (const [name, value] of Object.entries(state.view || {})) if (value) address.set(name, value);
+  history.replaceState(null, "", `#${address}`);
+}

@@ -1,0 +1,39 @@
+// Mean ranks of a section.
+
+function ranks(ranking) {
+  const count = ranking.names.length;
+  const [left, right, top] = [150, 450, 46];
+  const half = Math.ceil(count / 2);
+  const x = (rank) => left + ((rank - 1) / (count - 1)) * (right - left);
+  const lines = ranking.groups.length * 8;
+  const height = top + 20 + lines + half * 20;
+  const image = svg("svg", { viewBox: `0 0 640 ${height}`, role: "img", "aria-label": "mean ranks" });
+  const line = (x1, y1, x2, y2, style) => image.append(svg("line", { x1, y1, x2, y2, class: style || "" }));
+  const width = Math.min(x(1 + ranking.difference) - x(1), 600 - left);
+  line(left, 14, left + width, 14);
+  line(left, 10, left, 18);
+  line(left + width, 10, left + width, 18);
+  image.append(svg("text", { x: left - 8, y: 18, "text-anchor": "end" }, `critical difference ${ranking.difference.toFixed(2)}`));
+  line(left, top, right, top);
+  for (let rank = 1; rank <= count; rank += count > 20 ? 5 : 1) {
+    line(x(rank), top - 5, x(rank), top);
+    image.append(svg("text", { x: x(rank), y: top - 9, "text-anchor": "middle" }, String(rank)));
+  }
+  ranking.groups.forEach(([first, last], index) => {
+    const y = top + 10 + index * 8;
+    line(x(ranking.ranks[first]) - 4, y, x(ranking.ranks[last]) + 4, y, "group");
+  });
+  ranking.names.forEach((name, index) => {
+    const atLeft = index < half;
+    const y = top + 18 + lines + (atLeft ? index : count - 1 - index) * 20;
+    const end = atLeft ? left - 8 : right + 8;
+    line(x(ranking.ranks[index]), top, x(ranking.ranks[index]), y);
+    line(x(ranking.ranks[index]), y, end, y);
+    const label = `${name.length > 16 ? `${name.slice(0, 14)}…` : name} ${ranking.ranks[index].toFixed(2)}`;
+    const text = svg("text", { x: end + (atLeft ? -4 : 4), y: y + 4, "text-anchor": atLeft ? "end" : "start" }, label);
+    text.append(svg("title", {}, name));
+    image.append(text);
+  });
+  return el("figure", { class: "ranks" }, el("figcaption", { class: "note" },
+    `Mean ranks; 1 is best. Friedman p ${share(ranking.p)} over ${ranking.columns} columns. A bar joins editors that Nemenyi's test does not separate.`), image);
+}

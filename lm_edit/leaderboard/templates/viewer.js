@@ -1,0 +1,150 @@
+// Cases, of one editor or of two side by side
+
+const rowById = (run) => rows.find((row) => row.runs.includes(run));
+const answersOf = (row, task) => {
+  for (const run of row ? row.runs : []) if (cases.answers[run] && cases.answers[run][task]) return cases.answers[run][task];
+  return null;
+};
+const nameOf = (row) => {
+  const alike = rows.filter((other) => other !== row && other.label === row.label);
+  if (!alike.length) return row.label;
+  const differs = (index) => alike.some((other) => other.identity[index] !== row.identity[index]);
+  const hash = alike.some((other) => other.model === row.model) && differs(1) ? ` ${row.identity[1]}` : "";
+  const options = differs(2) && row.identity[2] ? `, ${row.identity[2]}` : "";
+  const model = differs(0) || hash || options ? `${row.model}${hash}${options}, ` : "";
+  return `${row.label} (${model}${row.reference ? "unedited" : row.regime})`;
+};
+
+function show(view) {
+  state.view = view;
+  drawViewer();
+  if (!byId("viewer").open) byId("viewer").showModal();
+  writeAddress();
+}
+
+function select(label, options, value, change, id) {
+  return el("label", {}, label, el("select", { id, onchange: (event) => change(event.target.value) },
+    options.map(([key, text]) => el("option", { value: key, selected: key === value }, text))));
+}
+
+function drawViewer() {
+  const view = state.view;
+  const tasks = Object.keys(cases.questions);
+  if (!tasks.includes(view.task) && tasks.length && !board.columns.some((column) => column.task === view.task)) view.task = tasks[0];
+  const first = rowById(view.a) || rows.find((row) => !row.reference) || rows[0];
+  const second = rowById(view.b);
+  const documents = cases.questions[view.task] || {};
+  const ids = Object.keys(documents);
+  if (!ids.includes(view.doc)) view.doc = ids[0] || "";
+  [view.a, view.b] = [first.runs[0], second ? second.runs[0] : ""];
+  byId("viewertitle").textContent = `${nameOf(first)}${second ? ` and ${nameOf(second)}` : ""}: ${view.task}`;
+  const change = (name) => (value) => show({ ...view, [name]: value });
+  const editors = rows.map((row) => [row.runs[0], nameOf(row)]);
+  const position = ids.indexOf(view.doc);
+  const step = (by) => el("button", { type: "button", id: by < 0 ? "before" : "next", disabled: !ids[position + by], onclick: () => show({ ...view, doc: ids[position + by] }) }, by < 0 ? "Previous" : "Next");
+  const labels = ids.map((id) => {
+    const edit = documents[id].edits[0];
+    return [id, `${documents[id].case}${edit ? `: ${edit.subject || ""} → ${edit.target_new || ""}`.slice(0, 60) : ""}`];
+  });
+  byId("viewerbody").replaceChildren(
+    el("div", { class: "pick" },
+      select("Task", tasks.map((task) => [task, task]), view.task, change("task"), "viewtask"),
+      select("Editor", editors, view.a, change("a"), "viewa"),
+      select("beside", [["", "nothing"], ...editors.filter(([run]) => run !== view.a)], view.b, change("b"), "viewb")),
+    numbers(view.task, [first, second].filter(Boolean)),
+    ...(ids.length ? [el("div", { class: "pick" }, select("Case", labels, view.doc, change("doc"), "viewdoc"), step(-1), step(1)), caseOf(view, first, second)]
+      : [el("p", { class: "note" }, board.thinned || "There are no samples of this task; run lm_eval with --log_samples.")]));
+}
+
+function numbers(task, chosen) {
+  const own = board.columns.flatMap((column, index) => (column.task === task && chosen.some((row) => row.cells[index]) ? [index] : []));
+  const list = own.map((index) => el("div", { class: "facts" }, el("p", {}, el("b", {}, board.columns[index].metric), ` · ${board.columns[index].about}`),
+    chosen.map((row) => (row.cells[index] ? el("p", {}, el("b", {}, `${nameOf(row)}: ${number(row.cells[index].value)} `), describe(row.cells[index]).join(" ")) : ""))));
+  return el("details", {}, el("summary", {}, `${own.length} ${own.length === 1 ? "score" : "scores"} of this task`), list);
+}
+
+function caseOf(view, first, second) {
+  const chosen = [first, second].filter(Boolean);
+  const answered = chosen.map((row) => (answersOf(row, view.task) || {})[view.doc]);
+  const asked = (answered.find((answer) => answer && answer.asked) || { asked: cases.questions[view.task][view.doc] }).asked;
+  const unedited = rows.find((row) => row.reference && row.identity.every((part, index) => part === first.identity[index]));
+  const reference = chosen.includes(unedited) ? null : (answersOf(unedited, view.task) || {})[view.doc];
+  const before = (index) => {
+    const own = answered.map((answer) => answer && answer.answers[index] && answer.answers[index].unedited).find(Boolean);
+    return own || (reference && !reference.asked && reference.answers[index] ? reference.answers[index]["@"] : null);
+  };
+  const sides = chosen.map((row, side) => ({ name: nameOf(row), answer: (index) => answered[side] && answered[side].answers[index] }));
+  return el("div", {},
+    asked.edits.map((edit) => el("div", { class: "facts" }, el("p", {}, el("b", {}, "Edit: "), (edit.prompt || "").replace("{}", edit.subject || "{}"),
+      " ", el("b", {}, edit.target_new || ""), edit.target_true ? ` (before: ${edit.target_true})` : ""))),
+    grouped(asked.questions).map((group) => questionOf(group, before, sides)),
+    scoresOf(chosen, answered),
+    el("h3", {}, "Edit diagnostics"),
+    el("div", { class: "sides" }, chosen.map((row, side) => el("div", { class: "side" }, el("b", {}, nameOf(row)), facts(answered[side] && answered[side].edit)))));
+}
+
+// Continuations of one prompt are one question with several candidates.
+function grouped(questions) {
+  const groups = [];
+  questions.forEach(([kind, prompt, wanted, target, draw], index) => {
+    const last = groups[groups.length - 1];
+    if (last && target !== null && last.target !== null && last.kind === kind && last.prompt === prompt) last.parts.push([index, target]);
+    else groups.push({ kind, prompt, wanted, target, draw, parts: [[index, target]] });
+  });
+  return groups;
+}
+
+function questionOf(group, before, sides) {
+  const all = [["before the edit", (index) => ({ "@": before(index) })], ...sides.map((side) => [side.name, side.answer])];
+  return el("div", { class: "question" },
+    el("div", {}, el("span", { class: "kind" }, group.kind.replaceAll("_", " ") || "question"), group.draw ? `, draw ${group.draw + 1}` : "", group.wanted ? [" · wanted: ", el("b", {}, group.wanted)] : ""),
+    el("pre", { class: "prompt" }, group.prompt),
+    el("div", { class: all.length > 2 ? "sides three" : "sides" }, all.map(([name, answer]) => el("div", { class: "side" }, el("b", {}, name), ...stagesOf(group, answer)))));
+}
+
+function stagesOf(group, answer) {
+  const found = group.parts.map(([index]) => answer(index) || {});
+  const stages = [...new Set(found.flatMap((part) => Object.keys(part).filter((name) => name.startsWith("@") && part[name])))];
+  if (!stages.length) return [el("span", { class: "none" }, "not asked")];
+  return stages.flatMap((stage) => {
+    const parts = found.map((part) => part[stage]).map((part, index) => [part, group.parts[index][1]]).filter(([part]) => part);
+    const label = stage === "@" ? "" : el("span", { class: "badge" }, /^@\d+$/.test(stage) ? `after ${stage.slice(1)} edits` : stage.slice(1));
+    const logprobs = parts.map(([part]) => part.logprob).filter((value) => typeof value === "number");
+    const most = Math.max(...logprobs);
+    const best = parts.length > 1 && logprobs.filter((value) => value === most).length === 1 ? most : NaN;
+    return [label, ...parts.map(([part, target]) => responseOf(part, target, best))];
+  });
+}
+
+function responseOf(part, target, best) {
+  if (part.failure !== undefined) return el("p", { class: "failure" }, `no answer: ${part.failure}`);
+  if (part.cosine !== undefined) return el("div", {}, `cosine ${number(part.cosine)} with the unedited model's state`);
+  if (part.text !== undefined) {
+    return el("div", {}, part.thought ? el("details", {}, el("summary", {}, "thought"), el("pre", {}, part.thought)) : "",
+      el("pre", {}, part.text || el("span", { class: "none" }, "(empty)"), part.follows ? el("span", { class: "follows", title: "after the stop; not scored" }, part.follows) : ""));
+  }
+  const per = part.tokens > 1 && part.logprob !== null ? ` (${number(part.logprob / part.tokens)} per token of ${part.tokens})` : "";
+  return el("div", { class: part.logprob === best ? "prefers" : "" }, target, el("span", { class: "sub" }, `log-probability ${number(part.logprob)}${per}${part.greedy ? ", most likely" : ""}`));
+}
+
+function scoresOf(chosen, answered) {
+  const keys = [...new Set(answered.flatMap((answer) => (answer ? Object.keys(answer.scores) : [])))];
+  const text = (answer, key) => {
+    if (!answer || !(key in answer.scores)) return "";
+    const value = answer.scores[key];
+    if (value === null) return `unscored${answer.reasons[key] ? `: ${answer.reasons[key]}` : ""}`;
+    return typeof value === "number" ? number(value) : JSON.stringify(value);
+  };
+  const body = keys.map((key) => {
+    const values = answered.map((answer) => text(answer, key));
+    return el("tr", { class: values.length > 1 && values[0] !== values[1] ? "differs" : "" }, el("th", { scope: "row" }, key.replace(/,none$/, "")), values.map((value) => el("td", {}, value)));
+  });
+  return el("div", {}, el("h3", {}, "Scores of this case"), el("table", { class: "scores" },
+    el("thead", {}, el("tr", {}, el("th", {}, ""), chosen.map((row) => el("th", { scope: "col" }, nameOf(row))))), el("tbody", {}, body)));
+}
+
+function facts(report) {
+  const entries = Object.entries(report || {});
+  if (!entries.length) return el("p", { class: "none" }, "no edit");
+  return el("table", { class: "scores" }, el("tbody", {}, entries.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name.replaceAll("_", " ")), el("td", {}, typeof value === "object" && value !== null ? JSON.stringify(value) : String(value))))));
+}
