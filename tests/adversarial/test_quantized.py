@@ -28,7 +28,6 @@ from edit_hooks.utils.errors import EditingError
 
 FAST = {"num_steps": 3, "context_templates": ["{}", "Then they said. {}"]}
 ON_PROMPTS = ("ice", "ike", "ike_leaky_pool", "mello", "serac")
-TRAINS_WEIGHTS = ("ft_m", "ft_l")  # stated here, and declared by the editors as a capability
 IDS = torch.arange(20, 44).view(2, 12)
 
 
@@ -113,7 +112,7 @@ def test_every_editor_edits_beside_quantized_weights_or_refuses(name, model_type
     model, copy = models(model_type, scheme)
     tokenizer, request = tokenizer_of(model_type), [EDIT_REQUESTS[0]]
     before, stored = snapshot(model, tokenizer), state_of(model)
-    if name in TRAINS_WEIGHTS:
+    if not editor_of(name).edits_quantized:
         with forbidden_forward(model), pytest.raises(EditingError, match="quantized"):
             editor_of(name).edit(model, tokenizer, request)
         return
@@ -180,15 +179,10 @@ def forbidden_forward(model):
             handle.remove()
 
 
-def test_every_editor_declares_its_capability():
-    assert {name for name in EDITORS if not type(editor_of(name)).edits_quantized and not wraps(name)} == {
-        *TRAINS_WEIGHTS
-    }
-    assert not load_editor("rect", {"base": "ft_m"}).edits_quantized
-
-
-def wraps(name):
-    return hasattr(editor_of(name), "base")
+def test_editors_that_train_the_weight_itself_do_not_claim_the_capability():
+    for name in ("ft_m", "ft_l"):
+        assert not load_editor(name).edits_quantized and not load_editor("rect", {"base": name}).edits_quantized
+    assert sum(editor_of(name).edits_quantized for name in EDITORS) > 15
 
 
 def test_weights_are_trained_where_their_module_is_not_quantized(tmp_path):
