@@ -220,6 +220,12 @@ def _origin(delta: Delta) -> dict[str, Any]:
     return {"meta": delta.meta, "checksum": delta.checksum()}
 
 
+def holds_edits(pretrained: object) -> bool:
+    """Whether a model, by its name or folder, is a checkpoint of :func:`export_merged`."""
+    place = Path(str(pretrained))
+    return (place / "config.json").is_file() and (place / ORIGIN_NAME).is_file()
+
+
 def _read_origin(path: Path) -> dict[str, Any]:
     """The exported edit's metadata; empty for adapters of other tools."""
     if not path.is_file():

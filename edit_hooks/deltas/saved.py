@@ -82,6 +82,14 @@ def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelId
         _compare_models(delta, model, identity, str(path))
         deltas.append(delta)
     _check_chain([delta.meta for delta in deltas], "these edits")
+    edits = [edit for delta in deltas for edit in _steps(delta.meta)]
+    if len(edits) > 1 and not all(_state_before(edit) for edit in edits):
+        log.warning(
+            "%d edits are added, and not all of them are steps of one stream: each was made and measured without the "
+            "others, and nobody has measured their sum. Evaluate it, or make them together (lm-edit edit --sequential, "
+            "--joint).",
+            len(edits),
+        )
     return deltas
 
 
@@ -217,7 +225,7 @@ def _delta_file(path: Path) -> Path:
         return path
     files = sorted(path.glob("*.safetensors"))
     if (path / "config.json").is_file():
-        raise EditingError(f"{path} is a whole model, not an edit; evaluate it with pretrained={path}.")
+        raise EditingError(f"{path} is a whole model, not an edit; evaluate it with pretrained={path},mode=none.")
     if len(files) != 1:
         raise EditingError(
             f"{path} holds {len(files)} saved edits; name one of the files, or add them up with "

@@ -1,11 +1,36 @@
-"""The lines that a run of ``edited_hf`` logs about itself before it starts."""
+"""What a run of ``edited_hf`` logs about itself before it starts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from edit_hooks.assets.demo_name import DEMO_NAME
+from edit_hooks.deltas.export import holds_edits
 from edit_hooks.lm.options import EditingOptions
+from edit_hooks.utils.logs import get_logger
+
+log = get_logger("lm_eval.edited_hf")
+
+
+def log_banner(options: EditingOptions, editor: str, pretrained: Any, is_demo: bool, data: str | None) -> None:
+    """Log the lines of :func:`banner_lines`, and a warning about a checkpoint that has edits in it already."""
+    for line in banner_lines(options, editor, pretrained, is_demo, data):
+        log.warning(line) if is_demo else log.info(line)
+    if (text := about_edits_in(pretrained, options.mode)) is not None:
+        log.warning(text)
+
+
+def about_edits_in(pretrained: Any, mode: str) -> str | None:
+    """What a run on an exported checkpoint with edits in it measures; ``None`` for other models."""
+    if not holds_edits(pretrained):
+        return None
+    text = "the model of pretrained=... was exported with edits in it (edit_origin.json). "
+    if mode != "none":
+        return text + "This run's edits are made on top of them; mode=none evaluates the model as it is."
+    return text + (
+        "Columns that compare with the unedited model compare it with itself. To compare it with the model before the "
+        "edits, give that one, and load_edit=<the saved edit or adapter>."
+    )
 
 
 def banner_lines(options: EditingOptions, editor: str, pretrained: Any, is_demo: bool, data: str | None) -> list[str]:

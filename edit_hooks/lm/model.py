@@ -31,7 +31,7 @@ from edit_hooks.in_context.fact_memory import require_models
 from edit_hooks.inference import states
 from edit_hooks.inference.items import GenerateItem, Item, ScoreItem
 from edit_hooks.inference.token_prompts import score_parts
-from edit_hooks.lm.banner import banner_lines
+from edit_hooks.lm.banner import about_edits_in, log_banner
 from edit_hooks.lm.chats import Chats
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
@@ -135,8 +135,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if self._model is not None:  # given as an object
             self.check_loaded(self._model)
         if self.rank == 0:
-            for line in banner_lines(self.options, self.editor.name, pretrained, self.is_demo, self.edits_data):
-                log.warning(line) if self.is_demo else log.info(line)
+            log_banner(self.options, self.editor.name, pretrained, self.is_demo, self.edits_data)
 
     def _check_before_loading(self, quantization: Mapping[str, Any]) -> Delta | None:
         """Refuse what cannot work while no weight is loaded; return the edit of ``load_edit``."""
@@ -471,6 +470,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "edits_data": self.edits_data,
             "edits_digest": self._edits_digest,
             "demo": self.is_demo,
+            "about_checkpoint": about_edits_in(self.pretrained, self.options.mode),
             "num_processes": self.world_size,
             "model_identity": {"key": self.identity.key, **self._answering_parts},
             "code_fingerprint": code_fingerprint(__name__, *self.editor.source_modules),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -104,12 +104,17 @@ def _print_next_steps(edits: Sequence[SavedEdit], args: argparse.Namespace) -> N
         return
     file, formats, of_model = edits[0].file, edits[0].formats, loading_options(args)
     if len(edits) == 1 or not args.sequential:
-        words = ",".join(f"{name}={value}" for name, value in {**of_model, "load_edit": file}.items())
-        say(f"evaluate: lm_eval --model edited_hf --model_args {quote(words)} --tasks ...")
+        words = _model_words({**of_model, "load_edit": file})
+        say(f"evaluate: lm_eval --model edited_hf --model_args {words} --tasks ...")
     if formats:
         files = f"{quote(args.out)}/*.safetensors" if args.sequential else quote(str(file))
         base = "".join(f" --{name} {quote(value)}" for name, value in of_model.items())
         say(f"export: lm-edit export {files}{base} --format {formats[0]} --out <folder>")
+
+
+def _model_words(options: Mapping[str, object]) -> str:
+    """Model arguments as one word of a shell."""
+    return quote(",".join(f"{name}={value}" for name, value in options.items()))
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,11 +128,14 @@ def _run_export(args: argparse.Namespace) -> int:
     from lm_edit.edits import export_edits
 
     folder = export_edits(args.deltas, args.out, args.format, model_options(args))
-    usage: dict[str, object] = {"pretrained": folder}
-    if args.format == "peft":
-        usage = {"pretrained": "<folder of the demo model, see lm-edit demo>", **loading_options(args), "peft": folder}
-    words = quote(",".join(f"{name}={value}" for name, value in usage.items()))
-    say(f"written to {folder}; evaluate it with lm_eval --model hf --model_args {words}")
+    of_model, is_adapter = loading_options(args), args.format == "peft"
+    demo = {} if args.pretrained else {"pretrained": "<folder of the demo model, see lm-edit demo>"}
+    whole = {**demo, **of_model, "peft": folder} if is_adapter else {"pretrained": folder}
+    saved = folder if is_adapter else args.deltas[0] if len(args.deltas) == 1 else "<the edits as one adapter>"
+    say(f"written to {folder}")
+    say(f"lm-eval's own tasks: lm_eval --model hf --model_args {_model_words(whole)} --tasks ...")
+    words = _model_words({**of_model, "load_edit": saved})
+    say(f"editing tasks: lm_eval --model edited_hf --model_args {words} --tasks ...")
     return 0
 
 

@@ -2,14 +2,15 @@
 
 Metrics declare in their task's ``metric_list`` what can be checked: ``chance: 0.5`` is the value of a guess (a
 comparison of two answers), ``role: efficacy`` the success of the edits themselves, and ``role: unchanged`` the share of
-other answers that are those of the unedited model. Four things are reported, each only from data that the run has:
+other answers that are those of the unedited model. Five things are reported, each only from data that the run has:
 
 - ``below_chance``: a stream's edits held right after they were made, and at the end the metric is below chance;
 - ``target_nll``: an edit after which its target is as unlikely as before, or unlikelier;
 - ``no_effect``: efficacy is 0 and every other answer exactly as before;
-- ``damage``: after the edits the model continues neutral prompts with other tokens (``first_token_kl``).
+- ``damage``: after the edits the model continues neutral prompts with other tokens (``first_token_kl``);
+- ``edited_checkpoint``: the model before the run's edits is an exported one with edits in it.
 
-A run without edits has none of them.
+A run without edits has the last one only.
 """
 
 from __future__ import annotations
@@ -68,10 +69,11 @@ def add_anomalies(results: dict[str, Any]) -> None:
 def find_anomalies(results: Mapping[str, Any]) -> list[dict[str, str]]:
     """The anomalies of a run, each with its ``kind`` and ``text``."""
     run = results["config"]["edited_hf"]
+    found = [("edited_checkpoint", text)] if (text := run.get("about_checkpoint")) else []
     if run["mode"] == "none":
-        return []
+        return [{"kind": kind, "text": text} for kind, text in found]
     columns = list(_columns(results))
-    found = [("below_chance", text) for text in _below_chance(columns, run)]
+    found += [("below_chance", text) for text in _below_chance(columns, run)]
     found += [("target_nll", text) for text in _target_nll(results)]
     found += [("no_effect", text) for text in _no_effect(columns, run)]
     found += [("damage", text) for text in _damage(results)]

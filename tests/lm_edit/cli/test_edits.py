@@ -20,6 +20,7 @@ from edit_hooks.lm.model import EditedHFLM
 from lm_edit.cli.edits import print_effects
 from lm_edit.cli.main import main
 from lm_edit.edits import SavedEdit
+from lm_eval_tasks.common.anomalies import find_anomalies
 
 
 @pytest.fixture
@@ -40,7 +41,9 @@ def edits(tmp_path):
         ("ft_m", ["--joint"], 1, 4),
     ],
 )
-def test_edits_are_made_saved_and_exported(model, edits, tmp_path, capsys, editor, options, num_files, num_requests):
+def test_edits_are_made_saved_and_exported(
+    model, edits, tmp_path, capsys, caplog, editor, options, num_files, num_requests
+):
     settings = str(write_settings(tmp_path / "fast.yaml")) if editor == "r_rome" else "num_steps:2;lr:0.01"
     out = tmp_path / "edits"
     command = ["edit", *model, "--editor", editor, "--editor-args", settings, "--edits", edits, *options]
@@ -58,6 +61,7 @@ def test_edits_are_made_saved_and_exported(model, edits, tmp_path, capsys, edito
     file_format = "merged" if editor == "ft_m" else "peft"
     exported = [str(path) for path in (paths if "--sequential" in options else paths[:1])]
     assert main(["export", *exported, *model, "--format", file_format, "--out", str(tmp_path / "export")]) == 0
+    assert "are added" not in caplog.text  # the steps of one stream belong together
     expected = "model.safetensors" if file_format == "merged" else "adapter_model.safetensors"
     assert (tmp_path / "export" / expected).is_file()
 
@@ -171,8 +175,34 @@ def test_printed_commands_load_the_weights_that_were_edited(model, edits, tmp_pa
     assert shlex.split(evaluate)[5] == f"{of_model},load_edit={out / 'edit-0.safetensors'}"
     command = shlex.split(export.removeprefix("export: lm-edit ").replace("<folder>", shlex.quote(str(adapter))))
     assert main([*command, "--device", "cpu"]) == 0
-    assert shlex.split(printed_lines(capsys)[-1])[-1] == f"{of_model},peft={adapter}"
+    own, editing = (shlex.split(line.partition(": ")[2])[4] for line in printed_lines(capsys)[-2:])
+    assert (own, editing) == (f"{of_model},peft={adapter}", f"{of_model},load_edit={adapter}")
     assert json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["revision"] == "v1"
+
+
+def test_a_checkpoint_with_edits_says_so_in_every_run(model, edits, tmp_path, capsys, caplog):
+    """Compared with itself it is unchanged; another edit would be made on top."""
+    options = ["--editor-args", "num_steps:2;lr:0.01", "--store", "off", "--num-edits", "2"]
+    out, merged = tmp_path / "edits", str(tmp_path / "merged")
+    assert main(["edit", *model, "--editor", "ft_m", *options, "--edits", edits, "--out", str(out)]) == 0
+    caplog.clear()
+    first, second = map(str, sorted(out.glob("*.safetensors")))
+    assert main(["export", first, *model, "--format", "merged", "--out", str(tmp_path / "one")]) == 0
+    assert f"load_edit={first} --tasks" in printed_lines(capsys)[-1] and "are added" not in caplog.text
+    assert main(["export", first, second, *model, "--format", "merged", "--out", merged]) == 0
+    assert "2 edits are added" in caplog.text and "measured without the others" in caplog.text
+    for settings, text in (
+        ({"mode": "none"}, "compare it with itself"),
+        ({"editor": "ft_m", "editor_args": {"num_steps": 2}}, "made on top of them"),
+    ):
+        caplog.clear()
+        lm = EditedHFLM(merged, device="cpu", store="off", **settings)
+        assert text in caplog.text
+        run = {"config": {"edited_hf": lm.get_model_info()["edited_hf"]}, "results": {}, "configs": {}}
+        (found,) = find_anomalies(run)
+        assert found["kind"] == "edited_checkpoint" and text in found["text"]
+    with pytest.raises(EditingError, match=f"evaluate it with pretrained={merged},mode=none"):
+        EditedHFLM(model[1], device="cpu", store="off", load_edit=merged)
 
 
 def test_two_processes_do_not_write_edits_into_one_folder(tmp_path):
