@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from editor_settings import MEMIT_CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 from layered_edits import (
@@ -20,7 +21,7 @@ from layered_edits import (
 from safetensors.torch import save_file
 
 from edit_hooks import EditingError, load_editor
-from edit_hooks.contract.tiny_models import build_model
+from edit_hooks.contract.tiny_models import EDIT_LAYER, build_model
 from edit_hooks.locate.solve import ridge_keys
 
 
@@ -64,6 +65,22 @@ def test_a_missing_file_of_projectors_is_named_before_the_weights_are_loaded(nam
     editor.check_inputs(editor.config_class(projectors=path, second_moments="missing.txt"))
     with pytest.raises(EditingError, match=r"missing\.txt"):
         editor.check_inputs(editor.config_class(second_moments="missing.txt"))
+
+
+def test_the_default_l2_is_a_hundredth_of_the_trace_or_ten_beside_given_projectors():
+    model, tokenizer = load_wide("llama")
+    trace = float(covariance("llama")[EDIT_LAYER].trace())
+    basis_FR, _ = torch.linalg.qr(random_keys(64, 40))
+    common = {**MEMIT_CONFIG, "layers": [EDIT_LAYER], "num_steps": 5}
+    from_moments = {**common, "second_moments": covariance("llama"), "nullspace_energy": 0.5}
+    from_projectors = {**common, "projectors": {EDIT_LAYER: basis_FR @ basis_FR.T}}
+    for settings, l2 in ((from_moments, 0.01 * trace), (from_projectors, 10.0)):
+        default, expected, other = (
+            load_editor("alphaedit", {**settings, "l2": value}).edit(model, tokenizer, EDIT_REQUESTS, joint=True)[0]
+            for value in (None, l2, 1.1 * l2)
+        )
+        assert largest_difference(default, expected) < 1e-10
+        assert largest_difference(default, other) > 1e-3
 
 
 @given(u=st.integers(1, 4), past=st.integers(0, 4), l2=st.sampled_from([0.1, 1.0, 10.0]))

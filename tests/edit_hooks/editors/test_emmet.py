@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from layered_edits import (
     EDIT_REQUESTS,
     each_model,
@@ -40,3 +41,22 @@ def test_without_a_ridge_maps_the_key_exactly(model_type):
         residual = delta.intermediates[f"resid.layer{EDIT_LAYER}"][:, 0].double()
         error = update_as_map(model_type, EDIT_LAYER, delta) @ key - residual
         assert float(error.norm() / residual.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_no_second_moments_are_the_identity_with_both_weights(joint):
+    """C_s = lambda I + nu I = 5 I, whose scale matters beside eps."""
+    model, tokenizer = load_wide("llama")
+    settings = {"layers": [EDIT_LAYER], "moment_weight": 3.0, "identity_weight": 2.0, "ridge": 0.1}
+    identity = {EDIT_LAYER: torch.eye(64, dtype=torch.float64)}
+    without, given, other = (
+        load_memit_like("emmet", "llama", **{**settings, **changes}).edit(model, tokenizer, EDIT_REQUESTS, joint=joint)
+        for changes in (
+            {"second_moments": None},
+            {"second_moments": identity},
+            {"second_moments": None, "identity_weight": 0.0},
+        )
+    )
+    for one, two, three in zip(without, given, other, strict=True):
+        assert largest_difference(one, two) < 1e-10
+        assert largest_difference(one, three) > 1e-3

@@ -8,6 +8,7 @@ from editor_settings import MEMIT_CONFIG
 from layered_edits import (
     EDIT_REQUESTS,
     LAYERS,
+    covariance,
     each_model,
     each_normalized,
     largest_difference,
@@ -42,6 +43,25 @@ def test_a_vanishing_ridge_writes_the_whole_residual(model_type):
         error = update_as_map(model_type, EDIT_LAYER, delta) @ key - residual
         assert float(error.norm() / residual.norm()) < max(rounding_bound(model_type), 1e-6)
     assert_same_state(before, snapshot(model, tokenizer))
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("is_identity", [True, False])
+def test_the_default_lambda_writes_four_fifths_of_a_typical_key(is_identity, joint):
+    """A = (lambda C + K K^T)^-1 K; lambda is a quarter of the key width, or of the keys' squared norm where C is I."""
+    model, tokenizer = load_wide("llama")
+    matrix = torch.eye(64, dtype=torch.float64) if is_identity else covariance("llama")[EDIT_LAYER]
+    settings = {"second_moments": None} if is_identity else {}
+    editor = load_memit_like("memit", "llama", layers=[EDIT_LAYER], moment_weight=None, **settings)
+    for delta in editor.edit(model, tokenizer, EDIT_REQUESTS, joint=joint):
+        keys_FU = delta.intermediates[f"keys.layer{EDIT_LAYER}"].T
+        weight = (float(keys_FU.square().sum(0).mean()) if is_identity else 64) / 4
+        right_FU = torch.linalg.solve(weight * matrix + keys_FU @ keys_FU.T, keys_FU)
+        torch.testing.assert_close(delta.intermediates[f"adj_k.layer{EDIT_LAYER}"], right_FU, rtol=1e-8, atol=1e-10)
+        share = delta.diagnostics["layers"][0]["written_share"]
+        assert share == pytest.approx(float((keys_FU * right_FU).sum(0).mean()))
+        if is_identity and not joint:
+            assert share == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("joint", [False, True])
