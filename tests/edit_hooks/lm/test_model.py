@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import re
 from unittest import mock
 
 import pytest
@@ -17,6 +18,7 @@ from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, save_tiny
 from edit_hooks.inference import batching, decoding
 from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.lm.stream import Guard
 
 
 @pytest.fixture(scope="module")
@@ -391,6 +393,16 @@ def test_the_guard_reports_or_stops(model_path):
     results = run(strict, BAKE)
     assert len(strict.session.result_metadata()["steps"]) == 1
     assert "guard stopped" in str(results["samples"]["bake_es"])
+
+
+def test_the_guard_watches_the_loss_of_a_plain_sentence(model_path):
+    """The threshold is the option's: the first edit raises the loss by less than the default threshold allows."""
+    destructive = {"editor": "ft_m", "editor_args": {"num_steps": 10, "lr": 0.02}, "guard_norm_ratio": 1e9}
+    strict = build(model_path, **STREAM, **destructive, guard="stop", guard_loss_increase=0)
+    run(strict, ["bake_es"])
+    (step,) = strict.session.result_metadata()["steps"]
+    before, after = map(float, re.findall(r"rose from ([\d.]+) to ([\d.]+)", step["guard"])[0])
+    assert after == pytest.approx(step["probe_loss"], abs=0.01) and 0 < after - before < Guard().max_loss_increase
 
 
 def test_groups_are_written_together_on_the_unedited_model(model_path):

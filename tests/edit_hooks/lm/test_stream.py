@@ -15,7 +15,7 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.lm.stream import EditStream, Guard
+from edit_hooks.lm.stream import PROBE_TEXT, EditStream, Guard
 from edit_hooks.lm.unusable import edit_usable
 from edit_hooks.lm.writing import write_together
 from edit_hooks.modeling.identity import model_identity
@@ -201,15 +201,37 @@ def test_editors_of_single_requests_are_refused_for_larger_steps(tiny_model, tin
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "loss_before", "complaint"),
     [
-        ({}, None),
-        ({"finite": False}, "logits are not finite"),
-        ({"norm_ratio": 1.5}, "moved by 1.50 of their norm"),
-        ({"probe_loss": 5.5}, "rose from 2.00 to 5.50"),
+        ({}, 2.0, None),
+        ({"finite": False}, 2.0, "logits are not finite"),
+        ({"norm_ratio": 1.5}, 2.0, "moved by 1.50 of their norm"),
+        ({"probe_loss": 5.5}, 2.0, "rose from 2.00 to 5.50"),
+        ({"probe_loss": 5.5}, 5.0, None),  # of a model that is bad at the sentence anyway
+        ({"probe_loss": 5.5}, 7.0, None),
     ],
 )
-def test_the_guard_names_what_diverges(change, complaint):
+def test_the_guard_names_what_diverges(change, loss_before, complaint):
     record = {"finite": True, "norm_ratio": 0.5, "probe_loss": 3.0, **change}
-    message = Guard().complaint(record, loss_before=2.0)
+    message = Guard().complaint(record, loss_before)
     assert message is None if complaint is None else complaint in message
+
+
+def test_the_loss_of_the_plain_sentence_is_that_of_every_next_token(tiny_model, tiny_tokenizer):
+    """Under the edits so far: each token after the first, predicted from those before it."""
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("byte_bpe_bos")
+    ids = tokenizer(PROBE_TEXT)["input_ids"]
+    by_hand = []
+
+    def read_loss(step, runtime_part):
+        with torch.no_grad():
+            logprob_TV = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        nll = [-float(logprob_TV[position, token]) for position, token in enumerate(ids[1:])]
+        by_hand.append(sum(nll) / len(nll))
+
+    read_loss(-1, None)
+    edits = stream(model, tokenizer, "ft_l", 1, None)
+    assert edits._unedited_loss == pytest.approx(by_hand.pop(), abs=1e-4)
+    edits.visit(read_loss)
+    assert [record["probe_loss"] for record in edits.steps] == pytest.approx(by_hand, abs=1e-4)
+    assert max(by_hand) - min(by_hand) > 0.01
