@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +20,10 @@ from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
 
 NLL_BEFORE, NLL_AFTER = "target_nll_before", "target_nll_after"
-EFFECTS = (FIRST_TOKEN_KL, NLL_BEFORE, NLL_AFTER)  # names among the diagnostics of an edit
+TARGET_NLLS = "target_nlls"  # of an edit of several requests: [before, after] of each, in their order
+EFFECTS = (FIRST_TOKEN_KL, NLL_BEFORE, NLL_AFTER, TARGET_NLLS)  # names among the diagnostics of an edit
+# Diagnostics that grow with the steps or the requests of an edit, and are left out where every case repeats them.
+LONG = ("losses", TARGET_NLLS)
 
 
 class EditEffects:
@@ -63,14 +67,14 @@ class EditEffects:
         context, target = split_continuation(self.tokenizer, request.text, request.continuation)
         return ScoreItem(tuple(context), tuple(target))
 
-    def of_independent(self, delta: Delta, requests: Sequence[EditRequest]) -> dict[str, float]:
+    def of_independent(self, delta: Delta, requests: Sequence[EditRequest]) -> dict[str, Any]:
         """All numbers of an edit of the model as it is now."""
         before, after = self.target_nlls(requests, None, delta)
-        return {FIRST_TOKEN_KL: self.divergence(delta), **mean_nlls(requests, before, after)}
+        return {FIRST_TOKEN_KL: self.divergence(delta), **nlls_of(requests, before, after)}
 
     def of_step(
         self, runtime_part: Delta | None, requests: Sequence[EditRequest], before: Mapping[str, float]
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """All numbers of a step that is in the model now.
 
         Args:
@@ -78,15 +82,20 @@ class EditEffects:
             before: by request key, negative log-likelihoods before the step.
         """
         (after,) = self.target_nlls(requests, runtime_part)
-        return {FIRST_TOKEN_KL: self.divergence(runtime_part), **mean_nlls(requests, before, after)}
+        return {FIRST_TOKEN_KL: self.divergence(runtime_part), **nlls_of(requests, before, after)}
 
 
-def mean_nlls(
-    requests: Sequence[EditRequest], before: Mapping[str, float], after: Mapping[str, float]
-) -> dict[str, float]:
-    """Means over requests, by request key, before and after an edit of them; empty without a request."""
-    return {
-        name: math.fsum(nlls[request.key] for request in requests) / len(requests)
-        for name, nlls in ((NLL_BEFORE, before), (NLL_AFTER, after))
-        if requests
+def nlls_of(requests: Sequence[EditRequest], before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
+    """Means over requests before and after an edit of them, and those of each of several; empty without a request.
+
+    Args:
+        before, after: request key -> negative log-likelihood.
+    """
+    if not requests:
+        return {}
+    pairs = [[before[request.key], after[request.key]] for request in requests]
+    means = {
+        name: math.fsum(pair[place] for pair in pairs) / len(pairs)
+        for place, name in enumerate((NLL_BEFORE, NLL_AFTER))
     }
+    return means | ({TARGET_NLLS: pairs} if len(pairs) > 1 else {})

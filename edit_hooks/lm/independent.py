@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from edit_hooks.answers import EditReport
 from edit_hooks.base.editor import Editor, position_limit
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.lm.edit_effects import EFFECTS, EditEffects
+from edit_hooks.lm.edit_effects import EFFECTS, LONG, EditEffects
 from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.neutral_prompts import NeutralPrompts
 from edit_hooks.lm.resolve import resolve_with_store
@@ -127,7 +127,7 @@ class IndependentEdits:
         left_out = edit.meta.get("unusable", {})
         if reasons := [left_out[request.key] for request in requests if request.key in left_out]:
             return EditReport(editor=self.editor.name, key=key, error=reasons[0])
-        diagnostics = {name: value for name, value in edit.diagnostics.items() if name != "losses"}
+        diagnostics = {name: value for name, value in edit.diagnostics.items() if name not in LONG}
         return EditReport(editor=self.editor.name, key=key, diagnostics=diagnostics)
 
     def _description(self, group: RequestGroup) -> Description:

@@ -30,7 +30,7 @@ from edit_hooks.decoding import AskedModel
 from edit_hooks.deltas.apply import UNEDITED_STATE, AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.inference.items import Item
-from edit_hooks.lm.edit_effects import EFFECTS, EditEffects
+from edit_hooks.lm.edit_effects import EFFECTS, LONG, EditEffects
 from edit_hooks.lm.independent import FailedEdit, IndependentEdits, group_key
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.stream import EditStream
@@ -159,7 +159,8 @@ class SavedEditSession(Session):
             self._state = applied.state()
             facts = {**report.diagnostics, "update_norm_ratio": applied.norm_ratio()}
             if effects:
-                facts |= effects.of_step(applied.runtime_part, known, before)
+                measured = effects.of_step(applied.runtime_part, known, before)
+                facts |= {name: value for name, value in measured.items() if name not in LONG}
         self.report = dataclasses.replace(report, diagnostics=facts)
 
     def answer(self, questions: Sequence[Question], unedited: Answers, answer_jobs: AnswerJobsOn) -> list[EditedAnswer]:

@@ -25,7 +25,7 @@ from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.hook_edit import attached
 from edit_hooks.deltas.placement import placed
-from edit_hooks.lm.edit_effects import EditEffects
+from edit_hooks.lm.edit_effects import LONG, EditEffects
 from edit_hooks.lm.large_edits import LargeEdits
 from edit_hooks.lm.plan import EditPlan
 from edit_hooks.lm.resolve import resolve_with_store
@@ -308,7 +308,7 @@ class EditStream:
 
     def report(self, step: int) -> EditReport:
         """Return the report on a step."""
-        facts = {name: value for name, value in self.steps[step].items() if name != "state_after"}
+        facts = {name: value for name, value in self.steps[step].items() if name not in ("state_after", *LONG)}
         return EditReport(editor=self.editor.name, diagnostics=facts)
 
 

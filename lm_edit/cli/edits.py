@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -29,8 +30,9 @@ from lm_edit.cli.command import (
 if TYPE_CHECKING:
     from lm_edit.edits import SavedEdit
 
-MAX_SHOWN = 20  # edits in the table
+MAX_SHOWN = 20  # requests in the table
 MAX_TEXT = 60  # characters of a prompt or target in it
+MAX_LIKELY = math.log(2)  # nats per token: a probability of one half
 
 
 def _add_edit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,22 +75,32 @@ def _run_edit(args: argparse.Namespace) -> int:
 
 
 def print_effects(edits: Sequence[SavedEdit]) -> None:
-    """A row per edit: whether its target became likely, and how far neutral prompts moved; then all warnings."""
+    """A row per request: whether its target became likely, and how far its edit moved neutral prompts.
+
+    Then the requests whose targets did not, and all warnings.
+    """
     from edit_hooks.deltas.saved import INDEX_NAME
-    from edit_hooks.lm.edit_effects import NLL_AFTER, NLL_BEFORE
+    from edit_hooks.lm.edit_effects import NLL_AFTER, NLL_BEFORE, TARGET_NLLS
     from edit_hooks.lm.neutral_prompts import FIRST_TOKEN_KL
 
     if not edits:
         return
-    rows = []
-    for edit in edits[:MAX_SHOWN]:
-        numbers = [_number(edit.diagnostics.get(name)) for name in (NLL_BEFORE, NLL_AFTER, FIRST_TOKEN_KL)]
-        request, others = edit.requests[0], len(edit.requests) - 1
-        text = f"{printable(request.text, MAX_TEXT)} -> {printable(request.target_new, MAX_TEXT)}"
-        rows.append([edit.file.name, *numbers, text + (f" and {others} more" if others else "")])
-    table(["file", "target NLL before", "after", "first-token KL", "edit"], rows)
-    if len(edits) > MAX_SHOWN:
-        say(f"... and {len(edits) - MAX_SHOWN} more in {edits[0].file.with_name(INDEX_NAME)}")
+    rows, unlikely = [], []
+    for edit in edits:
+        own = [edit.diagnostics.get(NLL_BEFORE), edit.diagnostics.get(NLL_AFTER)]
+        nlls = (
+            [own] if len(edit.requests) == 1 else edit.diagnostics.get(TARGET_NLLS, [[None] * 2] * len(edit.requests))
+        )
+        for request, pair in zip(edit.requests, nlls, strict=True):
+            numbers = [_number(value) for value in (*pair, edit.diagnostics.get(FIRST_TOKEN_KL))]
+            text = f"{printable(request.text, MAX_TEXT)} -> {printable(request.target_new, MAX_TEXT)}"
+            rows.append([edit.file.name, *numbers, text])
+            if pair[1] is not None and not pair[1] < MAX_LIKELY:  # NaN, too
+                unlikely.append((text, "target is less likely than not (above 0.69 nats per token)"))
+    table(["file", "target NLL before", "after", "first-token KL", "edit"], rows[:MAX_SHOWN])
+    if len(rows) > MAX_SHOWN:
+        say(f"... and {len(rows) - MAX_SHOWN} more in {edits[0].file.with_name(INDEX_NAME)}")
+    say_reasons("after the edit", unlikely)
     warnings = [(edit.file.name, text) for edit in edits for text in edit.diagnostics.get("warnings", ())]
     say_reasons("warning", warnings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shlex
 
@@ -114,12 +115,37 @@ def test_only_commands_that_can_work_are_printed(model, edits, tmp_path, capsys,
 def test_long_lists_of_edits_are_cut_in_the_table_and_warnings_are_counted(tmp_path, capsys):
     request = EditRequest(**REQUESTS[0])
     diagnostics = {"warnings": ["a likely problem"]}
-    edits = [SavedEdit(tmp_path / f"edit-{number}", (request,) * 2, diagnostics, ()) for number in range(25)]
+    edits = [SavedEdit(tmp_path / f"edit-{number}", (request,), diagnostics, ()) for number in range(25)]
     print_effects(edits)
     printed = printed_lines(capsys)
     assert len(printed) == 1 + 20 + 1 + 1 and printed[1].split()[1:4] == ["-", "-", "-"]
-    assert printed[1].endswith("and 1 more") and printed[21] == f"... and 5 more in {tmp_path / 'edits.json'}"
+    assert printed[21] == f"... and 5 more in {tmp_path / 'edits.json'}"
     assert printed[22].startswith("warning, a likely problem (25): edit-0; ")
+
+
+def test_each_fact_of_a_joint_edit_is_measured_and_those_that_did_not_take_are_named(model, edits, tmp_path, capsys):
+    """A mean hides which of fifty facts took; sums of log-probabilities by hand."""
+    out, settings = tmp_path / "edits", "num_steps:3;lr:0.01"
+    command = ["edit", *model, "--editor", "ft_m", "--editor-args", settings, "--edits", edits, "--joint"]
+    assert main([*command, "--store", "off", "--out", str(out)]) == 0
+    printed = printed_lines(capsys)
+    (entry,) = json.loads((out / "edits.json").read_text(encoding="utf-8"))["edits"]
+    pairs, means = entry["diagnostics"]["target_nlls"], entry["diagnostics"]
+    assert len(pairs) == len(entry["requests"]) == len(REQUESTS) > 1
+    assert means["target_nll_after"] == pytest.approx(sum(after for _, after in pairs) / len(pairs))
+    lm = EditedHFLM(model[1], device="cpu", store="off", load_edit=str(out / "edit-0.safetensors"))
+    with lm.session.stock_task_scope():
+        for request, (_, after) in zip(map(EditRequest.from_dict, entry["requests"]), pairs, strict=True):
+            whole = lm.tokenizer(request.text + request.continuation, return_tensors="pt")["input_ids"]
+            length = whole.shape[1] - len(lm.tokenizer(request.text)["input_ids"])
+            logprobs = lm.model(whole).logits[0, -length - 1 : -1].log_softmax(-1)
+            nll = -logprobs.gather(1, whole[0, -length:, None]).mean()
+            assert after == pytest.approx(nll.item(), abs=1e-4)
+    rows = [line for line in printed if line.startswith("edit-0.safetensors ")]
+    assert [row.split()[1:3] for row in rows] == [[f"{before:.3f}", f"{after:.3f}"] for before, after in pairs]
+    num_unlikely = sum(after >= math.log(2) for _, after in pairs)
+    named = [line for line in printed if "less likely than not" in line]
+    assert num_unlikely and f"({num_unlikely}): {REQUESTS[0]['prompt'].format(REQUESTS[0]['subject'])}" in named[0]
 
 
 def test_half_a_surrogate_pair_in_a_case_id_is_saved(model, tmp_path):
