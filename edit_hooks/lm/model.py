@@ -41,6 +41,7 @@ from edit_hooks.lm.harness import LateLoadingHFLM
 from edit_hooks.lm.independent import IndependentEdits
 from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.kept_answers import AnswerStore, read_code
+from edit_hooks.lm.model_options import loading_words
 from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
@@ -97,12 +98,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         if kwargs.get("device") is None:  # the parent's default is a GPU, also where there is none
             kwargs["device"] = "cuda" if torch.cuda.is_available() else "cpu"
         self._settings_file = settings_file(own.get("editor_args"))
-        self._loading_options = [  # of `lm-edit tune` for the same model
-            word
-            for name in ("revision", "dtype")
-            if kwargs.get(name) is not None
-            for word in (f"--{name}", str(kwargs[name]).removeprefix("torch."))
-        ]
+        self._loading_words = loading_words(kwargs)
         self.options = EditingOptions(**own)
         self.editor = self._new_editor()
         self.is_demo = pretrained is None
@@ -159,7 +155,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
                     pretrained=None if self.is_demo else origin.pretrained,
                     settings_file=self._settings_file,
                     editor=self.options.editor,
-                    tune_options=(*self._loading_options, *self.options.facts_to_tune_on(self.is_demo)),
+                    tune_options=(*self._loading_words, *self.options.facts_to_tune_on(self.is_demo)),
                 )
                 report_origin(self._origin, self.rank == 0)
         return None

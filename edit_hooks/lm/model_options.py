@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.options import switch
@@ -16,6 +17,23 @@ SWITCHES = ("trust_remote_code", "parallelize", "use_fast_tokenizer", "add_bos_t
 # option -> least value
 WHOLE_NUMBERS = {"max_length": 1, "prefix_token_id": 0, "max_batch_size": 1}
 BACKENDS = ("default", "causal", "seq2seq")
+
+
+# Options without a flag of lm-edit that decide which weights are loaded, and what prompts are tokenized to.
+LOADING = ("peft", "delta", "subfolder", "gguf_file", "tokenizer", "trust_remote_code", "parallelize", "add_bos_token")
+
+
+def loading_words(options: Mapping[str, Any]) -> list[str]:
+    """Options of ``lm-edit`` that load the same weights, besides ``--pretrained``.
+
+    Args:
+        options: keyword arguments of lm-eval's Hugging Face class.
+    """
+    given = {name: options[name] for name in ("revision", "dtype") if options.get(name) is not None}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value).removeprefix("torch."))]
+    others = {name: options.get(name) for name in (*LOADING, *QUANTIZATION_OPTIONS)}
+    spelled = [f"{name}={value}" for name, value in others.items() if isinstance(value, (str, bool, int, float))]
+    return [*words, "--model-args", ",".join(spelled)] if spelled else words
 
 
 def check_model_options(pretrained: object, options: Mapping[str, Any]) -> None:
@@ -59,6 +77,11 @@ def _check_pretrained(pretrained: object, subfolder: str) -> None:
         kind = "a file" if path.is_file() else "not there"
         raise EditingError(f"pretrained={pretrained} is {kind}; give a hub id or the folder of a saved model.")
     folder = path / subfolder
+    if Path(folder, "adapter_config.json").is_file() and not Path(folder, "config.json").is_file():
+        raise EditingError(
+            f"pretrained={pretrained} is an adapter; give the model that it was made for, and peft={pretrained} among "
+            "the model arguments (--model-args of lm-edit)."
+        )
     if path.is_dir() and not Path(folder, "config.json").is_file() and not any(folder.glob("*.gguf")):
         raise EditingError(
             f"pretrained={pretrained} holds no {subfolder}config.json; give the folder of a saved model."

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edit_hooks.lm.model import EditedHFLM
     from edit_hooks.store.store import Store
 
+WEIGHTS = ("pretrained", "revision", "dtype")
 DATA_OPTIONS = ("data", "subset", "subset_seed")  # of add_data_arguments, and of the model class
 DATA_HELP = "origin of the benchmark's records: mini, mini:SET, hub, hub:SET, a file or a folder"
 EDITOR_HELP = "name of the editor, see lm-edit editors"
@@ -63,11 +64,43 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", help="revision on the hub")
     parser.add_argument("--dtype", help="precision of the weights; default: that of the checkpoint")
     parser.add_argument("--device", help="cuda, cuda:1, cpu, ...; default: a GPU if there is one")
+    parser.add_argument(
+        "--model-args", help="further options of the model as in lm_eval: peft=<adapter>,parallelize=True, ..."
+    )
 
 
-def loading_options(args: argparse.Namespace) -> dict[str, str]:
-    """What was given of the options that decide which weights are loaded, for printed commands."""
-    return {name: value for name in ("pretrained", "revision", "dtype") if (value := getattr(args, name)) is not None}
+def loading_options(args: argparse.Namespace) -> dict[str, object]:
+    """What was given of the options that decide which weights are loaded, for printed commands of ``lm_eval``."""
+    named = {name: getattr(args, name) for name in WEIGHTS if getattr(args, name) is not None}
+    return {**named, **_model_args(args)}
+
+
+def loading_words(args: argparse.Namespace) -> list[str]:
+    """The same for printed commands of ``lm-edit``."""
+    names = (*WEIGHTS, "model_args")
+    given = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in names if getattr(args, name) is not None]
+    return [word for pair in given for word in pair]
+
+
+def _model_args(args: argparse.Namespace) -> dict[str, object]:
+    """``--model-args`` as a mapping.
+
+    Raises:
+        EditingError: for options that the verb has itself, or that have no meaning here.
+    """
+    if args.model_args is None:
+        return {}
+    from lm_eval.utils import simple_parse_args_string
+
+    from edit_hooks.lm.model import OWN_OPTIONS
+
+    options: dict[str, object] = simple_parse_args_string(args.model_args)
+    for name in options:
+        if name in (*WEIGHTS, "device"):
+            raise EditingError(f"--model-args {name}=...: give --{name} instead.")
+        if name in OWN_OPTIONS:
+            raise EditingError(f"--model-args {name}=...: this verb loads a model; its edits are options of the verb.")
+    return options
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,8 +159,8 @@ def model_options(args: argparse.Namespace, *names: str) -> dict[str, object]:
     Args:
         names: arguments to pass to the model class besides those of :func:`add_model_arguments`.
     """
-    names = ("pretrained", "revision", "dtype", "device", *names)
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    named = {name: getattr(args, name) for name in (*WEIGHTS, "device", *names) if getattr(args, name) is not None}
+    return {**named, **_model_args(args)}
 
 
 def data_settings(args: argparse.Namespace) -> dict[str, object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Mapping, Sequence
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from edit_hooks.utils.errors import EditingError
@@ -20,6 +20,7 @@ from lm_edit.cli.command import (
     add_model_arguments,
     check_subset,
     loading_options,
+    loading_words,
     model_options,
     say,
     say_reasons,
@@ -119,14 +120,14 @@ def _print_next_steps(edits: Sequence[SavedEdit], args: argparse.Namespace) -> N
         words = _model_words({**of_model, "load_edit": file})
         say(f"evaluate: lm_eval --model edited_hf --model_args {words} --tasks ...")
     if formats:
-        files = f"{quote(args.out)}/*.safetensors" if args.sequential else quote(str(file))
-        base = "".join(f" --{name} {quote(value)}" for name, value in of_model.items())
-        say(f"export: lm-edit export {files}{base} --format {formats[0]} --out <folder>")
+        files = f"{shlex.quote(args.out)}/*.safetensors" if args.sequential else shlex.quote(str(file))
+        words = shlex.join([*loading_words(args), "--format", formats[0]])
+        say(f"export: lm-edit export {files} {words} --out <folder>")
 
 
 def _model_words(options: Mapping[str, object]) -> str:
     """Model arguments as one word of a shell."""
-    return quote(",".join(f"{name}={value}" for name, value in options.items()))
+    return shlex.quote(",".join(f"{name}={value}" for name, value in options.items()))
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:

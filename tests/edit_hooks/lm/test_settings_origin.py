@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from lm_runs import BAKE, build, run
 from mend_runs import trainer
 from model_shapes import MODELS, model_like
+from random_deltas import random_delta
 
 from edit_hooks import load_editor
 from edit_hooks.base import origin as origins
 from edit_hooks.contract.tiny_models import EDIT_LAYER, REQUESTS, build_model, build_tokenizer
+from edit_hooks.deltas.export import export_peft
 from edit_hooks.request import EditRequest
 
 QUICK = {"num_steps": 1, "lr": 0.01}
@@ -46,6 +49,16 @@ def test_a_run_on_an_unknown_model_has_one_line_with_the_command_that_tunes(tiny
     assert (record["shipped"], record["given"], record["layers"]) == ([], [], "by depth") and len(
         record["guesses"]
     ) == 1
+
+
+def test_the_command_that_tunes_loads_the_same_fine_tuned_model(tiny_path, tiny_model, tmp_path, caplog) -> None:
+    """It named the model below the adapter: the search would have been about another one."""
+    path, adapter = str(tiny_path("llama")), str(export_peft(random_delta(tiny_model("llama")), tmp_path / "adapter"))
+    build(path, editor="ultraedit", editor_args={}, peft=adapter, add_bos_token=False)
+    (line,) = lines(caplog)
+    command = shlex.split(line.partition("better ones: ")[2].partition(";")[0])
+    assert command[2:6] == ["--pretrained", path, "--editor", "ultraedit"]
+    assert command[command.index("--model-args") + 1] == f"peft={adapter},add_bos_token=False"
 
 
 def test_a_tuned_file_is_named_and_is_no_guess(tiny_path, tmp_path, caplog) -> None:

@@ -11,10 +11,12 @@ import shlex
 import pytest
 import torch
 from command_line import printed_lines, write_requests, write_settings
+from random_deltas import random_delta
 
 from edit_hooks import Delta, EditingError, EditRequest
 from edit_hooks.contract.tiny_models import REQUESTS, save_tiny
 from edit_hooks.deltas.delta import Factor
+from edit_hooks.deltas.export import export_peft
 from edit_hooks.deltas.saved import save_edits
 from edit_hooks.lm.edit_sources import load_edits
 from edit_hooks.lm.model import EditedHFLM
@@ -229,6 +231,37 @@ def test_a_checkpoint_with_edits_says_so_in_every_run(model, edits, tmp_path, ca
         assert found["kind"] == "edited_checkpoint" and text in found["text"]
     with pytest.raises(EditingError, match=f"evaluate it with pretrained={merged},mode=none"):
         EditedHFLM(model[1], device="cpu", store="off", load_edit=merged)
+
+
+def test_a_model_with_an_adapter_is_edited(model, edits, tiny_model, tmp_path, capsys):
+    adapter = str(export_peft(random_delta(tiny_model("llama")), tmp_path / "adapter"))
+    command = ["edit", *model, "--editor", "ft_m", "--editor-args", "num_steps:2", "--store", "off", "--edits", edits]
+    command += ["--num-edits", "1", "--out", str(tmp_path / "edits")]
+    assert main([*command, "--model-args", f"peft={adapter}"]) == 0
+    evaluate, export = (line for line in printed_lines(capsys) if line.startswith(("evaluate: ", "export: ")))
+    assert f"pretrained={model[1]},peft={adapter},load_edit=" in evaluate
+    assert shlex.split(export)[4:8] == ["--pretrained", model[1], "--model-args", f"peft={adapter}"]
+    file = str(tmp_path / "edits/edit-0.safetensors")
+    options = {"device": "cpu", "store": "off", "load_edit": file}
+    assert EditedHFLM(model[1], peft=adapter, **options).session.editor_name == "ft_m"
+    with pytest.raises(EditingError, match="was made for another model: its weights"):
+        assert EditedHFLM(model[1], **options).session
+    with pytest.raises(EditingError, match="is an adapter; give the model that it was made for, and peft="):
+        EditedHFLM(adapter, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("editor=rome", "its edits are options of the verb"),
+        ("dtype=float32", "give --dtype instead"),
+        ("pefft=x", "Did you mean 'peft'"),
+    ],
+)
+def test_model_arguments_that_belong_elsewhere_are_errors(model, edits, tmp_path, capsys, words, problem):
+    command = ["edit", *model, "--editor", "ft_m", "--edits", edits, "--out", str(tmp_path / "edits")]
+    assert main([*command, "--model-args", words]) == 2
+    assert problem in capsys.readouterr().err and not (tmp_path / "edits").exists()
 
 
 def test_two_processes_do_not_write_edits_into_one_folder(tmp_path):
