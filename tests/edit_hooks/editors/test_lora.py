@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import ALL_MODEL_TYPES, EDIT_LAYER, NATURAL_TOKENIZER, REQUESTS, build_model
-from edit_hooks.editors.lora import Adapter, LoRAConfig, initial_adapters
+from edit_hooks.editors.lora import Adapter, LoRAConfig, _Dropout, initial_adapters
 from edit_hooks.modeling.architectures import ARCHITECTURES, ROLES
 from edit_hooks.modeling.tokens import split_continuation
 
@@ -31,9 +31,12 @@ def released_loop(model, tokenizer, request, kind, config):
     ids, labels = torch.tensor([prompt + target]), torch.tensor([[-100] * len(prompt) + target])
     arch = ARCHITECTURES[model.config.model_type]
     names = [name for layer in config["layers"] for name in arch.module_names("query_value", layer)]
-    shared = {"target_modules": names, "lora_alpha": 32, "lora_dropout": 0.0, "task_type": "CAUSAL_LM"}
+    shared = {"target_modules": names, "lora_alpha": config["alpha"], "lora_dropout": 0.0, "task_type": "CAUSAL_LM"}
     shared["fan_in_fan_out"] = model.config.model_type == "gpt2"
-    chosen = peft.LoraConfig(r=8, **shared) if kind == "lora" else peft.AdaLoraConfig(init_r=12, total_step=9, **shared)
+    if kind == "lora":
+        chosen = peft.LoraConfig(r=8, **shared)
+    else:
+        chosen = peft.AdaLoraConfig(init_r=12, total_step=9, orth_reg_weight=config["orthogonality"], **shared)
     copied = copy.deepcopy(model)
     # The model's own loss is computed in float32.
     copied.loss_function = lambda logits, labels, **_: cross_entropy(logits[0, :-1], labels[0, 1:])
@@ -101,11 +104,16 @@ def test_adapters_are_drawn_from_the_distributions_of_peft(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("model_type", ["gpt2", "llama", "gpt_neox"])
-def test_updates_are_those_of_a_plain_loop_with_peft(model_type, kind, tiny_model, tiny_tokenizer):
+@pytest.mark.parametrize(
+    ("model_type", "alpha", "orthogonality"),
+    [("gpt2", 32.0, 0.5), ("llama", 32.0, 0.5), ("gpt_neox", 32.0, 0.5), ("llama", 7.0, 2.0)],
+)
+def test_updates_are_those_of_a_plain_loop_with_peft(
+    model_type, alpha, orthogonality, kind, tiny_model, tiny_tokenizer
+):
     """Also AdaLoRA's penalty, which peft adds to the loss inside its own forward."""
     model, tokenizer = tiny_model(model_type, dtype=torch.float64), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
-    config = settings(kind)
+    config = settings(kind, alpha=alpha, orthogonality=orthogonality)
     before = snapshot(model, tokenizer)
     (delta,) = load_editor("lora", config).edit(model, tokenizer, EDIT_REQUESTS[:1])
     assert_same_state(before, snapshot(model, tokenizer))
@@ -170,6 +178,17 @@ def test_stream_continues_to_train_one_adapter(kind, tiny_model, tiny_tokenizer,
         torch.testing.assert_close(total[name], Adapter(*parts).factor(config, False).update(), atol=1e-8, rtol=1e-8)
     with pytest.raises(EditingError, match="one editor"):
         editor.edit(model, tokenizer, EDIT_REQUESTS[:1], history=[Delta()])
+
+
+def test_dropout_keeps_its_share_and_the_mean():
+    """A row's padding is zero: it has no mask of its own."""
+    ones = torch.ones(2, 200, 64)
+    for lengths, width in (([None], 200), ([150, 200], 150)):
+        dropped = _Dropout(0.2, torch.device("cpu"), 0, 0, lengths)(ones)
+        kept = dropped[:, :width]
+        torch.testing.assert_close(kept[kept != 0].unique(), torch.tensor([1 / 0.8]))
+        assert float((kept != 0).float().mean()) == pytest.approx(0.8, abs=0.01)
+        assert not dropped[0, width:].any()
 
 
 def test_dropout_acts_while_training_only(tiny_model, tiny_tokenizer):
