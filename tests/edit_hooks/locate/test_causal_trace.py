@@ -138,10 +138,24 @@ def test_effects_equal_those_of_the_plain_loop(model_type, window, answer, max_t
     for (kind, group), values in rows.items():
         ours = trace.effects[kind][group]
         assert ours["count"] == len(values)
-        mean = torch.tensor(values, dtype=torch.float64).mean(0)
+        table = torch.tensor(values, dtype=torch.float64)
+        mean = table.mean(0)
         torch.testing.assert_close(torch.tensor(ours["mean"], dtype=torch.float64), mean, rtol=0, atol=exact)
+        if len(values) == 1:
+            assert ours["stderr"] == [None] * len(mean)
+        else:
+            stderr = ((table - mean).square().sum(0) / (len(values) - 1) / len(values)).sqrt()
+            torch.testing.assert_close(torch.tensor(ours["stderr"], dtype=torch.float64), stderr, rtol=0, atol=exact)
         largest = max(largest, float(mean.abs().max()))
     assert largest > 1e-3 * trace.clean  # something was restored
+
+
+def test_a_single_token_has_no_standard_error():
+    model, tokenizer = loaded("gpt2")
+    trace = trace_facts(model, tokenizer, FACTS[:1], TraceSettings(samples=1, answer="predicted"), quiet=True)
+    for kind in KINDS:
+        values = trace.effects[kind]["last"]
+        assert values["count"] == 1 and values["stderr"] == [None] * model.config.num_hidden_layers
 
 
 def test_restoring_the_last_states_restores_the_clean_answer():

@@ -79,10 +79,15 @@ def test_the_term_is_equation_11(model_type, layer, site, engine):
         return torch.stack(losses)
 
     term = evk_term(model, tokenizer, EDITS, config, forward_maker(model, config, layer, site))
+    wanted = {k: by_hand([0, 1, 2, 3], k) for k in (4, 9)}
     for step, k in ((0, 4), (7, 4), (8, 9)):  # the second stage begins at half of 15 evaluations
-        torch.testing.assert_close(term.loss(delta_ED, step), by_hand([0, 1, 2, 3], k), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(term.loss(delta_ED, step), wanted[k], rtol=1e-8, atol=1e-10)
+    early = config_of(model, engine=engine, layers=[layer], evk_stage=0.2)
+    early_term = evk_term(model, tokenizer, EDITS, early, forward_maker(model, early, layer, site))
+    for step, k in ((2, 4), (3, 9)):  # at a fifth of them
+        torch.testing.assert_close(early_term.loss(delta_ED, step), wanted[k], rtol=1e-8, atol=1e-10)
     (ours,) = torch.autograd.grad(term.loss(delta_ED, 8).sum(), delta_ED)
-    (theirs,) = torch.autograd.grad(by_hand([0, 1, 2, 3], 9).sum(), delta_ED)
+    (theirs,) = torch.autograd.grad(wanted[9].sum(), delta_ED)
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-10)
     keep = torch.tensor([True, False, False, True])
     term.select(keep)
