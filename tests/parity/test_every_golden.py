@@ -7,13 +7,52 @@ import shutil
 
 import pytest
 import torch
-from golden_data import GOLDEN_MODELS, golden_names
+from golden_data import GOLDEN_MODELS, golden_json, golden_names
 from golden_models import drawn_normal, golden_weights, unpack_golden_model
 from paths import GOLDEN, TESTS, UNPACKED_GOLDEN
 from safetensors.torch import load_file
 
 METHODS = ("bird", "emmet", "melo", "pmet", "simie", "ultraedit")
+# Method -> runs on tiny-gpt2 and on tiny-llama.
+NUM_PACKED = {
+    "alphaedit": (5, 5),
+    "bird": (12, 12),
+    "emmet": (8, 8),
+    "ft-l": (6, 6),
+    "ft-m": (3, 4),
+    "grace": (4, 4),
+    "kn": (3, 3),
+    "melo": (3, 3),
+    "memit": (7, 7),
+    "p-rome": (6, 6),
+    "pmet": (8, 8),
+    "prune": (2, 2),
+    "r-rome": (6, 6),
+    "rect": (6, 6),
+    "rome": (6, 6),
+    "serac": (5, 0),
+    "simie": (3, 5),
+    "ultraedit": (4, 4),
+    "wise": (2, 3),
+}
+NUM_PACKED_GEMMA = {"memit": 1, "rome": 3}
 needs_unpacked = pytest.mark.skipif(not UNPACKED_GOLDEN.is_dir(), reason=f"no unpacked runs in {UNPACKED_GOLDEN}")
+
+
+def test_no_packed_run_is_lost():
+    """Parity tests go over the runs that there are, so fewer of them would pass unnoticed."""
+    wanted = {
+        (method, model): count
+        for method, counts in NUM_PACKED.items()
+        for model, count in zip(GOLDEN_MODELS, counts, strict=True)
+        if count
+    }
+    wanted |= {(method, "gemma3-270m"): count for method, count in NUM_PACKED_GEMMA.items()}
+    packed = {
+        (path.parent.name, path.stem): len(golden_json(f"{path.parent.name}/{path.stem}").keys() - {"null_dims"})
+        for path in GOLDEN.glob("*/*.json")
+    }
+    assert packed == wanted
 
 
 @needs_unpacked
