@@ -93,7 +93,7 @@ class Cell:
         left_out: reason -> number of cases without a score.
         interval: 95% interval over cases.
         note: why there is no interval.
-        by_seed: seed -> value, for runs of several seeds.
+        by_seed: seed -> value, for rows of several seeds, of which the column may have one alone.
         or_0: the value if cases without a usable answer count as 0; NaN where that means nothing.
         rank: within the section, by value; equal values share the better rank. ``None`` for the unedited model.
         is_best: it has rank 1, and an editor of the section has a worse one.

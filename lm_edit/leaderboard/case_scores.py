@@ -65,8 +65,9 @@ class CaseScores(NamedTuple):
             return self._of_means(np.nanmean(values, axis=-3))
 
     def gives(self, value: float) -> bool:
-        """Whether the column's value follows from these scores."""
-        return bool(math.isclose(float(self.score(self.values)), value, rel_tol=TOLERANCE, abs_tol=TOLERANCE))
+        """Whether the column's value is finite and follows from these scores."""
+        score = float(self.score(self.values))
+        return math.isfinite(value) and math.isclose(score, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
     def interval(self, resamples: int) -> Interval | None:
         """Bootstrap interval over cases; cases under one edit are not independent, and are drawn together."""

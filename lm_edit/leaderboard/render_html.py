@@ -122,6 +122,7 @@ def _column(column: Column) -> Json:
         "benchmark": column.benchmark,
         "higher": column.higher_is_better,
         "shown": column.is_default,
+        "group": column.is_group,
         "about": describe_column(column),
     }
 
@@ -144,20 +145,27 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
 
 def _cell(cell: Cell) -> Json:
     return {
-        "value": None if math.isnan(cell.value) else cell.value,
+        "value": _number(cell.value),
         "interval": list(cell.interval) if cell.interval else None,
         "n": cell.num_scored if cell.counts else None,
         "of": cell.num_cases if cell.counts else None,
         "left": {**cell.left_out},
         "note": cell.note,
-        "seeds": [[seed, None if math.isnan(value) else value] for seed, value in cell.by_seed.items()],
+        "seeds": [[seed, _number(value)] for seed, value in cell.by_seed.items()],
         "rank": cell.rank,
         "bold": cell.is_best,
-        "or_0": None if math.isnan(cell.or_0) or not cell.left_out else cell.or_0,
+        "or_0": _number(cell.or_0) if cell.left_out else None,
         "marks": cell.marks,
         "unedited": _test(cell.versus_unedited),
         "best": _test(cell.versus_best),
     }
+
+
+def _number(value: float) -> Json:
+    """JSON has no infinity, which is a text that JavaScript reads as a number, and no NaN."""
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return None if math.isnan(value) else value
 
 
 def _test(comparison: Comparison | None) -> Json:

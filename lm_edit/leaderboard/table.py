@@ -24,6 +24,7 @@ UNKNOWN_WEIGHTS = "weights not recorded"
 NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
 OF_GROUP = "no interval and no test: a group has no cases of its own"
 NOT_SCORED = "no case was scored"
+INFINITE = "no interval and no test: the score is infinite"
 NOT_FROM_CASES = "no interval and no test: the score does not follow from single cases"
 ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
 SHARE_OF_EQUAL = "all cases score the same: Wilson's interval"
@@ -101,7 +102,10 @@ def _read_row(key: RowKey, group: pd.DataFrame, cases: _CasesByColumn, *, named:
         runs.setdefault(seed, {})[run] = str(record["run_name"])
     cells, scores = {}, {}
     for column, by_seed in found.items():
+        values = {seed: cell.value for seed, (cell, _) in by_seed.items()}
         cells[column], known = _over_seeds(by_seed)
+        if len(runs) > 1:
+            cells[column].by_seed = values
         if known is not None:
             scores[column] = known
     run_names = tuple(name for names in runs.values() for name in names.values())
@@ -118,8 +122,7 @@ def _over_seeds(by_seed: Mapping[str, tuple[Cell, CaseScores | None]]) -> tuple[
     known = [scores for _, scores in by_seed.values() if scores is not None]
     fewest = min(cells, key=lambda cell: cell.num_scored)
     value, or_0 = (math.fsum(parts) / len(cells) for parts in zip(*((c.value, c.or_0) for c in cells), strict=True))
-    values = {seed: cell.value for seed, (cell, _) in by_seed.items()}
-    mean = Cell(value, fewest.num_scored, fewest.num_cases, fewest.left_out, by_seed=values, or_0=or_0)
+    mean = Cell(value, fewest.num_scored, fewest.num_cases, fewest.left_out, or_0=or_0)
     return mean, combine_seeds(known) if len(known) == len(cells) else None
 
 
@@ -157,6 +160,8 @@ def _add_interval(
     """
     if math.isnan(cell.value):
         cell.note = NOT_SCORED
+    elif math.isinf(cell.value):
+        cell.note = INFINITE
     elif scores is None:
         cell.note = without_scores
     elif not scores.gives(cell.value):

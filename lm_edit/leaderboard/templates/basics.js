@@ -6,7 +6,7 @@ const byId = (id) => document.getElementById(id);
 const names = board.columns.map((column) => column.name);
 const defaults = board.columns.flatMap((column, number) => (column.shown ? [number] : []));
 // Cases are those of one run per task: a row of several seeds is looked at seed by seed.
-const bySeed = (row) => row.seeds.map(([seed, runs]) => ({ ...row, label: row.seeds.length > 1 ? `${row.label}, seed ${seed}` : row.label, runs }));
+const bySeed = (row) => row.seeds.map(([seed, runs]) => ({ ...row, ...(row.seeds.length > 1 ? { label: `${row.label}, seed ${seed}`, seed } : {}), runs }));
 const rows = [...new Map(board.sections.flatMap((section) => section.rows.flatMap(bySeed)).map((row) => [row.runs[0], row])).values()];
 const PRINTED = "printed";
 let state = fresh();
@@ -34,10 +34,30 @@ function svg(tag, attributes, text) {
   return node;
 }
 
-// Numbers
+// The control that has the focus is replaced, too; the new one of its name takes the focus, or the one with this id.
+function redraw(node, parts, otherwise) {
+  const had = node.contains(document.activeElement) ? document.activeElement : null;
+  const name = had ? nameOfControl(had) : "";
+  node.replaceChildren(...parts);
+  if (!had) return;
+  const controls = [...node.querySelectorAll("button, select, summary, [tabindex]")].filter((control) => !control.disabled);
+  const next = controls.find((control) => name && nameOfControl(control) === name) || byId(otherwise);
+  if (next) next.focus();
+}
 
-function number(value) {
-  if (value === null || value === undefined) return "–";
+function nameOfControl(node) {
+  const block = node.closest(".block");
+  return node.id || (block ? `${block.querySelector("h2").textContent}\n${node.dataset.sort || node.dataset.cell || ""}` : "");
+}
+
+// Numbers; JSON lacks infinity, which is a text here.
+
+const real = (value) => (value === null || value === undefined ? null : Number(value));
+
+function number(given) {
+  const value = real(given);
+  if (value === null) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   return Math.abs(value) < 100 ? value.toFixed(3) : value.toFixed(1);
 }
 
@@ -50,7 +70,8 @@ function describe(cell) {
   const left = Object.entries(cell.left).map(([reason, count]) => `${reason}: ${count}`);
   if (left.length) lines.push(`Without a score: ${left.join("; ")}.`);
   if (cell.or_0 !== null) lines.push(`${number(cell.or_0)} if cases without a usable answer count as 0.`);
-  if (cell.seeds.length) lines.push(`Mean of ${cell.seeds.length} seeds: ${cell.seeds.map(([seed, value]) => `${number(value)} (seed ${seed})`).join(", ")}.`);
+  if (cell.seeds.length === 1) lines.push(`Evaluated with seed ${cell.seeds[0][0]} alone.`);
+  else if (cell.seeds.length) lines.push(`Mean of ${cell.seeds.length} seeds: ${cell.seeds.map(([seed, value]) => `${number(value)} (seed ${seed})`).join(", ")}.`);
   if (cell.interval) lines.push(`95% interval: ${number(cell.interval[0])} to ${number(cell.interval[1])}.`);
   if (cell.note) lines.push(`${cell.note[0].toUpperCase()}${cell.note.slice(1)}.`);
   if (cell.rank) lines.push(`Rank ${cell.rank} in its section.`);

@@ -73,7 +73,7 @@ function cellOf(row, index, style) {
   const interval = cell.interval ? `${number(cell.interval[0])}–${number(cell.interval[1])}` : "";
   const counts = cell.of === null ? "" : el("span", { class: cell.n < cell.of ? "partial" : "" }, `${cell.n}/${cell.of}`);
   const open = () => show({ task: board.columns[index].task, doc: "", a: row.seeds[0][1][0], b: "" });
-  return el("td", { class: style }, el("button", { type: "button", class: "cell", title: describe(cell).join("\n"), onclick: open },
+  return el("td", { class: style }, el("button", { type: "button", class: "cell", title: describe(cell).join("\n"), onclick: open, "data-cell": `${row.names[0]} ${index}` },
     el("span", { class: cell.bold ? "value best" : "value" }, number(cell.value)),
     el("span", { class: "marks" }, cell.marks),
     el("span", { class: "sub" }, interval, interval && counts ? " · " : "", counts)));
@@ -92,7 +92,7 @@ function sectionOf(section) {
   const kept = section.rows.filter((row) => row.reference || matches([row.label, row.model, row.origin, section.title, ...row.names]));
   if (kept.every((row) => row.reference) && section.rows.some((row) => !row.reference)) return null;
   const columns = shownColumns(section.rows);
-  const value = (row, index) => (row.cells[index] ? row.cells[index].value : null);
+  const value = (row, index) => (row.cells[index] ? real(row.cells[index].value) : null);
   const ordered = [...kept.filter((row) => row.reference), ...sorted(kept.filter((row) => !row.reference), (row) => row.label, value)];
   const table = el("table", {}, heading(columns, "editor"), el("tbody", {}, ordered.map((row) => rowOf(row, columns))));
   return el("section", { class: "block" }, el("h2", {}, section.title),

@@ -102,6 +102,16 @@ def test_long_texts_are_cut_with_a_note():
     assert text == "x" * MAX_TEXT + " [... 7 more characters]"
 
 
+def test_infinite_scores_are_texts_that_javascript_reads():
+    results, cases = frames({editor: {"wiki/ppl": [1.0, 2.0]} for editor in ("rome", "memit", "ft")})
+    results["value"] = [float("inf"), float("-inf"), float("nan")]
+    page, _ = render_html(build_board(results, cases, resamples=99), [], collect_cases([]), "t")
+    rows = block(page, "board")["sections"][0]["rows"]
+    assert {row["label"]: row["cells"]["0"]["value"] for row in rows} == {
+        "rome": "Infinity", "memit": "-Infinity", "ft": None,
+    }  # fmt: skip
+
+
 def test_lone_surrogates_and_numbers_that_json_lacks():
     row = {"run": "r", "task": "t", "metric": "m", "editor": "e"}
     text = to_json(collect_cases([document(row, 0, "\ud83d", value=float("nan"))]).answers["r"])

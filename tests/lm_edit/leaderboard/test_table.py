@@ -18,7 +18,7 @@ from lm_edit.leaderboard.board import Board, Row
 from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds
 from lm_edit.leaderboard.columns import ColumnKey
 from lm_edit.leaderboard.significance import bootstrap_interval
-from lm_edit.leaderboard.table import ALL_EQUAL, NO_SAMPLES, NOT_FROM_CASES, SHARE_OF_EQUAL, build_board
+from lm_edit.leaderboard.table import ALL_EQUAL, INFINITE, NO_SAMPLES, NOT_FROM_CASES, SHARE_OF_EQUAL, build_board
 
 ES = ColumnKey("bake_es", "es_prob", "", "none")
 
@@ -246,6 +246,21 @@ def test_pooled_means_and_edit_scores_of_groups_are_those_of_their_cases():
     compared = score.compared(zero, 199)
     # means (1 + 1/2) / 2 = 3/4 and (1/2 + 1/2 + 5/4) / 3 = 3/4
     assert compared is not None and compared.difference == pytest.approx(3 / 4)
+
+
+def test_infinite_scores_have_no_interval_and_no_test():
+    infinite = CaseScores((0, 1), one_seed([[math.inf], [1.0]]), None, {})
+    assert not infinite.gives(math.inf)
+    results, cases = frames(es(rome=[1, 0], ft=[1, 1]))
+    results.loc[results["editor"] == "rome", "value"] = math.inf
+    cell = rows_of(board((results, cases)))["rome"].cells[ES]
+    assert (cell.interval, cell.note, cell.rank, cell.versus_best) == (None, INFINITE, 1, None)
+
+
+def test_a_column_that_one_seed_has_names_the_seed():
+    first, second = frames(es(rome=[1, 0])), frames({"rome": {"bake_gs/gs_prob": [1, 0]}}, seed=1)
+    cells = rows_of(board(first, second))["rome"].cells
+    assert [cell.by_seed for cell in cells.values()] == [{"0": 0.5}, {"1": 0.5}]
 
 
 def test_one_case_has_a_wide_interval_and_no_mark():
