@@ -4,7 +4,7 @@ function draw() {
   const parts = board.sections.filter((section) => !state.section || section.title === state.section).map(sectionOf);
   if (!state.section || state.section === PRINTED) parts.push(printedSection());
   const shown = parts.filter(Boolean);
-  byId("tables").replaceChildren(...shown);
+  redraw(byId("tables"), shown);
   const count = byId("tables").querySelectorAll("tbody tr:not(.reference)").length;
   byId("status").textContent = shown.length ? `${count} ${count === 1 ? "row" : "rows"} in ${shown.length} ${shown.length === 1 ? "table" : "tables"}. ${board.thinned}` : "Nothing matches.";
   byId("count").textContent = `(${state.columns.size} of ${names.length})`;
@@ -37,6 +37,11 @@ function choose(columns) {
 
 // Start
 
+// A large page is drawn when typing pauses, a small one at every letter.
+const PAUSE = 200; // milliseconds
+const isLarge = board.sections.reduce((sum, section) => sum + section.rows.length, 0) * board.columns.length > 2000;
+let pending;
+
 function applyTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   byId("theme").textContent = isDark() ? "Light" : "Dark";
@@ -62,7 +67,12 @@ byId("methods").append(...board.methods.map((text) => el("p", {}, text)));
 byId("section").append(el("option", { value: "" }, "all tables"), ...board.sections.map((section) => el("option", { value: section.title }, section.title)),
   ...(board.published.length ? [el("option", { value: PRINTED }, "Printed in papers")] : []));
 byId("section").addEventListener("change", (event) => { state.section = event.target.value; draw(); });
-byId("find").addEventListener("input", (event) => { state.find = event.target.value; draw(); });
+byId("find").addEventListener("input", (event) => {
+  state.find = event.target.value;
+  clearTimeout(pending);
+  if (isLarge) pending = setTimeout(draw, PAUSE);
+  else draw();
+});
 byId("findcolumn").addEventListener("input", drawChooser);
 byId("defaults").addEventListener("click", () => choose(defaults));
 byId("none").addEventListener("click", () => choose([]));

@@ -46,21 +46,33 @@ function drawViewer() {
     const edit = documents[id].edits[0];
     return [id, `${documents[id].case}${edit ? `: ${edit.subject || ""} → ${edit.target_new || ""}`.slice(0, 60) : ""}`];
   });
-  byId("viewerbody").replaceChildren(
+  redraw(byId("viewerbody"), [
     el("div", { class: "pick" },
-      select("Task", tasks.map((task) => [task, task]), view.task, change("task"), "viewtask"),
+      select("Task", (tasks.includes(view.task) ? tasks : [view.task, ...tasks]).map((task) => [task, task]), view.task, change("task"), "viewtask"),
       select("Editor", editors, view.a, change("a"), "viewa"),
       select("beside", [["", "nothing"], ...editors.filter(([run]) => run !== view.a)], view.b, change("b"), "viewb")),
     numbers(view.task, [first, second].filter(Boolean)),
     ...(ids.length ? [el("div", { class: "pick" }, select("Case", labels, view.doc, change("doc"), "viewdoc"), step(-1), step(1)), caseOf(view, first, second)]
-      : [el("p", { class: "note" }, board.thinned || "There are no samples of this task; run lm_eval with --log_samples.")]));
+      : [el("p", { class: "note" }, withoutCases(view.task))])], "viewdoc");
+}
+
+function withoutCases(task) {
+  if (board.columns.some((column) => column.task === task && column.group)) return "A group has no cases of its own; its tasks have them.";
+  return board.thinned || "There are no samples of this task; run lm_eval with --log_samples.";
 }
 
 function numbers(task, chosen) {
   const own = board.columns.flatMap((column, index) => (column.task === task && chosen.some((row) => row.cells[index]) ? [index] : []));
   const list = own.map((index) => el("div", { class: "facts" }, el("p", {}, el("b", {}, board.columns[index].metric), ` · ${board.columns[index].about}`),
-    chosen.map((row) => (row.cells[index] ? el("p", {}, el("b", {}, `${nameOf(row)}: ${number(row.cells[index].value)} `), describe(row.cells[index]).join(" ")) : ""))));
-  return el("details", {}, el("summary", {}, `${own.length} ${own.length === 1 ? "score" : "scores"} of this task`), list);
+    chosen.map((row) => (row.cells[index] ? numberLine(row, row.cells[index]) : ""))));
+  return el("details", {}, el("summary", { id: "viewscores" }, `${own.length} ${own.length === 1 ? "score" : "scores"} of this task`), list);
+}
+
+// The number is that of the seed whose cases are shown; intervals and tests are over all seeds.
+function numberLine(row, cell) {
+  const [, own] = cell.seeds.find(([seed]) => seed === row.seed) || [null, row.seed === undefined ? cell.value : null];
+  const all = cell.seeds.length > 1 ? `Over all seeds, mean ${number(cell.value)}: ` : "";
+  return el("p", {}, el("b", {}, `${nameOf(row)}: ${number(own)} `), all, describe(cell).join(" "));
 }
 
 function caseOf(view, first, second) {
@@ -75,7 +87,7 @@ function caseOf(view, first, second) {
   };
   const sides = chosen.map((row, side) => ({ name: nameOf(row), answer: (index) => answered[side] && answered[side].answers[index] }));
   return el("div", {},
-    asked.edits.map((edit) => el("div", { class: "facts" }, el("p", {}, el("b", {}, "Edit: "), (edit.prompt || "").replace("{}", edit.subject || "{}"),
+    asked.edits.map((edit) => el("div", { class: "facts" }, el("p", {}, el("b", {}, "Edit: "), (edit.prompt || "").replace("{}", () => edit.subject || "{}"),
       " ", el("b", {}, edit.target_new || ""), edit.target_true ? ` (before: ${edit.target_true})` : ""))),
     grouped(asked.questions).map((group) => questionOf(group, before, sides)),
     scoresOf(chosen, answered),
@@ -109,14 +121,23 @@ function stagesOf(group, answer) {
   return stages.flatMap((stage) => {
     const parts = found.map((part) => part[stage]).map((part, index) => [part, group.parts[index][1]]).filter(([part]) => part);
     const label = stage === "@" ? "" : el("span", { class: "badge" }, /^@\d+$/.test(stage) ? `after ${stage.slice(1)} edits` : stage.slice(1));
-    const logprobs = parts.map(([part]) => part.logprob).filter((value) => typeof value === "number");
-    const most = Math.max(...logprobs);
-    const best = parts.length > 1 && logprobs.filter((value) => value === most).length === 1 ? most : NaN;
-    return [label, ...parts.map(([part, target]) => responseOf(part, target, best))];
+    const [best, criterion] = preferred(parts.map(([part]) => part), group.kind !== "");
+    return [label, ...parts.map(([part, target]) => responseOf(part, target, part === best)),
+      best ? el("div", { class: "sub" }, `Bold: ${criterion}.`) : ""];
   });
 }
 
-function responseOf(part, target, best) {
+// Editing tasks compare candidates per token, tasks of lm-eval by the whole continuation.
+function preferred(parts, isEditing) {
+  if (parts.length < 2 || parts.some((part) => typeof part.logprob !== "number")) return [null, ""];
+  const perToken = isEditing && parts.every((part) => part.tokens > 0);
+  const values = parts.map((part) => (perToken ? part.logprob / part.tokens : part.logprob));
+  const most = Math.max(...values);
+  const best = values.filter((value) => value === most).length === 1 ? parts[values.indexOf(most)] : null;
+  return [best, `highest log-probability ${perToken ? "per token" : "of the whole text"}`];
+}
+
+function responseOf(part, target, isBest) {
   if (part.failure !== undefined) return el("p", { class: "failure" }, `no answer: ${part.failure}`);
   if (part.cosine !== undefined) return el("div", {}, `cosine ${number(part.cosine)} with the unedited model's state`);
   if (part.text !== undefined) {
@@ -124,7 +145,7 @@ function responseOf(part, target, best) {
       el("pre", {}, part.text || el("span", { class: "none" }, "(empty)"), part.follows ? el("span", { class: "follows", title: "after the stop; not scored" }, part.follows) : ""));
   }
   const per = part.tokens > 1 && part.logprob !== null ? ` (${number(part.logprob / part.tokens)} per token of ${part.tokens})` : "";
-  return el("div", { class: part.logprob === best ? "prefers" : "" }, target, el("span", { class: "sub" }, `log-probability ${number(part.logprob)}${per}${part.greedy ? ", most likely" : ""}`));
+  return el("div", { class: isBest ? "prefers" : "" }, target, el("span", { class: "sub" }, `log-probability ${number(part.logprob)}${per}${part.greedy ? ", each token the likeliest" : ""}`));
 }
 
 function scoresOf(chosen, answered) {

@@ -1,0 +1,224 @@
+"""The page in headless Chromium: focus, preferred answers, seeds, mean ranks, numbers that JSON lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("statsmodels", reason="the statistics are in the extra leaderboard")
+pytest.importorskip("scikit_posthocs", reason="the statistics are in the extra leaderboard")
+pytest.importorskip("playwright.sync_api", reason="needs playwright")
+
+import pandas as pd
+from board_frames import document, frames
+from playwright import sync_api as playwright
+
+from lm_edit.leaderboard.cases import collect_cases
+from lm_edit.leaderboard.render_html import render_html
+from lm_edit.leaderboard.table import build_board
+from lm_edit.results import CaseDocument, Question, SavedResponse
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+ES = "bake_es/es_prob"
+LONG = "an_editor_of_one_name_and (settings {})"
+Frames = tuple[pd.DataFrame, pd.DataFrame]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Make the page of these results and open it; afterwards nothing may have been logged."""
+    problems: list[str] = []
+    contexts = []
+
+    def open_page(
+        *parts: Frames, documents: Sequence[CaseDocument] = (), edit: Callable[[str], str] = str, fragment: str = ""
+    ) -> Any:
+        results, cases = (pd.concat(tables, ignore_index=True) for tables in zip(*parts, strict=True))
+        results.attrs["groups"] = parts[0][0].attrs.get("groups", {})
+        text, _ = render_html(build_board(results, cases, resamples=99), [], collect_cases(documents), "t")
+        path = tmp_path / "index.html"
+        path.write_text(edit(text), encoding="utf-8")
+        contexts.append(browser.new_context())
+        page = contexts[-1].new_page()
+        page.set_default_timeout(8000)
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(f"file://{path}{fragment}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def two_regimes() -> tuple[Frames, Frames]:
+    scores = {"rome": {ES: [1.0, 0.0, 1.0]}, "memit": {ES: [1.0, 0.0, 0.0]}}
+    return frames(scores), frames(scores, mode="sequential", num_edits=3)
+
+
+def documents_of(*parts: Frames, number: int = 3) -> list[CaseDocument]:
+    rows = [row for results, _ in parts for row in results.to_dict("records")]
+    return [document(row, case, f" answer {case}") for row in rows for case in range(number)]
+
+
+def focused(page: Any) -> str:
+    return page.evaluate("document.activeElement.id || document.activeElement.dataset.sort || ''")
+
+
+def test_a_control_that_redraws_keeps_the_focus(visit):
+    page = visit(*two_regimes())
+    page.locator("#tables thead").nth(1).locator("button", has_text="es_prob").focus()
+    for order in ("descending", "ascending", "none"):
+        page.keyboard.press("Enter")
+        table = page.locator("#tables table").nth(1)
+        assert table.locator("th[aria-sort]").nth(1).get_attribute("aria-sort") == order
+        assert focused(page) == "0" and table.locator("button:focus").count() == 1
+
+
+def test_the_viewer_keeps_the_focus(visit):
+    parts = two_regimes()
+    page = visit(*parts, documents=documents_of(*parts))
+    page.locator("#tables button.cell").first.click()
+    page.focus("#next")
+    page.keyboard.press("Enter")
+    assert focused(page) == "next" and "doc=1" in page.evaluate("location.hash")
+    page.keyboard.press("Enter")  # to the last case, where there is no next one
+    assert focused(page) == "viewdoc" and "doc=2" in page.evaluate("location.hash")
+    for select, value in (("viewdoc", "0"), ("viewb", {"index": 1})):
+        page.focus(f"#{select}")
+        page.select_option(f"#{select}", **(value if isinstance(value, dict) else {"value": value}))
+        assert focused(page) == select
+
+
+def pair(row: dict[str, Any], kind: str, tokens: Sequence[int | None]) -> CaseDocument:
+    """A case whose first candidate is likelier per token, the second one in total."""
+    questions = [
+        Question(
+            kind=kind, prompt="P", wanted="", target=target,
+            answers={"": SavedResponse(logprob=logprob, num_tokens=number, is_greedy=False)},
+        )
+        for target, logprob, number in zip((" long", " short"), (-6.0, -4.0), tokens, strict=True)
+    ]  # fmt: skip
+    return dataclasses.replace(document(row, 0, ""), questions=questions)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "bold", "criterion"),
+    [
+        ("efficacy", (6, 1), "long", "per token"),
+        ("", (6, 1), "short", "of the whole text"),  # lm-eval's acc
+        ("efficacy", (None, None), "short", "of the whole text"),
+    ],
+)
+def test_the_bold_answer_is_the_one_that_the_score_prefers(visit, kind, tokens, bold, criterion):
+    results, cases = frames({"rome": {ES: [1.0]}})
+    page = visit((results, cases), documents=[pair(results.to_dict("records")[0], kind, tokens)])
+    page.locator("#tables button.cell").first.click()
+    assert page.locator(".prefers").all_inner_texts()[0].strip().startswith(bold)
+    assert f"Bold: highest log-probability {criterion}." in page.locator(".question").inner_text()
+
+
+def test_a_seed_has_its_own_number_beside_the_mean(visit):
+    """Seeds with 4 of 4 and 1 of 4: the mean is 0.625; one task was evaluated with the second seed alone."""
+    first = frames({"rome": {ES: [1.0] * 4}})
+    second = frames({"rome": {ES: [0.0, 0.0, 0.0, 1.0], "bake_gs/gs_prob": [1.0, 0.0]}}, seed=1)
+    page = visit(first, second, documents=documents_of(first, second, number=2))
+    page.locator("#tables button.cell").first.click()
+    for index, own in ((0, "1.000"), (1, "0.250")):
+        page.select_option("#viewa", index=index)
+        page.click("#viewscores")
+        text = page.locator("#viewerbody details .facts").first.inner_text()
+        assert f"rome, seed {index}: {own} Over all seeds, mean 0.625: 4 of 4 cases have a score." in text
+    page.select_option("#viewtask", "bake_gs")
+    for index, own in ((0, "\u2013"), (1, "0.500")):
+        page.select_option("#viewa", index=index)
+        page.click("#viewscores")
+        text = page.locator("#viewerbody details .facts").first.inner_text()
+        assert f"rome, seed {index}: {own} " in text and "Evaluated with seed 1 alone." in text
+
+
+def test_subjects_are_no_patterns_of_a_replacement(visit):
+    results, cases = frames({"rome": {ES: [1.0]}})
+    case = document(results.to_dict("records")[0], 0, "")
+    edit = {"prompt": "{} sings", "subject": "A$$AP $& Rocky", "target_new": "x"}
+    page = visit((results, cases), documents=[dataclasses.replace(case, edits=[edit])])
+    page.locator("#tables button.cell").first.click()
+    assert "Edit: A$$AP $& Rocky sings" in page.locator("#viewerbody").inner_text()
+
+
+def test_names_at_the_mean_ranks_are_inside_unique_and_listed(visit):
+    names = [*(LONG.format(number) for number in ("0badcafe", "deadbeef")), "編集手法の長い名前" * 3, "W" * 40, "rome"]
+    tasks = [f"bake_{name}/m" for name in "xyz"]
+    scores = {name: {task: [float(case < k) for case in range(8)] for task in tasks} for k, name in enumerate(names)}
+    page = visit(frames(scores))
+    texts = """[...document.querySelectorAll('.ranks text')].map((text) => {
+        const box = text.getBBox();
+        return [text.firstChild.textContent, box.x, box.x + box.width];
+    })"""
+    drawn = page.evaluate(texts)
+    assert all(left >= 0 and right <= 640 for _, left, right in drawn), drawn
+    labels = [text for text, *_ in drawn if re.match(r"\d+\. ", text)]
+    assert len(set(labels)) == len(names) and sum("…" in label for label in labels) >= 2
+    assert all(re.search(r" \d\.\d\d$", label) for label in labels)
+    listed = page.locator(".ranks ol li").all_inner_texts()
+    assert listed == [f"{name}: {place}.00" for place, name in enumerate(reversed(names), start=1)]
+
+
+def test_infinite_numbers_are_shown_and_sorted(visit):
+    results, cases = frames({"rome": {"wiki/ppl": [1.0]}, "memit": {"wiki/ppl": [7.0]}}, higher_is_better=False)
+    results.loc[results["editor"] == "rome", "value"] = math.inf
+    page = visit((results, cases))
+    page.locator("#tables thead button", has_text="ppl").click()
+    assert page.locator("#tables tbody .value").all_inner_texts() == ["∞", "7.000"]
+    assert "the score is infinite" in str(page.locator("button.cell").first.get_attribute("title"))
+
+
+def test_groups_show_why_they_have_no_cases(visit):
+    results, cases = frames({"rome": {"mmlu/acc": [1.0, 0.0]}})
+    results.attrs["groups"] = {"mmlu": ["mmlu_anatomy"]}
+    results["n"] = math.nan
+    page = visit((results, cases[:0]))
+    cell = page.locator("button.cell")
+    assert cell.inner_text().strip() == "0.500"
+    assert "a group has no cases of its own" in str(cell.get_attribute("title"))
+    cell.click()
+    assert "A group has no cases of its own" in page.locator("#viewerbody").inner_text()
+
+
+def test_a_large_page_is_drawn_when_typing_pauses(visit):
+    def enlarge(text: str) -> str:
+        block = re.search(r'(?<=id="board">)(.*?)(?=</script>)', text, re.DOTALL)
+        assert block is not None
+        board = json.loads(block[0])
+        board["columns"] += [{**board["columns"][0], "name": f"other {n}", "shown": False} for n in range(2001)]
+        return text.replace(block[0], json.dumps(board).replace("<", "\\u003c"))
+
+    typed = """() => {
+        const find = document.getElementById("find");
+        find.value = "rome";
+        find.dispatchEvent(new Event("input"));
+        return document.querySelectorAll("#tables tbody tr").length;
+    }"""
+    assert visit(*two_regimes()).evaluate(typed) == 2
+    page = visit(*two_regimes(), edit=enlarge)
+    assert page.evaluate(typed) == 4
+    playwright.expect(page.locator("#tables tbody tr")).to_have_count(2)
