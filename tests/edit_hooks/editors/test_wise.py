@@ -58,6 +58,14 @@ def test_the_gradient_changes_entries_of_the_mask_only_and_all_stay_in_the_ball(
     assert 0.4 < float(memory.mask.float().mean()) < 0.6  # mask_ratio 0.5
 
 
+def test_the_mask_has_the_given_share_of_the_entries():
+    model, _ = loaded("llama")
+    delta = single("llama", mask_ratio=0.2, weight_decay=0.0)
+    memory = MemoryBank.from_hook_edit(delta.hook_edit, weight_of(model, delta)).current
+    assert 0.17 < float(memory.mask.float().mean()) < 0.23
+    assert 0 < torch.count_nonzero(memory.change) <= torch.count_nonzero(memory.mask)
+
+
 @pytest.mark.parametrize("decayed", ["all", "trained"])
 def test_weight_decay_shrinks_every_entry_as_released_or_the_trained_ones(decayed):
     model, _ = loaded("llama")
