@@ -95,13 +95,77 @@ def test_all_texts_that_are_run_have_to_fit(settings, old_answer, fits, tiny_mod
     assert wrapper.find_unusable(tokenizer, [request], limit, model).keys() == {request.key}
 
 
-@pytest.mark.parametrize("factors", ["original", "easyedit", "easyedit_single"])
+MLP_MATRICES = {  # the first one and the rewrite module
+    "gpt2": ("transformer.h.{}.mlp.c_fc", "transformer.h.{}.mlp.c_proj"),
+    "llama": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.down_proj"),
+}
+
+
+def plain_attribution(model, module, at_output, ids, token, points):
+    """Attr of the units of one block, one full forward pass per point."""
+    kept = {}
+
+    def read(_module, args, output):
+        kept["activation"] = (output if at_output else args[0])[0, -1].detach()
+
+    def scaled(_module, hidden):
+        hidden = hidden.clone()
+        hidden[0, -1] = kept["scaled"]
+        return hidden
+
+    handle = module.register_forward_hook(read)
+    model(torch.tensor([ids]))
+    handle.remove()
+    if at_output:
+        handle = module.register_forward_hook(lambda module, args, output: scaled(module, output))
+    else:
+        handle = module.register_forward_pre_hook(lambda module, args: (scaled(module, args[0]),))
+    total = torch.zeros_like(kept["activation"])
+    try:
+        for point in points:
+            kept["scaled"] = (point * kept["activation"]).requires_grad_()
+            probability = model(torch.tensor([ids])).logits[0, -1].softmax(0)[token]
+            total += torch.autograd.grad(probability, kept["scaled"])[0]
+    finally:
+        handle.remove()
+    return kept["activation"] * total / len(points)
+
+
+@pytest.mark.parametrize("site", ["before_activation", "after_activation"])
+@pytest.mark.parametrize(
+    ("riemann", "points"), [("both_ends", [0, 1 / 3, 2 / 3, 1]), ("left", [0, 1 / 4, 1 / 2, 3 / 4])]
+)
+@pytest.mark.parametrize("model_type", list(MLP_MATRICES))
+def test_attributions_are_those_of_a_plain_loop(model_type, riemann, points, site, tiny_model, tiny_tokenizer):
+    """Over the tokens of the old answer, each after those before it, and the points of the integral."""
+    model, tokenizer = tiny_model(model_type, dtype=torch.float64), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
+    request = EditRequest(**{**REQUESTS[0], "target_true": "Karsk Velm"})
+    prompt, answer = split_continuation(tokenizer, request.text, f" {request.target_true}")
+    assert len(answer) == 2
+    settings = {"layers": LAYERS, "num_steps": 4, "batch_size": 3, "site": site, "riemann": riemann}
+    (delta,) = load_editor("kn", {**settings, "keep_intermediates": True}).edit(model, tokenizer, [request])
+    (ours,) = delta.intermediates["attributions"]
+    for layer in LAYERS:
+        at_output = site == "before_activation"
+        module = model.get_submodule(MLP_MATRICES[model_type][not at_output].format(layer))
+        expected = sum(
+            plain_attribution(model, module, at_output, prompt + answer[:index], token, points)
+            for index, token in enumerate(answer)
+        )
+        torch.testing.assert_close(ours[layer], expected / len(answer), atol=1e-12, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("factors", "weights"),
+    [("original", {}), ("original", {"erase": 0.5, "write": 3.0}), ("easyedit", {}), ("easyedit_single", {})],
+)
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "phi3", "gemma3_text"])
-def test_output_vectors_are_rewritten_by_the_formula(model_type, factors, tiny_model, tiny_tokenizer):
+def test_output_vectors_are_rewritten_by_the_formula(model_type, factors, weights, tiny_model, tiny_tokenizer):
     """Written out for every selected unit, in float64; no other output vector changes."""
     model, tokenizer = tiny_model(model_type, dtype=torch.float64), tiny_tokenizer(NATURAL_TOKENIZER[model_type])
     before = snapshot(model, tokenizer)
-    (delta,) = load_editor("kn", {"layers": LAYERS, "factors": factors}).edit(model, tokenizer, [REQUEST])
+    settings = {"layers": LAYERS, "factors": factors, **weights}
+    (delta,) = load_editor("kn", settings).edit(model, tokenizer, [REQUEST])
     assert_same_state(before, snapshot(model, tokenizer))
     selected = [tuple(neuron) for neuron in delta.diagnostics["neurons"]]
     assert 0 < len(selected) == delta.diagnostics["num_neurons"] and delta.is_low_rank and delta.rank == 1
@@ -119,7 +183,8 @@ def test_output_vectors_are_rewritten_by_the_formula(model_type, factors, tiny_m
             r = weight[:, unit]
             if factors == "original":
                 away, towards = embedding[true].mean(0), embedding[new].mean(0)
-                expected[:, unit] = r.norm() * (8 * towards / towards.norm() - away / away.norm())
+                write, erase = weights.get("write", 8), weights.get("erase", 1)
+                expected[:, unit] = r.norm() * (write * towards / towards.norm() - erase * away / away.norm())
             else:
                 expected[:, unit] = embedding[new].sum(0) * (2 if factors == "easyedit_single" else 1)
                 expected[:, unit] -= embedding[old].sum(0) * (2 if len(old) == 1 else 1)
