@@ -13,6 +13,7 @@ from edit_hooks.utils.files import write_atomically
 from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Series, Waterfall
 from lm_edit.figures.look import (
     FALL,
+    MAX_LABEL,
     MAX_TITLE,
     RISE,
     ROLES,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 WIDTH, ROW = 480, 22  # pixels: of a panel, of a bar
+MAX_TICKS = 12  # of the columns of a heat map
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -122,13 +124,30 @@ def _panel_height(panel: Panel) -> int:
     return 620 if isinstance(panel, Network) else 340
 
 
-def _text(text: str, limit: int = 60) -> str:
+def _text(text: str, limit: int = MAX_LABEL) -> str:
     """A text as plotly shows it, which reads some tags of HTML."""
     return html.escape(shown(text, limit), quote=False)
 
 
 def _lines_of(title: str) -> str:
-    return "<br>".join(map(html.escape, textwrap.wrap(shown(title, 200), 52)))
+    return _wrapped(title, 200, 52)
+
+
+def _wrapped(text: str, limit: int, width: int) -> str:
+    # plotly shows escaped quotes as &quot;
+    return "<br>".join(html.escape(line, quote=False) for line in textwrap.wrap(shown(text, limit), width))
+
+
+def _category_axis(names: Sequence[str], step: int = 1) -> dict[str, Any]:
+    """Options of an axis whose categories are the positions of the names, of which every ``step``-th is written.
+
+    plotly adds up the bars of equal categories, which names can become when they are shortened; these are written in
+    full.
+    """
+    short = [_text(name) for name in names]
+    full = [_wrapped(name, MAX_TITLE, MAX_LABEL) for name in names]
+    labels = [one if short.count(one) == 1 else other for one, other in zip(short, full, strict=True)]
+    return {"type": "category", "tickvals": list(range(0, len(names), step)), "ticktext": labels[::step]}
 
 
 def _draw_panel(figure: go.Figure, panel: Panel, cell: dict[str, int], named: set[str]) -> None:
@@ -188,10 +207,10 @@ def _hover(series: Series) -> list[str]:
 def _draw_bars(figure: go.Figure, panel: Bars, cell: dict[str, int], named: set[str]) -> None:
     import plotly.graph_objects as go
 
-    categories = [_text(name) for name in panel.categories]
+    rows = list(range(len(panel.categories)))
     for series in panel.series:
         bar = go.Bar(
-            y=categories, x=_values(series.values), orientation="h",
+            y=rows, x=_values(series.values), orientation="h",
             marker_color=color_of(series.color), error_x=_errors(series.values, series.low, series.high),
             hovertext=_hover(series), hoverinfo="text", text=[number(value) for value in series.values],
             textposition="inside" if panel.stacked else "none", **_legend(series.name, named),
@@ -199,8 +218,8 @@ def _draw_bars(figure: go.Figure, panel: Bars, cell: dict[str, int], named: set[
         figure.add_trace(bar, **cell)
         for row, value in enumerate(series.values):
             if math.isnan(value):  # a bar without a length has no place for a text
-                _write_gap(figure, categories[row], series.gaps[row] if series.gaps else UNSCORED, cell)
-    figure.update_yaxes(autorange="reversed", type="category", **cell)
+                _write_gap(figure, row, series.gaps[row] if series.gaps else UNSCORED, cell)
+    figure.update_yaxes(autorange="reversed", **_category_axis(panel.categories), **cell)
     figure.update_xaxes(title_text=_text(panel.value_label), range=panel.limits, **cell)
     for reference in panel.references:
         color = color_of(reference.color)
@@ -221,22 +240,22 @@ def _draw_waterfall(figure: go.Figure, panel: Waterfall, cell: dict[str, int]) -
     hover = _hover(panel.values)
     low, high = (tuple(ends) + tuple(ends[-1:]) for ends in (panel.values.low, panel.values.high))
     trace = go.Bar(
-        y=[_text(name) for name, _, _ in bars], x=_values(changes), base=starts,
+        y=list(range(len(bars))), x=_values(changes), base=starts,
         orientation="h", marker_color=colors, text=texts, textposition="outside", hovertext=[*hover, hover[-1]],
         hoverinfo="text", showlegend=False, error_x=_errors([end for _, _, end in bars], low, high),
     )  # fmt: skip
     figure.add_trace(trace, **cell)
-    for name, start, end in bars:
+    for row, (_, start, end) in enumerate(bars):
         if math.isnan(end - start):
-            _write_gap(figure, _text(name), UNSCORED, cell)
-    figure.update_yaxes(autorange="reversed", type="category", **cell)
+            _write_gap(figure, row, UNSCORED, cell)
+    figure.update_yaxes(autorange="reversed", **_category_axis([name for name, _, _ in bars]), **cell)
     figure.update_xaxes(title_text=_text(panel.value_label), range=(panel.limits[0], 1.12 * panel.limits[1]), **cell)
 
 
-def _write_gap(figure: go.Figure, category: str, gap: str, cell: dict[str, int]) -> None:
+def _write_gap(figure: go.Figure, row: int, gap: str, cell: dict[str, int]) -> None:
     """Write why a bar is missing in its place."""
     figure.add_annotation(
-        x=0, y=category, text=_text(gap), showarrow=False, xanchor="left", font={"size": 10, "color": "#777"}, **cell
+        x=0, y=row, text=_text(gap), showarrow=False, xanchor="left", font={"size": 10, "color": "#777"}, **cell
     )
 
 
@@ -298,9 +317,16 @@ def _draw_heat_map(figure: go.Figure, panel: HeatMap, cell: dict[str, int]) -> N
     axes = figure.get_subplot(**cell)
     right, (bottom, top) = axes.xaxis.domain[1], axes.yaxis.domain
     matrix = [[*_values(row), *[None] * (width - len(row))] for row in panel.values]
+    hover = [
+        ["" if value is None else
+         f"{_text(panel.column_label)}: {_text(column)}<br>{_text(panel.row_label)}: {_text(row)}<br>{value:.4g}"
+         for column, value in zip(panel.columns, values, strict=True)]
+        for row, values in zip(panel.rows, matrix, strict=True)
+    ]  # fmt: skip
+    step = max(1, math.ceil(width / MAX_TICKS))
     trace = go.Heatmap(
-        z=matrix, x=list(map(_text, panel.columns)), y=list(map(_text, panel.rows)), colorscale="Purples",
-        zmin=panel.limits[0], zmax=panel.limits[1], hoverongaps=False,
+        z=matrix, x=list(range(width)), y=list(range(len(panel.rows))), colorscale="Purples",
+        zmin=panel.limits[0], zmax=panel.limits[1], hoverongaps=False, hovertext=hover, hoverinfo="text",
         colorbar={
             "title": {"text": _text(panel.value_label), "side": "right"},
             "x": right + 0.005, "y": (bottom + top) / 2, "len": top - bottom,
@@ -310,8 +336,8 @@ def _draw_heat_map(figure: go.Figure, panel: HeatMap, cell: dict[str, int]) -> N
         texttemplate="%{text}" if panel.annotated else None,
     )  # fmt: skip
     figure.add_trace(trace, **cell)
-    figure.update_xaxes(title_text=_text(panel.column_label), type="category", **cell)
-    figure.update_yaxes(title_text=_text(panel.row_label), type="category", autorange="reversed", **cell)
+    figure.update_xaxes(title_text=_text(panel.column_label), **_category_axis(panel.columns, step), **cell)
+    figure.update_yaxes(title_text=_text(panel.row_label), autorange="reversed", **_category_axis(panel.rows), **cell)
 
 
 def _draw_network(figure: go.Figure, panel: Network, cell: dict[str, int], named: set[str]) -> None:
@@ -347,7 +373,7 @@ def _draw_network(figure: go.Figure, panel: Network, cell: dict[str, int], named
         )  # fmt: skip
     nodes = go.Scatter(
         x=[node.x for node in panel.nodes], y=[node.y for node in panel.nodes], mode="markers+text", showlegend=False,
-        text=["<br>".join(textwrap.wrap(_text(node.name), 22)) for node in panel.nodes], hoverinfo="text",
+        text=[_wrapped(node.name, MAX_LABEL, 22) for node in panel.nodes], hoverinfo="text",
         marker={
             "size": 16, "color": [ROLES[node.role] for node in panel.nodes], "line": {"color": "#555555", "width": 1},
         },

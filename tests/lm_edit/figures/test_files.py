@@ -15,8 +15,8 @@ from result_rows import frame, row
 import lm_edit.results
 from edit_hooks import EditingError
 from lm_edit.figures import bake_logprob, bake_statistics, causal_trace, qaedit_categories, wild_grid
-from lm_edit.figures.charts import Bars, Chart, Series
-from lm_edit.figures.look import number, text_on
+from lm_edit.figures.charts import Bars, Chart, HeatMap, Series, Waterfall
+from lm_edit.figures.look import number, shown, text_on
 from lm_edit.figures.output import write_figure
 from lm_edit.figures.registry import all_figures
 from lm_edit.figures.select import run_labels
@@ -76,8 +76,39 @@ def test_interactive_figures_show_the_same_values():
     (bar,) = draw_interactive(Chart(name="c", title="t", panels=[panel])).data
     assert bar.x == (None, 0.5) and bar.error_x.array[1] == pytest.approx(0.2)
     drawn = draw_interactive(Chart(name="c", title="t", panels=[panel]))
-    assert [(note.x, note.y) for note in drawn.layout.annotations if note.text == "unscored"] == [(0, "x")]
+    assert [(note.x, note.y) for note in drawn.layout.annotations if note.text == "unscored"] == [(0, 0)]
     assert bar.hovertext == ("a<br>unscored", "a<br>0.5<br>95% interval 0.4 to 0.7<br>n = 8")
+
+
+def test_bars_whose_shortened_names_are_equal_stay_apart():
+    """plotly adds up the bars of one category."""
+    pytest.importorskip("plotly", reason="the report extra is not installed")
+    from lm_edit.figures.interactive import draw_interactive
+
+    long = "alphaedit (sequential, 1000 edits, batches of {}, edit_context=qa, seed 0)"
+    names = [long.format(10), long.format(50), "memit"]
+    assert shown(names[0]) == shown(names[1])
+    bars = Bars(title='Who said "hi"?', categories=names, series=[Series(name="v", values=[0.9, 0.2, 0.5])],
+                value_label="v")  # fmt: skip
+    figure = draw_interactive(Chart(name="c", title="t", panels=[bars]))
+    assert figure.data[0].y == (0, 1, 2) and figure.layout.yaxis.tickvals == (0, 1, 2)
+    assert [text.replace("<br>", " ") for text in figure.layout.yaxis.ticktext] == names
+    assert figure.layout.annotations[0].text == 'Who said "hi"?'
+    steps = Waterfall(title="", steps=names[:2], values=Series(name="v", values=[0.9, 0.2]), last="last",
+                      value_label="v", limits=(0.0, 1.0))  # fmt: skip
+    figure = draw_interactive(Chart(name="c", title="t", panels=[steps]))
+    assert figure.data[0].y == (0, 1, 2) and len(set(figure.layout.yaxis.ticktext)) == 3
+
+
+def test_heat_maps_name_every_cell_and_few_columns():
+    pytest.importorskip("plotly", reason="the report extra is not installed")
+    from lm_edit.figures.interactive import draw_interactive
+
+    panel = HeatMap(title="", rows=["a<b", "a<b"], columns=[f"c{n}" for n in range(30)], values=[[0.5] * 30, [0.25]],
+                    row_label="row", column_label="column", value_label="v", limits=(0.0, 1.0))  # fmt: skip
+    figure = draw_interactive(Chart(name="c", title="t", panels=[panel]))
+    assert figure.data[0].y == (0, 1) and figure.layout.xaxis.ticktext[:2] == ("c0", "c3")
+    assert figure.data[0].hovertext[1][0] == "column: c0<br>row: a&lt;b<br>0.25"
 
 
 def test_labels_name_what_differs():
