@@ -189,16 +189,16 @@ class Board:
             "value if those without a usable answer count as 0, which ranks nothing.",
             "† differs from the unedited model, ‡ differs from the best editor of the section (bold; not where all "
             f"are equal), p < {significance.ALPHA}: exact McNemar test for scores that are 0 or 1, otherwise a "
-            "permutation test of the difference, paired by case, on the cases that both scored; Holm correction over "
-            "the rows of a column in its section, and none over columns. The best editor is chosen by the same cases, "
-            "which makes ‡ slightly liberal.",
+            "permutation test of the difference, paired by case, on the cases that both scored; Holm correction in "
+            "each column of a section, of † over its rows and of ‡ over all pairs of its editors, because the best one "
+            "is chosen by the same cases; none over columns.",
             "Runs that differ in the seed alone are one row, with the mean of their scores; intervals and tests are "
             "over cases, each with its scores under all seeds.",
             "Cases under one edit (groups of k edits) are drawn and swapped together. In a stream, and where all edits "
             "are made at once, all cases share one edited model: intervals and tests are about other cases of this "
             "model, not about other streams or orders.",
             "Ranks: within a section, by value over scored cases, with the coverage n/N beside; equal values share the "
-            "better rank. Mean ranks: Friedman's test with columns as "
-            "blocks, then Nemenyi's test; columns of one benchmark share cases, which makes it liberal.",
+            "better rank. Mean ranks: each benchmark ranks the editors by their mean rank over its columns; Friedman's "
+            "test with benchmarks as blocks, then Nemenyi's test.",
             "Editors that act through the prompt see the new fact when they answer; they are compared with each other.",
         ]

@@ -178,7 +178,7 @@ def _ranking(ranking: Ranking | None) -> Json:
     return {
         "names": list(ranking.names),
         "ranks": list(ranking.mean_ranks),
-        "columns": ranking.num_columns,
+        "benchmarks": ranking.num_blocks,
         "p": ranking.p,
         "difference": ranking.critical_difference,
         "groups": [list(group) for group in ranking.groups],

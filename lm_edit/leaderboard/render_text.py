@@ -132,7 +132,7 @@ def _published_cells(row: PublishedRow, columns: Sequence[Column]) -> list[str]:
 def _ranks(ranking: Ranking) -> str:
     names = ", ".join(f"{name} {rank:.2f}" for name, rank in zip(ranking.names, ranking.mean_ranks, strict=True))
     return (
-        f"Mean ranks: {names}. Friedman p = {ranking.p:.3g} over {ranking.num_columns} columns; critical difference "
+        f"Mean ranks: {names}. Friedman p = {ranking.p:.3g} over {ranking.num_blocks} benchmarks; critical difference "
         f"{ranking.critical_difference:.2f} (Nemenyi, 0.05)."
     )
 

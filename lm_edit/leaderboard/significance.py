@@ -4,7 +4,7 @@ Intervals: bias-corrected and accelerated (BCa) bootstrap over cases, by ``scipy
 all score the same, which resampling cannot vary: Wilson's interval.
 Tests: exact McNemar for scores that are 0 or 1, otherwise a permutation test of the difference, in which the two runs
 swap their scores of a case (for means: the signs of differences flip).
-Correction: Holm. Ranks: Friedman's test with columns as blocks, then Nemenyi's post-hoc test (Demsar, JMLR 2006).
+Correction: Holm. Ranks: Friedman's test with benchmarks as blocks, then Nemenyi's post-hoc test (Demsar, JMLR 2006).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGES = ("scipy", "statsmodels", "scikit_posthocs")
 # Doubles held at once by a resampling: 16 MB.
 BATCH_NUMBERS = 2_000_000
 MIN_EDITORS = 3
-MIN_COLUMNS = 3
+MIN_BENCHMARKS = 3
 
 Values: TypeAlias = NDArray[np.float64]
 # (..., cases, components) -> (...)
@@ -59,12 +59,12 @@ class Comparison(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Mean ranks of editors over columns.
+    """Mean ranks of editors over blocks.
 
     Attributes:
         names: editors, best mean rank first.
         mean_ranks: in the order of ``names``; 1 is best, ties share their mean.
-        num_columns: blocks of the test.
+        num_blocks: of the test.
         p: of Friedman's test.
         critical_difference: of Nemenyi's test at 0.05.
         groups: first and last position of each maximal run of editors that Nemenyi's test does not separate.
@@ -72,7 +72,7 @@ class Ranking(NamedTuple):
 
     names: tuple[str, ...]
     mean_ranks: tuple[float, ...]
-    num_columns: int
+    num_blocks: int
     p: float
     critical_difference: float
     groups: tuple[tuple[int, int], ...]
@@ -208,49 +208,59 @@ def _swaps(first: Values, second: Values, score: Score, permutations: int, seed:
     return float(result.pvalue)
 
 
-def corrected(comparisons: Sequence[Comparison | None]) -> list[Comparison | None]:
-    """The comparisons of one family with p-values adjusted by Holm; ``None`` is kept and does not count."""
+def corrected(comparisons: Sequence[Comparison | None], num_tests: int | None = None) -> list[Comparison | None]:
+    """The comparisons of one family with p-values adjusted by Holm; ``None`` is kept and does not count.
+
+    Args:
+        num_tests: size of the family, if the comparisons are those of it that the data chose; an upper bound of Holm's
+            adjustment of the whole family, whose other p-values are not needed.
+    """
     tests = [test for test in comparisons if test is not None]
+    family = len(tests) if num_tests is None else num_tests
     # Not by statsmodels' multipletests, which collects garbage in every call: minutes for a table.
     order = np.argsort([test.p for test in tests], kind="stable")
-    factors = np.arange(len(tests), 0, -1)
+    factors = np.arange(family, family - len(tests), -1)
     adjusted = np.empty(len(tests))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.array([test.p for test in tests])[order]))
     remaining = iter(adjusted)
     return [None if test is None else test._replace(p=float(next(remaining))) for test in comparisons]
 
 
-def rank_editors(names: Sequence[str], scores: Sequence[Sequence[float]]) -> Ranking | None:
+def rank_editors(names: Sequence[str], scores: Sequence[Sequence[float]], benchmarks: Sequence[str]) -> Ranking | None:
     """Mean ranks, Friedman's test and Nemenyi's groups.
 
     Args:
         names: k editors.
         scores: (k, columns), higher is better, complete.
+        benchmarks: of the columns. Columns of one benchmark are about the same cases, so each benchmark is one block:
+            its editors are ranked by their mean rank over its columns.
 
     Returns:
-        ``None`` for fewer than three editors or three columns, and if all columns tie all editors.
+        ``None`` for fewer than three editors or three benchmarks, and if all of these tie all editors.
     """
     import scikit_posthocs
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
-    if len(names) < MIN_EDITORS or len(scores[0]) < MIN_COLUMNS:
+    if len(names) < MIN_EDITORS or len(set(benchmarks)) < MIN_BENCHMARKS:
         return None
-    blocks = np.asarray(scores, dtype=np.float64).T  # (columns, editors)
-    ranks = rankdata(-blocks, axis=1)
+    column_ranks = rankdata(-np.asarray(scores, dtype=np.float64).T, axis=1)  # (columns, editors)
+    of_columns = np.array(list(benchmarks))
+    sums = [column_ranks[of_columns == name].sum(axis=0) for name in dict.fromkeys(benchmarks)]
+    ranks = rankdata(np.array(sums), axis=1)  # (benchmarks, editors)
     if np.all(ranks == ranks[0, 0]):
         return None
     mean_ranks = ranks.mean(axis=0)
     order = sorted(range(len(names)), key=lambda editor: (mean_ranks[editor], names[editor]))
     # Ranks are computed here once, ties averaged, so that both tests see the same ones.
     p_values = scikit_posthocs.posthoc_nemenyi_friedman(-ranks).to_numpy()
-    num_columns, num_editors = blocks.shape
+    num_blocks, num_editors = ranks.shape
     quantile = studentized_range.ppf(1 - ALPHA, num_editors, np.inf) / np.sqrt(2)
     return Ranking(
         names=tuple(names[editor] for editor in order),
         mean_ranks=tuple(float(mean_ranks[editor]) for editor in order),
-        num_columns=num_columns,
+        num_blocks=num_blocks,
         p=float(friedmanchisquare(*(-ranks).T).pvalue),
-        critical_difference=float(quantile * np.sqrt(num_editors * (num_editors + 1) / (6 * num_columns))),
+        critical_difference=float(quantile * np.sqrt(num_editors * (num_editors + 1) / (6 * num_blocks))),
         groups=_groups(p_values[np.ix_(order, order)]),
     )
 

@@ -260,7 +260,10 @@ def _compare(references: Sequence[Row], editors: Sequence[Row], column: Column, 
             row.cells[column.key].versus_unedited = result
     if best:
         rivals = [row for row in tested if row.cells[column.key].rank != 1]
-        results = significance.corrected([_test(row, best[0], column.key, resamples) for row in rivals])
+        # The cases that choose the best editor are those of the tests, so all pairs of editors are the family.
+        num_pairs = math.comb(len(tested), 2)
+        found = [_test_of_pairs(row, best[0], column.key, resamples, num_pairs) for row in rivals]
+        results = significance.corrected(found, num_pairs)
         for row, result in zip(rivals, results, strict=True):
             row.cells[column.key].versus_best = result
 
@@ -273,6 +276,15 @@ def _test(row: Row, other: Row | None, key: ColumnKey, resamples: int) -> Compar
     return None if other is None else row.scores[key].compared(other.scores[key], resamples)
 
 
+def _test_of_pairs(row: Row, best: Row, key: ColumnKey, resamples: int, num_pairs: int) -> Comparison | None:
+    """The test, with more permutations where its smallest possible p-value could not pass the correction."""
+    test = _test(row, best, key, resamples)
+    if test is None or test.test != "permutation" or test.p > 4 / (resamples + 1):
+        return test
+    needed = math.ceil(4 * num_pairs / significance.ALPHA)
+    return test if needed <= resamples else _test(row, best, key, needed)
+
+
 def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking | None, str]:
     def has(row: Row, column: Column) -> bool:
         return column.key in row.cells and not math.isnan(row.cells[column.key].value)
@@ -280,13 +292,14 @@ def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking
     directed = [column for column in columns if column.is_default and column.higher_is_better is not None]
     usual = [column for column in directed if 2 * sum(has(row, column) for row in editors) > len(editors)]
     complete = [row for row in editors if all(has(row, column) for column in usual)]
-    if len(complete) < significance.MIN_EDITORS or len(usual) < significance.MIN_COLUMNS:
+    benchmarks = [column.benchmark for column in usual]
+    if len(complete) < significance.MIN_EDITORS or len(set(benchmarks)) < significance.MIN_BENCHMARKS:
         return None, (
-            f"No mean ranks: they need {significance.MIN_EDITORS} editors with {significance.MIN_COLUMNS} columns in "
-            f"common among those shown first; here they are {len(complete)} and {len(usual)}."
+            f"No mean ranks: they need {significance.MIN_EDITORS} editors with columns of {significance.MIN_BENCHMARKS} "
+            f"benchmarks in common among those shown first; here they are {len(complete)} and {len(set(benchmarks))}."
         )
     signed = [[_signed(row.cells[column.key], column) for column in usual] for row in complete]
-    ranking = significance.rank_editors([row.label for row in complete], signed)
+    ranking = significance.rank_editors([row.label for row in complete], signed, benchmarks)
     left_out = sorted(row.label for row in editors if row not in complete)
     over = ", ".join(column.key.name for column in usual)
     note = f"Over {over}." if ranking else f"No mean ranks: all of these editors are equal in {over}."

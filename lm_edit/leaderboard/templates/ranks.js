@@ -37,7 +37,7 @@ function ranks(ranking) {
     image.append(text);
   });
   return el("figure", { class: "ranks" }, el("figcaption", { class: "note" },
-    `Mean ranks; 1 is best. Friedman p ${share(ranking.p)} over ${ranking.columns} columns. A bar joins editors that Nemenyi's test does not separate.`), image,
+    `Mean ranks; 1 is best. Friedman p ${share(ranking.p)} over ${ranking.benchmarks} benchmarks. A bar joins editors that Nemenyi's test does not separate.`), image,
     el("ol", { class: "note" }, ranking.names.map((name, index) => el("li", {}, `${name}: ${ranking.ranks[index].toFixed(2)}`))));
 }
 

@@ -167,7 +167,7 @@ def test_subjects_are_no_patterns_of_a_replacement(visit):
 
 def test_names_at_the_mean_ranks_are_inside_unique_and_listed(visit):
     names = [*(LONG.format(number) for number in ("0badcafe", "deadbeef")), "編集手法の長い名前" * 3, "W" * 40, "rome"]
-    tasks = [f"bake_{name}/m" for name in "xyz"]
+    tasks = [f"{name}_es/m" for name in "xyz"]
     scores = {name: {task: [float(case < k) for case in range(8)] for task in tasks} for k, name in enumerate(names)}
     page = visit(frames(scores))
     texts = """[...document.querySelectorAll('.ranks text')].map((text) => {

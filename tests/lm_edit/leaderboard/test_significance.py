@@ -105,6 +105,28 @@ def test_holm_by_hand():
     assert [None if test is None else round(test.p, 10) for test in adjusted] == [0.06, None, 0.04, 0.2, 0.06]
 
 
+def test_holm_over_a_family_of_which_some_tests_are_given():
+    """Three of six: the sorted p-values times 6, 5, 4; at least Holm's adjustment within the whole family."""
+    comparisons = [Comparison("mcnemar", 9, 0.1, p) for p in (0.02, 0.001, 0.004)]
+    adjusted = [test.p for test in corrected(comparisons, 6) if test]
+    assert adjusted == pytest.approx([0.08, 0.006, 0.02])
+    for others in ([0.5] * 3, [0.002, 0.03, 0.9], [1e-5, 0.0005, 0.002]):
+        whole = multitest.multipletests([0.02, 0.001, 0.004, *others], method="holm")[1][:3]
+        assert all(bound >= exact - 1e-12 for bound, exact in zip(adjusted, whole, strict=True))
+
+
+def test_equal_editors_differ_from_the_best_in_one_of_twenty_tables_at_most():
+    """The best of ten is chosen by the cases of the tests: corrected over its nine rivals, more tables have a mark."""
+    generator, marked, rivals_only, num_tables = np.random.default_rng(0), 0, 0, 300
+    for _ in range(num_tables):
+        scores = (generator.random((10, 100)) < 0.5).astype(float)
+        best = int(scores.mean(axis=1).argmax())
+        found = [compare_pairs(one, scores[best]) for place, one in enumerate(scores) if place != best]
+        marked += any(test.p < 0.05 for test in corrected(found, 45) if test)
+        rivals_only += any(test.p < 0.05 for test in corrected(found) if test)
+    assert marked <= 0.05 * num_tables < rivals_only
+
+
 def test_holm_is_that_of_statsmodels():
     p_values = np.random.default_rng(4).random(20) ** 3
     adjusted = corrected([Comparison("mcnemar", 9, 0.1, p) for p in p_values])
@@ -135,7 +157,8 @@ def test_no_interval_where_resamples_cannot_differ(values):
 
 def test_ranks_on_the_example_of_r():
     """R, ?friedman.test: chi-squared = 11.143, df = 2, p = 0.003805; the first and the third method differ."""
-    ranking = rank_editors(["round out", "narrow", "wide"], (-np.array(ROUNDING_TIMES)).T.tolist())
+    scores = (-np.array(ROUNDING_TIMES)).T.tolist()
+    ranking = rank_editors(["round out", "narrow", "wide"], scores, [f"runner {number}" for number in range(22)])
     assert ranking is not None and ranking.p == pytest.approx(0.003805, abs=5e-7)
     assert ranking.names == ("wide", "narrow", "round out")
     assert ranking.mean_ranks == pytest.approx((32 / 22, 47 / 22, 53 / 22))
@@ -145,13 +168,13 @@ def test_ranks_on_the_example_of_r():
 def test_critical_difference_of_the_textbook():
     """Demsar (2006), section 3.2.2: four classifiers on 14 data sets, CD = 2.569 sqrt(4 * 5 / (6 * 14)) = 1.25."""
     scores = np.random.default_rng(2).random((4, 14)).tolist()
-    ranking = rank_editors("abcd", scores)
+    ranking = rank_editors("abcd", scores, [f"set {number}" for number in range(14)])
     assert ranking is not None and ranking.critical_difference == pytest.approx(1.25, abs=0.005)
 
 
 def test_ties_share_their_mean_rank():
     """Column 1: b first, a and c share (2 + 3) / 2; columns 2 and 3: a, b, c."""
-    ranking = rank_editors(["a", "b", "c"], [[1, 3, 3], [2, 2, 2], [1, 1, 1]])
+    ranking = rank_editors(["a", "b", "c"], [[1, 3, 3], [2, 2, 2], [1, 1, 1]], "xyz")
     assert ranking is not None
     assert dict(zip(ranking.names, ranking.mean_ranks, strict=True)) == pytest.approx(
         {"a": (2.5 + 1 + 1) / 3, "b": (1 + 2 + 2) / 3, "c": (2.5 + 3 + 3) / 3}
@@ -159,6 +182,20 @@ def test_ties_share_their_mean_rank():
 
 
 def test_no_ranking_of_two_editors_or_equal_ones():
-    assert rank_editors(["a", "b"], [[1, 2, 3], [2, 3, 4]]) is None
-    assert rank_editors(["a", "b", "c"], [[1, 2], [2, 3], [3, 4]]) is None
-    assert rank_editors(["a", "b", "c"], [[1, 2, 3]] * 3) is None
+    assert rank_editors(["a", "b"], [[1, 2, 3], [2, 3, 4]], "xyz") is None
+    assert rank_editors(["a", "b", "c"], [[1, 2], [2, 3], [3, 4]], "xy") is None
+    assert rank_editors(["a", "b", "c"], [[1, 2, 3]] * 3, "xyz") is None
+
+
+def test_a_benchmark_of_many_columns_is_one_block():
+    """Five columns of one benchmark are about the same cases: repeated, they made ten equal editors differ."""
+    once = rank_editors("abc", [[3, 1, 2], [2, 3, 1], [1, 2, 3]], "xyz")
+    often = rank_editors("abc", [[3, 3, 3, 1, 2], [2, 2, 2, 3, 1], [1, 1, 1, 2, 3]], "xxxyz")
+    assert once is not None and once == often and once.num_blocks == 3
+    # x ranks by the means over its columns: a 1.5, b 1.5, c 3
+    mixed = rank_editors("abc", [[3, 2, 3, 3], [2, 3, 2, 2], [1, 1, 1, 1]], "xxyz")
+    assert mixed is not None
+    assert dict(zip(mixed.names, mixed.mean_ranks, strict=True)) == pytest.approx(
+        {"a": (1.5 + 1 + 1) / 3, "b": (1.5 + 2 + 2) / 3, "c": 3.0}
+    )
+    assert rank_editors("abc", [[3, 2, 3, 3], [2, 3, 2, 2], [1, 1, 1, 1]], "xxyy") is None
