@@ -14,14 +14,18 @@ from lm_eval.tasks import TaskManager
 
 import lm_eval_tasks
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.plugins import import_object
-from lm_eval_tasks.common.benchmark import Benchmark
+from edit_hooks.utils.logs import get_logger
+from edit_hooks.utils.plugins import import_object, registered
+from lm_eval_editing_autoload import _folder_of
+from lm_eval_tasks.common.benchmark import ENTRY_POINTS, Benchmark
+
+logger = get_logger("lm_eval.editing_tasks")
 
 FOLDER = Path(lm_eval_tasks.__path__[0])
 
 
 class TaskRow(NamedTuple):
-    """A task or group: its name, ``task`` or ``group``, its folder, its description."""
+    """A task or group: its name, ``task`` or ``group``, its folder or its package, its description."""
 
     name: str
     kind: str
@@ -30,28 +34,67 @@ class TaskRow(NamedTuple):
 
 
 def list_tasks() -> list[TaskRow]:
-    """All tasks and groups of this package, by folder, groups first.
+    """All tasks and groups of this project and of other packages' benchmarks, by folder, groups first.
 
     Raises:
-        EditingError: for one without a description.
+        EditingError: for one of this project without a description, and for two packages that register one name.
     """
-    manager = TaskManager(include_path=FOLDER, include_defaults=False)
-    rows = [_describe(name, entry.cfg, entry.yaml_path) for name, entry in manager.task_index.items()]
-    return sorted(rows, key=lambda row: (row.folder, row.kind, row.name))
+    packages = _package_folders()
+    # In the order of `lm_eval`, in which no other package replaces one of our tasks.
+    manager = TaskManager(include_path=[*packages, FOLDER], include_defaults=False)
+    entries = [(name, entry.cfg, entry.yaml_path) for name, entry in manager.task_index.items() if entry.yaml_path]
+    ours = [_describe(*entry) for entry in entries if entry[2].is_relative_to(FOLDER)]
+    theirs = [
+        _describe_foreign(name, config, next(packages[folder] for folder in packages if path.is_relative_to(folder)))
+        for name, config, path in entries
+        if not path.is_relative_to(FOLDER)
+    ]
+    return [row for rows in (ours, theirs) for row in sorted(rows, key=lambda row: (row.folder, row.kind, row.name))]
+
+
+def _package_folders() -> dict[Path, str]:
+    """Folders of the tasks of other packages, and the packages' names; a missing one is named and left out."""
+    folders = {}
+    for entry in registered(ENTRY_POINTS).values():
+        try:
+            folders[Path(_folder_of(entry.module))] = entry.module.partition(".")[0]
+        except ModuleNotFoundError as error:
+            logger.warning("tasks of benchmark %r are not listed: %s", entry.name, error)
+    return folders
 
 
 def _describe(name: str, config: Mapping[str, Any], path: Path) -> TaskRow:
-    is_group = "group" in config
-    summary = (config.get("metadata") or {}).get("summary") if is_group else config.get("summary")
-    if not isinstance(summary, str) or not summary.strip():
-        where = "its metadata" if is_group else "its YAML or the protocol that it includes"
+    summary = _summary(config)
+    if not summary:
+        where = "its metadata" if "group" in config else "its YAML or the protocol that it includes"
         raise EditingError(f"{path.name}: {name} has no description; add `summary: <one line>` to {where}.")
-    title = "" if is_group else _title(config)
-    return TaskRow(name, "group" if is_group else "task", path.parent.name, f"{title}{summary}")
+    return TaskRow(name, _kind(config), path.parent.name, f"{_title(config)}{summary}")
+
+
+def _describe_foreign(name: str, config: Mapping[str, Any], package: str) -> TaskRow:
+    """As :func:`_describe`; a mistake in another package does not take the list away."""
+    try:
+        title = _title(config)
+    except EditingError as error:
+        logger.warning("task %s of %s: %s", name, package, error)
+        title = ""
+    return TaskRow(name, _kind(config), package, f"{title}{_summary(config) or 'no summary'}")
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    return "group" if "group" in config else "task"
+
+
+def _summary(config: Mapping[str, Any]) -> str:
+    """The line of a task or group; "" if there is none."""
+    summary = (config.get("metadata") or {}).get("summary") if "group" in config else config.get("summary")
+    return summary.strip() if isinstance(summary, str) else ""
 
 
 def _title(config: Mapping[str, Any]) -> str:
     """Name of the benchmark of a task; lm-eval's index has functions as text, ``<folder>/<module>.<object>``."""
+    if "group" in config or "custom_dataset" not in config:
+        return ""
     module, _, attribute = Path(config["custom_dataset"]).name.rpartition(".")
     records = import_object(f"{module}:{attribute}", "records of a task")
     return f"{records.source.title}: " if isinstance(records, Benchmark) else ""

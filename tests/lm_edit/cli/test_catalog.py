@@ -7,13 +7,16 @@ import re
 
 import pytest
 from command_line import printed_lines, write_requests
+from distributions import write_metadata
 from paths import RECORDS, ROOT
+from templates import copy_template
 
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.contract.tiny_models import REQUESTS
 from edit_hooks.utils.errors import EditingError
 from lm_edit.cli.main import main
 from lm_eval_tasks.common import catalog
+from lm_eval_tasks.common.benchmark import ENTRY_POINTS
 
 BAKE = RECORDS / "bake_qa.jsonl"
 
@@ -72,6 +75,31 @@ def test_a_task_without_a_description_is_refused(text, place, tmp_path, monkeypa
     monkeypatch.setattr(catalog, "FOLDER", tmp_path)
     with pytest.raises(EditingError, match=rf"new.yaml: bake_new has no description.*{place}"):
         catalog.list_tasks()
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder on the import path, for installed packages."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return tmp_path / "site"
+
+
+def test_tasks_of_another_package_are_listed_under_its_name(site, capsys):
+    words = {"my_benchmark": "lake_facts", "MY_BENCHMARK": "LAKE_FACTS", "MyBenchmark": "LakeFacts"}
+    words["lm_eval_tasks.my_benchmark"] = "lake_package.lake_facts"
+    folder = copy_template("benchmark", site / "lake_package" / "lake_facts", words)
+    registered = {"lake_facts": "lake_package.lake_facts.benchmark:BENCHMARKS", "gone": "gone_package.tasks:BENCHMARKS"}
+    write_metadata(site, "lake-package", {ENTRY_POINTS: registered})
+    (folder / "bare.yaml").write_text("task: lake_bare\ntag: lake_tag\ncustom_dataset: !function no_such.THING\n")
+    (folder / "bake_es.yaml").write_text("task: bake_es\nsummary: replaced\n")  # `lm_eval` keeps ours
+    rows = {row.name: row for row in catalog.list_tasks()}
+    assert rows["lake_facts_es"] == ("lake_facts_es", "task", "lake_package", "LakeFacts: efficacy: the edit prompt")
+    assert rows["lake_facts"].kind == "group" and rows["lake_facts"].folder == "lake_package"
+    assert rows["lake_bare"].description == "no summary" and "lake_tag" not in rows
+    assert rows["bake_es"].folder == "bake" and rows["bake_es"].description.startswith("BAKE")
+    assert [row.folder for row in rows.values()][-1] == "lake_package"  # after our own
+    assert main(["tasks", "lake_facts_ls"]) == 0
+    assert printed_lines(capsys)[1].split()[:3] == ["lake_facts_ls", "task", "lake_package"]
 
 
 def test_an_unknown_editor_gets_a_hint(capsys):
