@@ -3,12 +3,13 @@
     python scripts/measure_editors.py --out results/editors --keep  # adds finished runs to docs/measured_editors.jsonl
     python scripts/editors_table.py            # rewrite the tables of edit_hooks/README.md from that file
     python scripts/editors_table.py --check    # exit code 1 if they are out of date
+    python scripts/editors_table.py --pairs    # print paired tests: against the unedited model, and between the groups
 
 A cell is the mean over cases of a case's mean over seeds. Its interval is Wilson's for 95 % with the number of cases:
 seeds repeat a case and add none. Wilson's interval takes p (1 - p) for the variance of a case, the largest that scores
-between 0 and 1 can have, so it is too wide rather than too narrow for scores that are shares (GS and LS average several
-questions). Where fewer cases have a score than of the unedited model (the editor refused the others), the cell says how
-many do.
+between 0 and 1 can have, and cases for independent: those of one relation are not. Two cells are about the same cases,
+so their difference is tested case by case (--pairs), not by whether their intervals overlap. Where fewer cases have a
+score than of the unedited model (the editor refused the others), the cell says how many do.
 """
 
 from __future__ import annotations
@@ -18,16 +19,21 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from _measurements import COLUMNS, NUM_STREAMED, UNEDITED, Finished, Row
 from _readme_section import replace_section
 from measure_editors import PLAN, load_rows, load_titles
+from numpy.typing import NDArray
+
+from lm_edit.leaderboard.significance import Comparison, compare_pairs, corrected
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "edit_hooks" / "README.md"
 SECTION = "measured editors"
 Z95 = 1.959964
+PERMUTATIONS = 49_999  # p-values go down to 2 / 50,000, and families have up to 84 tests
 GROUP_ORDER = ("nothing", "weights", "hooks", "context")
 TITLES = {
     "single": "Single edits, each on the unedited model",
@@ -103,6 +109,61 @@ def _cell(records: Iterable[dict[str, Any]], heading: str) -> dict[str, Any] | N
     }
 
 
+class Pair(NamedTuple):
+    """A paired test of two rows on the cases that both scored, corrected by Holm within its family.
+
+    Attributes:
+        part, heading: the column. first, second: names of the rows.
+        gained, lost: cases in which the first row scores higher, and lower.
+    """
+
+    part: str
+    heading: str
+    first: str
+    second: str
+    gained: int
+    lost: int
+    test: Comparison
+
+
+def pairs(rows: Sequence[Row], finished: Finished) -> list[Pair]:
+    """Every row against the unedited model, a family per column; and published against own settings, one per part."""
+    unedited = next(row for row in rows if row.is_unedited)
+    tuned = {row.editor: row for row in rows if row.group == "tuned"}
+    found: list[Pair] = []
+    for part, columns in COLUMNS.items():
+        for heading, _, _ in columns:
+            editors = [(row, unedited) for row in rows if not row.is_unedited]
+            found += _corrected([(part, heading, *both) for both in editors], finished)
+        groups = [(row, tuned[row.editor]) for row in rows if row.group == "published" and row.editor in tuned]
+        found += _corrected([(part, heading, *both) for both in groups for heading, _, _ in columns], finished)
+    return found
+
+
+def _corrected(wanted: Iterable[tuple[str, str, Row, Row]], finished: Finished) -> list[Pair]:
+    made = []
+    for part, heading, first, second in wanted:
+        values = [_by_case(_records(row, part, finished).values(), heading) for row in (first, second)]
+        ours, theirs = (one[: min(map(len, values))] for one in values)  # the unedited model's of a stream are cut
+        if (test := compare_pairs(ours, theirs, permutations=PERMUTATIONS)) is not None:
+            differences = np.nan_to_num(ours - theirs)
+            gained, lost = int((differences > 0).sum()), int((differences < 0).sum())
+            made.append(Pair(part, heading, first.name, second.name, gained, lost, test))
+    tests = corrected([pair.test for pair in made])
+    return [pair._replace(test=test) for pair, test in zip(made, tests, strict=True) if test is not None]
+
+
+def _by_case(records: Iterable[dict[str, Any]], heading: str) -> NDArray[np.float64]:
+    """Means over seeds, [cases]; NaN where no seed has a score."""
+    scored = [scores for record in records if (scores := record["scores"][heading])]
+    means = [_mean([score for score in case if score is not None]) for case in zip(*scored, strict=True)]
+    return np.array(means, dtype=np.float64)
+
+
+def _mean(scores: Sequence[float]) -> float:
+    return math.fsum(scores) / len(scores) if scores else math.nan
+
+
 def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -> str:
     """The tables as Markdown, and a line on the runs behind them; ``groups`` are the titles."""
     lines: list[str] = []
@@ -153,12 +214,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite or check the README."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the README is out of date")
-    check = parser.parse_args(arguments).check
+    parser.add_argument("--pairs", action="store_true", help="change nothing; print paired tests")
+    args = parser.parse_args(arguments)
+    if args.pairs:
+        for pair in pairs(load_rows(PLAN, {}), Finished.read(None)):
+            difference, cases = f"{pair.test.difference:+.3f}", f"{pair.gained} up, {pair.lost} down"
+            names = f"{pair.part} {pair.heading}: {pair.first} - {pair.second}"
+            print(f"{names}: {difference} ({cases} of {pair.test.num_cases}), p {pair.test.p:.2g} after Holm")
+        return 0
     text = README.read_text(encoding="utf-8")
     new = replace_section(text, SECTION, render(load_rows(PLAN, {}), load_titles(PLAN), Finished.read(None)))
     if new == text:
         return 0
-    if check:
+    if args.check:
         print(f"out of date: {README}; run python scripts/editors_table.py")
         return 1
     README.write_text(new, encoding="utf-8")

@@ -259,6 +259,39 @@ def test_a_seed_without_any_usable_edit_does_not_hide_the_others(
     assert (cell["mean"], cell["cases"], cell["without_score"]) == (0.75, 2, 0)
 
 
+def test_rows_are_compared_case_by_case(
+    measure: ModuleType, table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten cases, means over two seeds, in a stream whose last cases have no score; exact p-values by hand."""
+    monkeypatch.setattr(table, "NUM_STREAMED", 8)
+    rows = [
+        measure.Row("", "unedited", {}),
+        measure.Row("published", "rome", {"x": 1}),
+        measure.Row("tuned", "rome", {}),
+    ]
+    for row, part, seeds in ((rows[0], "single", [0]), (rows[1], "stream48", [0]), (rows[2], "stream48", [0, 1])):
+        for seed in seeds:
+            write_result(measure, tmp_path, row, part, seed)
+            path = measure.Job(row, part, seed).path(tmp_path)
+            record = json.loads(path.read_text())
+            unscored = [None, None] if part == "stream48" else [0.0, 0.0]
+            values = {"": [0.0] * 8, "published": [0.0] * 7 + [1.0], "tuned": [1.0] * 7 + [float(seed)]}[row.group]
+            for metrics in record["scores"].values():
+                metrics.update(dict.fromkeys(metrics, values + unscored))
+            path.write_text(json.dumps(record))
+    found = {
+        (one.heading, one.first, one.second): one
+        for one in table.pairs(rows, measure.Finished.read(tmp_path, tmp_path / "none"))
+    }
+    against = found["ES", "tuned/rome", "unedited"]
+    assert (against.gained, against.lost, against.test.num_cases) == (8, 0, 8)
+    # Published: one of eight, McNemar p = 1. Tuned: seven ones and a half, all signs equal, p = 2 / 2^8, times two.
+    assert against.test.p == pytest.approx(2 * 2 / 256) and against.test.difference == pytest.approx(7.5 / 8)
+    assert found["ES", "published/rome", "unedited"].test.p == 1
+    both = found["ES", "published/rome", "tuned/rome"]
+    assert (both.gained, both.lost) == (1, 7) and both.test.p > found["ES", "tuned/rome", "unedited"].test.p
+
+
 def test_the_interval_of_a_perfect_score_is_not_empty(table: ModuleType) -> None:
     low, high = table.wilson(1.0, 64)
     assert (round(low, 3), high) == (0.943, 1.0)
