@@ -11,6 +11,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
 from lm_eval_tasks.common.columns import Column
+from lm_eval_tasks.common.judge_filter import PIPELINE
 from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
 from lm_eval_tasks.common.run_names import data_label, is_editing_task
 from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
@@ -19,6 +20,7 @@ from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
 RATES = ("acc", "acc_norm", "exact_match", "em")
 # Settings that add columns and change none.
 NOT_PROTOCOL = ("population", "score_by", "categories", "generate", "micro")
+MODEL_JUDGE = "model_judge"  # the filter of a configured judge
 TOTAL = "total_scored"  # the aggregation of counts
 _HASH_DIGITS = 12
 
@@ -80,7 +82,7 @@ class TaskFacts:
         if is_total or column.metric.endswith("_unedited"):
             higher = None  # a number of cases, or a fact about the unedited model: no direction is better
         population = declared.get("population") or ALL
-        judged = self._is_judged(column.filter) or population == WRONG_JUDGE
+        judge = self._judge_of(column.filter)
         return {
             "metric": column.metric,
             "stage": column.stage,
@@ -91,7 +93,7 @@ class TaskFacts:
             "is_total": is_total,
             "chance": declared.get("chance"),
             "population": population,
-            "judge": self.judge if judged else "",
+            "judge": self._with_judge_of_population(judge) if population == WRONG_JUDGE else judge,
             "protocol": self.protocol + ("; judged" if self._is_judged(column.filter) else ""),
         }
 
@@ -123,11 +125,36 @@ class TaskFacts:
         """Kind of a task's requests without generation settings; editing tasks log all of theirs as generations."""
         return "likelihood" if is_editing_task(self.config) else str(self.config.get("output_type") or "")
 
+    def _steps(self, pipeline: str) -> list[Mapping[str, Any]]:
+        """The steps of a filter pipeline, with their arguments."""
+        listed = (each for each in self.config.get("filter_list") or () if each.get("name") == pipeline)
+        return [step for each in listed for step in each.get("filter") or ()]
+
+    @property
+    def _own_judges(self) -> Mapping[str, Any]:
+        """Pipeline -> description of the judge that the task's YAML puts there."""
+        own = self.metadata.get("own_judges")
+        return own if isinstance(own, Mapping) else {}
+
     def _is_judged(self, pipeline: str) -> bool:
-        for listed in self.config.get("filter_list") or ():
-            if listed.get("name") == pipeline:
-                return any(step.get("function") == "model_judge" for step in listed.get("filter") or ())
-        return False
+        steps = self._steps(pipeline)
+        has_model_judge = any(step.get("function") == MODEL_JUDGE for step in steps)
+        return has_model_judge or pipeline in self._own_judges or (pipeline == PIPELINE and bool(steps))
+
+    def _judge_of(self, pipeline: str) -> str:
+        """The judge of a filter pipeline with its settings, in one text; "" without one."""
+        if pipeline in self._own_judges:
+            return _settings_text(self._own_judges[pipeline])
+        steps = self._steps(pipeline) if self._is_judged(pipeline) else []
+        if not steps or any(step.get("function") == MODEL_JUDGE for step in steps):
+            return self._chosen_judge if steps else ""
+        return "; ".join(_step_text(step) for step in steps)
+
+    def _with_judge_of_population(self, judge: str) -> str:
+        """The judge of the answers, and the one that selected the cases where it is another."""
+        if not judge or judge == self._chosen_judge:
+            return self._chosen_judge
+        return f"{judge}; population by {self._chosen_judge}"
 
     @property
     def scores_outside(self) -> bool:
@@ -136,11 +163,13 @@ class TaskFacts:
 
     @property
     def judge(self) -> str:
-        """The judge of the run with its settings, in one text; "" without one."""
-        described = self.metadata.get("judge")
-        if isinstance(described, Mapping):
-            return "; ".join(f"{name}={value}" for name, value in described.items())
-        return str(described or "")
+        """The judge of the task's verdicts with its settings, in one text; "" without one."""
+        return self._judge_of(PIPELINE) or self._chosen_judge
+
+    @property
+    def _chosen_judge(self) -> str:
+        """The judge that the run's settings or the environment chose."""
+        return _settings_text(self.metadata.get("judge"))
 
     def _is_rate(self, metric: str, declared: Mapping[str, Any], higher: object) -> bool:
         if not is_editing_task(self.config):
@@ -155,3 +184,14 @@ class TaskFacts:
         if not isinstance(content, dict):
             raise EditingError(f"{self.file.path}: {key!r} of {self.task} is no JSON object.")
         return content
+
+
+def _settings_text(described: object) -> str:
+    if isinstance(described, Mapping):
+        return "; ".join(f"{name}={value}" for name, value in described.items())
+    return str(described or "")
+
+
+def _step_text(step: Mapping[str, Any]) -> str:
+    arguments = [f"{name}={value!r}" for name, value in sorted(step.items()) if name != "function"]
+    return str(step.get("function")) + (f"({', '.join(arguments)})" if arguments else "")

@@ -17,7 +17,7 @@ from typing import Any
 
 import lm_eval.filters  # noqa: F401  # fills the registry; it does so only while that is empty, so before we add to it
 from lm_eval.api.filter import Filter
-from lm_eval.api.registry import register_filter
+from lm_eval.api.registry import get_filter, register_filter
 
 from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
@@ -41,7 +41,8 @@ def add_judge(config: dict[str, Any]) -> ModelJudge | None:
 
     A task with judged metrics gets the pipeline :data:`PIPELINE`, unless its YAML defines one. If the judge decides on
     the population, all other pipelines judge the helper's answer. The judge's description goes to the config's
-    metadata. Without a judge a hint is logged once.
+    metadata, and those of judges in the YAML's pipelines go to its ``own_judges``. Without a judge a hint is logged
+    once.
 
     Raises:
         EditingError: for invalid settings and a judge that cannot be reached, and for a population that needs a judge
@@ -49,6 +50,8 @@ def add_judge(config: dict[str, Any]) -> ModelJudge | None:
     """
     settings = config["metadata"]
     pipelines = list(config.get("filter_list") or [])
+    if own := _describe_own_judges(pipelines):
+        settings["own_judges"] = own
     metrics = config["metric_list"]
     reports = any(metric.get("from") == "judge" for metric in metrics)
     reports = reports and not any(pipeline["name"] == PIPELINE for pipeline in pipelines)
@@ -78,6 +81,18 @@ def add_judge(config: dict[str, Any]) -> ModelJudge | None:
     return judge
 
 
+def _describe_own_judges(pipelines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
+    """Pipeline of a task's YAML -> description of its judge; without those whose filters have no ``describe()``."""
+    described = {}
+    for pipeline in pipelines:
+        for step in pipeline["filter"]:
+            filter_class = get_filter(step["function"])
+            if getattr(filter_class, "judges", False) and hasattr(filter_class, "describe"):
+                arguments = {name: value for name, value in step.items() if name != "function"}
+                described[pipeline["name"]] = dict(filter_class(**arguments).describe())
+    return described
+
+
 @functools.cache
 def _log_hint() -> None:
     if os.environ.get("RANK", "0") == "0":
@@ -99,6 +114,10 @@ class ModelJudgeFilter(Filter):
         super().__init__()
         self.judge = make_model_judge(judge)
         self.helpers = helpers
+
+    def describe(self) -> dict[str, object]:
+        """All settings that a verdict depends on (JSON-able)."""
+        return self.judge.describe()
 
     def concerns(self, probe: Mapping[str, Any]) -> bool:
         """Whether the answer to a probe is judged."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from judge_server import KEY, JudgeServer, ServerFault, serve
+from lm_eval.api.filter import Filter
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import register_filter
 from lm_eval.utils import make_table
 from scripted import RankedLM, ScriptedLM, StockLM, StreamLM
 from task_runs import build, metrics_of, run, run_on_two_ranks
@@ -19,7 +21,7 @@ from wild_answers import WILD_ANSWERS, WILD_TASK, wild_texts
 
 from edit_hooks.answers import FailedAnswer, GeneratedText
 from edit_hooks.utils.errors import EditingError
-from judges.base import CoverageError, Item
+from judges.base import CORRECT, INCORRECT, CoverageError, Item, Verdict
 from lm_eval_tasks.common import judge_filter
 
 GROUP = "qaedit_wild"
@@ -288,3 +290,69 @@ def test_keys_never_appear_in_logs_results_or_the_store(
     everything += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
     assert len(everything) > 5 and not any(KEY in text for text in everything)
     assert "[API key]" in "".join(everything)
+
+
+# ------------------------------------------------------------------ a judge of a task's own
+
+
+@register_filter("judge_by_length")
+class LengthJudge(Filter):
+    """A judge as the README describes it: answers up to ``limit`` characters are correct."""
+
+    judges = True
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def apply(self, resps: Sequence[Any], docs: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [
+            Verdict(label=CORRECT if len(answer.text.strip()) <= self.limit else INCORRECT, answer=answer.text)
+            if isinstance(answer, GeneratedText)
+            else answer
+            for answer in resps
+        ]
+
+
+@register_filter("described_judge_by_length")
+class DescribedLengthJudge(LengthJudge):
+    def describe(self) -> dict[str, object]:
+        return {"name": "length", "limit": self.limit, "version": 2}
+
+
+def config_with(step: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    steps = [{"function": "natural_stop"}, step]
+    metrics = [{"metric": "reliability_wild_judge", "from": "judge"}]
+    return {"metadata": settings, "metric_list": metrics, "filter_list": [{"name": "judge", "filter": steps}]}
+
+
+def test_a_filter_in_the_pipeline_judge_describes_itself(server: JudgeServer, tmp_path: Path) -> None:
+    plain, described = (
+        config_with({"function": name, "limit": 3}) for name in ("judge_by_length", "described_judge_by_length")
+    )
+    assert judge_filter.add_judge(plain) is judge_filter.add_judge(described) is None
+    assert plain["metadata"] == {}  # the steps of the pipeline name it
+    assert described["metadata"] == {"own_judges": {"judge": {"name": "length", "limit": 3, "version": 2}}}
+    given = chosen(server, tmp_path)["judge"]
+    model = config_with({"function": "model_judge", "judge": given})
+    judge_filter.add_judge(model)
+    assert model["metadata"]["own_judges"]["judge"]["base_url"] == server.url
+
+
+def test_a_judge_of_the_yaml_replaces_the_configured_one(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = judge_filter.add_judge
+
+    def add_to_own(config: dict[str, Any]) -> Any:
+        config["filter_list"] = [
+            *config["filter_list"],
+            *config_with({"function": "described_judge_by_length", "limit": 7})["filter_list"],
+        ]
+        return add(config)
+
+    monkeypatch.setattr("lm_eval_tasks.common.task.add_judge", add_to_own)
+    results = evaluate(chosen(server, tmp_path))
+    assert metrics_of(results, WILD_TASK, "judge")["reliability_wild_judge_n"] == 4 and not server.requests
+    assert results["configs"][WILD_TASK]["metadata"]["own_judges"] == {
+        "judge": {"name": "length", "limit": 7, "version": 2}
+    }
