@@ -168,7 +168,7 @@ def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -
     """The tables as Markdown, and a line on the runs behind them; ``groups`` are the titles."""
     lines: list[str] = []
     summaries = summarize(rows, finished)
-    unedited = next((row["parts"] for row in summaries if row["editor"] == UNEDITED), {})
+    unedited: Mapping[str, Any] = next((row["parts"] for row in summaries if row["editor"] == UNEDITED), {})
     for part, columns in COLUMNS.items():
         headings = [heading for heading, _, _ in columns]
         timed = part == "single"
