@@ -11,7 +11,6 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
 from lm_eval_tasks.common.columns import Column
-from lm_eval_tasks.common.judge_filter import PIPELINE
 from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
 from lm_eval_tasks.common.run_names import data_label, is_editing_task
 from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
@@ -20,6 +19,7 @@ from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
 RATES = ("acc", "acc_norm", "exact_match", "em")
 # Settings that add columns and change none.
 NOT_PROTOCOL = ("population", "score_by", "categories", "generate", "micro")
+JUDGE = "judge"  # the pipeline of verdicts; that of the filters, whose module imports transformers
 MODEL_JUDGE = "model_judge"  # the filter of a configured judge
 TOTAL = "total_scored"  # the aggregation of counts
 _HASH_DIGITS = 12
@@ -139,7 +139,7 @@ class TaskFacts:
     def _is_judged(self, pipeline: str) -> bool:
         steps = self._steps(pipeline)
         has_model_judge = any(step.get("function") == MODEL_JUDGE for step in steps)
-        return has_model_judge or pipeline in self._own_judges or (pipeline == PIPELINE and bool(steps))
+        return has_model_judge or pipeline in self._own_judges or (pipeline == JUDGE and bool(steps))
 
     def _judge_of(self, pipeline: str) -> str:
         """The judge of a filter pipeline with its settings, in one text; "" without one."""
@@ -164,7 +164,7 @@ class TaskFacts:
     @property
     def judge(self) -> str:
         """The judge of the task's verdicts with its settings, in one text; "" without one."""
-        return self._judge_of(PIPELINE) or self._chosen_judge
+        return self._judge_of(JUDGE) or self._chosen_judge
 
     @property
     def _chosen_judge(self) -> str:

@@ -10,6 +10,8 @@ import pytest
 from result_files import change, judged_run
 
 from lm_edit.results import load_results
+from lm_edit.results.task_facts import JUDGE
+from lm_eval_tasks.common.judge_filter import PIPELINE
 
 TASK = "qaedit_wild_reliability"
 VERDICTS = (1.0, 1.0, 0.0, 0.0)
@@ -25,6 +27,10 @@ def results_of(folder: Path, steps: list[dict[str, Any]], metadata: dict[str, An
 
     change(judged_run(folder, "unused", 0, VERDICTS), rewrite)
     return load_results(folder)
+
+
+def test_tables_and_filters_name_one_pipeline() -> None:
+    assert JUDGE == PIPELINE
 
 
 @pytest.mark.parametrize(
