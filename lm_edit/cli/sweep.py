@@ -148,7 +148,7 @@ def _print_states(grid: Grid, out: Path) -> int:
 
 def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int:
     from lm_edit.sweeps.executors import make_executor
-    from lm_edit.sweeps.runs import LOG, prepare
+    from lm_edit.sweeps.runs import FAILED, LOG, prepare
     from lm_edit.sweeps.schedule import run_all
     from lm_edit.sweeps.status import UNSCORED, Progress
 
@@ -166,14 +166,17 @@ def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     say(f"{len(outcomes) - len(failed)} of {len(folders)} runs have results in {out}")
     for folder, reason in progress.unscored.items():
         say(f"{UNSCORED}: {folders[folder]}: {reason}")
+    to_retry = [folder for folder in failed if outcomes[folder].state == "damaged" or (folder / FAILED).is_file()]
     for folder in failed:
         state, log = outcomes[folder].state, folder / LOG
-        if state == "damaged" or not log.is_file():  # a run that could not be submitted has no log
+        if state == "damaged" or not (folder / FAILED).is_file():  # the log of `lm_eval` does not have the reason
             say(f"{state}: {folders[folder]}: {outcomes[folder].reason}")
         else:
             say(f"failed: {folders[folder]}; log: {log}")
-    if failed:
+    if to_retry:
         say("--retry executes failed runs again, and those with damaged results, which are set aside")
+    if len(to_retry) < len(failed):
+        say("the same command executes the runs again that were interrupted, not submitted, or lost their worker")
     return 1 if failed else 0
 
 

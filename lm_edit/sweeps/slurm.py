@@ -7,17 +7,22 @@ submitit writes the function of a job and its arguments with pickle, into a fold
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import parse_size
 from lm_edit.sweeps.choices import Resources
-from lm_edit.sweeps.runs import execute, thread_variables
+from lm_edit.sweeps.runs import Outcome, execute, thread_variables
 
 JOBS = "slurm"  # folder of submitit's files
 DEFAULT_HOURS = 24.0
 CLUSTERS = ("slurm", "local")
+
+# In messages of submitit. A job is signaled shortly before its limit; Slurm names the state of one that it has killed.
+TRACE = re.compile(r"with trace:\n-+\n(.*)\n-+\nYou can check", flags=re.DOTALL)
+TIMED_OUT = re.compile(r"not requeued because: timed-out|\(state: TIMEOUT\)")
 
 
 class SlurmExecutor:
@@ -46,12 +51,15 @@ class SlurmExecutor:
             raise EditingError(
                 f"submitit refuses the sweep ({first_line(error)}); see resources: of the plan."
             ) from None
+        self._limit = f"time limit of {resources.hours or DEFAULT_HOURS:g} h reached (resources: hours)"
+        if "slurm_time" in resources.slurm:
+            self._limit = "time limit reached (resources: slurm_time)"
         self._jobs: list[Any] = []
 
-    def submit(self, folder: Path) -> Any:
+    def submit(self, folder: Path) -> SlurmRun:
         job = self._executor.submit(execute, str(folder.resolve()), self._threads)
         self._jobs.append(job)
-        return job
+        return SlurmRun(job, self._limit)
 
     def stop(self) -> None:
         for job in self._jobs:
@@ -61,6 +69,39 @@ class SlurmExecutor:
 
     def close(self) -> None:
         self._jobs.clear()
+
+
+class SlurmRun:
+    """A submitted run; a job without a result becomes an outcome with its cause and log.
+
+    Args:
+        job: of submitit.
+        limit: text about its time limit, for the reason of a run that reached it.
+    """
+
+    def __init__(self, job: Any, limit: str) -> None:
+        self._job = job
+        self._limit = limit
+
+    def done(self) -> bool:
+        return bool(self._job.done())
+
+    def result(self) -> Outcome:
+        try:
+            return Outcome(*self._job.result())
+        except Exception as error:
+            cause, log = _cause(error), f"Slurm log: {self._job.paths.stderr}"
+            if TIMED_OUT.search(cause):
+                return Outcome("interrupted", 0.0, f"{self._limit}; the same command continues it\n  {log}")
+            return Outcome("failed", 0.0, f"the worker ended without a result ({cause})\n  {log}")
+
+
+def _cause(error: Exception) -> str:
+    """The informative line of an error of submitit: the end of the job's trace, or the state of the job."""
+    message = str(error)
+    trace = TRACE.search(message)
+    lines = [line.strip() for line in (trace[1] if trace else message).splitlines() if line.strip()]
+    return lines[-1] if trace and lines else " ".join(lines[:2]) or first_line(error)
 
 
 def _parameters(resources: Resources) -> dict[str, Any]:
