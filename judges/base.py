@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.printable import printable
 
 CORRECT = "correct"
 INCORRECT = "incorrect"
 LABELS = (CORRECT, INCORRECT)
+MAX_EXAMPLE = 160  # characters of a reply in a message
 
 
 class Item(NamedTuple):
@@ -89,6 +91,8 @@ class Report:
         num_calls: requests sent, retries included.
         prompt_tokens, reply_tokens: token counts that the server reported for the new replies.
         reasons: unscored reason -> number of answers.
+        num_unreadable: answers with a reply that holds no verdict.
+        unreadable_reply: the first such reply.
         is_stored: whether replies are in a store that the next run reads.
     """
 
@@ -101,6 +105,8 @@ class Report:
     prompt_tokens: int = 0
     reply_tokens: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    num_unreadable: int = 0
+    unreadable_reply: str | None = None
     is_stored: bool = True
 
     @property
@@ -126,9 +132,23 @@ class Report:
         if self.coverage < min_coverage:
             raise CoverageError(
                 f"judge {self.judge} scored {self.num_scored} of {self.num_items} answers{part} ({self.coverage:.1%}), "
-                f"less than min_coverage={min_coverage:.0%}. Reasons: {self._format_reasons()}. "
-                f"{what_is_kept(self.is_stored, 'verdict store')}"
+                f"less than min_coverage={min_coverage:.0%}. Reasons: {self._format_reasons()}. {self._remedies()}"
             )
+
+    def _remedies(self) -> str:
+        """What to do about replies without a verdict, and what the next run requests."""
+        sentences = []
+        if self.num_unreadable:
+            sentences.append(f"A reply without a verdict: {printable(repr(self.unreadable_reply), MAX_EXAMPLE)}.")
+            if self.is_stored:
+                sentences.append("Such replies are in the verdict store and are not requested again.")
+            sentences.append(
+                "Use a larger max_reply_tokens, another prompt or another model; after a repair of the server, "
+                "ask_again=unscored (--ask-again unscored) requests them again; or lower min_coverage."
+            )
+        if self.num_scored + self.num_unreadable < self.num_items or not self.is_stored:
+            sentences.append(what_is_kept(self.is_stored, "verdict store"))
+        return " ".join(sentences)
 
     def _format_reasons(self) -> str:
         return ", ".join(f"{reason} ({count})" for reason, count in self.reasons.items())

@@ -26,6 +26,7 @@ from edit_hooks.utils.yaml_io import read_yaml
 JUDGE_VARIABLE = "LM_EDIT_JUDGE"  # environment variable with the default judge
 OFF = "off"
 BACKENDS = ("openai", "hf")
+ASK_AGAIN = ("unscored",)
 OPENAI_URL = "https://api.openai.com/v1"
 
 HOW_TO = (
@@ -58,7 +59,7 @@ _WHOLE = {
 }
 _REAL = {"timeout": POSITIVE, "max_wait": NON_NEGATIVE, "min_coverage": SHARE, "temperature": NON_NEGATIVE}
 _NULLABLE = ("max_reply_tokens", "seed", "max_calls", "max_tokens", "temperature")
-_TEXTS = ("prompt", "system", "base_url", "store", "revision", "dtype", "device")
+_TEXTS = ("prompt", "system", "base_url", "store", "ask_again", "revision", "dtype", "device")
 # Words before ``token`` in names of settings about tokens of text
 _TEXT_TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "special", "first", "per"}
 _SWITCHES = ("dry_run", "allow_edited_checkpoint")
@@ -90,6 +91,7 @@ class JudgeSettings:
         min_coverage: minimum share of answers with a label, 0..1; the run fails below it.
         dry_run: count calls and tokens without sending a request; all answers stay unscored.
         store: folder of the verdict store, or ``off``. Default: in the user's cache folder.
+        ask_again: ``unscored`` requests new replies for answers whose stored reply holds no verdict.
         revision, dtype, device, batch_size: of a local model. ``device`` defaults to a GPU if there is one.
         allow_edited_checkpoint: accept a local judge from the checkpoint under edits.
     """
@@ -114,6 +116,7 @@ class JudgeSettings:
     min_coverage: float = 0.95
     dry_run: bool = False
     store: str | None = None
+    ask_again: str | None = None
     revision: str | None = None
     dtype: str = "auto"
     device: str | None = None
@@ -126,6 +129,8 @@ class JudgeSettings:
         if not isinstance(self.model, str) or not self.model.strip():
             raise EditingError("judge: name the judge model; there is no default.")
         _check_types(self)
+        if self.ask_again not in (None, *ASK_AGAIN):
+            raise EditingError(f"judge ask_again={self.ask_again!r} is unknown. Accepted: {', '.join(ASK_AGAIN)}.")
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.api_key_env):
             # The message does not repeat the value: it may be a key.
             raise EditingError(

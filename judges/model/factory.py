@@ -64,7 +64,7 @@ def make_writer(source: object, *, reply_tokens: int = WRITER_REPLY_TOKENS, **ov
         overrides: settings that replace those of ``source``.
 
     Raises:
-        EditingError: for unknown settings and values, and for a judge's prompt.
+        EditingError: for unknown settings and values, and for settings that only a judge has.
     """
     try:
         settings = read_settings(source, defaults={"max_reply_tokens": reply_tokens}, how_to=WRITER_HOW_TO)
@@ -75,6 +75,8 @@ def make_writer(source: object, *, reply_tokens: int = WRITER_REPLY_TOKENS, **ov
         raise EditingError(
             "the prompt of a judge has no use for a writer; drop the setting 'prompt', or use another preset."
         )
+    if settings.ask_again is not None:
+        raise EditingError("ask_again is about verdicts, which a writer does not give; drop the setting.")
     return Writer(settings, _make_backend(settings, WRITER))
 
 

@@ -84,6 +84,8 @@ class ModelJudge:
     def judge(self, items: Sequence[Item]) -> Judged:
         """Return one verdict per item, in order. Each distinct item without a stored reply costs one request.
 
+        With ``ask_again=unscored`` a stored reply without a verdict counts as none.
+
         Raises:
             EditingError: if the estimate exceeds the budget, before any request; if the judge cannot be used.
         """
@@ -104,6 +106,9 @@ class ModelJudge:
             num_calls = result.num_calls
             new_replies = [outcome for outcome in result.outcomes if isinstance(outcome, Reply)]
         verdicts = [self._verdict(item, outcomes[_without_aliases(item)]) for item in items]
+        unreadable = [
+            verdict.raw_reply for verdict in verdicts if verdict.label is None and verdict.raw_reply is not None
+        ]
         report = Report(
             judge=self.name,
             num_items=len(items),
@@ -114,14 +119,19 @@ class ModelJudge:
             prompt_tokens=sum(reply.prompt_tokens for reply in new_replies),
             reply_tokens=sum(reply.reply_tokens for reply in new_replies),
             reasons=count_reasons(verdicts),
+            num_unreadable=len(unreadable),
+            unreadable_reply=next(iter(unreadable), None),
             is_stored=self.store.is_kept,
         )
         return Judged(verdicts, report)
 
     def _read_stored(self, items: Sequence[Item]) -> tuple[list[Item], dict[Item, Reply]]:
-        """Return the distinct items and the stored replies among them."""
+        """Return the distinct items and the stored replies among them, without those to be requested again."""
         distinct = list(dict.fromkeys(map(_without_aliases, items)))
-        return distinct, self.store.read(distinct)
+        stored = self.store.read(distinct)
+        if self.settings.ask_again == "unscored":
+            stored = {item: reply for item, reply in stored.items() if self._verdict(item, reply).label is not None}
+        return distinct, stored
 
     def _check_budget(self, items: Sequence[Item]) -> None:
         plan, settings = self.plan(items), self.settings

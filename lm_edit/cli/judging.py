@@ -40,10 +40,13 @@ def _add_model_judge_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-coverage", type=real(SHARE), help="minimum share of answers with a verdict (default 0.95)"
     )
     parser.add_argument("--store", help="folder of the verdict store, or off")
+    parser.add_argument(
+        "--ask-again", choices=("unscored",), help="request new replies where the stored one holds no verdict"
+    )
 
 
 def _settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("prompt", "max_calls", "min_coverage", "store")
+    names = ("prompt", "max_calls", "min_coverage", "store", "ask_again")
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 

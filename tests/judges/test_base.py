@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from judges.base import CORRECT, CoverageError, Report, Verdict, count_reasons
@@ -21,6 +23,29 @@ def test_low_coverage_is_an_error() -> None:
 def test_low_coverage_names_what_is_kept(is_stored: bool, kept: str) -> None:
     with pytest.raises(CoverageError, match=kept):
         Report(judge="j", num_items=2, num_scored=1, reasons={"x": 1}, is_stored=is_stored).require(1.0)
+
+
+def report_of(replies: int, **more: Any) -> str:
+    """The message for four answers, half of them scored, with a number of replies without a verdict."""
+    reply = "I \x1b[2J would\nrather" + " not" * 99
+    facts = {"num_items": 4, "num_scored": 2, "reasons": {"x": 2}, "num_unreadable": replies, "unreadable_reply": reply}
+    with pytest.raises(CoverageError) as caught:
+        Report(judge="j", **facts, **more).require(1.0)
+    return str(caught.value)
+
+
+def test_a_reply_without_a_verdict_is_shown_with_the_remedies() -> None:
+    message = report_of(2)
+    assert (
+        r"without a verdict: 'I \x1b[2J would\nrather not" in message and "\n" not in message and "\x1b" not in message
+    )
+    assert "[... " in message and len(message) < 700
+    assert "are not requested again" in message and "the next run requests" not in message
+    assert "max_reply_tokens" in message and "ask_again=unscored (--ask-again unscored)" in message
+    mixed = report_of(1)
+    assert "are not requested again" in mixed and "the next run requests only the missing ones" in mixed
+    unstored = report_of(2, is_stored=False)
+    assert "are not requested again" not in unstored and "no reply is kept" in unstored
 
 
 def test_a_verdict_has_a_label_or_a_reason() -> None:

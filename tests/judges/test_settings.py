@@ -52,6 +52,7 @@ def test_the_old_name_of_the_preset_works_with_a_warning(source: Any) -> None:
         ({"backend": "openai", "model": "m", "prompt": None}, "prompt is a NoneType"),
         ({"backend": "openai", "model": "m", 1: 2}, "unknown judge setting '1'"),
         ({"backend": "openai", "model": "m", "extra": [1]}, "extra is no mapping"),
+        ({"backend": "openai", "model": "m", "ask_again": "all"}, "Accepted: unscored"),
     ],
 )
 def test_invalid_settings_are_refused(source: Any, message: str) -> None:

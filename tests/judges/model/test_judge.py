@@ -66,6 +66,22 @@ def test_unparsable_replies_are_stored(tmp_path: Path) -> None:
     assert judged.verdicts[0].raw_reply == "It depends."
 
 
+def test_replies_without_a_verdict_are_requested_again_if_wanted(tmp_path: Path) -> None:
+    """As after the repair of a server with a wrong chat template: same address, same model."""
+    is_broken = True
+    with serve(lambda item, attempt: "Hm." if is_broken and item != ITEMS[0] else "A") as server:
+        report = judge_at(server, tmp_path).judge(ITEMS[:3]).report
+        assert (report.num_scored, report.num_unreadable, report.unreadable_reply) == (1, 2, "Hm.")
+        is_broken = False
+        assert judge_at(server, tmp_path).judge(ITEMS[:3]).report.num_calls == 0
+        again = judge_at(server, tmp_path, ask_again="unscored")
+        assert (again.plan(ITEMS[:3]).num_stored, again.plan(ITEMS[:3]).num_calls) == (1, 2)
+        report = again.judge(ITEMS[:3]).report
+        assert (report.num_scored, report.num_calls, report.num_unreadable) == (3, 2, 0)
+        assert again.describe() == judge_at(server, tmp_path).describe()
+        assert judge_at(server, tmp_path).judge(ITEMS[:3]).report.num_scored == 3  # the new replies are stored
+
+
 def test_store_off_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with serve() as server:

@@ -190,6 +190,7 @@ def test_the_length_of_replies_is_that_of_a_writer_unless_the_settings_name_one(
         ({"backend": "openai", "model": "m", "promt": "x"}, "Did you mean 'prompt'"),
         ({"backend": "openai", "model": "m", "prompt": "mine.txt"}, "the prompt of a judge has no use for a writer"),
         ("published_wording", "the prompt of a judge has no use for a writer"),
+        ({"backend": "openai", "model": "m", "ask_again": "unscored"}, "ask_again is about verdicts"),
         ({"backend": "openai", "model": "m", "api_key": "sk-secret"}, "API keys are read from the environment only"),
     ],
 )

@@ -123,6 +123,20 @@ def test_low_coverage_is_an_exit_code(samples: str, tmp_path: Path, capsys: pyte
         assert main([*arguments, "--min-coverage", "0.5", "--max-calls", "0"]) == 0  # all replies are stored
 
 
+def test_a_repaired_judge_is_asked_again(samples: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replies = ["I cannot\nsay."]
+    with serve(lambda item, attempt: replies[-1]) as server:
+        arguments = ["judge", samples, "--judge", f"openai:m@{server.url}", "--store", str(tmp_path)]
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert r"A reply without a verdict: 'I cannot\nsay.'" in error and "--ask-again unscored" in error
+        assert "the next run requests only" not in error
+        replies.append("A")
+        assert main(arguments) == 2 and "0 calls" in capsys.readouterr().out
+        assert main([*arguments, "--ask-again", "unscored"]) == 0 and "7 calls" in capsys.readouterr().out
+        assert main(arguments) == 0
+
+
 def test_streams_are_judged_at_their_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"mode": "sequential", "checkpoints": "1;3", "population": "all"}
     results = run(WILD_TASK, StreamLM({"0": "110", "1": ".11", "2": "..1"}, {1: 0, 3: 2}), settings)
