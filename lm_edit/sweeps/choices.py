@@ -134,6 +134,7 @@ class Plan:
     description: str
     source: str
     unstated: tuple[str, ...]
+    differs: tuple[str, ...]
     models: tuple[Model, ...]
     editors: tuple[EditorChoice, ...]
     benchmarks: tuple[BenchmarkChoice, ...]

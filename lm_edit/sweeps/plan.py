@@ -36,6 +36,7 @@ KEYS = (
     "description",
     "source",
     "unstated",
+    "differs",
     "models",
     "editors",
     "editor_args",
@@ -114,7 +115,8 @@ class _Reader:
             file=self.file,
             description=self.text(top, "description"),
             source=self.text(top, "source"),
-            unstated=tuple(map(str, self.listed(top.get("unstated", []), ("unstated",)))),
+            unstated=self.sentences(top, "unstated"),
+            differs=self.sentences(top, "differs"),
             models=models,
             editors=self.editors(top, [model.name for model in models], [mode.name for mode in modes]),
             benchmarks=self.benchmarks(top, [model.name for model in models], [mode.name for mode in modes], limit),
@@ -326,6 +328,9 @@ class _Reader:
     def text(self, top: Mapping[str, Any], key: str) -> str:
         return " ".join(str(top.get(key) or "").split())
 
+    def sentences(self, top: Mapping[str, Any], key: str) -> tuple[str, ...]:
+        return tuple(map(str, self.listed(top[key], (key,)))) if top.get(key) else ()
+
     def mapping(self, content: Any, where: Where) -> Mapping[str, Any]:
         if content is None:
             return {}
@@ -337,7 +342,7 @@ class _Reader:
         if content is None or isinstance(content, dict):
             raise self.file.error(where, f"a list is needed, not {type(content).__name__}.")
         values = content if isinstance(content, list) else [content]
-        if not values and where[-1:] != ("unstated",):
+        if not values:
             raise self.file.error(where, "the list is empty.")
         return values
 
@@ -374,10 +379,11 @@ def _settings_name(settings: Mapping[str, Any]) -> str:
 
 
 def described(plan: Plan) -> list[str]:
-    """Lines about the origin of a plan: what it reproduces, and what its source leaves open."""
+    """Lines about the origin of a plan: what it reproduces, what its source leaves open, and what differs from it."""
     lines = [plan.description] if plan.description else []
     lines += [f"source: {plan.source}"] if plan.source else []
-    return [*lines, *(f"not stated: {text}" for text in plan.unstated)]
+    lines += [f"not stated: {text}" for text in plan.unstated]
+    return [*lines, *(f"differs: {text}" for text in plan.differs)]
 
 
 def with_limit(plan: Plan, limit: float | None) -> Plan:

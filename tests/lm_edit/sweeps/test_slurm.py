@@ -32,8 +32,8 @@ def ended_with(message: str) -> SlurmRun:
     ("message", "state", "reason"),
     [
         (
-            "Job (task=0) failed during processing with trace:\n----------------------\nTraceback (most recent "
-            "call last):\n  ...\nOSError: [Errno 122] Disk quota exceeded\n\n----------------------\nYou can check full",
+            "Job (task=0) failed during processing with trace:\n-----\nTraceback (most recent "
+            "call last):\n  ...\nOSError: [Errno 122] Disk quota exceeded\n\n-----\nYou can check full logs",
             "failed",
             "the worker ended without a result (OSError: [Errno 122] Disk quota exceeded)",
         ),
