@@ -59,7 +59,7 @@ _WHOLE = {
 }
 _REAL = {"timeout": POSITIVE, "max_wait": NON_NEGATIVE, "min_coverage": SHARE, "temperature": NON_NEGATIVE}
 _NULLABLE = ("max_reply_tokens", "seed", "max_calls", "max_tokens", "temperature")
-_TEXTS = ("prompt", "system", "base_url", "store", "ask_again", "revision", "dtype", "device")
+_TEXTS = ("prompt", "system", "base_url", "served_as", "store", "ask_again", "revision", "dtype", "device")
 # Words before ``token`` in names of settings about tokens of text
 _TEXT_TOKENS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "special", "first", "per"}
 _SWITCHES = ("dry_run", "allow_edited_checkpoint")
@@ -79,6 +79,8 @@ class JudgeSettings:
         seed: sampling seed; sent to the server if set.
         extra: further fields of the request body.
         base_url: address of the server. Default: ``OPENAI_BASE_URL``, else OpenAI's own.
+        served_as: name of the server that stands for its address in the judge's identity, so that the same model at
+            another host or port is the same judge.
         api_key_env: name of the environment variable with the API key. Default: ``OPENAI_API_KEY``, but
             ``LM_EDIT_JUDGE_API_KEY`` if ``base_url`` is set, so that a server never receives another provider's key.
         concurrency: parallel requests of each process.
@@ -105,6 +107,7 @@ class JudgeSettings:
     seed: int | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
     base_url: str | None = None
+    served_as: str | None = None
     api_key_env: str | None = None
     concurrency: int = 8
     timeout: float = 60.0
@@ -131,6 +134,10 @@ class JudgeSettings:
         _check_types(self)
         if self.ask_again not in (None, *ASK_AGAIN):
             raise EditingError(f"judge ask_again={self.ask_again!r} is unknown. Accepted: {', '.join(ASK_AGAIN)}.")
+        if self.served_as is not None and (self.backend != "openai" or not self.served_as.strip()):
+            raise EditingError(
+                "judge served_as is a name for the server of the backend openai; name it or drop the setting."
+            )
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z][A-Z0-9_]*", self.api_key_env):
             # The message does not repeat the value: it may be a key.
             raise EditingError(
@@ -161,7 +168,8 @@ class JudgeSettings:
             files = _local_files_digest(self.model)
             return {**shared, "revision": self.revision, "dtype": self.dtype, "files": files}
         sampling = {"temperature": self.temperature, "seed": self.seed, "extra": dict(self.extra)}
-        return {**shared, **sampling, "base_url": self.url}
+        server = {"base_url": self.url} if self.served_as is None else {"served_as": self.served_as}
+        return {**shared, **sampling, **server}
 
 
 def read_settings(

@@ -184,7 +184,8 @@ def _message(refusals: Iterable[_Refusal]) -> str:
         columns.setdefault((refusal.field, refusal.values), []).append(refusal.column)
     lines = []
     for (field, values), names in columns.items():
-        sides = "; ".join(f"{_short(value)} in {_some(runs)}" for value, runs in values)
+        shown = _shown(field, [value for value, _ in values])
+        sides = "; ".join(f"{value} in {_some(runs)}" for value, (_, runs) in zip(shown, values, strict=True))
         lines.append(f"{_some(names)}: the {IDENTITY[field]} differs: {sides}. {_advice(field, values)}")
     return "a column cannot mix results that were not computed in the same way.\n" + "\n".join(lines)
 
@@ -196,6 +197,17 @@ def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     # Most columns have no judge and no edits of a stream; the second condition keeps them.
     others = f" --only {field}=" if field in ("judge", "edits") and all(value for value, _ in values) else ""
     return f"Keep one, e.g. --only {shlex.quote(f'{field}={example}')}{others}, or make a leaderboard of each."
+
+
+def _shown(field: str, values: Sequence[str]) -> list[str]:
+    """Values for a message: of judges only the settings that differ; cut, unless they would then be the same."""
+    if field == "judge":
+        settings = [value.split("; ") for value in values]
+        common = set.intersection(*(set(each) for each in settings if each != [""]))
+        differing = ["; ".join(each for each in one if each not in common) for one in settings]
+        values = [shown or value for shown, value in zip(differing, values, strict=True)]
+    shortened = list(map(_short, values))
+    return shortened if len(set(shortened)) == len(values) else list(values)
 
 
 def _short(value: str) -> str:

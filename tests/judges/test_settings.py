@@ -53,6 +53,8 @@ def test_the_old_name_of_the_preset_works_with_a_warning(source: Any) -> None:
         ({"backend": "openai", "model": "m", 1: 2}, "unknown judge setting '1'"),
         ({"backend": "openai", "model": "m", "extra": [1]}, "extra is no mapping"),
         ({"backend": "openai", "model": "m", "ask_again": "all"}, "Accepted: unscored"),
+        ({"backend": "openai", "model": "m", "served_as": " "}, "served_as is a name for the server"),
+        ({"backend": "hf", "model": "m", "served_as": "x"}, "served_as is a name for the server"),
     ],
 )
 def test_invalid_settings_are_refused(source: Any, message: str) -> None:
@@ -88,6 +90,17 @@ def test_settings_about_tokens_of_text_are_no_keys() -> None:
         **{"stop_token_ids": [2], "allowed_token_ids": [1], "skip_special_tokens": True, "thinking_token_budget": 8},
     }
     assert read_settings({"backend": "openai", "model": "m", "max_tokens": 9, "extra": extra}).extra == extra
+
+
+def test_a_named_server_is_the_same_judge_at_every_address() -> None:
+    given = {"backend": "openai", "model": "m"}
+    first, second = (JudgeSettings(**given, base_url=f"http://node{n}:80{n}/v1", served_as="vllm-bf16") for n in (1, 2))
+    assert first.identity == second.identity and first.identity["served_as"] == "vllm-bf16"
+    assert (first.url, first.key_variable) == ("http://node1:801/v1", "LM_EDIT_JUDGE_API_KEY")
+    assert first.identity != JudgeSettings(**given, base_url="http://node1:801/v1", served_as="vllm-fp8").identity
+    # unchanged without the setting: the keys of stored verdicts
+    address = JudgeSettings(**given, base_url="http://node1:801/v1").identity
+    assert list(address) == ["backend", "model", "max_reply_tokens", "temperature", "seed", "extra", "base_url"]
 
 
 def test_the_identity_holds_only_what_changes_replies(tmp_path: Path) -> None:

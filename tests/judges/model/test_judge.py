@@ -108,6 +108,13 @@ def test_only_settings_that_change_replies_make_another_judge(tmp_path: Path) ->
         assert sum(server.requests.values()) == 4
 
 
+def test_a_named_server_keeps_its_verdicts_at_another_port(tmp_path: Path) -> None:
+    for expected in (1, 0):
+        with serve() as server:
+            judge_at(server, tmp_path, served_as="vllm").judge(ITEMS[:1])
+            assert sum(server.requests.values()) == expected
+
+
 # ------------------------------------------------------------------ interrupted runs
 
 

@@ -117,3 +117,35 @@ def test_groups_have_the_documents_of_their_tasks_and_no_cases():
     assert "| rome | 0.500 |" in render_markdown(unknown, unknown.columns, [])
     (line,) = csv.DictReader(io.StringIO(render_csv(unknown, [])))
     assert (line["scored"], line["cases"]) == ("", "")
+
+
+def test_judges_are_told_apart_by_the_settings_that_differ():
+    """In their whole texts the first 80 characters are equal."""
+    shared = "backend=openai; model=qwen; max_reply_tokens=16; temperature=0.0; seed=None; extra={}"
+    judges = [f"{shared}; base_url=http://node{n}:8000/v1; prompt=correctness_v1" for n in (1, 2)]
+    parts = [frames({editor: SCORES}, judge=judge) for editor, judge in zip(("rome", "memit"), judges, strict=True)]
+    with pytest.raises(EditingError) as caught:
+        board(*parts)
+    sides = str(caught.value).split("the judge differs: ")[1].split(" Keep one")[0]
+    assert "base_url=http://node1:8000/v1 in " in sides and "; base_url=http://node2:8000/v1 in " in sides
+    assert "model=qwen" not in sides and "prompt=" not in sides
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("", "model=m; seed=1", ["none in", "model=m; seed=1 in"]),
+        ("model=m", "model=m; seed=1", ["model=m in", "; seed=1 in"]),
+        ("model=" + "m" * 90 + "1", "model=" + "m" * 90 + "2", ["m1 in", "m2 in"]),
+    ],
+)
+def test_judges_in_a_refusal_are_never_shown_alike(first: str, second: str, shown: list[str]):
+    with pytest.raises(EditingError) as caught:
+        board(frames({"rome": SCORES}, judge=first), frames({"memit": SCORES}, judge=second))
+    assert all(each in str(caught.value) for each in shown)
+
+
+def test_a_run_without_a_judge_hides_no_difference_of_the_others():
+    judges = {"rome": "", "memit": "model=m; seed=1", "ft": "model=m; seed=2"}
+    with pytest.raises(EditingError, match="differs: none in .*; seed=1 in .*; seed=2 in "):
+        board(*(frames({editor: SCORES}, judge=judge) for editor, judge in judges.items()))
