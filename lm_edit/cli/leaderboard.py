@@ -24,6 +24,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep results with this value, e.g. data=mini or judge=...; repeated fields are alternatives",
     )
     parser.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="show these columns first: TASK:METRIC, or those of a printed table, as wild_t3; may be repeated",
+    )
+    parser.add_argument(
         "--published",
         choices=PUBLISHED,
         default="matching",
@@ -42,7 +49,14 @@ def _run(args: argparse.Namespace) -> int:
     inputs = list(find_result_files(args.results))
     for name in FILES:
         check_output_file(folder / name, inputs=inputs, overwrite=args.overwrite or is_own(folder / name))
-    site = make_site(args.results, only=args.only, published=args.published, resamples=args.resamples, title=args.title)
+    site = make_site(
+        args.results,
+        only=args.only,
+        columns=args.columns,
+        published=args.published,
+        resamples=args.resamples,
+        title=args.title,
+    )
     for name, text in site.files.items():
         write_output(folder / name, text)
     for note in site.notes:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.yaml_io import read_yaml
 
 KEY = ("task", "metric", "stage", "filter")
@@ -92,18 +92,24 @@ def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFram
     return results
 
 
-def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) -> list[Column]:
+def find_columns(
+    results: pd.DataFrame,
+    case_sets: Mapping[tuple[str, str], str],
+    first: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+) -> list[Column]:
     """The columns of the results, those of a benchmark together.
 
     Args:
         results: as :func:`lm_edit.results.load_results` returns them.
         case_sets: (run, task) -> description of its set of cases, see :func:`describe_case_sets`.
+        first: columns (task, metric) that are shown first, by what named them; ``None``: those of :data:`DEFAULTS`.
 
     Raises:
-        EditingError: if the runs of a column differ in one of :data:`IDENTITY`.
+        EditingError: if the runs of a column differ in one of :data:`IDENTITY`, and for a name of which the results
+            have no column.
     """
     top_groups = _top_groups(results)
-    shown = _default_keys(results, top_groups)
+    shown = _default_keys(results, top_groups) if first is None else _chosen_keys(results, first)
     columns, refusals = [], []
     for names, rows in results.groupby(list(KEY), sort=False):
         key = ColumnKey(*map(str, names))
@@ -112,15 +118,15 @@ def find_columns(results: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]
             known = [(name, identity) for name, identity in identities if field in identity]
             if len({identity[field] for _, identity in known}) > 1:
                 refusals.append(_refusal(key, field, known))
-        first = rows.iloc[0]
-        better = first["higher_is_better"]
+        record = rows.iloc[0]
+        better = record["higher_is_better"]
         columns.append(
             Column(
                 key,
-                top_groups.get(key.task) or text_of(first["benchmark"]) or key.task,
+                top_groups.get(key.task) or text_of(record["benchmark"]) or key.task,
                 None if is_missing(better) else bool(better),
-                bool(first["is_total"]),
-                None if is_missing(first["chance"]) else float(first["chance"]),
+                bool(record["is_total"]),
+                None if is_missing(record["chance"]) else float(record["chance"]),
                 next((identity for _, identity in identities if "edits" in identity), identities[0][1]),
                 key in shown,
                 key.task in results.attrs.get("groups", {}),
@@ -232,6 +238,16 @@ def _top_groups(results: pd.DataFrame) -> dict[str, str]:
                 left += groups.get(name, ())
     tops = [group for group in below if not any(group in members for members in below.values())]
     return {member: group for group in tops for member in below[group]}
+
+
+def _chosen_keys(results: pd.DataFrame, first: Mapping[str, Sequence[tuple[str, str]]]) -> set[ColumnKey]:
+    keys = [ColumnKey(*map(str, names)) for names in results[list(KEY)].drop_duplicates().itertuples(index=False)]
+    final = {(key.task, key.metric): key for key in reversed(keys) if not key.stage}
+    for name, columns in first.items():
+        if not any(column in final for column in columns):
+            known = [f"{task}:{metric}" for task, metric in final]
+            raise EditingError(f"--columns {name}: the results have no such column.{near_misses(name, known)}")
+    return {final[column] for columns in first.values() for column in columns if column in final}
 
 
 def _default_keys(results: pd.DataFrame, top_groups: Mapping[str, str]) -> set[ColumnKey]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.json_io import read_json
 from lm_edit.leaderboard.columns import Column
 
@@ -78,6 +79,27 @@ def published_rows(columns: Sequence[Column], choice: str = "matching") -> list[
                 )
             )
     return sorted(rows, key=lambda row: (row.source, row.regime, row.model, row.editor))
+
+
+def columns_named(names: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Columns (task, metric) by what named them: ``TASK:METRIC``, or a printed table as ``wild_t3``.
+
+    Raises:
+        EditingError: for names of no such form, and of no table.
+    """
+    tables: dict[str, list[tuple[str, str]]] = {}
+    for row in read_json(FILE, "table of published numbers")["rows"]:
+        tables.setdefault(row["table"], []).extend((task, metric) for task, metric, *_ in row["values"])
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        task, colon, metric = name.partition(":")
+        if not colon and name not in tables:
+            raise EditingError(
+                f"--columns {name}: give TASK:METRIC, or a printed table.{near_misses(name, tables)} Tables: "
+                f"{', '.join(sorted(tables))}."
+            )
+        found[name] = [(task, metric)] if colon else list(dict.fromkeys(tables[name]))
+    return found
 
 
 def name_of_table(table: str, papers: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 from edit_hooks.utils.files import blocks_of
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.columns import filter_rows
-from lm_edit.leaderboard.published import published_rows
+from lm_edit.leaderboard.published import columns_named, published_rows
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.render_text import CSV_HEADER, GENERATOR, render_csv, render_latex, render_markdown
 from lm_edit.leaderboard.significance import RESAMPLES
@@ -57,6 +57,7 @@ def make_site(
     paths: Sequence[str],
     *,
     only: Sequence[str] = (),
+    columns: Sequence[str] = (),
     published: str = "matching",
     resamples: int | None = None,
     title: str = "Knowledge editing leaderboard",
@@ -66,6 +67,7 @@ def make_site(
     Args:
         paths: result files, or folders of them.
         only: conditions ``field=value``, see :func:`lm_edit.leaderboard.columns.filter_rows`.
+        columns: those shown first, see :func:`lm_edit.leaderboard.published.columns_named`; none: the default ones.
         published: see :func:`lm_edit.leaderboard.published.published_rows`.
         resamples: of bootstrap and permutation tests.
         title: heading of the page.
@@ -73,6 +75,7 @@ def make_site(
     Raises:
         EditingError: for unreadable files, and for columns whose runs were not computed in the same way.
     """
+    first = columns_named(columns) if columns else None
     results = filter_rows(load_results(paths), only)
     sampled = _files_with_samples(results)
     with_samples = results[results["file"].isin(sampled)]
@@ -80,7 +83,7 @@ def make_site(
     every_case = load_cases(sampled, require_samples=False)
     kept = [place in tasks for place in zip(every_case["run"], every_case["task"], strict=True)]
     cases = every_case[np.array(kept, dtype=bool)]  # an empty list would select columns
-    board = build_board(results, cases, resamples=resamples or RESAMPLES)
+    board = build_board(results, cases, resamples=resamples or RESAMPLES, first=first)
     printed = published_rows(board.columns, published)
     shown = published_rows(board.default_columns, published)
     documents = collect_cases(

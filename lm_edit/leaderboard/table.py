@@ -30,13 +30,20 @@ ALL_EQUAL = "no interval: fewer than two scored cases, or all score the same"
 SHARE_OF_EQUAL = "all cases score the same: Wilson's interval"
 
 
-def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = significance.RESAMPLES) -> Board:
+def build_board(
+    results: pd.DataFrame,
+    cases: pd.DataFrame,
+    *,
+    resamples: int = significance.RESAMPLES,
+    first: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+) -> Board:
     """Compute the leaderboard.
 
     Args:
         results: as :func:`lm_edit.results.load_results` returns them, filtered if wanted.
         cases: as :func:`lm_edit.results.load_cases` returns them; may have more runs.
         resamples: of every bootstrap and permutation test.
+        first: columns that are shown first, see :func:`find_columns`.
 
     Raises:
         EditingError: for no results, runs of a column that were not computed in the same way, and missing libraries.
@@ -44,7 +51,7 @@ def build_board(results: pd.DataFrame, cases: pd.DataFrame, *, resamples: int = 
     significance.check_libraries()
     if results.empty:
         raise EditingError("there are no results to compare.")
-    columns = find_columns(results, describe_case_sets(cases))
+    columns = find_columns(results, describe_case_sets(cases), first)
     _refuse_two_files(results)
     rows = _read_rows(results, _cases_by_column(cases))
     shares = {key for row in rows for key, scores in row.scores.items() if scores.is_share}
@@ -294,9 +301,10 @@ def _ranking(editors: Sequence[Row], columns: Sequence[Column]) -> tuple[Ranking
     complete = [row for row in editors if all(has(row, column) for column in usual)]
     benchmarks = [column.benchmark for column in usual]
     if len(complete) < significance.MIN_EDITORS or len(set(benchmarks)) < significance.MIN_BENCHMARKS:
+        needed = f"{significance.MIN_EDITORS} editors with columns of {significance.MIN_BENCHMARKS} benchmarks"
         return None, (
-            f"No mean ranks: they need {significance.MIN_EDITORS} editors with columns of {significance.MIN_BENCHMARKS} "
-            f"benchmarks in common among those shown first; here they are {len(complete)} and {len(set(benchmarks))}."
+            f"No mean ranks: they need {needed} in common among those shown first; here they are {len(complete)} and "
+            f"{len(set(benchmarks))}."
         )
     signed = [[_signed(row.cells[column.key], column) for column in usual] for row in complete]
     ranking = significance.rank_editors([row.label for row in complete], signed, benchmarks)

@@ -42,6 +42,25 @@ def test_files_of_two_editors(runs, tmp_path, capsys):
     assert "Coverage differs" not in text and "edit" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
 
 
+def test_the_columns_shown_first_can_be_chosen(runs, tmp_path, capsys):
+    def header(*names: str) -> str:
+        words = [word for name in names for word in ("--columns", name)]
+        assert build(runs, "-o", tmp_path / "site", *words) == 0
+        text = (tmp_path / "site" / "leaderboard.md").read_text(encoding="utf-8")
+        return next(line for line in text.splitlines() if line.startswith("| editor |"))
+
+    assert header("bake_es:em_prob") == "| editor | bake_es em_prob |"
+    # Of a printed table, the columns that the results have.
+    assert header("bird_t3") == "| editor | bake_es es_prob | bake_es em_prob |"
+    for name, problem in (
+        ("bake_es:es_prop", "Did you mean 'bake_es:es_prob'"),
+        ("wild_t3", "the results have no such column"),
+        ("bird_t33", "Did you mean 'bird_t3'"),
+    ):
+        assert build(runs, "-o", tmp_path / "other", "--columns", name) == 2
+        assert problem in capsys.readouterr().err
+
+
 def test_equal_inputs_give_equal_bytes_in_any_order(runs, tmp_path):
     assert build(runs / "one", runs / "two", "-o", tmp_path / "a") == 0
     assert build(runs / "two", runs / "one", "-o", tmp_path / "b") == 0
