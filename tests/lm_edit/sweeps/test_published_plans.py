@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,8 +25,8 @@ SWEEPS = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
 NUMBERS = r"\d+(?: \([^)]*\))?(?:(?:, | and | to )\d+(?: \([^)]*\))?)*"
 NAME = re.compile(rf"(?:\b({'|'.join(sorted(PAPERS))}) )?\b(?:(table|figure)s? ({NUMBERS})|(appendix [A-Z]\.\d+))")
 WITHOUT_NUMBER = re.compile(rf"({'|'.join(sorted(PAPERS))}), ")
-# Sizes and modes, which a plan varies: one of its runs has the stated value. Other settings hold in all runs.
-VARIED = {"mode", "edits", "num_edits", "edit_batch_size", "group_size", "immediate", "retention", "icl"}
+# Sizes, modes and settings of editors, which a plan varies: one of its runs has the stated value. Others hold in all runs.
+VARIED = {"mode", "edits", "num_edits", "edit_batch_size", "group_size", "immediate", "retention", "icl", "editor_args"}
 
 CHAT_TEMPLATE = "`--apply_chat_template`"
 
@@ -205,4 +205,6 @@ def value_of(run: Run, key: str, entry: dict[str, Any]) -> str:
         sets = {str(run.model_args[f"{name}_set"]) for name in benchmarks if f"{name}_set" in run.model_args}
         return ":".join([str(run.model_args.get("data")), *sorted(sets)])
     value = run.metadata.get(key, run.model_args.get(key))
+    if isinstance(value, Mapping):  # settings of an editor, as on the command line
+        return ";".join(f"{name}:{setting}" for name, setting in value.items())
     return str(value).lower() if isinstance(value, bool) else str(value)
