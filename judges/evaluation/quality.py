@@ -1,4 +1,4 @@
-"""Accuracy, precision and recall of a judge on labeled answers, by category."""
+"""Accuracy, precision, recall and kappa of a judge on labeled answers, by category."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import NamedTuple
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.logs import get_logger
 from judges.base import CORRECT, LABELS, Item, Judge, Report, Verdict
+from judges.evaluation.agreement import compute_kappa, kappa_interval
+
+log = get_logger("lm_eval.judges")
 
 PAIRS = Path(__file__).parents[1] / "pairs" / "pairs_v1.jsonl"
 OVERALL = "all"
-TEXT_FIELDS = ("category", "question", "gold", "answer", "label", "reason")
+NO_CATEGORY = "uncategorized"
+TEXT_FIELDS = ("question", "gold", "answer")
+OPTIONAL_TEXTS = ("category", "task", "reason")
 
 
 class LabeledPair(NamedTuple):
@@ -21,10 +27,10 @@ class LabeledPair(NamedTuple):
 
     Args:
         id: category and number within it.
-        category: the kind of difficulty.
+        category: the kind of difficulty, or any other group.
         item: question, gold answer and answer.
         label: the right verdict, one of :data:`~judges.base.LABELS`.
-        reason: why the label is right.
+        reason: why the label is right; may be empty.
     """
 
     id: str
@@ -43,6 +49,8 @@ class Scores(NamedTuple):
         accuracy: share of right verdicts.
         precision: share of correct answers among those that the judge labels correct; ``None`` if it labels none so.
         recall: share of answers that the judge labels correct among the correct ones; ``None`` if there are none.
+        kappa: Cohen's kappa of verdicts and labels; ``None`` where undefined: both are a single, equal label.
+        interval: 95% interval of ``kappa``.
     """
 
     num_pairs: int
@@ -51,6 +59,8 @@ class Scores(NamedTuple):
     accuracy: float | None
     precision: float | None
     recall: float | None
+    kappa: float | None
+    interval: tuple[float, float] | None
 
 
 class JudgeQuality(NamedTuple):
@@ -63,28 +73,49 @@ class JudgeQuality(NamedTuple):
 
 
 def load_pairs(path: str | None = None) -> list[LabeledPair]:
-    """Load the shipped pairs, or a user's JSONL file with the same fields.
+    """Load the shipped pairs, or a user's JSONL file of labeled answers.
+
+    A row has the texts ``question``, ``gold``, ``answer`` and ``label``, and optionally ``category`` (default: its
+    ``task``), ``reason`` and a list ``aliases``; other fields are ignored. So rows of ``lm-edit judge --out`` need a
+    label and nothing else. Rows without a label are left out and counted in a warning.
 
     Raises:
-        EditingError: for a missing file; for a row that is not a JSON object with the texts ``category``, ``question``,
-            ``gold``, ``answer``, ``label`` and ``reason`` (and optionally a list ``aliases``); for an unknown label.
+        EditingError: for a missing file; for a row that is not as described; if no row has a label.
     """
     pairs: list[LabeledPair] = []
     counts: Counter[str] = Counter()
+    num_unlabeled = 0
     for where, row in read_rows(path or PAIRS, "file of labeled pairs"):
         pair = _parse_pair(row, where)
+        if pair is None:
+            num_unlabeled += 1
+            continue
         counts[pair.category] += 1
         pairs.append(pair._replace(id=f"{pair.category}-{counts[pair.category]:02d}"))
+    if not pairs and num_unlabeled:
+        raise EditingError(f"{path}: no row has a label; add label: {' or '.join(LABELS)}.")
+    if num_unlabeled:
+        log.warning("%s: %d of %d rows have no label and are left out", path, num_unlabeled, num_unlabeled + len(pairs))
     return pairs
 
 
-def _parse_pair(row: object, where: str) -> LabeledPair:
+def _parse_pair(row: object, where: str) -> LabeledPair | None:
+    """The pair in a row; ``None`` if it has no label."""
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in TEXT_FIELDS):
-        raise EditingError(f"{where}: the texts {', '.join(TEXT_FIELDS)} are needed.")
-    if row["label"] not in LABELS:
-        raise EditingError(f"{where}: label {row['label']!r} is unknown. Accepted: {', '.join(LABELS)}.")
-    item = Item(row["question"], row["gold"], row["answer"], tuple(row.get("aliases") or ()))
-    return LabeledPair("", row["category"], item, row["label"], row["reason"])
+        raise EditingError(f"{where}: the texts {', '.join(TEXT_FIELDS)} and label ({' or '.join(LABELS)}) are needed.")
+    if wrong := [name for name in OPTIONAL_TEXTS if not isinstance(row.get(name, ""), str)]:
+        raise EditingError(f"{where}: {wrong[0]} is not a text.")
+    aliases = row.get("aliases") or []
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise EditingError(f"{where}: aliases is not a list of texts.")
+    label = row.get("label")
+    if label in (None, ""):
+        return None
+    if label not in LABELS:
+        raise EditingError(f"{where}: label {label!r} is unknown. Accepted: {', '.join(LABELS)}.")
+    item = Item(row["question"], row["gold"], row["answer"], tuple(aliases))
+    category = row.get("category") or row.get("task") or NO_CATEGORY
+    return LabeledPair("", category, item, label, row.get("reason", ""))
 
 
 def measure_judge(judge: Judge, pairs: Sequence[LabeledPair]) -> JudgeQuality:
@@ -100,6 +131,8 @@ def measure_judge(judge: Judge, pairs: Sequence[LabeledPair]) -> JudgeQuality:
 
 
 def _score(results: Sequence[tuple[LabeledPair, Verdict]]) -> Scores:
+    labels = [(pair.label, verdict.label) for pair, verdict in results if verdict.label]
+    counts = {(label, verdict): labels.count((label, verdict)) for label in LABELS for verdict in LABELS}
     # (labeled correct, judged correct)
     scored = [(pair.label == CORRECT, verdict.label == CORRECT) for pair, verdict in results if verdict.label]
     num_right = sum(label == verdict for label, verdict in scored)
@@ -113,6 +146,8 @@ def _score(results: Sequence[tuple[LabeledPair, Verdict]]) -> Scores:
         accuracy=num_right / len(scored) if scored else None,
         precision=true_positives / judged_correct if judged_correct else None,
         recall=true_positives / labeled_correct if labeled_correct else None,
+        kappa=compute_kappa(counts),
+        interval=kappa_interval(counts),
     )
 
 
@@ -123,9 +158,11 @@ def category_rows(quality: JudgeQuality) -> Iterator[tuple[str, ...]]:
 
 
 def overview_rows(qualities: Sequence[JudgeQuality]) -> Iterator[tuple[str, ...]]:
-    """Table rows of several judges over all pairs: judge, accuracy, precision, recall, coverage."""
+    """Table rows of several judges over all pairs: judge, accuracy, precision, recall, coverage, kappa, interval."""
     for quality in qualities:
-        yield (quality.judge, *_format_scores(quality.scores[OVERALL]))
+        scores = quality.scores[OVERALL]
+        interval = "-" if scores.interval is None else " to ".join(map(_format_number, scores.interval))
+        yield (quality.judge, *_format_scores(scores), _format_number(scores.kappa), interval)
 
 
 def accuracy_rows(qualities: Sequence[JudgeQuality]) -> Iterator[tuple[str, ...]]:

@@ -139,7 +139,7 @@ def _print_agreement(saved: Sequence[SavedAnswer], first: Sequence[Verdict], sec
 
 def _add_quality_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge", action="append", help="as for lm-edit judge, repeatable; default: all string judges")
-    parser.add_argument("--pairs", help="a JSONL file of labeled pairs; default: the shipped pairs")
+    parser.add_argument("--pairs", help="JSONL rows with question, gold, answer, label; default: the shipped pairs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parser.add_argument("--errors", action="store_true", help="list the pairs that a judge got wrong")
     _add_model_judge_arguments(parser)
@@ -154,7 +154,8 @@ def _run_quality(args: argparse.Namespace) -> int:
     print_table = _markdown_table if args.markdown else table
     qualities = [measure_judge(make_judge(name, **_settings_of(args)), pairs) for name in args.judge or RULES]
     say(f"{len(pairs)} labeled pairs, {sum(pair.label == 'correct' for pair in pairs)} of them correct\n")
-    print_table(("judge", "accuracy", "precision", "recall", "coverage"), overview_rows(qualities))
+    header = ("judge", "accuracy", "precision", "recall", "coverage", "kappa", "95% interval")
+    print_table(header, overview_rows(qualities))
     if len(qualities) > 1:
         say("\naccuracy by category\n")
         print_table(("category", "pairs", *(quality.judge for quality in qualities)), accuracy_rows(qualities))
@@ -166,7 +167,8 @@ def _run_quality(args: argparse.Namespace) -> int:
             header = ("category", "pairs", "correct", "accuracy", "precision", "recall", "coverage")
             print_table(header, category_rows(quality))
         for pair, verdict in quality.errors if args.errors else ():
-            say(f"{quality.judge}, {pair.id}: {verdict}, labeled {pair.label} ({pair.reason}): {pair.item.answer!r}")
+            label = pair.label + (f" ({pair.reason})" if pair.reason else "")
+            say(f"{quality.judge}, {pair.id}: {verdict}, labeled {label}: {pair.item.answer!r}")
     return 0
 
 

@@ -45,7 +45,7 @@ def test_a_new_version_is_one_file_and_its_agreement_is_measured(
         words = ["judge-quality", "--judge", f"openai:m@{server.url}", "--prompt", "correctness_v2"]
         assert main([*words, "--pairs", str(pairs), "--store", str(tmp_path / "store")]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("m (correctness_v2)"))
-    accuracy, precision, _, coverage = map(float, row.split()[2:])
+    accuracy, precision, _, coverage = map(float, row.split()[2:6])
     assert coverage == precision == 1.0 and 0.5 < accuracy < 1.0
 
 

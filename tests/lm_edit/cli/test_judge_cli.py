@@ -232,6 +232,25 @@ def test_quality_of_any_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "0 of 33 answers scored (0.0%)" in capsys.readouterr().out
 
 
+def test_kappa_with_labels_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [("g", "correct"), ("g", "correct"), ("h", "incorrect"), ("well, g", "correct")]
+    shared = {"question": "q", "gold": "g"}
+    pairs.write_text("".join(json.dumps(shared | {"answer": a, "label": label}) + "\n" for a, label in rows))
+    assert main(["judge-quality", "--judge", "em", "--pairs", str(pairs), "--errors"]) == 0
+    printed = capsys.readouterr().out
+    (cells,) = [line.split() for line in printed.splitlines() if line.startswith("em ")]
+    # agreement 3/4, by chance 3/4 * 2/4 + 1/4 * 2/4 = 1/2
+    assert cells[:6] == ["em", "0.75", "1.00", "0.67", "1.00", "0.50"] and cells[7] == "to"
+    assert float(cells[6]) < 0.5 < float(cells[8])
+    assert "em, uncategorized-04: incorrect, labeled correct: 'well, g'" in printed
+    with serve(lambda item, attempt: "hm") as server:
+        assert (
+            main(["judge-quality", "--judge", f"openai:m@{server.url}", "--pairs", str(pairs), "--store", "off"]) == 0
+        )
+    assert any(line.split()[-2:] == ["-", "-"] for line in capsys.readouterr().out.splitlines())
+
+
 def test_readme_has_the_table_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge-quality", "--markdown"]) == 0
     readme = (ROOT / "judges" / "README.md").read_text(encoding="utf-8")
