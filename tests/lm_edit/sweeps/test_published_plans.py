@@ -25,7 +25,7 @@ SWEEPS = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
 NUMBERS = r"\d+(?: \([^)]*\))?(?:(?:, | and | to )\d+(?: \([^)]*\))?)*"
 NAME = re.compile(rf"(?:\b({'|'.join(sorted(PAPERS))}) )?\b(?:(table|figure)s? ({NUMBERS})|(appendix [A-Z]\.\d+))")
 WITHOUT_NUMBER = re.compile(rf"({'|'.join(sorted(PAPERS))}), ")
-# Sizes, modes and settings of editors, which a plan varies: one of its runs has the stated value. Others hold in all runs.
+# Sizes, modes and editor settings, which a plan varies: one of its runs has the stated value. Others hold in all runs.
 VARIED = {"mode", "edits", "num_edits", "edit_batch_size", "group_size", "immediate", "retention", "icl", "editor_args"}
 
 CHAT_TEMPLATE = "`--apply_chat_template`"
