@@ -10,11 +10,13 @@ header between two lines ``---``:
 - ``system``: the system message; none is sent without it.
 
 The rest of the file is the user message. It contains ``{question}``, ``{gold}`` and ``{answer}`` at least once each;
-other braces are plain text.
+other braces are plain text. A single name in braces that is neither a slot nor a label is probably meant as a slot: it
+is named in a warning, as are slots in the system message, which are not filled.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -25,9 +27,12 @@ from typing import Any
 
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import read_text, user_path
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.yaml_io import parse_yaml
 from judges import published_wording
 from judges.base import LABELS, Item
+
+log = get_logger("lm_eval.judges")
 
 PROMPT_FOLDER = Path(__file__).parent / "prompts"
 QUOTING = ("json", "raw")
@@ -35,6 +40,7 @@ HEADER_KEYS = ("name", "version", "labels", "quoting", "system")
 DEFAULT_LABELS = {"A": "correct", "B": "incorrect"}
 
 _SLOT = re.compile(r"\{(question|gold|answer)\}")
+_NAME_IN_BRACES = re.compile(r"\{([A-Za-z_]\w*)\}")
 _HEADER_AND_BODY = re.compile(r"---\n(?P<header>.*?)\n---\n(?P<body>.*)", re.DOTALL)
 
 # Characters of chat templates and markup. Escaped in JSON strings, so that no special token can arise.
@@ -142,7 +148,23 @@ def _parse_prompt(stem: str, text: str) -> Prompt:
         raise unknown_keys_error(f"key in the header of judge prompt {stem!r}:", map(str, unknown), HEADER_KEYS)
     name = f"{header['name']}_v{header['version']}" if {"name", "version"} <= set(header) else stem
     options = {key: header[key] for key in ("labels", "quoting", "system") if key in header}
-    return Prompt(name=name, body=body.strip("\n"), **options)
+    prompt = Prompt(name=name, body=body.strip("\n"), **options)
+    unfilled = set(_NAME_IN_BRACES.findall(_SLOT.sub("", prompt.body))) | set(
+        _NAME_IN_BRACES.findall(prompt.system or "")
+    )
+    if names := sorted(unfilled - set(prompt.labels)):
+        _warn_of_unfilled(name, ", ".join(f"{{{each}}}" for each in names))
+    return prompt
+
+
+@functools.cache  # a prompt is loaded for every task
+def _warn_of_unfilled(name: str, unfilled: str) -> None:
+    log.warning(
+        "judge prompt %s: the judge reads %s as it stands. Only {question}, {gold} and {answer} are filled, in the "
+        "user message.",
+        name,
+        unfilled,
+    )
 
 
 def _split_header(text: str) -> tuple[dict[str, Any], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from judge_server import judge_at, parse_item, serve
 
 from edit_hooks.utils.errors import EditingError
+from judges import prompt as prompt_module
 from judges.base import CORRECT, INCORRECT, Item
 from judges.prompt import PROMPT_FOLDER, load_prompt, quote
 
@@ -111,6 +113,33 @@ def test_invalid_prompts_are_refused(text: str, message: str, tmp_path: Path) ->
     path.write_text(text, encoding="utf-8")
     with pytest.raises(EditingError, match=message):
         load_prompt(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{question} {gold} {answer} {target_true} {case_id}", "{case_id}, {target_true}"),
+        ("---\nsystem: about {question}\n---\n{question} {gold} {answer}", "{question}"),
+        ('{question} {gold} {answer} {"a": {"b": 1}} {} { gold } {a b} {1} \\boxed{A}', ""),
+    ],
+)
+def test_a_name_in_braces_that_is_not_filled_is_named(
+    text: str, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt_module._warn_of_unfilled.cache_clear()
+    path = tmp_path / "prompt.txt"
+    path.write_text(text, encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            load_prompt(str(path))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == bool(named) and all(f"reads {named} as it stands" in message for message in messages)
+
+
+def test_shipped_prompts_have_no_such_name(caplog: pytest.LogCaptureFixture) -> None:
+    for name in SHIPPED:
+        load_prompt(name)
+    assert not caplog.records
 
 
 def test_an_unknown_prompt_lists_the_shipped_ones() -> None:
