@@ -149,10 +149,9 @@ def _parse_prompt(stem: str, text: str) -> Prompt:
     name = f"{header['name']}_v{header['version']}" if {"name", "version"} <= set(header) else stem
     options = {key: header[key] for key in ("labels", "quoting", "system") if key in header}
     prompt = Prompt(name=name, body=body.strip("\n"), **options)
-    unfilled = set(_NAME_IN_BRACES.findall(_SLOT.sub("", prompt.body))) | set(
-        _NAME_IN_BRACES.findall(prompt.system or "")
-    )
-    if names := sorted(unfilled - set(prompt.labels)):
+    unfilled = [_SLOT.sub("", prompt.body), prompt.system or ""]
+    found = {name for text in unfilled for name in _NAME_IN_BRACES.findall(text)}
+    if names := sorted(found - set(prompt.labels)):
         _warn_of_unfilled(name, ", ".join(f"{{{each}}}" for each in names))
     return prompt
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from edit_hooks.utils.checkpoints import REPORTED, require_complete
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from judges.backends.base import JUDGE, BackendResult, OnReply, Outcome, Reply, Role
+from judges.backends.base import JUDGE, BackendResult, Fault, OnReply, Outcome, Reply, Role
 from judges.prompt import Chat
 from judges.settings import JudgeSettings
 
@@ -83,6 +83,7 @@ class HFBackend:
     def complete(self, chats: Sequence[Chat], on_reply: OnReply) -> BackendResult:
         """Reply greedily, in batches of prompts of similar length; the model is released afterwards.
 
+        A chat that does not fit into the model's positions together with the longest reply gets a fault.
         With ``keep_loaded`` it stays for the next call, until :meth:`release`.
         """
         if not chats:
@@ -90,17 +91,17 @@ class HFBackend:
         self._load()
         try:
             prompts = [self._render(chat) for chat in chats]
-            order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-            replies: dict[int, Outcome] = {}
+            replies: dict[int, Outcome] = {index: Fault(self._too_long) for index in self._not_fitting(prompts)}
+            order = sorted(set(range(len(prompts))) - set(replies), key=lambda index: len(prompts[index]))
             size = self.settings.batch_size
-            with tqdm(total=len(prompts), desc=self.role.activity, unit=self.role.unit) as bar:
+            with tqdm(total=len(order), desc=self.role.activity, unit=self.role.unit) as bar:
                 for start in range(0, len(order), size):
                     batch = order[start : start + size]
                     for index, reply in zip(batch, self._reply([prompts[index] for index in batch]), strict=True):
                         replies[index] = reply
                         on_reply(index, reply)
                     bar.update(len(batch))
-            return BackendResult([replies[index] for index in range(len(prompts))], len(prompts))
+            return BackendResult([replies[index] for index in range(len(prompts))], len(order))
         finally:
             if not self.keep_loaded:
                 self.release()
@@ -150,6 +151,29 @@ class HFBackend:
             chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
 
+    @property
+    def _max_tokens(self) -> int:
+        return self.settings.max_reply_tokens or DEFAULT_REPLY_TOKENS
+
+    @property
+    def _too_long(self) -> str:
+        return f"the {self.role.name}'s prompt and {self._max_tokens} reply tokens do not fit into its positions"
+
+    def _not_fitting(self, prompts: list[str]) -> list[int]:
+        """Indices of the prompts that exceed the model's positions; learned ones end in an IndexError there."""
+        assert self._model is not None
+        positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        if not isinstance(positions, int) or positions < 1:  # some families without a limit write -1
+            return []
+        room = positions - self._max_tokens
+        return [index for index, text in enumerate(prompts) if len(self._tokenize(text)) > room]
+
+    def _tokenize(self, text: str) -> list[int]:
+        assert self._tokenizer is not None
+        # A chat template writes its special tokens itself.
+        ids: list[int] = self._tokenizer(text, add_special_tokens=not self._tokenizer.chat_template).input_ids
+        return ids
+
     def _reply(self, prompts: list[str]) -> list[Reply]:
         """Reply to one batch; halve it if it does not fit into memory."""
         import torch
@@ -171,14 +195,13 @@ class HFBackend:
 
         assert self._model is not None and self._tokenizer is not None
         tokenizer, device = self._tokenizer, self._model.device
-        # A chat template writes its special tokens itself.
-        rows = [tokenizer(text, add_special_tokens=not tokenizer.chat_template).input_ids for text in prompts]
+        rows = [self._tokenize(text) for text in prompts]
         longest = max(map(len, rows))
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
         # Left padding, so that all replies begin at the same position.
         ids_BT = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=device)
         mask_BT = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
-        max_tokens = self.settings.max_reply_tokens or DEFAULT_REPLY_TOKENS
+        max_tokens = self._max_tokens
         with torch.inference_mode():
             out_BT = self._model.generate(
                 input_ids=ids_BT,

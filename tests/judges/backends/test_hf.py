@@ -14,7 +14,7 @@ from scripted import ScriptedLM
 from task_runs import metrics_of, run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from edit_hooks.contract.tiny_models import build_model, build_tokenizer
+from edit_hooks.contract.tiny_models import build_model, build_tokenizer, save_tiny
 from edit_hooks.utils.errors import EditingError
 from judges.backends.base import Reply
 from judges.backends.hf import HFBackend, shares_weights
@@ -103,6 +103,38 @@ def test_a_batch_that_does_not_fit_is_halved(reader: Path, prompt: str, monkeypa
     monkeypatch.setattr(HFBackend, "_generate", run_out_of_memory)
     with pytest.raises(EditingError, match="single prompt does not fit"):
         make_model_judge(settings_of(reader, prompt)).judge(ITEMS)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_an_answer_beyond_the_positions_is_unscored(family: str, tmp_path: Path, prompt: str) -> None:
+    """Learned positions, as of GPT-2, end in an IndexError beyond their number."""
+    folder = save_tiny(tmp_path / family, family, "byte_bpe_bos")
+    items = [Item("q", "g", "no!"), Item("q", "g", "word " * 200), Item("q", "g", "yes!")]
+    judged = make_model_judge(settings_of(folder, prompt, max_reply_tokens=9)).judge(items)
+    assert [verdict.raw_reply is None for verdict in judged.verdicts] == [False, True, False]
+    reason = "the judge's prompt and 9 reply tokens do not fit into its positions"
+    assert judged.verdicts[1].unscored_reason == reason and judged.report.num_calls == 2
+
+
+def test_a_prompt_may_fill_the_positions_up_to_the_reply(prompt: str) -> None:
+    model, tokenizer = build_model("gpt2"), build_tokenizer("byte_bpe_bos")
+    assert model.config.max_position_embeddings == 128
+    model.generation_config.eos_token_id = None  # replies have all of their tokens
+    backend = HFBackend(read_settings(settings_of(Path("unused"), prompt, max_reply_tokens=8)), model, tokenizer)
+    texts = ["!" * number for number in range(1, 200)]
+    fitting = [text for text in texts if len(tokenizer(text).input_ids) <= 120]
+    assert 0 < len(fitting) < len(texts)
+    outcomes = backend.complete([[{"role": "user", "content": text}] for text in texts], lambda *_: None).outcomes
+    assert [isinstance(outcome, Reply) for outcome in outcomes] == [text in fitting for text in texts]
+    assert {outcome.reply_tokens for outcome in outcomes if isinstance(outcome, Reply)} == {8}
+
+
+def test_a_model_without_a_limit_reads_every_prompt(prompt: str) -> None:
+    model, tokenizer = build_model("llama"), build_tokenizer("byte_bpe_bos")
+    model.config.max_position_embeddings = -1
+    backend = HFBackend(read_settings(settings_of(Path("unused"), prompt)), model, tokenizer)
+    (outcome,) = backend.complete([[{"role": "user", "content": "word " * 200}]], lambda *_: None).outcomes
+    assert isinstance(outcome, Reply)
 
 
 def test_a_judge_that_shares_weights_with_the_edited_model_is_refused(reader: Path, prompt: str) -> None:
