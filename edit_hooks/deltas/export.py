@@ -221,8 +221,10 @@ def _origin(delta: Delta) -> dict[str, Any]:
 
 
 def holds_edits(pretrained: object) -> bool:
-    """Whether a model, by its name or folder, is a checkpoint of :func:`export_merged`."""
-    place = Path(str(pretrained))
+    """Whether a model is a folder of :func:`export_merged`; not one that is given as an object."""
+    if not isinstance(pretrained, (str, Path)):
+        return False
+    place = Path(pretrained)
     return (place / "config.json").is_file() and (place / ORIGIN_NAME).is_file()
 
 
