@@ -6,7 +6,7 @@ Shapes: R rows, T tokens, d width of a module's input or output.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -204,11 +204,16 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 
 
 @contextlib.contextmanager
-def outputs_replaced(modules: Iterable[nn.Module], output: Any) -> Iterator[None]:
-    """Return ``output`` from each of the modules without running them."""
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(forward_replaced(module, lambda *_args, **_kwargs: output))
+def outputs_replaced(modules: Sequence[nn.Module], output: Any) -> Iterator[None]:
+    """Return ``output`` from each of the modules without running them.
+
+    Nested scopes and no `ExitStack`: one that an interrupt keeps from its exit is undone by the garbage collector only.
+    """
+    first, *others = modules or (None,)
+    if first is None:
+        yield
+        return
+    with forward_replaced(first, lambda *_args, **_kwargs: output), outputs_replaced(others, output):
         yield
 
 
