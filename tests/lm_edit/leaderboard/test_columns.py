@@ -147,5 +147,5 @@ def test_judges_in_a_refusal_are_never_shown_alike(first: str, second: str, show
 
 def test_a_run_without_a_judge_hides_no_difference_of_the_others():
     judges = {"rome": "", "memit": "model=m; seed=1", "ft": "model=m; seed=2"}
-    with pytest.raises(EditingError, match="differs: none in [^;]+; seed=1 in [^;]+; seed=2 in "):
+    with pytest.raises(EditingError, match=r"differs: none in [^;]+; seed=1 in [^;]+; seed=2 in "):
         board(*(frames({editor: SCORES}, judge=judge) for editor, judge in judges.items()))
