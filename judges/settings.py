@@ -79,7 +79,7 @@ class JudgeSettings:
         seed: sampling seed; sent to the server if set.
         extra: further fields of the request body.
         base_url: address of the server. Default: ``OPENAI_BASE_URL``, else OpenAI's own.
-        served_as: name of the server that stands for its address in the judge's identity, so that the same model at
+        served_as: name of the server, which replaces its address in the judge's identity, so that the same model at
             another host or port is the same judge.
         api_key_env: name of the environment variable with the API key. Default: ``OPENAI_API_KEY``, but
             ``LM_EDIT_JUDGE_API_KEY`` if ``base_url`` is set, so that a server never receives another provider's key.

@@ -93,9 +93,8 @@ def _cell(records: Iterable[dict[str, Any]], heading: str) -> dict[str, Any] | N
 
     A run in which the editor could use no edit has no scores at all.
     """
-    scored = [scores for record in records if (scores := record["scores"][heading])]
-    by_case = list(zip(*scored, strict=True))
-    means = [math.fsum(scores) / len(scores) for case in by_case if (scores := [s for s in case if s is not None])]
+    by_case = _by_case(records, heading)
+    means = [mean for mean in by_case if not math.isnan(mean)]
     if not means:
         return None
     mean = math.fsum(means) / len(means)

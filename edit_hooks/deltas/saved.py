@@ -86,8 +86,8 @@ def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelId
     if len(edits) > 1 and not all(_state_before(edit) for edit in edits):
         log.warning(
             "%d edits are added, and not all of them are steps of one stream: each was made and measured without the "
-            "others, and nobody has measured their sum. Evaluate it, or make them together (lm-edit edit --sequential, "
-            "--joint).",
+            "others, and the effect of their sum is unknown. Evaluate it, or make them together (lm-edit edit "
+            "--sequential, --joint).",
             len(edits),
         )
     return deltas

@@ -207,7 +207,7 @@ def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 def outputs_replaced(modules: Sequence[nn.Module], output: Any) -> Iterator[None]:
     """Return ``output`` from each of the modules without running them.
 
-    Nested scopes and no `ExitStack`: one that an interrupt keeps from its exit is undone by the garbage collector only.
+    Nested scopes, not ``ExitStack``: one that an interrupt keeps from its exit waits for the garbage collector.
     """
     first, *others = modules or (None,)
     if first is None:

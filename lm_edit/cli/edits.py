@@ -88,15 +88,14 @@ def print_effects(edits: Sequence[SavedEdit]) -> None:
         return
     rows, unlikely = [], []
     for edit in edits:
-        own = [edit.diagnostics.get(NLL_BEFORE), edit.diagnostics.get(NLL_AFTER)]
-        nlls = (
-            [own] if len(edit.requests) == 1 else edit.diagnostics.get(TARGET_NLLS, [[None] * 2] * len(edit.requests))
-        )
-        for request, pair in zip(edit.requests, nlls, strict=True):
-            numbers = [_number(value) for value in (*pair, edit.diagnostics.get(FIRST_TOKEN_KL))]
+        single = [[edit.diagnostics.get(NLL_BEFORE), edit.diagnostics.get(NLL_AFTER)]]
+        several = edit.diagnostics.get(TARGET_NLLS, [[None, None]] * len(edit.requests))
+        nlls = single if len(edit.requests) == 1 else several
+        for request, (before, after) in zip(edit.requests, nlls, strict=True):
+            numbers = [_number(value) for value in (before, after, edit.diagnostics.get(FIRST_TOKEN_KL))]
             text = f"{printable(request.text, MAX_TEXT)} -> {printable(request.target_new, MAX_TEXT)}"
             rows.append([edit.file.name, *numbers, text])
-            if pair[1] is not None and not pair[1] < MAX_LIKELY:  # NaN, too
+            if after is not None and not after < MAX_LIKELY:  # NaN, too
                 unlikely.append((text, "target is less likely than not (above 0.69 nats per token)"))
     table(["file", "target NLL before", "after", "first-token KL", "edit"], rows[:MAX_SHOWN])
     if len(rows) > MAX_SHOWN:
@@ -146,7 +145,10 @@ def _run_export(args: argparse.Namespace) -> int:
     whole = {**demo, **of_model, "peft": folder} if is_adapter else {"pretrained": folder}
     saved = folder if is_adapter else args.deltas[0] if len(args.deltas) == 1 else "<the edits as one adapter>"
     say(f"written to {folder}")
-    say(f"lm-eval's own tasks: lm_eval --model hf --model_args {_model_words(whole)} --tasks ...")
+    if is_adapter and "peft" in of_model:
+        say(f"stock models load one adapter: merge {of_model['peft']} into the model before loading this one")
+    else:
+        say(f"lm-eval's own tasks: lm_eval --model hf --model_args {_model_words(whole)} --tasks ...")
     words = _model_words({**of_model, "load_edit": saved})
     say(f"editing tasks: lm_eval --model edited_hf --model_args {words} --tasks ...")
     return 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,14 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 import pandas as pd
 from board_frames import document, frames
-from playwright import sync_api as playwright
+from chromium import Visits, chromium, needs_chromium
 
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.published import published_rows
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.table import build_board
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = needs_chromium
 
 HOSTILE = '<img src=x onerror="window.broken=1"></script><script>window.broken=1</script>'
 TASKS = ("bake_es/es_prob", "bake_es/es_match", "bake_es/es_argmax", "bake_rq/rqs_prob")
@@ -57,32 +56,17 @@ def page_file(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture
 def visit(browser, page_file):
     """Open the page; afterwards nothing may have been logged, loaded or run by an answer."""
-    problems, pages = [], []
-
-    def open_page(fragment: str = "", **options):
-        page = browser.new_context(**options).new_page()
-        page.set_default_timeout(8000)
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: request.url.startswith("file:") or problems.append(request.url))
-        page.goto(f"file://{page_file}{fragment}")
-        pages.append(page)
-        return page
-
-    yield open_page
-    for page in pages:
-        assert page.evaluate("window.broken") is None
-        page.context.close()
-    assert problems == []
+    visits = Visits(browser)
+    yield functools.partial(visits.open, page_file)
+    assert all(page.evaluate("window.broken") is None for page in visits.pages)
+    visits.close()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from edit_hooks.base.registry import EDITORS, editor_class
 from edit_hooks.base.shipped import FOLDER, find_shipped, shipped_files
 from edit_hooks.base.wrapper import PostProcessingEditor
 from edit_hooks.contract.tiny_models import build_model
+from edit_hooks.editors.ft_m import FTM
 from edit_hooks.modeling.architectures import ARCHITECTURES
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.yaml_io import read_yaml
@@ -285,7 +286,7 @@ def test_an_unknown_file_is_refused_before_a_model_is_loaded(editor, message):
 def test_a_settings_file_of_an_own_editor_is_named_with_its_mistake(
     tmp_path: Path, text: str | None, problem: str
 ) -> None:
-    class OwnEditor(editor_class("ft_m")):  # type: ignore[misc]
+    class OwnEditor(FTM):
         config_folders = (str(tmp_path / "settings"),)
 
     if text is not None:

@@ -246,6 +246,12 @@ def test_a_model_with_an_adapter_is_edited(model, edits, tiny_model, tmp_path, c
     assert EditedHFLM(model[1], peft=adapter, **options).session.editor_name == "ft_m"
     with pytest.raises(EditingError, match="was made for another model: its weights"):
         assert EditedHFLM(model[1], **options).session
+    random_delta(tiny_model("llama"), seed=1).save(tmp_path / "own.safetensors")
+    words = [str(tmp_path / "own.safetensors"), *model, "--model-args", f"peft={adapter}", "--format", "peft"]
+    assert main(["export", *words, "--out", str(tmp_path / "second")]) == 0
+    _, stock, editing = printed_lines(capsys)[-3:]
+    assert stock == f"stock models load one adapter: merge {adapter} into the model before loading this one"
+    assert f"pretrained={model[1]},peft={adapter},load_edit={tmp_path / 'second'} " in editing
     with pytest.raises(EditingError, match="is an adapter; give the model that it was made for, and peft="):
         EditedHFLM(adapter, device="cpu")
 

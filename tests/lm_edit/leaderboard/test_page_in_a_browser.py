@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,15 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 import pandas as pd
 from board_frames import document, frames
-from playwright import sync_api as playwright
+from chromium import Visits, chromium, needs_chromium
+from playwright.sync_api import expect
 
 from lm_edit.leaderboard.cases import collect_cases
 from lm_edit.leaderboard.render_html import render_html
 from lm_edit.leaderboard.table import build_board
 from lm_edit.results import CaseDocument, Question, SavedResponse
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+pytestmark = needs_chromium
 
 ES = "bake_es/es_prob"
 LONG = "an_editor_of_one_name_and (settings {})"
@@ -36,17 +35,14 @@ Frames = tuple[pd.DataFrame, pd.DataFrame]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture
 def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Make the page of these results and open it; afterwards nothing may have been logged."""
-    problems: list[str] = []
-    contexts = []
+    visits = Visits(browser)
 
     def open_page(
         *parts: Frames, documents: Sequence[CaseDocument] = (), edit: Callable[[str], str] = str, fragment: str = ""
@@ -56,18 +52,10 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         text, _ = render_html(build_board(results, cases, resamples=99), [], collect_cases(documents), "t")
         path = tmp_path / "index.html"
         path.write_text(edit(text), encoding="utf-8")
-        contexts.append(browser.new_context())
-        page = contexts[-1].new_page()
-        page.set_default_timeout(8000)
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(f"file://{path}{fragment}")
-        return page
+        return visits.open(path, fragment)
 
     yield open_page
-    for context in contexts:
-        context.close()
-    assert problems == []
+    visits.close()
 
 
 def two_regimes() -> tuple[Frames, Frames]:
@@ -221,4 +209,4 @@ def test_a_large_page_is_drawn_when_typing_pauses(visit):
     assert visit(*two_regimes()).evaluate(typed) == 2
     page = visit(*two_regimes(), edit=enlarge)
     assert page.evaluate(typed) == 4
-    playwright.expect(page.locator("#tables tbody tr")).to_have_count(2)
+    expect(page.locator("#tables tbody tr")).to_have_count(2)
