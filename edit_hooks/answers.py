@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 from edit_hooks.utils.errors import EditingError
 
 FORMAT = "lm-eval-editing/answer/1"
+NOT_FINITE = ("nan", "inf", "-inf")  # texts of numbers that JSON lacks
 
 StopReason = Literal["eos", "stop_string", "length"]
 
@@ -219,7 +220,7 @@ class EditReport:
         rest = dict(record)
         named = {name: rest.pop(name, None) for name in ("editor", "key", "error")}
         texts = tuple(rest.pop("edited_texts", ()))
-        return cls(**named, texts=texts, diagnostics=rest)
+        return cls(**named, texts=texts, diagnostics={name: _numbers_again(value) for name, value in rest.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +250,8 @@ class EditedAnswer:
         record: dict[str, Any] = {"format": FORMAT}
         if isinstance(self.final, FailedAnswer):
             record["error"] = self.final.reason
+            if not self.final.is_failure:
+                record["is_failure"] = False
             if self.final.unedited is not None:
                 record["unedited"] = answer_to_json(self.final.unedited)
         else:
@@ -315,7 +318,7 @@ def _failed_from_json(record: Mapping[str, Any]) -> FailedAnswer:
     unedited = answer_from_json(record["unedited"]) if "unedited" in record else None
     if isinstance(unedited, StateSimilarity):
         raise ValueError("the unedited model has no similarity with itself")
-    return FailedAnswer(record["error"], unedited=unedited)
+    return FailedAnswer(record["error"], is_failure=bool(record.get("is_failure", True)), unedited=unedited)
 
 
 def answer_from_json(record: Mapping[str, Any]) -> ModelAnswer:
@@ -362,3 +365,12 @@ def _plain_numbers(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain_numbers(entry) for entry in value]
     return value
+
+
+def _numbers_again(value: Any) -> Any:
+    """Inverse of :func:`_plain_numbers`."""
+    if isinstance(value, str) and value in NOT_FINITE:
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: _numbers_again(entry) for key, entry in value.items()}
+    return [_numbers_again(entry) for entry in value] if isinstance(value, list) else value

@@ -84,6 +84,22 @@ def test_an_answer_survives_its_json_text(answer: EditedAnswer) -> None:
     assert EditedAnswer.from_json(record) == answer
 
 
+def test_a_missing_answer_that_is_no_failure_comes_back_as_such() -> None:
+    for is_failure in (True, False):
+        answer = EditedAnswer(final=FailedAnswer("not asked", is_failure=is_failure))
+        assert EditedAnswer.from_json(json.loads(str(answer))) == answer
+    assert EditedAnswer.from_json({"format": FORMAT, "error": "of earlier releases"}).final.is_failure
+
+
+def test_diagnostics_that_json_lacks_come_back_as_numbers() -> None:
+    diagnostics = {"final_loss": math.inf, "parts": [{"norm": -math.inf}], "name": "nano", "first_token_kl": math.nan}
+    report = EditReport(editor="a", diagnostics=diagnostics)
+    text = str(EditedAnswer(final=GeneratedText(raw="b"), edit=report))
+    found = EditedAnswer.from_json(json.loads(text)).edit
+    assert found is not None and math.isnan(found.diagnostics["first_token_kl"])
+    assert {**found.diagnostics, "first_token_kl": 0} == {**diagnostics, "first_token_kl": 0}
+
+
 def test_numbers_that_json_lacks_are_texts_and_come_back() -> None:
     answer = EditedAnswer(final=ScoredContinuation(logprob=math.nan, is_greedy=False))
     assert json.loads(str(answer))["answer"]["logprob"] == "nan"
