@@ -197,6 +197,15 @@ def read_settings(
     return JudgeSettings(**{**(defaults or {}), **values})
 
 
+def with_settings(source: object, settings: Mapping[str, object]) -> object:
+    """A user's choice of judge with some settings replaced; the choice as it is if there are none.
+
+    Raises:
+        EditingError: as :func:`read_settings`.
+    """
+    return {**_given_values(source, None, HOW_TO), **settings} if settings else source
+
+
 def _given_values(source: object, folder: Path | None, how_to: str) -> dict[str, Any]:
     """The settings that a source and its preset name."""
     if isinstance(source, Mapping):

@@ -6,7 +6,7 @@ member that a new release of lm-eval no longer has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.filter import FilterEnsemble
@@ -56,6 +56,10 @@ class HarnessTask(ConfigurableTask):
     def pipelines(self) -> Sequence[FilterEnsemble]:
         """The filter pipelines of the task."""
         return self._filters
+
+    def keep_pipelines(self, names: Collection[str]) -> None:
+        """Run no other filter pipelines than these."""
+        self._filters = [pipeline for pipeline in self.pipelines if pipeline.name in names]
 
     @property
     def is_predict_only(self) -> bool:

@@ -123,17 +123,13 @@ class ModelJudgeFilter(Filter):
         """Whether the answer to a probe is judged."""
         return self.helpers or probe["model"] != "unedited"
 
-    def apply(self, resps: Sequence[Answer], docs: Sequence[Mapping[str, Any]]) -> list[Answer]:
-        """Judge all answers of a task in one call.
+    def select(
+        self, resps: Sequence[Answer], docs: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Answer], dict[int, Item]]:
+        """The answers, and by index what the judge is asked about some of them.
 
         Answers without anything to judge them by become failed answers and are neither sent nor counted in the
         coverage: see :func:`~lm_eval_tasks.common.probes.why_not_judged`.
-
-        Every process checks the coverage of its own answers. Sums over the processes would need a collective, which a
-        process that has nothing to judge, or whose judge fails, would never join.
-
-        Raises:
-            CoverageError: when too few of them get a verdict.
         """
         probes = [doc["asked"] for doc in docs]
         answers = [
@@ -145,6 +141,18 @@ class ModelJudgeFilter(Filter):
             for index, (answer, probe) in enumerate(zip(answers, probes, strict=True))
             if isinstance(answer, GeneratedText) and self.concerns(probe)
         }
+        return answers, items
+
+    def apply(self, resps: Sequence[Answer], docs: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        """Judge all answers of a task in one call.
+
+        Every process checks the coverage of its own answers. Sums over the processes would need a collective, which a
+        process that has nothing to judge, or whose judge fails, would never join.
+
+        Raises:
+            CoverageError: when too few of them get a verdict.
+        """
+        answers, items = self.select(resps, docs)
         if not items:
             return answers
         with save_until_judged(list(items.values()), self.judge):

@@ -47,6 +47,7 @@ from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, j
 from lm_eval_tasks.common.micro import micro_metrics
 from lm_eval_tasks.common.population import population_metrics, restrict, with_current_name
 from lm_eval_tasks.common.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
+from lm_eval_tasks.common.saved_cases import take_saved_cases
 from lm_eval_tasks.common.stages import (
     NOT_IN_STREAM,
     RETENTION,
@@ -120,6 +121,7 @@ class EditingTask(HarnessTask):
             EditingError: for settings that are not accepted, and for demonstrations.
         """
         config["metadata"] = with_current_name(config["metadata"])
+        self.saved = take_saved_cases(config["metadata"])
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
         config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
@@ -223,6 +225,9 @@ class EditingTask(HarnessTask):
 
         Their origin goes to the config's metadata.
         """
+        if self.saved:
+            self.dataset = {self.config.test_split: Documents(self.saved.docs)}
+            return
         settings = self.config.metadata
         loaded = self.benchmark.load(settings)
         docs = Documents(map(mark_unusable, build_documents(self.config.process_docs, loaded.records, settings)))
@@ -274,6 +279,8 @@ class EditingTask(HarnessTask):
         Raises:
             EditingError: for a second chat template around prompts that have one.
         """
+        if self.saved:
+            return self.saved.prompts_of(doc)
         if (own := doc.get(OWN_CHAT)) and (kwargs.get("apply_chat_template") or kwargs.get("system_instruction")):
             raise EditingError(
                 f"{own} writes a chat with a system prompt of its own; drop --apply_chat_template and "
@@ -327,6 +334,8 @@ class EditingTask(HarnessTask):
         After the assistant's header of a chat template it is what edits have there, not nothing as in lm-eval: after
         ``[/INST]`` the model's own answers begin with a space.
         """
+        if self.saved and self.saved.delimiter is not None:
+            return self.saved.delimiter
         prefix = self.config.gen_prefix
         if chat_template is None or (prefix and not ends_with_whitespace(prefix)):
             return self.config.target_delimiter
