@@ -27,6 +27,17 @@ def _add_judge_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", metavar="JUDGE", help="a second judge: agreement, Cohen's kappa, disagreements")
     parser.add_argument("--score", action="append", default=[], help="also print a score: match_ratio, bertscore, ...")
     parser.add_argument("--out", help="write every verdict to this JSONL file")
+    parser.add_argument(
+        "--write-results",
+        metavar="DIR",
+        help="write result files with the *_judge columns, and samples, as the runs would have with this judge",
+    )
+    parser.add_argument(
+        "--include-path",
+        action="append",
+        default=[],
+        help="--write-results: folder of tasks that no installed package brings, as of lm_eval; repeatable",
+    )
     add_overwrite_argument(parser)
     parser.add_argument("--locality", action="store_true", help="also judge answers of locality tasks by their gold")
     parser.add_argument("--dry-run", action="store_true", help="count calls and tokens without sending a request")
@@ -50,7 +61,45 @@ def _settings_of(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
+def _write_results(args: argparse.Namespace) -> int:
+    from judges.model.factory import chosen_judge
+    from judges.settings import HOW_TO, with_settings
+    from judges.string_judge import RULES
+
+    for option in ("compare", "score", "out", "locality"):
+        if getattr(args, option):
+            raise EditingError(
+                f"--write-results writes what runs with one judge write, without --{option}. Drop one of the two; a "
+                "second command finds all replies in the store."
+            )
+    name = args.judge or chosen_judge({})
+    if name is None or name in RULES:
+        named = "no judge is configured" if name is None else f"judge {name!r} compares strings, as columns of runs do"
+        raise EditingError(f"{named}; a judge of runs is a model, as in {HOW_TO}.")
+
+    from lm_edit.judged_results.judging import Judging
+
+    judging = Judging(args.samples, with_settings(name, _settings_of(args)), args.include_path)
+    if args.dry_run:
+        say(f"judge {judging.model_judge.name}: {judging.plan()}")
+        return 0
+    written, columns = judging.write(args.write_results, overwrite=args.overwrite)
+    rows = [
+        (*column[:3], "-" if column.value is None else f"{column.value:.3f}", str(column.num_cases))
+        for column in columns
+    ]
+    table(("run", "task", "metric", "value", "n"), rows)
+    for path in written:
+        if path.name.startswith("results_"):
+            say(f"results written to {path}")
+    return 0
+
+
 def _run_judge(args: argparse.Namespace) -> int:
+    if args.write_results is not None:
+        return _write_results(args)
+    if args.include_path:
+        raise EditingError("--include-path is about --write-results; drop it, or name a folder with --write-results.")
     from judges.model.factory import chosen_judge, make_judge
     from judges.model.judge import ModelJudge
     from judges.settings import HOW_TO

@@ -96,7 +96,7 @@ class ResultFile:
             if not isinstance(row, Mapping) or not isinstance(row.get("doc_id"), int):
                 raise EditingError(f"{where}: not a sample as lm-eval saves it; 'doc_id' is no number.")
         saved = (self.content.get("task_hashes") or {}).get(task)
-        if saved is not None and saved != _hash_of_samples([row for _, row in rows]):
+        if saved is not None and saved != hash_of_samples([row for _, row in rows]):
             raise EditingError(
                 f"{path} is not the file that {self.path.name} was saved with: samples are missing, changed, or of "
                 "another run. Copy it again, or run the task again."
@@ -104,7 +104,7 @@ class ResultFile:
         return rows
 
 
-def _hash_of_samples(rows: Sequence[Mapping[str, Any]]) -> str:
+def hash_of_samples(rows: Sequence[Mapping[str, Any]]) -> str:
     """lm-eval's ``task_hashes``: SHA-256 of the hashes of all documents, prompts and targets."""
     parts = (str(row.get(name, "")) for row in rows for name in ("doc_hash", "prompt_hash", "target_hash"))
     return hashlib.sha256("".join(parts).encode()).hexdigest()

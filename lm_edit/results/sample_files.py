@@ -27,6 +27,7 @@ class SampleFile(NamedTuple):
         run: hash of the run's identity, as in ``load_results``; "" where no readable result file is beside the samples.
         run_name: readable name of the run, likewise.
         scores_outside: the run also scored cases that are not among its edits; likewise.
+        results: path of the result file; likewise.
     """
 
     path: str
@@ -34,6 +35,7 @@ class SampleFile(NamedTuple):
     run: str = ""
     run_name: str = ""
     scores_outside: bool = False
+    results: str = ""
 
 
 class _Result(NamedTuple):
@@ -100,5 +102,6 @@ def _describe(path: Path, results: dict[Path, ResultFile | None]) -> tuple[Sampl
         log.warning("%s: its run is unknown (%s: %s)", path, type(error).__name__, error)
         return unknown, None
     identity = (*(facts[name] for name in SAME_RESULT), population)
-    known = unknown._replace(run=result.facts.run, run_name=result.facts.name, scores_outside=about.scores_outside)
+    of_run = {"run": result.facts.run, "run_name": result.facts.name, "results": str(beside)}
+    known = unknown._replace(**of_run, scores_outside=about.scores_outside)
     return known, _Result(identity, (result.date, beside.name))

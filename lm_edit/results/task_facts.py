@@ -167,6 +167,16 @@ class TaskFacts:
         return self._judge_of(JUDGE) or self._chosen_judge
 
     @property
+    def takes_judge(self) -> bool:
+        """Whether the judge that a run chooses decides on some columns of the task, also where the run has none."""
+        has_own = bool(self._steps(JUDGE)) and not any(
+            step.get("function") == MODEL_JUDGE for step in self._steps(JUDGE)
+        )
+        reports = any(metric.get("from") == "judge" for metric in self.metrics.values()) and not has_own
+        selects = any(metric.get("population") == WRONG_JUDGE for metric in self.metrics.values())
+        return is_editing_task(self.config) and (reports or selects)
+
+    @property
     def _chosen_judge(self) -> str:
         """The judge that the run's settings or the environment chose."""
         return _settings_text(self.metadata.get("judge"))

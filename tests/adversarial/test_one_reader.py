@@ -42,6 +42,7 @@ ALLOWED = {
     "judges/model/writer.py": "rows of a cache whose checksums are compared",
     "lm_eval_tasks/common/result_table.py": "a cell of the table in memory",
     "lm_eval_tasks/common/run_names.py": "a round trip in memory",
+    "lm_edit/judged_results/replay.py": "a round trip in memory",
     "lm_edit/cli/main.py": "redirects standard output",
     "lm_edit/figures/evk_map.py": "vectors of lm-edit embed, without torch",
     "lm_edit/sweeps/runs.py": "logs and locks of runs",

@@ -1,0 +1,269 @@
+"""Saved answers through the task that asked for them: its filters, scores and aggregations, with a judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any, NamedTuple
+
+from lm_eval.api.filter import FilterEnsemble
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import handle_non_serializable, sanitize_list
+
+from edit_hooks.utils.errors import EditingError, first_line
+from judges.base import Item
+from lm_edit.results.runs import ResultFile
+from lm_edit.results.samples import read_saved_response
+from lm_eval_editing_autoload import _with_task_folders
+from lm_eval_tasks.common.harness import filter_classes
+from lm_eval_tasks.common.judge_filter import PIPELINE, HelperJudgeFilter, ModelJudgeFilter
+from lm_eval_tasks.common.population import WRONG_JUDGE
+from lm_eval_tasks.common.probes import case_requests
+from lm_eval_tasks.common.saved_cases import SAVED_CASES, SavedCases
+from lm_eval_tasks.common.settings import WRITTEN
+from lm_eval_tasks.common.stages import filter_all_stages
+from lm_eval_tasks.common.task import EditingTask
+
+# What a task's metadata hold of an earlier judge, and of this machine: no settings of the run.
+NOT_SETTINGS = (*WRITTEN, "judge", "own_judges")
+
+Row = Mapping[str, Any]
+
+
+class Judged(NamedTuple):
+    """A task as its run would have written it with a judge.
+
+    Attributes:
+        columns: its entry among the results.
+        config: its config.
+        samples: its samples, as lm-eval saves them.
+    """
+
+    columns: dict[str, Any]
+    config: dict[str, Any]
+    samples: list[Row]
+
+
+class SavedTask:
+    """The samples of one task of a run, and what they answer.
+
+    Raises:
+        EditingError: for samples that are missing, changed, or not as lm-eval saves them.
+    """
+
+    def __init__(self, file: ResultFile, name: str) -> None:
+        self.file, self.name = file, name
+        located = file.samples(name)
+        self.rows: list[Row] = [row for _, row in located]
+        self.firsts: dict[int, Row] = {}  # document -> its first sample; further ones are of other filters
+        self.prompts: list[list[str]] = []
+        self.responses: dict[tuple[int, int], Any] = {}  # place of the document, number of the request -> answer
+        self.delimiter: str | None = None
+        for where, row in located:
+            if row["doc_id"] not in self.firsts:
+                try:
+                    self._read(row)
+                except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+                    if isinstance(error, EditingError):
+                        raise
+                    raise EditingError(
+                        f"{where}: not a sample as lm-eval saves it ({type(error).__name__}: {error})."
+                    ) from None
+
+    def _read(self, row: Row) -> None:
+        arguments = [(one["arg_0"], one["arg_1"]) for one in row["arguments"].values()]
+        requests = list(case_requests(row["doc"]))
+        if not len(requests) == len(arguments) == len(row["resps"]):
+            raise ValueError(f"{len(requests)} requests, {len(arguments)} prompts, {len(row['resps'])} answers")
+        prompts = [""] * len(row["doc"]["probes"])
+        for number, (request, (prompt, argument)) in enumerate(zip(requests, arguments, strict=True)):
+            prompts[request.number] = prompt
+            self.responses[len(self.firsts), number] = _response(row["resps"][number][0])
+            if request.target is not None and self.delimiter is None:
+                self.delimiter = argument.removesuffix(request.target)
+        self.prompts.append(prompts)
+        self.firsts[row["doc_id"]] = row
+
+    @property
+    def saved_config(self) -> Mapping[str, Any]:
+        """The config of the task in the run."""
+        return self.file.task_config(self.name)
+
+    def cases(self, delimiter: str | None) -> SavedCases:
+        """The documents and prompts of the run."""
+        return SavedCases([dict(row["doc"]) for row in self.firsts.values()], self.prompts, delimiter)
+
+
+def _response(saved: Any) -> Any:
+    """The answer of `edited_hf`, or of a stock model class: a text, or log-probability and greediness as texts."""
+    if isinstance(saved, str):
+        return read_saved_response(saved)
+    logprob, is_greedy = saved
+    return float(logprob), str(is_greedy) == "True"
+
+
+class SavedAnswers(LM):
+    """A model class that gives the answers of a finished run."""
+
+    def __init__(self, saved: SavedTask) -> None:
+        super().__init__()
+        self._saved = saved
+
+    def loglikelihood(self, requests: list[Instance]) -> list[Any]:
+        return [self._saved.responses[request.doc_id, request.idx] for request in requests]
+
+    def generate_until(self, requests: list[Instance]) -> list[Any]:
+        return self.loglikelihood(requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[Any]:
+        raise AssertionError("no editing task has such requests")
+
+
+def build_task(saved: SavedTask, judge: object, include_paths: Sequence[str], delimiter: str | None) -> EditingTask:
+    """The task of the run with a judge, on the documents of its samples.
+
+    Args:
+        judge: a choice of judge, as in ``--metadata judge=...``.
+        include_paths: folders of tasks besides those of the installed packages.
+        delimiter: white space between prompt and target; ``None``: that of the task.
+
+    Raises:
+        EditingError: for a task that is not known here or cannot be built, and for a judge that a run refuses.
+    """
+    settings = saved.saved_config.get("metadata") or {}
+    metadata = {key: value for key, value in settings.items() if key not in NOT_SETTINGS}
+    metadata |= {"judge": judge, SAVED_CASES: saved.cases(delimiter)}
+    where = f"{saved.file.path}: the task {saved.name}"
+    manager = TaskManager(
+        include_path=_with_task_folders(list(include_paths)), include_defaults=False, metadata=metadata
+    )
+    if saved.name not in manager.task_index:
+        raise EditingError(
+            f"{where} is not known here. Install the package of its benchmark, or name the folder of its YAML file "
+            "with --include-path."
+        )
+    try:
+        task = manager.load([saved.name])["tasks"][saved.name]
+    except EditingError:
+        raise
+    except Exception as error:  # of code and files of other packages, which may raise anything
+        raise EditingError(f"{where} cannot be built here: {first_line(error)}") from error
+    if not isinstance(task, EditingTask):
+        raise EditingError(f"{where} is here a {type(task).__name__}, which is no editing task.")
+    if (kwargs := saved.saved_config.get("generation_kwargs")) is not None:
+        task.set_config("generation_kwargs", deepcopy(kwargs))  # with --gen_kwargs of the run
+    return task
+
+
+def judged_pipelines(task: EditingTask) -> list[FilterEnsemble]:
+    """The filter pipelines in which the chosen judge decides on anything; where it selects cases, these are all."""
+    if any(metric.get("population") == WRONG_JUDGE for metric in task.config.metric_list):
+        return list(task.pipelines)
+    return [pipeline for pipeline in task.pipelines if pipeline.name == PIPELINE]
+
+
+def with_answers(task: EditingTask, saved: SavedTask) -> Sequence[Instance]:
+    """The requests of the task with the answers of the run."""
+    task.build_all_requests()
+    answers = SavedAnswers(saved).loglikelihood(task.instances)
+    for instance, answer in zip(task.instances, answers, strict=True):
+        instance.resps = [answer]
+    instances: Sequence[Instance] = task.instances
+    return instances
+
+
+class _Collect(ModelJudgeFilter):
+    """Collect what the judge would be asked, and ask nothing."""
+
+    def __init__(self, found: list[Item], concerned: type[ModelJudgeFilter], **options: Any) -> None:
+        super().__init__(**options)
+        self.found, self.concerned = found, concerned
+
+    def concerns(self, probe: Mapping[str, Any]) -> bool:
+        return self.concerned.concerns(self, probe)
+
+    def apply(self, resps: Sequence[Any], docs: Sequence[Mapping[str, Any]]) -> list[Any]:
+        answers, items = self.select(resps, docs)
+        self.found += items.values()
+        return answers
+
+
+def items_to_judge(task: EditingTask, saved: SavedTask) -> list[Item]:
+    """What the judge is asked about the answers of a task, at all stages."""
+    found: list[Item] = []
+    pipelines = []
+    for pipeline in judged_pipelines(task):
+        steps = [
+            partial(_Collect, found, step.func, **step.keywords) if issubclass(step.func, ModelJudgeFilter) else step
+            for step in pipeline.filters
+        ]
+        pipelines.append(FilterEnsemble(name=pipeline.name, filters=steps))
+    filter_all_stages(with_answers(task, saved), pipelines, task.stages)
+    return found
+
+
+def judge_task(task: EditingTask, saved: SavedTask) -> Judged:
+    """The judged pipelines of a task over the saved answers; what other pipelines gave stays as the run saved it.
+
+    Raises:
+        EditingError: if the judge cannot be used, or too few answers get a verdict.
+    """
+    dumped = as_json(task.dump_config())
+    names = [pipeline.name for pipeline in judged_pipelines(task)]
+    task.keep_pipelines(names)
+    results = evaluate(
+        lm=SavedAnswers(saved),
+        task_dict={"tasks": {saved.name: task}, "groups": {}},
+        bootstrap_iters=saved.file.content["config"].get("bootstrap_iters"),
+    )
+    old, new = saved.file.tasks[saved.name], results["results"][saved.name]
+    columns = {key: value for key, value in old.items() if _pipeline_of(key) not in (*names, PIPELINE)}
+    columns |= {key: value for key, value in new.items() if "," in key}
+    samples = [row for row in saved.rows if row.get("filter") not in (*names, PIPELINE)]
+    samples += as_json([_as_saved(sample, saved) for sample in results["samples"][saved.name]])
+    return Judged(as_json(columns), _judged_config(saved.saved_config, dumped), samples)
+
+
+def _pipeline_of(column: str) -> str:
+    """The filter pipeline of a column; "" for facts about the task."""
+    return column.partition(",")[2]
+
+
+def _as_saved(sample: dict[str, Any], saved: SavedTask) -> dict[str, Any]:
+    """A sample in the form of lm-eval's files, with number, prompts and answers as the run saved them."""
+    first = list(saved.firsts.values())[sample["doc_id"]]
+    kept = {name: first[name] for name in ("doc_id", "arguments", "resps")}
+    return {
+        **sample,
+        **kept,
+        "target": str(sample["target"]),
+        "filtered_resps": sanitize_list(sample["filtered_resps"]),
+    }
+
+
+def _judged_config(saved: Mapping[str, Any], dumped: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a task with what a judge adds: pipelines, metrics by pipeline, the judge's description."""
+    judged = {name: dumped[name] for name in ("filter_list", "metric_list", "other_metrics", "metrics_by_filter")}
+    return {**saved, **judged, "metadata": {**(saved.get("metadata") or {}), "judge": dumped["metadata"]["judge"]}}
+
+
+def as_json(value: Any, default: Callable[[Any], Any] = handle_non_serializable) -> Any:
+    """The value as lm-eval's files have it.
+
+    Args:
+        default: value of an object that JSON lacks.
+    """
+    return json.loads(json.dumps(value, default=default, ensure_ascii=False))
+
+
+def plain_pipelines(task: EditingTask) -> Iterator[FilterEnsemble]:
+    """The pipelines that ask no judge, each without a judge's decision on the population."""
+    for pipeline in task.pipelines:
+        if not any(getattr(one, "judges", False) for one in filter_classes(pipeline)):
+            steps = [step for step in pipeline.filters if getattr(step, "func", step) is not HelperJudgeFilter]
+            yield FilterEnsemble(name=pipeline.name, filters=steps)
