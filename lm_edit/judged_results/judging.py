@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import edit_hooks.lm.model  # noqa: F401  # tasks check their settings against the options of model classes in memory
 from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.files import user_path
 from edit_hooks.utils.outputs import check_writable_folder
 from judges.model.factory import make_model_judge
 from judges.model.judge import Plan
@@ -39,12 +40,15 @@ class Judging:
         include_paths: folders of tasks besides those of installed packages, as ``--include_path`` of ``lm_eval``.
 
     Raises:
-        EditingError: for a choice that names no model judge, and as
+        EditingError: for a choice that names no model judge, for an include path that is no folder, and as
             :func:`~lm_edit.judged_results.sources.find_sources`.
     """
 
     def __init__(self, paths: Sequence[str], judge: object, include_paths: Sequence[str] = ()) -> None:
-        self.judge, self.include_paths = judge, include_paths
+        for path in include_paths:
+            if not user_path(path, "folder of tasks").is_dir():
+                raise EditingError(f"--include-path {path} is no folder; name the folder of the tasks' YAML files.")
+        self.judge, self.include_paths = judge, [str(user_path(path, "folder of tasks")) for path in include_paths]
         self.model_judge = make_model_judge(judge)
         self.sources = find_sources(paths)
 

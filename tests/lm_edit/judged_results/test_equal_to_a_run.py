@@ -39,7 +39,7 @@ def assert_equal_runs(judged: Path, run_with_judge: Path, without: Callable[[Any
     """
     (results, samples), (wanted, wanted_samples) = contents(judged), contents(run_with_judge)
     for task in wanted["configs"]:  # where no column is judged, lm-eval leaves the user's choice of a judge
-        if not any(key.endswith(",judge") for key in wanted["results"][task]):
+        if not any("_judge" in key for key in wanted["results"][task]):
             wanted["configs"][task]["metadata"].pop("judge", None)
         for content in (results, wanted):  # the place of `judge` among the settings is where the user gave it
             content["configs"][task]["metadata"] = dict(sorted(content["configs"][task]["metadata"].items()))
@@ -90,9 +90,9 @@ def test_a_judge_that_selects_the_cases_gives_way_to_another(server: JudgeServer
     settings = {**STREAM, "population": "wrong_judge"}
     with serve(lambda item, attempt: "B") as strict:
         first = judge_of(strict, tmp_path / "first", served_as="strict")
-        write_run(tmp_path / "without", results=run(RELIABILITY, stream(), {**settings, "judge": first}))
+        write_run(tmp_path / "without", results=run("qaedit_wild", stream(), {**settings, "judge": first}))
     judge = judge_of(server, tmp_path / "store")
-    write_run(tmp_path / "with", results=run(RELIABILITY, stream(), {**settings, "judge": judge}))
+    write_run(tmp_path / "with", results=run("qaedit_wild", stream(), {**settings, "judge": judge}))
     paid = sum(server.replies.values())
     Judging([str(tmp_path / "without")], judge).write(tmp_path / "judged")
     assert sum(server.replies.values()) == paid

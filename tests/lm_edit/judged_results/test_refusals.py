@@ -40,7 +40,7 @@ def refused(server: JudgeServer, tmp_path: Path, capsys: pytest.CaptureFixture[s
     return judge
 
 
-def rewrite_samples(result_file: Path, rewrite: Callable[[dict[str, Any]], None], task: str = RELIABILITY) -> None:
+def rewrite_samples(result_file: Path, rewrite: Callable[[dict[str, Any]], object], task: str = RELIABILITY) -> None:
     (path,) = result_file.parent.glob(f"samples_{task}_*.jsonl")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:
@@ -157,6 +157,16 @@ def test_scores_that_the_answers_do_not_have_here(refused: Any, tmp_path: Path) 
     assert "reliability_wild_contains of document 0, filter none, was 0.25 in the run" in error
 
 
+def test_scores_of_a_run_whose_judge_selects_the_cases(refused: Any, tmp_path: Path) -> None:
+    """They are compared without a request; its own population is not."""
+    with serve() as other:
+        settings = {"population": "wrong_judge", "judge": judge_of(other, tmp_path / "other", served_as="other")}
+        path = write_run(tmp_path / "results", results=run(RELIABILITY, scripted(), settings, bootstrap_iters=0))
+    rewrite_samples(path, lambda row: row["filter"] == "none" and row.update(reliability_wild_contains=0.25))
+    error = refused(tmp_path / "results")
+    assert "reliability_wild_contains of document 0, filter none, was 0.25 in the run" in error
+
+
 def test_tasks_of_a_folder_of_the_user(
     refused: Any, server: JudgeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +181,7 @@ def test_tasks_of_a_folder_of_the_user(
     results = simple_evaluate(model=scripted(), tasks=["my_wild"], task_manager=manager, bootstrap_iters=0)
     write_run(tmp_path / "results", results=results)
     assert "the task my_wild is not known here" in refused(tmp_path / "results")
+    assert "is no folder" in refused(tmp_path / "results", "--include-path", str(tmp_path / "nowhere"))
     yaml.write_text(
         f"include: {base}\ntask: my_wild\nprocess_results: !function not_installed.scores.score\n", encoding="utf-8"
     )
