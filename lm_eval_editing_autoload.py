@@ -87,6 +87,8 @@ def _print_user_errors(cli: "ModuleType") -> None:
 
 # Model arguments, and metadata of the task manager, of a `simple_evaluate` whose tasks are not known yet.
 _to_compare: "list[tuple[Any, Any]]" = []
+# Its `gen_kwargs`.
+_generation_settings: "list[Any]" = []
 
 
 def _add_anomalies(evaluator: "ModuleType") -> None:
@@ -106,10 +108,13 @@ def _add_anomalies(evaluator: "ModuleType") -> None:
             _check_output(tracker)
             if (manager := given.get("task_manager")) is not None:  # lm-eval's own has the arguments in its metadata
                 _to_compare.append((given.get("model_args"), getattr(manager, "metadata", None)))
+        if given.get("gen_kwargs"):
+            _generation_settings.append(given["gen_kwargs"])
         try:
             results = original(*args, **kwargs)
         finally:
             _to_compare.clear()
+            _generation_settings.clear()
         if results and given.get("samples") and "config" in results:  # lm-eval does not record them
             results["config"]["samples"] = given["samples"]
         if results and "edited_hf" in results.get("config", {}):
@@ -169,6 +174,13 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
             from lm_eval_tasks.common.run_options import check_task_settings
 
             check_task_settings(*_to_compare.pop(), tasks)
+        if _generation_settings:
+            from lm_eval_tasks.common.run_options import unused_generation_settings
+
+            if (note := unused_generation_settings(_generation_settings.pop(), tasks)) is not None:
+                import logging
+
+                logging.getLogger("lm_eval.lm_eval_editing").warning(note)
         if not getattr(lm, "compares_unedited", False):
             return original(*args, **kwargs)
         from lm_eval_tasks.common.unedited_columns import evaluate_both

@@ -69,7 +69,11 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "data_revision": (TEXT, "commit of the records, else the revision asked for"),
     "data_hash": (TEXT, "SHA-256 of the records' files; with the subset, where one was chosen"),
     **_SCORED_BY,
-    "protocol": (TEXT, "how the task asks and scores: generation settings, settings of the task, chat template"),
+    "protocol": (
+        TEXT,
+        "how the task asks and scores: generation settings (those of the questions where they have their own), "
+        "settings of the task, chat template",
+    ),
     "metric": _PLACE["metric"],
     "stage": _PLACE["stage"],
     "filter": _PLACE["filter"],

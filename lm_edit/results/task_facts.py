@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.json_io import parse_json
 from lm_edit.results.runs import ResultFile
-from lm_eval_tasks.common.columns import Column
+from lm_eval_tasks.common.columns import TOTAL, Column
+from lm_eval_tasks.common.generation import generation_text
 from lm_eval_tasks.common.population import ALL, WRONG_JUDGE
 from lm_eval_tasks.common.run_names import data_label, is_editing_task
 from lm_eval_tasks.common.settings import SCORE_UNEDITED_CASES
@@ -21,7 +22,6 @@ RATES = ("acc", "acc_norm", "exact_match", "em")
 NOT_PROTOCOL = ("population", "score_by", "categories", "generate", "micro")
 JUDGE = "judge"  # the pipeline of verdicts; that of the filters, whose module imports transformers
 MODEL_JUDGE = "model_judge"  # the filter of a configured judge
-TOTAL = "total_scored"  # the aggregation of counts
 _HASH_DIGITS = 12
 
 
@@ -108,17 +108,22 @@ class TaskFacts:
     def protocol(self) -> str:
         """How the task asks and scores; equal texts are the same protocol of one task and version."""
         config, content = self.config, self.file.content
-        generation = config.get("generation_kwargs")
-        parts = [f"{name}={value!r}" for name, value in sorted((generation or {}).items())]
+        requests = [generation_text(one) for one in self.generation_settings]
         settings = {name: value for name, value in (config.get("settings") or {}).items() if name not in NOT_PROTOCOL}
         parts = [
-            f"generation({', '.join(parts)})" if generation else self._default_request,
+            *(requests or [self._default_request]),
             *(f"{name}={value}" for name, value in sorted(settings.items()) if value is not None),
             f"few-shot={shots}" if (shots := (content.get("n-shot") or {}).get(self.task)) else "",
             f"chat template {sha[:_HASH_DIGITS]}" if (sha := content.get("chat_template_sha")) else "",
             f"system {sha[:_HASH_DIGITS]}" if (sha := content.get("system_instruction_sha")) else "",
         ]
         return "; ".join(part for part in parts if part)
+
+    @property
+    def generation_settings(self) -> Sequence[Mapping[str, Any]]:
+        """The decoding settings of the questions, and of the task where some follow it; empty for likelihoods."""
+        of_task = self.config.get("generation_kwargs")
+        return [*(self.config.get("decodings") or ()), *([of_task] if of_task else ())]
 
     @property
     def _default_request(self) -> str:

@@ -1,13 +1,19 @@
-"""Decoding settings of a question as ``generation_kwargs`` of lm-eval."""
+"""Decoding settings of questions, and ``generation_kwargs`` of lm-eval."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from edit_hooks.decoding import Decoding
+from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.common.probes import PLACEHOLDER
+
+GOLD = "the gold answer"  # in place of the text that fixes the length of an answer
+NOT_STATED = ("seed", "draw")  # of sampling: the seed is a setting, the draw a number of the request
 
 
 def generation_arguments(kwargs: Mapping[str, Any] | None, decoding: Decoding | None) -> dict[str, Any]:
@@ -44,3 +50,78 @@ def stop_strings(decoding: Decoding | None, of_task: Sequence[str]) -> list[str]
     if decoding.length_of is not None:
         return []
     return list(of_task if decoding.until is None else decoding.until)
+
+
+def follow_task(docs: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a generated question takes settings from its task, helpers included."""
+    return any(_follows_task(probe) for doc in docs for probe in doc["probes"] if probe["generate"])
+
+
+def own_decodings(docs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The decoding settings of the generated questions, each once; empty if one follows its task's.
+
+    Helpers, which ask the unedited model alone, do not count: they select cases.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for doc in docs:
+        for probe in doc["probes"]:
+            asked = probe["ask_generation"] or probe["ask"]
+            if not probe["generate"] or probe["kind"] == PLACEHOLDER or asked == "unedited":
+                continue
+            if _follows_task(probe):
+                return []
+            stated = _stated(Decoding.from_json(probe["decoding"]))
+            found.setdefault(json.dumps(stated), stated)
+    return list(found.values())
+
+
+def _follows_task(probe: Mapping[str, Any]) -> bool:
+    """Whether length or end of an answer is left to the task."""
+    decoding = probe["decoding"]
+    if probe["kind"] == PLACEHOLDER or decoding is None:
+        return decoding is None and probe["kind"] != PLACEHOLDER
+    has_length = decoding["max_new_tokens"] is not None or decoding["max_total_tokens"] is not None
+    return decoding["length_of"] is None and not (has_length and decoding["until"] is not None)
+
+
+def _stated(decoding: Decoding) -> dict[str, Any]:
+    """The settings that are not at their default, and whether tokens are drawn."""
+    texts: dict[str, Any] = {"do_sample": decoding.sampling is not None}
+    texts |= {} if decoding.until is None else {"until": list(decoding.until)}
+    texts |= {} if decoding.length_of is None else {"length_of": GOLD}
+    sampling = asdict(decoding.sampling) if decoding.sampling is not None else {}
+    given = {name: value for name, value in {**asdict(decoding), **sampling}.items() if value not in (None, False)}
+    return {name: value for name, value in (given | texts).items() if name not in (*NOT_STATED, "sampling")}
+
+
+def refuse_generation_kwargs(
+    task: str, given: Mapping[str, Any], decodings: Sequence[Mapping[str, Any]], settings: Iterable[str]
+) -> None:
+    """Refuse ``--gen_kwargs`` for a task whose questions have their own decoding.
+
+    Answers of the gold answer's length are no reason: they belong to groups with tasks that follow the settings.
+
+    Args:
+        decodings: of :func:`own_decodings`.
+        settings: names of the benchmark's settings.
+
+    Raises:
+        EditingError: if a decoding has values in place of the given ones.
+    """
+    if all("length_of" in one for one in decodings):
+        return
+    own = " and ".join(generation_text(one) for one in decodings)
+    raise EditingError(
+        f"{task}: --gen_kwargs has {_pairs(given)}, which no question of this task follows: its protocol is {own}. "
+        f"Drop --gen_kwargs, or run the other tasks apart. Settings of the benchmark, for --metadata: "
+        f"{', '.join(settings)}."
+    )
+
+
+def generation_text(settings: Mapping[str, Any]) -> str:
+    """Settings of a generation as one text, as in ``generation(max_new_tokens=64, until=['.'])``."""
+    return f"generation({_pairs(settings)})"
+
+
+def _pairs(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(settings.items()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -101,6 +101,17 @@ def check_task_settings(arguments: object, metadata: Mapping[str, Any] | None, t
                 "other data, or in another mode, than the model edits. Make the manager with "
                 "TaskManager(metadata=<model_args as a mapping>), or leave task_manager out."
             )
+
+
+def unused_generation_settings(given: object, tasks: Sequence[Any]) -> str | None:
+    """A sentence about ``--gen_kwargs`` that no question of editing tasks follows; ``None`` if one does."""
+    if not tasks or any(getattr(task, "follows_generation_kwargs", True) for task in tasks):
+        return None
+    names = ", ".join(str(task.config.task) for task in tasks)
+    return (
+        f"--gen_kwargs has {given!r}, which changes nothing: no question of {names} follows it. Tasks with a setting "
+        "'generate' have such questions with --metadata '{\"generate\": true}'."
+    )
 
 
 def edit_options(editing: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,17 +35,24 @@ import lm_eval_tasks.common.filters  # noqa: F401  # registers natural_stop, whi
 from edit_hooks.prompt_context import ChatTemplate, answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
-from edit_hooks.utils.options import check_generation_kwargs, switch
+from edit_hooks.utils.options import check_generation_kwargs
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, STANDARD_ERRORS, retention_matrix
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.breakdown import CATEGORIES, breakdown_columns, breakdown_fields, breakdown_row, prepare
 from lm_eval_tasks.common.documents import build_documents
-from lm_eval_tasks.common.generation import after_prompt, generation_arguments, stop_strings
+from lm_eval_tasks.common.generation import (
+    after_prompt,
+    follow_task,
+    generation_arguments,
+    own_decodings,
+    refuse_generation_kwargs,
+    stop_strings,
+)
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.judge_filter import add_judge, describe_verdicts
 from lm_eval_tasks.common.measures import Measure, Score, case_mean, evaluate, judged_correct
-from lm_eval_tasks.common.micro import micro_metrics
-from lm_eval_tasks.common.population import population_metrics, restrict, with_current_name
+from lm_eval_tasks.common.metric_list import is_rate, select_metrics
+from lm_eval_tasks.common.population import restrict, with_current_name
 from lm_eval_tasks.common.probes import OWN_CHAT, PLACEHOLDER, CaseAnswers, case_requests, mark_unusable
 from lm_eval_tasks.common.saved_cases import take_saved_cases
 from lm_eval_tasks.common.stages import (
@@ -112,6 +119,7 @@ class EditingTask(HarnessTask):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(data_dir, cache_dir, download_mode, config)
+        self.decodings, self.has_own_generation_kwargs = own_decodings(self.test_docs()), True
         self._declare_columns()
 
     def prepare(self, config: dict[str, Any]) -> None:
@@ -124,7 +132,7 @@ class EditingTask(HarnessTask):
         self.saved = take_saved_cases(config["metadata"])
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
-        config["metric_list"] = _select_metrics(config["metric_list"], config["metadata"])
+        config["metric_list"] = select_metrics(config["metric_list"], config["metadata"])
         if config.get("num_fewshot"):
             raise EditingError(
                 f"{config.get('task')}: num_fewshot={config['num_fewshot']}, but demonstrations are not part of the "
@@ -160,7 +168,7 @@ class EditingTask(HarnessTask):
 
     def _is_rate(self, name: str) -> bool:
         """Whether a metric is a mean share of successes, so that a failure can count as 0."""
-        return any(_is_rate(metric) for metric in self.config.metric_list if metric["metric"] == name)
+        return any(is_rate(metric) for metric in self.config.metric_list if metric["metric"] == name)
 
     def _declare_companions(self, column: str, aggregation: Callable[[Sequence[Any]], Any]) -> None:
         """Declare the counts and the standard error of a column.
@@ -195,6 +203,10 @@ class EditingTask(HarnessTask):
             config["metrics_by_filter"] = by_filter
         # For likelihoods the loggers expect pairs; our answers are objects that print as JSON, as texts are logged.
         config["output_type"] = "generate_until"
+        if self.decodings:
+            config["decodings"] = self.decodings
+            if self.has_own_generation_kwargs:
+                del config["generation_kwargs"]  # at most helpers follow them
         config["settings"] = self.benchmark.resolved_settings(self.config.metadata)
         config.pop("fewshot_config", None)  # repeats fields of the config; printing it would show memory addresses
         config["custom_dataset"] = self.benchmark.name
@@ -251,6 +263,26 @@ class EditingTask(HarnessTask):
         return probe["targets"][0] if probe["targets"] else probe["gold"]
 
     # -------------------------------------------------------------- requests
+
+    @property
+    def follows_generation_kwargs(self) -> bool:
+        """Whether a question is generated with settings of the task."""
+        return follow_task(self.test_docs())
+
+    def set_config(self, key: str, value: Any, update: bool = False) -> None:
+        """Set a field of the configuration; lm-eval sets ``generation_kwargs`` with it where ``--gen_kwargs`` is given.
+
+        Raises:
+            EditingError: for such settings if every question has its own.
+        """
+        if key == "generation_kwargs" and value:
+            names = [setting.name for setting in self.benchmark.declared_settings]
+            refuse_generation_kwargs(self.config.task, value, self.decodings, names)
+            if not self.follows_generation_kwargs:
+                logger.warning("%s: --gen_kwargs is ignored; no question of the task follows it", self.config.task)
+                return
+            self.has_own_generation_kwargs = False
+        super().set_config(key, value, update)
 
     def build_all_requests(
         self,
@@ -440,32 +472,6 @@ class EditingTask(HarnessTask):
         return metrics
 
 
-def _select_metrics(metric_list: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The metrics of this run; by default means, and higher is better."""
-    conditions = ("only_if", "only_with", "only_without")
-    chosen = (
-        {"aggregation": "mean_scored", "higher_is_better": True}
-        | {key: value for key, value in metric.items() if key not in conditions}
-        for listed in metric_list
-        if _applies(listed.get("only_if"), settings)
-        and ("only_with" not in listed or settings.get(listed["only_with"]))
-        and ("only_without" not in listed or not settings.get(listed["only_without"]))
-        for metric in population_metrics(listed, settings)
-    )
-    return [metric for one in chosen for metric in micro_metrics(one, settings)]
-
-
-def _applies(only_if: str | Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:
-    """Whether a metric's condition holds: a switch that is on, or settings that all have the given values."""
-    if isinstance(only_if, Mapping):
-        return all(metadata.get(name) == value for name, value in only_if.items())
-    return only_if is None or switch(metadata, only_if, True)
-
-
-def _is_rate(metric: Mapping[str, Any]) -> bool:
-    return metric["aggregation"] == "mean_scored" and metric["higher_is_better"] and metric.get("rate", True)
-
-
 def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict[str, str]) -> dict[str, Any]:
     """The columns of one metric at one stage for one case.
 
@@ -479,7 +485,7 @@ def _columns(metric: Mapping[str, Any], suffix: str, score: Score, reasons: dict
         columns[f"{name}_stderr"] = value
     columns[f"{name}_n"] = int(value is not None)
     columns[f"{name}_failed"] = int(value is None and score.reason not in (None, NOT_IN_STREAM))
-    if not suffix and _is_rate(metric):
+    if not suffix and is_rate(metric):
         columns[f"{name}{OR_ZERO}"] = 0.0 if score.failed else value
     if metric.get("filtered"):
         columns[f"{name}_excluded"] = int(score.excluded)

@@ -55,6 +55,18 @@ def test_documents_are_json_repeatable_and_carry_their_edit(task: str) -> None:
             assert probe["ask"] in ("edited", "unedited", "both")
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_recorded_generation_settings_are_those_of_a_question(task: str) -> None:
+    """Unless a switch or a population of the task adds questions that follow its ``generation_kwargs``."""
+    built = build(task)
+    recorded = built.dump_config()
+    assert ("decodings" in recorded) <= ("generation_kwargs" not in recorded)
+    switches = ({}, {"generate": True}, {"population": "wrong_em"})
+    docs = [doc for settings in switches for doc in build(task, **settings).test_docs()]
+    generates = any(probe["generate"] for doc in docs for probe in doc["probes"])
+    assert generates is (built.config.output_type == "generate_until")
+
+
 @pytest.mark.parametrize("lm_class", [ScriptedLM, StockLM])
 @pytest.mark.parametrize("task", TASKS)
 def test_every_record_is_scored_or_has_a_reason(task: str, lm_class: type) -> None:

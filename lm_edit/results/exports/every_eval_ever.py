@@ -172,8 +172,14 @@ def _result(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:
             "additional_details": _texts({key: row[key] for key in DETAILS}),
         },
         "score_details": {"score": row["value"], **uncertainty},
-        "generation_config": {"additional_details": _texts(about.config.get("generation_kwargs") or {})},
+        "generation_config": {"additional_details": _texts(_generation(about))},
     }
+
+
+def _generation(about: TaskFacts) -> Mapping[str, Any]:
+    """Generation settings; with several decodings of a task, each under its number."""
+    settings = about.generation_settings
+    return settings[0] if len(settings) == 1 else {f"decoding_{number}": one for number, one in enumerate(settings)}
 
 
 def _source(row: Mapping[str, Any], about: TaskFacts) -> dict[str, Any]:

@@ -276,6 +276,15 @@ def test_protocols_differ_by_what_a_task_asks(tmp_path: Path) -> None:
     assert first["protocol"].startswith("generation(do_sample=False, max_gen_toks=50, until=")
     assert "wild_context=qa_inst" in first["protocol"]
     assert load_results(write_run(tmp_path / "b", "bake_s"))["protocol"].iloc[0].startswith("likelihood; judge_")
+    assert load_results(write_run(tmp_path / "c", "knowgic_prob"))["protocol"].iloc[0].startswith("likelihood; gener")
+    sampled = load_results(write_run(tmp_path / "d", "knowgic"))["protocol"].iloc[0]
+    own = "generation(do_sample=True, max_new_tokens=64, temperature=0.7, until=['\\nQ:']); generation_seed=0"
+    assert sampled.startswith(own)
+    before = scripted_results("knowgic")  # as older files have it
+    del before["configs"]["knowgic"]["decodings"]
+    before["configs"]["knowgic"]["generation_kwargs"] = {"until": ["."], "max_gen_toks": 50}
+    old = load_results(write_run(tmp_path / "e", results=before))["protocol"].iloc[0]
+    assert old == sampled.replace(own, "generation(max_gen_toks=50, until=['.']); generation_seed=0")
 
 
 def test_stages_unedited_columns_matrices_and_breakdowns(tmp_path: Path) -> None:

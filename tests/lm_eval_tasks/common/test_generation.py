@@ -11,7 +11,7 @@ from scripted import generated
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.request import EditRequest
 from lm_eval_tasks.common.cases import Case
-from lm_eval_tasks.common.generation import generation_arguments
+from lm_eval_tasks.common.generation import generation_arguments, generation_text, own_decodings
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, case_doc, case_requests
 
 CASE = Case(EditRequest(prompt="Where is {}?", subject="Velm", target_new="Karsk", case_id="0"))
@@ -58,3 +58,27 @@ def test_stock_models_get_the_settings_that_have_a_name_there() -> None:
     }  # fmt: skip
     assert generation_arguments(task, Decoding(sampling=Sampling(top_p=0.9)))["top_p"] == 0.9
     assert task == {"until": ["."], "max_gen_toks": 50, "do_sample": False}
+
+
+def test_a_task_states_the_decoding_of_its_questions_if_none_follows_its_own() -> None:
+    seeded = replace(PROBE, decoding=replace(SAMPLED, sampling=Sampling(top_k=5, seed=4)))
+    helper = Probe(kind="wild", prompt="Velm?", generate=True, ask="unedited")
+    scored = Probe(kind="plain", prompt="Velm?", targets=["Karsk"])
+    own = case_doc(CASE, [PROBE, seeded, helper, scored], generate=True)
+    stated = {
+        "max_new_tokens": 100, "ignore_end": True, "temperature": 1.0, "top_k": 5, "do_sample": True, "until": []
+    }  # fmt: skip
+    assert own_decodings([own, case_doc(CASE, [], generate=True)]) == [stated]
+    assert generation_text({"until": ["\n"], "max_new_tokens": 5}) == "generation(max_new_tokens=5, until=['\\n'])"
+    lengths = [
+        Decoding(length_of=text, teacher_forced=forced) for text, forced in [("a", True), ("b", True), ("a", False)]
+    ]
+    probes = [replace(PROBE, decoding=one, num_draws=1) for one in lengths]
+    fixed = {"length_of": "the gold answer", "do_sample": False}
+    assert own_decodings([case_doc(CASE, probes, generate=True)]) == [{**fixed, "teacher_forced": True}, fixed]
+
+
+@pytest.mark.parametrize("decoding", [None, Decoding(max_new_tokens=5), Decoding(until=("x",)), Decoding()])
+def test_a_question_that_takes_a_length_or_an_end_from_its_task_follows_it(decoding: Decoding | None) -> None:
+    follows = Probe(kind="plain", prompt="Velm?", generate=True, decoding=decoding)
+    assert own_decodings([case_doc(CASE, [PROBE, follows], generate=True)]) == []

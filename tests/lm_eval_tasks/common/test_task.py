@@ -21,6 +21,7 @@ from task_runs import FOLDER, build, data_of, from_nlls, metrics_of, run, run_on
 from edit_hooks.answers import GeneratedText
 from edit_hooks.utils.errors import EditingError
 from judges.base import Verdict
+from lm_eval_tasks.common.run_options import unused_generation_settings
 
 # ------------------------------------------------------------------ stock models, broken answers
 
@@ -153,6 +154,50 @@ def test_gen_kwargs_change_stop_rule_and_truncation_together() -> None:
     results = run("bake_rq", lm, gen_kwargs="until=;")
     assert metrics_of(results, "bake_rq")["rqs_gen_em"] == 0.25
     assert results["configs"]["bake_rq"]["generation_kwargs"]["until"] == ";"
+
+
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        ("knowgic", r"generation\(do_sample=True, max_new_tokens=64, temperature=0.7, until=.*knowgic_max_tokens"),
+        ("counterfact_fluency", r"generation\(do_sample=True, ignore_end=True, max_total_tokens=100"),
+        ("mquake_multi_hop_cot", r"generation\(do_sample=False, max_new_tokens=200"),
+    ],
+)
+def test_gen_kwargs_that_no_question_follows_are_refused_before_any_question(task: str, own: str) -> None:
+    lm = ScriptedLM()
+    with pytest.raises(EditingError, match=rf"{task}: --gen_kwargs has max_gen_toks=50, .*{own}"):
+        run(task, lm, gen_kwargs="max_gen_toks=50")
+    assert not lm.seen
+
+
+def test_gen_kwargs_do_not_change_the_record_of_a_task_that_only_scores(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        results = run("qaedit_syn_reliability", gen_kwargs="max_gen_toks=12")
+        run("knowgic_prob", gen_kwargs="max_gen_toks=12")
+    assert "qaedit_syn_reliability: --gen_kwargs is ignored; no question of the task follows it" in caplog.text
+    assert "changes nothing: no question of knowgic_prob follows it" in caplog.text
+    assert results["configs"]["qaedit_syn_reliability"]["generation_kwargs"]["max_gen_toks"] == 50
+    tasks = [build("knowgic_prob"), build("bake_s")]
+    assert unused_generation_settings("max_gen_toks=12", tasks)
+    assert unused_generation_settings("max_gen_toks=12", [*tasks, build("bake_rq")]) is None
+    assert unused_generation_settings("max_gen_toks=12", [*tasks, object()]) is None  # lm-eval's own
+
+
+def test_gen_kwargs_for_helpers_of_answers_of_gold_length_are_recorded_beside_these() -> None:
+    """So that populations are those of WILD in the same run; without a population nothing is to be set."""
+    task, wrong = "qaedit_syn_ar_locality", {"population": "wrong_em"}
+    plain, given = (run(task, settings=wrong, gen_kwargs=one)["configs"][task] for one in ("", "max_gen_toks=12"))
+    assert plain["decodings"] == given["decodings"] and given["decodings"][0]["length_of"] == "the gold answer"
+    assert "generation_kwargs" not in plain and given["generation_kwargs"]["max_gen_toks"] == 12
+    assert "generation_kwargs" not in run(task, gen_kwargs="max_gen_toks=12")["configs"][task]
+
+
+def test_totals_have_no_direction() -> None:
+    directions = build("knowgic").higher_is_better()
+    totals = [name for name in directions if name.startswith(("ifr_chains", "ckp_questions")) or "_active_" in name]
+    assert len(totals) > 10 and {directions[name] for name in totals} == {None}
+    assert directions["ckp_sampled"] is True and directions["ifr_sampled"] is False
 
 
 def test_switching_generation_off_drops_its_columns_and_requests() -> None:
