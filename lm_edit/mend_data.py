@@ -1,11 +1,13 @@
 """Training data of `mend` and `serac`, from a file or a benchmark.
 
-It consists of edits with paraphrases and unrelated texts.
+It consists of edits with paraphrases and unrelated texts. All edits of a prompt are either trained on or held out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def load_edit_data(
     validation_share: float = 0.1,
     num_edits: int | None = None,
 ) -> EditData:
-    """Training and validation edits.
+    """Training and validation edits, each distinct one once.
 
     A benchmark must not be evaluated on the edits trained on; the report, which goes to the manifest, identifies them.
 
@@ -40,8 +42,9 @@ def load_edit_data(
             ``subject``), ``target_new``, ``paraphrases`` (list of texts) and ``locality`` (list of ``prompt`` and
             ``answer``), or have the layout of MEND's zsRE files (``src``, ``alt``, ``rephrase``, ``loc``, ``loc_ans``).
         settings: for benchmarks: ``data``, ``data_revision``, ``pretrained``.
-        validation: a file of validation edits; by default every n-th edit of the source is held out.
-        validation_share: share of the edits to hold out, between 0 and 1.
+        validation: a file of validation edits; their prompts are not trained on. By default edits of the source are
+            held out, at even distances.
+        validation_share: share of the edit prompts to hold out, between 0 and 1.
         num_edits: use only the first edits of the source.
 
     Raises:
@@ -49,16 +52,21 @@ def load_edit_data(
     """
     if not 0 < validation_share < 1:
         raise EditingError(f"validation share {validation_share!r}; a number between 0 and 1 is needed.")
-    examples, report = _read(source, settings)
+    examples, report = _read_distinct(source, settings)
     if num_edits is not None:
         examples = examples[: require_whole("num_edits", num_edits)]
     if validation is not None:
-        held_out, held_report = _read(validation, settings)
-        report["validation"] = held_report
+        held_out, report["validation"] = _read_distinct(validation, settings)
+        held = {example.prompt for example in held_out}
+        if shared := sum(example.prompt in held for example in examples):
+            report["left_out_for_validation"] = shared
     else:
-        every = max(2, round(1 / validation_share))
-        held_out, examples = examples[every - 1 :: every], [e for i, e in enumerate(examples) if i % every != every - 1]
-        report["validation"] = f"every {every}th edit of the source, held out"
+        share = Fraction(validation_share).limit_denominator(10**9)
+        held = _prompts_to_hold_out(examples, share)
+        held_out = [example for example in examples if example.prompt in held]
+        rule = f"every {share.denominator}th edit" if share.numerator == 1 else f"a share of {float(share):g}"
+        report["validation"] = f"{rule} of the source, held out"
+    examples = [example for example in examples if example.prompt not in held]
     if not examples or not held_out:
         raise EditingError(f"{source} gives {len(examples)} training and {len(held_out)} validation edits; add some.")
     report |= {
@@ -71,6 +79,19 @@ def load_edit_data(
     return EditData(examples, held_out, report)
 
 
+def _read_distinct(source: str, settings: Settings) -> tuple[list[EditExample], dict[str, Any]]:
+    """The distinct edits of a source in its order, and its description for the report."""
+    examples, report = _read(source, settings)
+    distinct = list(dict.fromkeys(examples))
+    return distinct, report | ({"repeated": len(examples) - len(distinct)} if len(distinct) < len(examples) else {})
+
+
+def _prompts_to_hold_out(examples: Sequence[EditExample], share: Fraction) -> set[str]:
+    """This share of the prompts, at even distances."""
+    prompts = dict.fromkeys(example.prompt for example in examples)
+    return {one for number, one in enumerate(prompts) if floor((number + 1) * share) > floor(number * share)}
+
+
 def _read(source: str, settings: Settings) -> tuple[list[EditExample], dict[str, Any]]:
     """The edits of a source and its description for the report."""
     path = Path(source).expanduser()
@@ -78,16 +99,20 @@ def _read(source: str, settings: Settings) -> tuple[list[EditExample], dict[str,
         examples = [_parse(record, where) for where, record in read_rows(path, "file of training edits")]
         return examples, {"file": path.name, "sha256": sha256_of(path)}
     loaded = find_benchmark(source, "a JSON or JSONL file").load(settings)
-    return [_to_example(case) for case in loaded.records], {"benchmark": source, **loaded.source}
+    examples = [example for case in loaded.records for example in _to_examples(case)]
+    return examples, {"benchmark": source, **loaded.source}
 
 
-def _to_example(case: Case) -> EditExample:
-    return EditExample(
+def _to_examples(case: Case) -> Iterator[EditExample]:
+    """All edits of a case; its paraphrases and neighbors are those of the first."""
+    yield EditExample(
         prompt=case.request.text,
         target=case.request.target_new,
         paraphrases=tuple(question.prompt for question in case.paraphrases),
         locality=tuple((question.prompt, question.wanted) for question in case.neighbors),
     )
+    for request in case.further_requests:
+        yield EditExample(prompt=request.text, target=request.target_new)
 
 
 def _parse(record: Any, where: str) -> EditExample:

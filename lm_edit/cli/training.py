@@ -36,7 +36,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_arguments(parser)
     parser.add_argument("--validation", help="file of validation edits; default: hold out some training edits")
     parser.add_argument(
-        "--validation-share", type=real(INNER_SHARE), default=0.1, help="share of edits held out (default 0.1)"
+        "--validation-share", type=real(INNER_SHARE), default=0.1, help="share of edit prompts held out (default 0.1)"
     )
     parser.add_argument("--num-edits", type=whole(), help="use the first edits only; default: all")
     parser.add_argument("--settings", help=f"settings of training and editor: {SETTINGS_SYNTAX}")
@@ -77,6 +77,7 @@ def _train(
         validation_share=args.validation_share,
         num_edits=args.num_edits,
     )
+    say(_described(data.report))
     lm = load_model(args)
     config = make_config(lm.outline, settings)
     trainer_class.check_inputs(config, lm.tokenizer, data)
@@ -89,6 +90,14 @@ def _train(
     )
     say(f"use it: lm_eval --model edited_hf --model_args {quote(f'editor={editor},editor_args=artifact:{out}')} ...")
     return 0
+
+
+def _described(report: Mapping[str, Any]) -> str:
+    """A line about the edits: their numbers on both sides, and those that are used once or not at all."""
+    further = {"repeated": "repeated ones dropped", "left_out_for_validation": "left out as validation edits"}
+    parts = [f"{report[name]} {text}" for name, text in further.items() if name in report]
+    counts = f"training edits: {report['num_edits']}, validation edits: {report['num_validation']}"
+    return counts + (f" ({'; '.join(parts)})" if parts else "")
 
 
 VERBS: dict[str, Verb] = {

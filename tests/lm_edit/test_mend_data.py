@@ -9,6 +9,7 @@ import pytest
 from edit_hooks import EditingError
 from edit_hooks.training.edit_data import EditExample
 from lm_edit.mend_data import load_edit_data
+from lm_eval_tasks.common.benchmark import find_benchmark
 
 
 def test_data_from_files_of_both_layouts_and_from_benchmarks(tmp_path):
@@ -49,3 +50,50 @@ def test_bad_data_is_named(tmp_path):
     bad.write_text(json.dumps({"prompt": "a", "target_new": "b"}))
     with pytest.raises(EditingError, match="validation edits"):
         load_edit_data(str(bad), {})
+
+
+def facts(number):
+    return [{"prompt": f"Fact {index} is", "target_new": "so"} for index in range(number)]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.15, 0.33, 0.4, 0.5, 0.75, 0.99])
+def test_the_share_asked_for_is_held_out(tmp_path, share):
+    file = tmp_path / "edits.json"
+    file.write_text(json.dumps(facts(100)))
+    data = load_edit_data(str(file), {}, validation_share=share)
+    assert len(data.validation) == data.report["num_validation"] == round(100 * share)
+    numbers = [int(example.prompt.split()[1]) for example in data.validation]
+    assert all(abs(number - (rank + 1) / share) <= 1 for rank, number in enumerate(numbers))  # at even distances
+
+
+def test_shares_of_one_nth_hold_out_every_nth_edit_as_before(tmp_path):
+    file = tmp_path / "edits.json"
+    file.write_text(json.dumps(facts(47)))
+    for every in (2, 3, 4, 5, 7, 10, 20):
+        data = load_edit_data(str(file), {}, validation_share=1 / every)
+        assert [one.prompt for one in data.validation] == [one["prompt"] for one in facts(47)][every - 1 :: every]
+        assert data.report["validation"] == f"every {every}th edit of the source, held out"
+        assert not {"repeated", "left_out_for_validation"} & set(data.report)
+
+
+def test_all_edits_of_a_case_are_used_each_distinct_one_on_one_side(tmp_path):
+    cases = find_benchmark("mquake").load({"data": "mini"}).records
+    edits = [(request.text, request.target_new) for case in cases for request in case.requests]
+    data = load_edit_data("mquake", {"data": "mini"})
+    used = [(example.prompt, example.target) for example in [*data.train, *data.validation]]
+    assert len(used) == len(set(used)) and set(used) == set(edits)
+    assert len(edits) > len(cases) and data.report.get("repeated", 0) == len(edits) - len(used)
+    file = tmp_path / "edits.json"
+    again = {**facts(3)[2], "paraphrases": ["Thus"]}
+    file.write_text(json.dumps([*facts(3), facts(1)[0], again]))
+    data = load_edit_data(str(file), {}, validation_share=1 / 3)
+    assert [example.paraphrases for example in data.validation] == [(), ("Thus",)]
+    assert len(data.train) == 2 and data.report["repeated"] == 1
+
+
+def test_prompts_of_a_validation_file_are_not_trained_on(tmp_path):
+    train, validation = tmp_path / "train.json", tmp_path / "validation.json"
+    train.write_text(json.dumps(facts(5)))
+    validation.write_text(json.dumps(facts(2)))
+    data = load_edit_data(str(train), {}, validation=str(validation))
+    assert (len(data.train), len(data.validation), data.report["left_out_for_validation"]) == (3, 2, 2)

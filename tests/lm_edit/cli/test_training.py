@@ -19,7 +19,8 @@ def test_the_command_trains_and_the_editor_uses_what_it_made(tmp_path, capsys):
     arguments = ["--pretrained", path, "--device", "cpu", "--edits", "bake", "--data", "mini", "--num-edits", "12"]
     settings = "layers:[1];rank:8;num_steps:2;accumulate:2;validate_every:1;edit_lr:0.001"
     assert main(["train-mend", *arguments, "--settings", settings, "--out", str(out)]) == 0
-    assert "validation edit loss" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "training edits: 11, validation edits: 1\n" in printed and "validation edit loss" in printed
     edits = tmp_path / "edits.jsonl"
     edits.write_text(json.dumps(REQUESTS[0]))
     editor = ["--editor", "mend", "--editor-args", f"artifact:{out}", "--store", "off"]
