@@ -18,6 +18,7 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from judges.match import alias_match, any_exact_match, normalize
 from lm_eval_tasks.common.facts import Fact
 from lm_eval_tasks.common.replies import is_usable, template_of
+from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.benchmark import relation_words
 from lm_eval_tasks.knowgic.graph import Edit, Relation
 
@@ -36,6 +37,7 @@ NO_QUESTION = "no fact of the record's chains has the prompt of the edit, so it 
 NO_TEMPLATE = "question or statement does not have the subject exactly once, and words beside it"
 UNUSABLE = "a name is too long or has brackets"
 HAS_OBJECT = "the object occurs in the subject"
+GIVEN_AWAY = "the object occurs in the question"
 SAME_OBJECT = "the new object is another name of the original one"
 REPEATED = "an earlier edit has its subject and relation"
 OTHER_WORDING = "most edits of the relation have another wording"
@@ -204,6 +206,8 @@ def _candidate(
     accepted = [fact.object, *(name for name in others if len(normalize(name)) > LONGEST_CODE)]
     if alias_match(fact.subject, accepted):
         return HAS_OBJECT
+    if gives_away(question, accepted):
+        return GIVEN_AWAY
     if any_exact_match(request.target_new, accepted):
         return SAME_OBJECT
     return Candidate(Edit(fact, request.target_new), Relation(request.prompt, template), accepted[1:], source_id)

@@ -79,6 +79,10 @@ def _run_graph(args: argparse.Namespace) -> int:
     say(f"edits: {len(records)}")
     for length, count in sorted(lengths.items()):
         say(f"chains of length {length}: {count}")
+    if given_away := graph.given_away():
+        named = "; ".join(map(graph.question, given_away[:MAX_NAMED]))
+        more = f" and {len(given_away) - MAX_NAMED} more" if len(given_away) > MAX_NAMED else ""
+        say(f"facts whose question has the answer, as a response that repeats it: {len(given_away)} ({named}{more})")
     say(f"use it: lm_eval --model edited_hf --tasks knowgic_prob --model_args {quote(f'data={args.out},...')}")
     return 0
 

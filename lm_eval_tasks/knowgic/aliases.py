@@ -46,6 +46,11 @@ def has_answer(text: str, names: Sequence[str]) -> bool:
     return contains(text, answer) or any(contains(text, name, keep_case=True) for name in others)
 
 
+def gives_away(question: str, names: Sequence[str]) -> bool:
+    """Whether a response that repeats the question has the answer, given this and its other names."""
+    return has_answer(question, names)
+
+
 def find_aliases(settings: Settings) -> Aliases:
     """The other names for a run.
 

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edit_hooks.utils.errors import EditingError
+from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.json_io import read_json
 from lm_eval_tasks.common.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.common.fields import Fields
+from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.benchmark import relation_words
 
 MAX_STEPS = 5
+KEYS = ("relations", "facts", "edits", "aliases", "wordings", "provenance")
+RELATION_KEYS, WORDING_KEYS = ("prompt", "question"), ("fact", "prompt", "question")
 
 
 class Relation(NamedTuple):
@@ -57,22 +60,36 @@ class KnowledgeGraph:
         """Statement and question of a fact."""
         return self.wordings.get(fact, self.relations[fact.relation])
 
+    def question(self, fact: Fact) -> str:
+        """The question about a fact."""
+        return self.wording(fact).question.replace("{}", fact.subject)
+
+    def names(self, entity: str) -> tuple[str, ...]:
+        """An entity and its other names."""
+        return (entity, *self.aliases.get(entity, ()))
+
+    def given_away(self) -> list[Fact]:
+        """The facts whose question has the answer; the paper has none (section 5.1.1), the released files nine."""
+        return [fact for fact in self.facts if gives_away(self.question(fact), self.names(fact.object))]
+
 
 def read_graph(path: str | Path) -> KnowledgeGraph:
     """Read a graph from JSON: ``relations`` (name -> prompt, question), ``facts``, ``edits``.
 
     Facts are lists of subject, relation and object, edits lists of subject, relation and new object. Optional:
-    ``aliases`` (entity -> other names) and ``wordings``, objects with ``fact``, ``prompt`` and ``question``, for facts
-    with another wording than their relation.
+    ``aliases`` (entity -> other names), ``wordings``, objects with ``fact``, ``prompt`` and ``question``, for facts
+    with another wording than their relation, and ``provenance``, for people.
 
     Raises:
-        EditingError: for unreadable JSON, another layout, an unknown relation, two facts between the same entities, and
-            an edit or a wording of a fact that the graph lacks, or an edit of one of several objects.
+        EditingError: for unreadable JSON, another layout, unknown keys and relations, a name in two cases, two facts
+            between the same entities, and an edit or a wording of a fact that the graph lacks, an edit of one of
+            several objects, to the same object, or that stands there twice.
     """
     record = read_json(path, "knowledge graph")
     if not isinstance(record, Mapping):
         raise EditingError(f"{path} is no object; one with relations, facts and edits is needed.")
     fields = Fields(record, str(path))
+    _check_keys(str(path), record, KEYS)
     relations = read_relations(fields)
     facts = list(read_facts(fields, "facts", relations))
     by_entities: dict[tuple[str, str], Fact] = {}
@@ -80,9 +97,27 @@ def read_graph(path: str | Path) -> KnowledgeGraph:
         other = by_entities.setdefault((fact.subject, fact.object), fact)
         if other is not fact:
             raise fields.error("facts", f"links {fact.subject!r} to {fact.object!r} by two facts; keep one")
-    edits = [_edit(fields, facts, triple) for triple in read_facts(fields, "edits", relations)]
+    aliases = read_entity_names(fields)
+    edits = [_edit(fields, facts, triple, aliases) for triple in read_facts(fields, "edits", relations)]
+    _check_names(fields, facts, edits)
+    if repeated := next((edit for number, edit in enumerate(edits) if edit in edits[:number]), None):
+        raise fields.error("edits", f"changes {' | '.join(repeated.fact)} to {repeated.target_new!r} twice; keep one")
     wordings = dict(_fact_wordings(fields, facts))
-    return KnowledgeGraph(relations, facts, edits, read_entity_names(fields), wordings)
+    return KnowledgeGraph(relations, facts, edits, aliases, wordings)
+
+
+def _check_keys(where: str, record: Mapping[str, Any], known: Sequence[str]) -> None:
+    if unknown := set(record) - set(known):
+        raise unknown_keys_error(f"key in {where}:", map(str, unknown), known)
+
+
+def _check_names(fields: Fields, facts: Sequence[Fact], edits: Sequence[Edit]) -> None:
+    """Refuse one name in two cases: the tasks take them for one entity, and the search for chains for two."""
+    first: dict[str, str] = {}
+    places = [("facts", name) for fact in facts for name in (fact.subject, fact.object)]
+    for place, name in [*places, *(("edits", edit.target_new) for edit in edits)]:
+        if (other := first.setdefault(name.casefold(), name)) != name:
+            raise fields.error(place, f"has {name!r} and {other!r}, one name in two cases; write one of them")
 
 
 def read_relations(fields: Fields) -> dict[str, Relation]:
@@ -112,7 +147,10 @@ def read_entity_names(fields: Fields) -> dict[str, list[str]]:
 
 def _relation(fields: Fields, name: str) -> Relation:
     # The name may hold dots, which would be steps of a path.
-    entry = Fields({"relations": fields.record["relations"][name]}, f"{fields.where}, {name!r}")
+    content = fields.record["relations"][name]
+    entry = Fields({"relations": content}, f"{fields.where}, {name!r}")
+    if isinstance(content, Mapping):
+        _check_keys(f"{fields.where}, relation {name!r}", content, RELATION_KEYS)
     relation = Relation(entry.text("relations.prompt"), entry.text("relations.question"))
     _check_relation(fields, f"relations.{name}", relation)
     return relation
@@ -129,6 +167,7 @@ def _check_relation(fields: Fields, place: str, relation: Relation) -> None:
 def _fact_wordings(fields: Fields, facts: Sequence[Fact]) -> Iterator[tuple[Fact, Relation]]:
     """The wordings of single facts."""
     for number, entry in enumerate(fields.objects("wordings") if fields.record.get("wordings") else ()):
+        _check_keys(f"{fields.where}, wordings[{number}]", entry.record, WORDING_KEYS)
         fact, wording = (
             tuple(entry.texts("fact", required=True)),
             Relation(entry.text("prompt"), entry.text("question")),
@@ -140,7 +179,7 @@ def _fact_wordings(fields: Fields, facts: Sequence[Fact]) -> Iterator[tuple[Fact
         yield found, wording
 
 
-def _edit(fields: Fields, facts: Sequence[Fact], triple: Fact) -> Edit:
+def _edit(fields: Fields, facts: Sequence[Fact], triple: Fact, aliases: Mapping[str, Sequence[str]]) -> Edit:
     subject, relation, new = triple
     edited = [fact for fact in facts if fact[:2] == (subject, relation)]
     if len(edited) != 1 or edited[0].object == new:
@@ -149,6 +188,9 @@ def _edit(fields: Fields, facts: Sequence[Fact], triple: Fact) -> Edit:
             f"changes {subject!r}, {relation!r} to {new!r}, of which the graph has {len(edited)} facts with another "
             "object; one is needed",
         )
+    true = edited[0].object
+    if new.casefold() in {name.casefold() for name in (true, *aliases.get(true, ()))}:
+        raise fields.error("edits", f"changes {true!r} to {new!r}, another name of it; another object is needed")
     return Edit(edited[0], new)
 
 

@@ -12,6 +12,7 @@ from judges.match import alias_match, normalize
 from lm_eval_tasks.common.facts import Fact, read_facts
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.replies import MAX_NAME, is_usable
+from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.graph import Edit, Relation, read_entity_names, read_relations
 
 KEYS = ("seeds", "facts", "relations", "aliases", "provenance")
@@ -73,8 +74,9 @@ def parse_seeds(record: object, where: str) -> Seeds:
     """Check and convert the content of a file of seeds; ``provenance`` is for people.
 
     Raises:
-        EditingError: for another layout, a name that no question can hold, and triplets that cannot be in one graph:
-            repeated ones, two between the same entities, or a second object of an edited relation.
+        EditingError: for another layout, a name that no question can hold, a given question that has the object, and
+            triplets that cannot be in one graph: repeated ones, two between the same entities, or a second object of
+            an edited relation.
     """
     if not isinstance(record, Mapping):
         raise EditingError(
@@ -122,6 +124,12 @@ def _check(fields: Fields, seeds: Seeds) -> None:
             )
         if alias_match(fact.subject, seeds.object_names(fact)):
             raise fields.error(place, f"has the object in its subject {fact.subject!r}, so every answer would hold it")
+        wording = seeds.relations.get(fact.relation)
+        question = wording.question.replace("{}", fact.subject) if wording is not None else ""
+        if gives_away(question, seeds.object_names(fact)):
+            raise fields.error(
+                place, f"has the object in its question {question!r}; give the relation another question, or drop it"
+            )
         if (fact.subject, fact.object) in linked:
             raise fields.error(place, f"links {fact.subject!r} to {fact.object!r} a second time; keep one fact")
         linked[fact.subject, fact.object] = fact

@@ -1,11 +1,12 @@
 """Validation of triplets by questions to a model (ThinkEdit, arXiv:2506.01386, section 5.1).
 
 A triplet is valid if the model's response to the question about it has its object or another name of it, by the rule of
-KnowGIC's sampled scores.
+KnowGIC's sampled scores. The question must not have one of them: a response that repeats it would be valid.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -15,7 +16,7 @@ from judges.backends.base import Fault, Outcome
 from judges.parse import without_thoughts
 from judges.prompt import Chat
 from lm_eval_tasks.common.facts import Fact
-from lm_eval_tasks.knowgic.aliases import has_answer
+from lm_eval_tasks.knowgic.aliases import gives_away, has_answer
 from lm_eval_tasks.knowgic.graph import Relation
 from lm_eval_tasks.knowgic.growth_prompts import Unusable, parse_wording, question_chat, wording_chat
 from lm_eval_tasks.knowgic.seeds import Seeds
@@ -24,6 +25,7 @@ from lm_eval_tasks.knowgic.seeds import Seeds
 UNKNOWN = "the response does not have the object"
 NO_WORDING = "the writer gave no usable question and statement"
 UNFINISHED = "the response ended inside of a thought"
+OBJECT_IN_QUESTION = "the object occurs in the question"
 
 ANOTHER_ANSWER = "the answer to it was another one"  # what the writer reads about its earlier question
 
@@ -138,11 +140,12 @@ class Validator:
         while pending:
             worded = set(self.relations)
             ready = [one for one in pending if one.fact.relation in worded]
+            num_asked = sum(not self._is_given_away(one, self.relations[one.fact.relation]) for one in ready)
             first = {one.fact.relation: one for one in reversed(pending) if one.fact.relation not in worded}
             leaders = [one for one in pending if first.get(one.fact.relation) is one]
             self.step = (
                 f"validation of {len(pending)} triplets ({len(leaders)} the first of their relation): at least "
-                f"{len(ready) + len(leaders)} requests"
+                f"{num_asked + len(leaders)} requests"
             )
             for one in [
                 *self._question([(one, self.relations[one.fact.relation]) for one in ready]),
@@ -187,22 +190,30 @@ class Validator:
             for answered, (one, wording) in zip(self._question(worded), worded, strict=True):
                 checked[one] = answered
                 if answered.problem:
-                    earlier[one].append(Unusable(answered.question, ANOTHER_ANSWER))
+                    is_unasked = answered.problem == OBJECT_IN_QUESTION
+                    earlier[one].append(
+                        Unusable(answered.question, OBJECT_IN_QUESTION if is_unasked else ANOTHER_ANSWER)
+                    )
                 else:
                     self.relations[one.fact.relation] = wording
                     del earlier[one]
         return [checked[one] for one in candidates]
 
     def _question(self, worded: Sequence[tuple[Candidate, Relation]]) -> list[Checked]:
-        """Ask about triplets with the given wordings."""
+        """Ask about triplets with the given wordings; a question that has the object is not sent."""
         questions = [wording.question.replace("{}", one.fact.subject) for one, wording in worded]
+        asked = [not self._is_given_away(one, wording) for one, wording in worded]
+        replies = iter(responses(self.ask, map(question_chat, itertools.compress(questions, asked))))
         checked = []
-        for (one, wording), question, response in zip(
-            worded, questions, responses(self.ask, map(question_chat, questions)), strict=True
-        ):
+        for (one, wording), question, is_asked in zip(worded, questions, asked, strict=True):
+            response = next(replies) if is_asked else Response(None, OBJECT_IN_QUESTION)
             names = self.seeds.object_names(one.fact)
             is_known = response.text is not None and has_answer(response.text, names)
             problem = "" if is_known else response.reason or UNKNOWN
             statement = f"{wording.prompt.replace('{}', one.fact.subject)} {one.fact.object}"
             checked.append(Checked(one, question, response.text or "", problem, statement))
         return checked
+
+    def _is_given_away(self, candidate: Candidate, wording: Relation) -> bool:
+        question = wording.question.replace("{}", candidate.fact.subject)
+        return gives_away(question, self.seeds.object_names(candidate.fact))

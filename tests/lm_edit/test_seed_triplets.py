@@ -119,6 +119,7 @@ def test_what_cannot_be_a_seed_is_counted_with_its_reason(tmp_path: Path) -> Non
         record("P108", "Cyd", "Dale", "Fenwick", wording=other),
         record("P108", "Ada", "Brindle", "Carver"),
         record("P108", "Brindle Junior", "Brindle", "Fenwick"),
+        record("P108", "Jon", "work", "Fenwick"),
         record("P108", "Dan", "Brindle", "the Brindle Group", "Brindle Group"),
         record("P108", "Eve {x}", "Brindle", "Fenwick"),
         record("P108", "Fay", "Dale", "Carver", wording=("{} works for", "For whom?")),
@@ -132,7 +133,7 @@ def test_what_cannot_be_a_seed_is_counted_with_its_reason(tmp_path: Path) -> Non
     assert drawn.left_out == {
         seed_triplets.OTHER_WORDING: 1, seed_triplets.REPEATED: 1, seed_triplets.HAS_OBJECT: 1,
         seed_triplets.SAME_OBJECT: 1, seed_triplets.UNUSABLE: 1, seed_triplets.NO_TEMPLATE: 1,
-        seed_triplets.NO_QUESTION: 1, seed_triplets.SECOND_LINK: 1,
+        seed_triplets.NO_QUESTION: 1, seed_triplets.SECOND_LINK: 1, seed_triplets.GIVEN_AWAY: 1,
     }  # fmt: skip
     assert drawn.available == {"employer": 2, "spouse": 1} and list(drawn.relations) == ["employer"]
 

@@ -127,6 +127,7 @@ def test_a_failed_question_is_shown_to_the_writer_and_another_one_is_asked(tmp_p
         ('{"question": "Ada Moss and Ada Moss?"}', "does not occur exactly once"),
         ('{"question": "Is it Elmwood, Ada Moss?"}', "the last object occurs"),
         ('{"question": "Is it Elm College, Ada Moss?"}', "the last object occurs"),
+        ('{"question": "Which Elmwoodian is Ada Moss?"}', "the last object occurs"),
         ('{"question": "Ada Moss?<|im_end|>"}', "brackets or markup"),
         ('{"question": "' + "Ada Moss " * 99 + '?"}', "too long"),
         ('{"question": "Ada Moss\\ud800?"}', "brackets or markup"),

@@ -99,6 +99,16 @@ def test_a_fact_may_have_a_wording_of_its_own(tmp_path: Path) -> None:
     assert [hop.question for hop in case.chains[1]] == ["What is A near?", "Where is B?"]
 
 
+def test_facts_whose_question_has_the_answer_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The released files have nine such questions, so they are no errors."""
+    relation = {"prompt": "{} is in", "question": "In which Zed is {}?"}
+    code, _ = build(tmp_path, {**GRAPH, "relations": GRAPH["relations"] | {"in": relation}, "provenance": {"by": "me"}})
+    named = "In which Zed is A?; In which Zed is B?; In which Zed is C?; In which Zed is E?"
+    line = "facts whose question has the answer, as a response that repeats it: "
+    assert code == 0 and f"{line}4 ({named})" in capsys.readouterr().out
+    assert build(tmp_path, GRAPH)[0] == 0 and line not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -116,6 +126,15 @@ def test_a_fact_may_have_a_wording_of_its_own(tmp_path: Path) -> None:
         ({"wordings": [{"fact": ["A", "in", "Y"], "prompt": "{} is", "question": "Is {}?"}]}, "none of the facts"),
         ({"wordings": [{"fact": ["A", "in", "Z"], "prompt": "is", "question": "Is {}?"}]}, "wordings[0].prompt"),
         ({"wordings": [{"fact": ["A", "in", "Z"], "prompt": "{} is"}]}, "'question' is missing"),
+        ({"wordngs": []}, "'wordngs'. Did you mean 'wordings'"),
+        ({"relations": {"in": {"prompt": "{} is in", "questions": "Where is {}?"}}}, "Did you mean 'question'"),
+        ({"wordings": [{"fact": ["A", "in", "Z"], "promt": "{} is", "question": "{}?"}]}, "Did you mean 'prompt'"),
+        ({"facts": [["A", "in", "Z"], ["b", "near", "Z"], ["A", "near", "B"]]}, "'B' and 'b', one name in two cases"),
+        ({"edits": [["A", "in", "b"]]}, "'b' and 'B', one name in two cases"),
+        ({"edits": [["A", "in", "X"], ["A", "in", "X"]]}, "changes A | in | Z to 'X' twice"),
+        ({"edits": [["A", "in", "X"], ["B", "in", "x"]]}, "'x' and 'X', one name in two cases"),
+        ({"edits": [["A", "in", "z"]]}, "changes 'Z' to 'z', another name of it"),
+        ({"edits": [["A", "in", "zed"]]}, "changes 'Z' to 'zed', another name of it"),
     ],
 )
 def test_bad_graphs_are_errors(

@@ -15,7 +15,7 @@ from lm_eval_tasks.common.facts import Fact
 from lm_eval_tasks.knowgic import growth as rules
 from lm_eval_tasks.knowgic.graph import find_chains
 from lm_eval_tasks.knowgic.growth import Grower, Limits
-from lm_eval_tasks.knowgic.validation import NO_WORDING, UNKNOWN
+from lm_eval_tasks.knowgic.validation import NO_WORDING, OBJECT_IN_QUESTION, UNKNOWN
 
 # ------------------------------------------------------------------ rounds
 
@@ -247,3 +247,35 @@ def test_the_last_sentence_of_a_cut_response_is_dropped(tmp_path: Path) -> None:
 
     growth = Grower(seeds_of(tmp_path), ask, Limits(rounds=1)).grow()
     assert growth.num_sentences == 5
+
+
+def test_a_triplet_whose_question_has_its_object_is_not_asked_about(tmp_path: Path) -> None:
+    """A response that repeats the question would have the object: "I do not know what kind of school Elmwood is."."""
+    relations = {"sort": {"prompt": "{} is of the kind", "question": "What kind of school is {}?"}}
+    known = {"What kind of school is Elmwood?": "I do not know what kind of school Elmwood is."}
+    facts = [["Elmwood", "sort", "School"], ["Elmwood", "sort", "grammar school"], ["Elmwood", "sort", "schoo"]]
+    world = World({
+        "question": known.get,
+        "extraction": lambda sentence: json.dumps(facts) if sentence == "So the answer is Elmwood." else None,
+    })  # fmt: skip
+    grower = Grower(seeds_of(tmp_path, relations=relations), world.ask, Limits())
+    growth = grower.grow()
+    reasons = {fact: reason for fact, reason in growth.discarded if fact.relation == "sort"}
+    assert reasons == {
+        Fact("Elmwood", "sort", "School"): OBJECT_IN_QUESTION,
+        Fact("Elmwood", "sort", "grammar school"): UNKNOWN,
+        Fact("Elmwood", "sort", "schoo"): OBJECT_IN_QUESTION,  # inside of a longer word, as the scores find it
+    }
+    assert growth.reasons()[OBJECT_IN_QUESTION] == 2 and world.prompts["What kind of school is Elmwood?"] == 1
+    with pytest.raises(EditingError, match=r"facts\[0\].* has the object in its question 'What kind of school is Elm"):
+        seeds_of(tmp_path, relations=relations, facts=[["Elmwood", "sort", "School"]])
+
+
+def test_the_writer_reads_that_its_question_has_the_object(tmp_path: Path) -> None:
+    texts = {"question": "Which Elmwoodian school had Ada Moss?", "statement": "Ada Moss went to Elmwood"}
+    world = World({"wording": lambda given: json.dumps(texts) if given[1] == 0 else None})
+    Grower(seeds_of(tmp_path), world.ask, Limits(rounds=1)).grow()
+    assert any(
+        prompt.endswith('"Which Elmwoodian school had Ada Moss?": the object occurs in the question\n')
+        for prompt in world.prompts
+    )
