@@ -23,7 +23,7 @@ PAPERS = {"BAKE", *(paper for section in MAP.values() for paper in section["pape
 SWEEPS = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
 
 NUMBERS = r"\d+(?: \([^)]*\))?(?:(?:, | and | to )\d+(?: \([^)]*\))?)*"
-NAME = re.compile(rf"(?:\b({'|'.join(sorted(PAPERS))}) )?\b(?:(table|figure)s? ({NUMBERS})|(appendix [A-Z]\.\d+))")
+NAME = re.compile(rf"(?:\b({'|'.join(sorted(PAPERS))}) )?\b(?:(table|figure)s? ({NUMBERS})|(appendix [A-Z](?:\.\d+)?))")
 WITHOUT_NUMBER = re.compile(rf"({'|'.join(sorted(PAPERS))}), ")
 # Sizes, modes and editor settings, which a plan varies: one of its runs has the stated value. Others hold in all runs.
 VARIED = {"mode", "edits", "num_edits", "edit_batch_size", "group_size", "immediate", "retention", "icl", "editor_args"}
@@ -115,6 +115,7 @@ def test_names_of_tables_are_read() -> None:
     assert items_of("tables 5 and 6, IFR; appendix A.5", ["ThinkEdit"]) == {
         Item("ThinkEdit", name) for name in ("table 5", "table 6", "appendix A.5")
     }
+    assert items_of("appendix A (text): the models", ["ThinkEdit"]) == {Item("ThinkEdit", "appendix A")}
     assert items_of("BAKE table 9, single edits") == {Item("TMLR", "table 9")}
     assert items_of("eleven editors on the demo model") == set()
 
