@@ -25,6 +25,7 @@ from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.layouts import Layout
 from lm_eval_tasks.common.settings import (
     COMMON_SETTINGS,
+    DATA_REVISION,
     SCORE_UNEDITED_CASES,
     SET_SUFFIX,
     Setting,
@@ -92,12 +93,7 @@ class Benchmark(Generic[CaseT]):
 
         See :mod:`lm_eval_tasks.common.settings`.
         """
-
-        def of_all_benchmarks() -> Iterator[Setting[Any]]:
-            for benchmark in all_benchmarks().values():
-                yield from benchmark.declared_settings
-
-        check_settings(settings, [*COMMON_SETTINGS, *self.declared_settings, *further], of_all_benchmarks)
+        check_settings(settings, [*COMMON_SETTINGS, *self.declared_settings, *further], settings_of_all_benchmarks)
 
     def data_settings(self, settings: Settings) -> Settings:
         """The settings with ``data`` as this benchmark reads it."""
@@ -109,32 +105,42 @@ class Benchmark(Generic[CaseT]):
         return {setting.name: value for setting in declared if (value := setting.read(settings)) is not None}
 
     def _own_settings(self, settings: Settings) -> Settings:
-        """The settings without a ``data`` file or set that belongs to another benchmark.
+        """See :func:`without_foreign_data`."""
+        return without_foreign_data(settings, self.source)
 
-        The published name of a file identifies its benchmark, and so does the name of a set.
 
-        With tasks of two benchmarks, ``data=QAEdit.json`` gives QAEdit its file. The other benchmark uses its default.
-        """
-        data = choose_data(settings)
-        if (chosen := named_set(data)) and chosen[1] not in self.source.named_sets(chosen[0]):
-            origin, name = chosen
-            for other in all_benchmarks().values():
-                if name in other.source.named_sets(origin):
-                    title = other.source.title
-                    logger.warning("data=%s is a set of %s; %s uses data=%s.", data, title, self.source.title, origin)
-                    return {**settings, "data": origin}
-        path = user_path(data, "data")
-        if data in (MINI, HUB) or path.name in self.source.files or not path.is_file():
-            return settings
+def without_foreign_data(settings: Settings, source: Source) -> Settings:
+    """The settings without a ``data`` file or set that belongs to a benchmark of another source.
+
+    The published name of a file identifies its benchmark, and so does the name of a set, to which ``data_revision``
+    then belongs, too.
+
+    With tasks of two benchmarks, ``data=QAEdit.json`` gives QAEdit its file. The other benchmark uses its default.
+    """
+    data = choose_data(settings)
+    if (chosen := named_set(data)) and chosen[1] not in source.named_sets(chosen[0]):
+        origin, name = chosen
         for other in all_benchmarks().values():
-            if path.name in other.source.files:
-                rest = {key: value for key, value in settings.items() if key != "data"}
-                default = choose_data(rest)
-                logger.warning(
-                    "data=%s is the file of %s; %s uses data=%s.", path, other.source.title, self.source.title, default
-                )
-                return rest
+            if name in other.source.named_sets(origin):
+                title = other.source.title
+                logger.warning("data=%s is a set of %s; %s uses data=%s.", data, title, source.title, origin)
+                return {**_without(settings, DATA_REVISION.name), "data": origin}
+    path = user_path(data, "data")
+    if data in (MINI, HUB) or path.name in source.files or not path.is_file():
         return settings
+    for other in all_benchmarks().values():
+        if path.name in other.source.files:
+            rest = _without(settings, "data")
+            default = choose_data(rest)
+            logger.warning(
+                "data=%s is the file of %s; %s uses data=%s.", path, other.source.title, source.title, default
+            )
+            return rest
+    return settings
+
+
+def _without(settings: Settings, name: str) -> Settings:
+    return {key: value for key, value in settings.items() if key != name}
 
 
 def find_benchmark(name: str, alternative: str = "") -> Benchmark[Any]:
@@ -205,6 +211,12 @@ def all_benchmarks() -> Mapping[str, Benchmark[Any]]:
                     )
                 by_name[name], origins[name] = benchmark, path
     return by_name
+
+
+def settings_of_all_benchmarks() -> Iterator[Setting[Any]]:
+    """The settings of all benchmarks besides the common ones."""
+    for benchmark in all_benchmarks().values():
+        yield from benchmark.declared_settings
 
 
 def all_layouts() -> Sequence[Layout[object]]:

@@ -16,6 +16,7 @@ from lm_eval.api.instance import Instance
 from edit_hooks.prompt_context import answer_separator
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
+from lm_eval_tasks.common.benchmark import settings_of_all_benchmarks
 from lm_eval_tasks.common.harness import HarnessTask
 from lm_eval_tasks.common.settings import COMMON_SETTINGS, check_settings
 from lm_eval_tasks.common.task import Documents
@@ -69,7 +70,7 @@ class EditGlueTask(HarnessTask):
 
     def prepare(self, config: dict[str, Any]) -> None:
         """Check the settings that all tasks share."""
-        check_settings(config["metadata"], COMMON_SETTINGS, lambda: ())
+        check_settings(config["metadata"], COMMON_SETTINGS, settings_of_all_benchmarks)
 
     @property
     def label_task(self) -> LabelTask:

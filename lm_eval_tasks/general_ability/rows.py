@@ -16,8 +16,13 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.files import sha256_of, user_path
 from edit_hooks.utils.json_io import read_json, read_rows
-from lm_eval_tasks.common.dataset import DATA_HINT, DEFAULT_REVISION, HUB, MINI, choose_data
+from edit_hooks.utils.logs import get_logger
+from lm_eval_tasks.common.benchmark import all_benchmarks, without_foreign_data
+from lm_eval_tasks.common.dataset import DATA_HINT, DEFAULT_REVISION, HUB, MINI, Source, choose_data, named_set
+from lm_eval_tasks.common.published import Place, read_records
 from lm_eval_tasks.common.settings import DATA_REVISION, Settings
+
+logger = get_logger("lm_eval.editing_tasks")
 
 FOLDER = Path(__file__).parent / "data"
 Row = Mapping[str, Any]
@@ -44,9 +49,13 @@ class RowSource:
     def load(self, settings: Settings) -> tuple[list[Row], dict[str, Any]]:
         """The rows of the chosen data, and their origin for the results.
 
+        ``data`` and ``data_revision`` of a benchmark whose edits the run makes are not those of these rows, which then
+        come from the default.
+
         Raises:
             EditingError: for data that cannot be reached, and for rows that are missing or differ from the published.
         """
+        settings = self._own_settings(settings)
         data = choose_data(settings)
         if data == MINI:
             path = FOLDER / self.mini
@@ -60,6 +69,46 @@ class RowSource:
             found, origin = [row for _, row in read_rows(path, "file of rows")], {"sha256": sha256_of(path)}
         rows = self.select(found, str(data))
         return rows, {"data": str(data), **origin, "records": len(rows)}
+
+    @property
+    def file(self) -> str:
+        """Name of the file of these rows in a folder given as ``data=``."""
+        return f"{self.name}.jsonl"
+
+    @property
+    def title(self) -> str:
+        """Name for messages."""
+        return f"EditGLUE ({self.name})"
+
+    def _own_settings(self, settings: Settings) -> Settings:
+        """The settings without ``data`` and ``data_revision`` of another benchmark or task; a warning names them."""
+        own = without_foreign_data(settings, Source(title=self.title, hub_id=self.hub_id, files=(self.file,)))
+        data = choose_data(own)
+        if chosen := named_set(data):
+            raise EditingError(f"data={data}: no benchmark has a set {chosen[1]!r}. {self.title} has none. {DATA_HINT}")
+        if data not in (MINI, HUB) and (reason := self._why_foreign(user_path(data, "data"))):
+            own = {key: value for key, value in own.items() if key != "data"}
+            logger.warning("data=%s %s; %s uses data=%s.", data, reason, self.title, choose_data(own))
+        revision, edits = DATA_REVISION.read(own), str(own.get("edits"))
+        if choose_data(own) == HUB and revision not in (None, DEFAULT_REVISION) and edits in all_benchmarks():
+            own = {key: value for key, value in own.items() if key != DATA_REVISION.name}
+            logger.warning(
+                "data_revision=%s is that of the data of edits=%s; %s reads revision %s and checks every row.",
+                revision, edits, self.title, DEFAULT_REVISION,
+            )  # fmt: skip
+        return own
+
+    def _why_foreign(self, path: Path) -> str:
+        """Why a file cannot be one of these rows; "" if it can be."""
+        if path.name == self.file or not path.is_file():
+            return ""
+        if path.name.removesuffix(".jsonl") in _selections():
+            return "is the file of another task"
+        # An own copy under another name has these fields. The file of a run's edits, however it is named, has not.
+        rows = (row for _, row in read_records(Place([path], {}), "file of rows"))
+        if any(isinstance(row, Mapping) and set(self.fields) <= set(row) for row in rows):
+            return ""
+        return f"has no row with {', '.join(self.fields)}"
 
     def select(self, rows: Iterable[Row], where: str) -> list[Row]:
         """The published rows in their published order.
@@ -107,11 +156,9 @@ class RowSource:
             ) from error
 
     def _search(self, place: Path) -> Path:
-        path = place / f"{self.name}.jsonl" if place.is_dir() else place
+        path = next(iter(sorted(place.rglob(self.file))), place) if place.is_dir() else place
         if not path.is_file():
-            raise EditingError(
-                f"data={place}: there is no {self.name}.jsonl with the rows of {self.hub_id}. {DATA_HINT}"
-            )
+            raise EditingError(f"data={place}: there is no {self.file} with the rows of {self.hub_id}. {DATA_HINT}")
         return path
 
 

@@ -24,8 +24,10 @@ from edit_hooks import EditingError
 from edit_hooks.answers import LoglikelihoodPair
 from edit_hooks.contract.tiny_models import save_tiny
 from lm_edit.results.check import check_results
+from lm_edit.sweeps.plan import load_plan, shipped_plans
 from lm_eval_tasks.general_ability import editglue
 from lm_eval_tasks.general_ability.editglue import COLA, MMLU, MRPC, NLI, RTE, RTE_INVERTED, SST2
+from lm_eval_tasks.general_ability.rows import RowSource
 from lm_eval_tasks.general_ability.scores import matthews, weighted_f1
 
 lm_eval_editing_autoload.install()
@@ -138,15 +140,87 @@ def test_data_that_is_not_there_names_the_ways_out(tmp_path: Path) -> None:
             SST2.source.load({"data": data, "pretrained": "x"})
 
 
+# ------------------------------------------------------------------ data of the benchmark that is edited
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No hub: its rows are the sample. The revisions that are asked for."""
+    asked: list[str] = []
+    monkeypatch.setattr(RowSource, "_download", lambda self, revision: asked.append(revision) or [])
+    monkeypatch.setattr(RowSource, "select", lambda self, rows, where: self.load({"data": "mini"})[0])
+    return asked
+
+
+def test_the_tasks_of_the_plan_read_their_rows_beside_the_set_of_the_edits(published, caplog) -> None:
+    plan = load_plan(shipped_plans()["evk_figure3"])
+    (benchmark,) = plan.benchmarks
+    options = {"pretrained": plan.models[0].args["pretrained"], **plan.model_args, "edits": benchmark.edits}
+    assert options["data"] == "hub:multi"
+    loaded = task_manager({**options, "data_revision": "0123abc"}).load(list(benchmark.tasks))["tasks"]
+    assert len(loaded) == 7
+    for task in loaded.values():
+        source = task.config.metadata["data_source"]
+        assert (source["data"], source["revision"]) == ("hub", "main") and source["records"] >= 12
+    assert set(published) == {"main"}
+    assert "data=hub:multi is a set of CounterFact; EditGLUE (sst2) uses data=hub." in caplog.text
+
+
+def test_a_revision_beside_edits_of_a_benchmark_is_not_that_of_the_rows(published, caplog) -> None:
+    options = {"data": "hub", "data_revision": "0123abc"}
+    assert SST2.source.load({**options, "edits": "bake"})[1]["revision"] == "main"
+    assert "data_revision=0123abc is that of the data of edits=bake; EditGLUE (sst2) reads revision main" in caplog.text
+    assert SST2.source.load(options)[1]["revision"] == "0123abc"
+
+
+def test_a_set_or_file_of_another_benchmark_is_none_of_these_rows(tmp_path, caplog) -> None:
+    rows = (RECORDS / "bake_qa.jsonl").read_text(encoding="utf-8")
+    for name, reason in {
+        "QAEdit_inter_1k.json": "is the file of QAEdit",
+        "my_facts.jsonl": "has no row with sentence",
+        "mmlu.jsonl": "is the file of another task",
+    }.items():
+        (tmp_path / name).write_text(rows, encoding="utf-8")
+        assert SST2.source.load({"data": str(tmp_path / name)})[1]["data"] == "mini"
+        assert f"{name} {reason}; EditGLUE (sst2) uses data=mini." in caplog.text
+    assert SST2.source.load({"data": "mini:held_out", "pretrained": "x"})[1]["data"] == "mini"
+    with pytest.raises(EditingError, match="data=hub:mutli: no benchmark has a set 'mutli'"):
+        SST2.source.load({"data": "hub:mutli"})
+
+
+def test_own_rows_are_read_under_any_name(tmp_path) -> None:
+    number = json.loads((FOLDER / "general_ability/data/rows.json").read_text(encoding="utf-8"))["sst2"][0][0]
+    for name in ("sst2.jsonl", "copy.jsonl"):
+        (tmp_path / name).write_text(json.dumps({"sentence": "other", "label": 1, "idx": number}), encoding="utf-8")
+        with pytest.raises(EditingError, match=f"row {number} of nyu-mll/glue .* has another text"):
+            SST2.source.load({"data": str(tmp_path / name)})
+
+
+def test_rows_that_are_missing_end_a_run_before_the_model_loads(model_path, tmp_path) -> None:
+    lm = build(model_path, mode="none", data=str(tmp_path))
+    with pytest.raises(EditingError, match=r"there is no sst2[.]jsonl"):
+        run(lm, ["editglue_sst2"], settings={"data": str(tmp_path)})
+    assert lm._model is None
+
+
+def test_settings_of_a_benchmark_beside_it_are_no_surprise(caplog) -> None:
+    task_manager({"data": "mini", "counterfact_set": "multi", "population": "wrong_em"}).load(["editglue_sst2"])
+    assert "belongs to no editing task" not in caplog.text
+
+
 # ------------------------------------------------------------------ through lm-eval
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, Any]:
-    path = str(save_tiny(tmp_path_factory.mktemp("tiny"), "llama"))
+def model_path(tmp_path_factory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("tiny"), "llama"))
+
+
+@pytest.fixture(scope="module")
+def results(model_path) -> dict[str, Any]:
     options = {"mode": "sequential", "edits": "bake", "num_edits": 1, "data": str(RECORDS / "bake_qa.jsonl")}
     settings = {"layers": [1], "num_steps": 10, "lr": 0.5}
-    lm = build(path, editor="ft_m", editor_args=settings, compare_unedited=True, **options)
+    lm = build(model_path, editor="ft_m", editor_args=settings, compare_unedited=True, **options)
     return run(lm, ["editglue"], settings={"data": "mini"}, limit=6)
 
 
