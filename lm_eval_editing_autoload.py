@@ -165,11 +165,12 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
     def evaluate(*args: "Any", **kwargs: "Any") -> "Any":
         lm = args[0] if args else kwargs.get("lm")
         loaded = args[1] if len(args) > 1 else kwargs.get("task_dict") or {}
-        tasks = list((loaded.get("tasks") or {}).values())
+        named = loaded.get("tasks") or {}
+        tasks = list(named.values())
         if (begin := getattr(lm, "begin_evaluation", None)) is not None:
-            from lm_eval_tasks.common.run_names import generation_settings_of_ordinary
+            from lm_eval_tasks.common.run_names import generation_settings_of_ordinary, ordinary_tasks
 
-            begin(generation_settings_of_ordinary(tasks))
+            begin(generation_settings_of_ordinary(tasks), ordinary_tasks(named))
         if _to_compare:
             from lm_eval_tasks.common.run_options import check_task_settings
 

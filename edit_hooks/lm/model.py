@@ -43,6 +43,7 @@ from edit_hooks.lm.item_builder import ItemBuilder
 from edit_hooks.lm.kept_answers import AnswerStore, read_code
 from edit_hooks.lm.model_options import loading_words
 from edit_hooks.lm.options import FROM_PRETRAINED, EditingOptions, check_known_options, take_sets
+from edit_hooks.lm.ordinary_tasks import OrdinaryTasks
 from edit_hooks.lm.prompt_edits import PromptEdits
 from edit_hooks.lm.quantization import QUANTIZATION_OPTIONS, check_quantization
 from edit_hooks.lm.questions import read_questions, warn_of_cut, warn_of_unread, with_cut
@@ -114,6 +115,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.chats = Chats(super().apply_chat_template)
         self.items = ItemBuilder(self, self.chats, self.options.max_thought_tokens)
         self.prompt_edits = PromptEdits(self.items, self.chats, self.engine)
+        self._ordinary = OrdinaryTasks(self)
         self.begin_evaluation()
         self.plan = read_plan(self.options, self.editor, self.options.data_settings(self.is_demo) | self._sets)
         self._edits_digest = self.plan.digest
@@ -167,12 +169,14 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     # -- lm-eval's requests ------------------------------------------------------------------------------------------
 
-    def begin_evaluation(self, stock_settings: Iterable[Mapping[str, Any]] = ()) -> None:
+    def begin_evaluation(self, stock_settings: Iterable[Mapping[str, Any]] = (), tasks: Iterable[str] = ()) -> None:
         """Forget what belongs to one evaluation; a model object may serve several.
 
-        Generation settings of lm-eval's own tasks are refused here: it may ask for likelihoods (so for edits) first.
+        Ordinary ``tasks`` and their generation settings are refused here: lm-eval may ask for likelihoods (so for
+        edits) first.
         """
         self.chats.forget()
+        self._ordinary.begin_evaluation(tasks)
         for settings in stock_settings:
             if self._stays_outside_weights:
                 self.items.check_stock_settings(settings)
@@ -201,6 +205,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Score whole texts; in batch and sequential mode on the edited model."""
+        self._ordinary.check(request.task_name for request in requests)
         self._identify()
         return self._answer_ordinary(requests, super().loglikelihood_rolling, disable_tqdm)
 
@@ -214,6 +219,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         with_edits = [request for request in requests if has_edit_requests(request)]
         questions = self._read_questions(with_edits)  # refuses malformed requests while no weight is loaded
         ordinary = [request for request in requests if not has_edit_requests(request)]
+        self._ordinary.check(request.task_name for request in ordinary)
         if answer_jobs == self._generate and self._stays_outside_weights:
             self.items.check_stock(ordinary)  # before hours of edits are made
         self._identify()

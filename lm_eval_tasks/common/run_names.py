@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol
@@ -202,6 +202,14 @@ def generation_settings_of_ordinary(tasks: Iterable[Any]) -> list[Mapping[str, A
         for config in configs
         if not is_editing_task({"metadata": getattr(config, "metadata", None)})
     ]
+
+
+def ordinary_tasks(tasks: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the loaded tasks whose documents bring no edits, as the first document of each shows."""
+    for name, task in tasks.items():
+        doc = next(iter(task.eval_docs), None)
+        if doc is not None and not (isinstance(doc, Mapping) and "edit_requests" in doc):
+            yield name
 
 
 def data_label(task_config: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from lm_eval.api.metrics import mean
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import make_table
-from lm_runs import build
+from lm_runs import build, instance
 from ordinary_tasks import run_tasks, write_tasks
 from paths import RECORDS
 
@@ -162,6 +162,29 @@ def test_a_task_whose_scorer_fails_on_unedited_answers_is_named(model_path, fold
 def test_edits_of_single_cases_have_no_edited_model_to_compare(model_path, options) -> None:
     with pytest.raises(EditingError, match="each case or group has its own edits"):
         build(model_path, compare_unedited=True, **options)
+
+
+GROUPS = {"mode": "batch", "edits": "bake", "group_size": 2, **DATA}
+
+
+@pytest.mark.parametrize("task", ["tiny_choice", "tiny_text", "tiny_perplexity", "editglue_sst2"])
+def test_groups_of_edits_refuse_ordinary_tasks_before_a_weight_is_loaded(model_path, folder, task) -> None:
+    lm = build(model_path, **GROUPS)
+    with pytest.raises(EditingError, match=f"group_size=2 .* no edited model to ask tasks without edits: {task}[.]"):
+        run_tasks(lm, folder, ["bake_es", task], {"data": "mini"} if task == "editglue_sst2" else DATA)
+    assert lm._model is None
+    with pytest.raises(EditingError, match="tasks without edits: test"):  # without lm-eval's evaluate
+        lm.loglikelihood([instance({}, "Port Elna is", " in")])
+    assert lm._model is None and "bake_es" in run_tasks(lm, folder, ["bake_es"], DATA, limit=2)["results"]
+
+
+def test_single_edits_say_once_who_answers_ordinary_tasks(model_path, folder, caplog) -> None:
+    text = "tasks without edits are answered by the unedited model"
+    run_tasks(build(model_path), folder, ["bake_es"], DATA, limit=1)
+    run_tasks(build(model_path, mode="none"), folder, ["tiny_choice"], DATA, limit=1)
+    assert text not in caplog.text
+    run_tasks(build(model_path), folder, ["bake_es", "tiny_choice", "tiny_text"], DATA, limit=1)
+    assert caplog.text.count(text) == 1 and f"{text}: tiny_choice, tiny_text." in caplog.text
 
 
 def test_a_run_without_ordinary_tasks_says_so(model_path, folder, caplog) -> None:
