@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from lm_edit.figures.charts import Bars, Chart, Reference
 from lm_edit.figures.select import (
+    FINAL,
     by_model,
     caption,
+    distinct_values,
     edited,
     require_edited,
     require_rows,
@@ -37,9 +39,14 @@ def draw(rows: DataFrame) -> Chart:
     """Two bars per editor; lines are the unedited model's values, by its own run or measured beside the edited one."""
     chosen = require_rows(rows, NEEDS, list(ANSWERS), tasks=[TASK])
     require_edited(chosen, NEEDS)
-    panels = []
+    panels, notes = [], []
     for model, group, labels in by_model(chosen):
-        companions = rows[(rows["model"] == model) & (rows["task"] == TASK)]
+        companions = rows[(rows["model"] == model) & (rows["task"] == TASK) & (rows["stage"] == FINAL)]
+        references: list[Reference] = []
+        for metric in ANSWERS:
+            lines, differing = _before(companions, metric)
+            references += lines
+            notes += [f"{model}: {differing}" if chosen["model"].nunique() > 1 else differing] if differing else []
         panels.append(
             Bars(
                 title=model,
@@ -49,23 +56,32 @@ def draw(rows: DataFrame) -> Chart:
                     for metric, name in ANSWERS.items()
                 ],
                 value_label="log-probability per token, nats",
-                references=[line for metric in ANSWERS for line in _before(companions, metric)],
+                references=references,
             )
         )
     title = "Reverse questions: log-probability of the desired and the original answer"
     note = "Closer to 0 is more probable; better is a desired answer more probable than the original one."
-    notes = [note, *(["Dashed: the unedited model."] if any(panel.references for panel in panels) else [])]
-    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, unedited=False, notes=notes))
+    dashed = ["Dashed: the unedited model."] if any(panel.references for panel in panels) else []
+    sentences = caption(chosen, unedited=False, notes=[note, *dashed, *notes])
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=sentences)
 
 
-def _before(rows: DataFrame, metric: str) -> list[Reference]:
-    """The unedited model's value: of its own run, else the column ``_unedited`` of edited runs where they agree."""
+def _before(rows: DataFrame, metric: str) -> tuple[list[Reference], str]:
+    """The unedited model's value, and a sentence where the files have several.
+
+    It is that of its own run, else the column ``_unedited`` of edited runs where they agree.
+    """
     name = f"{ANSWERS[metric]}, unedited"
     own = unedited_reference(rows, metric, name, COLORS[metric])
     if own:
-        return own
-    beside = edited(rows)[edited(rows)["metric"] == f"{metric}_unedited"]["value"].dropna().unique()
-    return [Reference(name=name, value=float(beside[0]), color=COLORS[metric])] if len(beside) == 1 else []
+        return own, ""
+    beside = distinct_values(edited(rows)[edited(rows)["metric"] == f"{metric}_unedited"])
+    if len(beside) > 1:
+        return [], (
+            f"No line of the unedited model ({ANSWERS[metric]}): beside the edits it has {beside[0]:.4g} to "
+            f"{beside[-1]:.4g}, since the runs differ in cases or in how they ask."
+        )
+    return [Reference(name=name, value=value, color=COLORS[metric]) for value in beside], ""
 
 
 SPEC = FigureSpec(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edit_hooks.utils.errors import EditingError
 from lm_edit.figures.charts import Reference, Series
 from lm_edit.figures.spec import Needs, Options
+from lm_eval_tasks.common.columns import same_up_to_last_digits
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -259,13 +260,22 @@ def unedited_reference(rows: DataFrame, metric: str, name: str = UNEDITED, color
     own = rows[(rows["editor"] == UNEDITED) & (rows["metric"] == metric)]
     if not edited(rows).empty:
         own = own[own["answer_options"].map(_shown).isin(set(edited(rows)["answer_options"].map(_shown)))]
-    values = sorted(set(own["value"].dropna().map(float)))
+    values = distinct_values(own)
     if len(values) > 1:
         raise EditingError(
-            f"{len(values)} runs of the unedited model have different values of {metric} ({values[0]:.4g} to "
-            f"{values[-1]:.4g}): runs {', '.join(sorted(set(own['run'])))}. Give the files of one of them."
+            f"{len(values)} runs of the unedited model have different values of {metric} ({values[0]:.6g} to "
+            f"{values[-1]:.6g}): runs {', '.join(sorted(set(own['run'])))}. Give the files of one of them."
         )
     return [Reference(name=name, value=values[0], color=color)] if values else []
+
+
+def distinct_values(rows: DataFrame) -> list[float]:
+    """The values of rows in order; of those that are the same but for last digits, the lowest."""
+    found: list[float] = []
+    for value in sorted(rows["value"].dropna().map(float)):
+        if not found or not same_up_to_last_digits(found[-1], value):
+            found.append(value)
+    return found
 
 
 class ModelRuns(NamedTuple):

@@ -6,7 +6,6 @@ Both read result and sample files of lm-eval only and score nothing again. Colum
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from edit_hooks.utils.logs import get_logger
 from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.task_facts import TaskFacts
-from lm_eval_tasks.common.columns import Column, is_number, read_columns
+from lm_eval_tasks.common.columns import Column, is_number, read_columns, same_up_to_last_digits
 
 log = get_logger(__name__)
 
@@ -142,13 +141,11 @@ def _newest(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[
 
 
 def _same_number(row: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
-    """Whether two results are the same but for last digits, which depend on what shared a batch."""
+    """Whether two results are the same but for last digits."""
     if other is None or row["n"] != other["n"]:
         return False
     value, kept = row["value"], other["value"]
-    return value == kept or (
-        value is not None and kept is not None and math.isclose(value, kept, rel_tol=1e-4, abs_tol=1e-6)
-    )
+    return value == kept or (value is not None and kept is not None and same_up_to_last_digits(value, kept))
 
 
 def _column(row: Mapping[str, Any]) -> tuple[Any, ...]:

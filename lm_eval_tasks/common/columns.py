@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
@@ -44,6 +45,11 @@ class Column:
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a saved value is a number; lm-eval writes "N/A" for missing ones."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def same_up_to_last_digits(value: float, other: float) -> bool:
+    """Whether two scores are the same but for last digits, which depend on what shared a batch."""
+    return math.isclose(value, other, rel_tol=1e-4, abs_tol=1e-6)
 
 
 def read_columns(saved: Mapping[str, Any], declared: Collection[str] = ()) -> Iterator[Column]:

@@ -64,6 +64,34 @@ class TestLogProbabilities:
             "desired answer, unedited": -5.5
         }
 
+    def beside(self, editor, value, **changes):
+        return row(editor, "bake_rq", "rq_logprob_new_unedited", value, is_rate=False, **changes)
+
+    def test_the_unedited_value_of_a_stream_is_that_of_all_its_cases(self):
+        """At a checkpoint the column is over the cases edited by then."""
+        stages = [self.beside("rome", value, stage=stage) for stage, value in (("", -5.5), ("10", -4.0), ("100", -5.0))]
+        chart = bake_logprob.draw(frame(*logprobs("rome", -4.0, -1.0), *stages))
+        assert [(line.name, line.value) for line in chart.panels[0].references] == [("desired answer, unedited", -5.5)]
+
+    def test_unedited_values_that_differ_in_last_digits_are_one(self):
+        edited = [*logprobs("rome", -4.0, -1.0), *logprobs("memit", -3.0, -1.0)]
+        chart = bake_logprob.draw(frame(*edited, self.beside("rome", -5.5), self.beside("memit", -5.5000001)))
+        assert [line.value for line in chart.panels[0].references] == [-5.5000001]
+        own = [*logprobs("unedited", 0.3, -1.0, run="a"), *logprobs("unedited", 0.3 + 1e-8, -1.0, run="b")]
+        chart = bake_logprob.draw(frame(*edited, *own))
+        assert [line.value for line in chart.panels[0].references] == [0.3, -1.0]
+        other = logprobs("unedited", 0.3002, -1.0, run="c")
+        with pytest.raises(EditingError, match=r"2 runs .* different values of rq_logprob_new \(0.3 to 0.3002\)"):
+            bake_logprob.draw(frame(*edited, *own, *other))
+
+    def test_unedited_values_that_differ_are_in_the_caption(self):
+        edited = [*logprobs("rome", -4.0, -1.0), *logprobs("memit", -3.0, -1.0)]
+        chart = bake_logprob.draw(frame(*edited, self.beside("rome", -5.5), self.beside("memit", -5.1)))
+        assert chart.panels[0].references == []
+        assert (
+            "No line of the unedited model (desired answer): beside the edits it has -5.5 to -5.1" in chart.caption[-1]
+        )
+
     def test_missing_columns_name_task_and_command(self):
         with pytest.raises(
             EditingError, match=r"rq_logprob_true of bake_rq.*lm_eval --model edited_hf --tasks bake_rq"
