@@ -14,11 +14,13 @@ from lm_edit.figures.select import (
     edited,
     first_metric,
     log_scale,
+    not_drawn,
     require_rows,
     run_cells,
     series_of,
     unedited_reference,
     value_label,
+    with_unedited,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_eval_tasks.common.editor_settings import find_setting, without_setting
@@ -52,8 +54,10 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     chosen = require_rows(rows, NEEDS, [metric])
     runs = edited(chosen[chosen.index.isin(of_weights.index)])
     panels: list[Lines] = []
+    connected: set[object] = set()
     for weight in WEIGHTS:
         groups = _groups(runs, weight)
+        connected |= {place for group in groups for place in group.index}
         first = sum(len(panel.series) for panel in panels)
         series = [_line(group, runs, weight, metric, color) for color, group in enumerate(groups, start=first)]
         if series:
@@ -70,11 +74,13 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             )
     if not panels:
         raise NEEDS.missing("no two runs differ in alpha alone or in beta alone")
+    drawn = runs[runs.index.isin(connected)]
+    notes += not_drawn(edited(chosen), drawn, "without a run that differs in alpha alone or in beta alone")
     return Chart(
         name=NEEDS.figure,
         title="Weights of the bidirectional terms",
         panels=panels,
-        caption=caption(chosen, notes=notes),
+        caption=caption(with_unedited(drawn, chosen), notes=notes),
     )
 
 

@@ -7,13 +7,15 @@ a gap, never as 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Limits: TypeAlias = tuple[float, float]
 
 SHARE: Limits = (0.0, 1.0)
+UNSCORED = "unscored"  # the reason of a gap without another one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,3 +201,30 @@ class Chart:
     panels: Sequence[Panel]
     caption: Sequence[str] = field(default_factory=tuple)
     columns: int = 2
+
+    @property
+    def sentences(self) -> list[str]:
+        """The caption, and the points that are missing in lines and scatter plots, by panel and reason.
+
+        A missing bar or cell has the reason in its place.
+        """
+        missing = []
+        for panel in self.panels:
+            gaps: dict[str, list[str]] = {}
+            for series in panel.series if isinstance(panel, (Lines, Points)) else ():
+                for reason, name in _gaps(series, isinstance(panel, Lines)):
+                    gaps.setdefault(reason, []).append(name)
+            where = f" ({panel.title})" if len(self.panels) > 1 and panel.title else ""
+            missing += [f"{reason.capitalize()}{where}: {'; '.join(names)}." for reason, names in gaps.items()]
+        return [*self.caption, *missing]
+
+
+def _gaps(series: Series, has_positions: bool) -> Iterator[tuple[str, str]]:
+    """Each reason of gaps, and the name of the series with the positions of these gaps if it has other points."""
+    points = list(zip(series.positions or series.values, series.values, strict=True))
+    places = [index for index, point in enumerate(points) if any(map(math.isnan, point))]
+    reasons = [series.gaps[index] if series.gaps else UNSCORED for index in places]
+    for reason in dict.fromkeys(reasons):
+        own = [index for index, why in zip(places, reasons, strict=True) if why == reason]
+        listed = [f"{points[index][0]:g}" if has_positions else f"point {index + 1}" for index in own]
+        yield reason, series.name if len(own) == len(points) else f"{series.name} at {', '.join(listed)}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lm_edit.figures.charts import SHARE, Chart, Lines
+from lm_edit.figures.charts import SHARE, Chart, Lines, Series
 from lm_edit.figures.evk_align import is_aligned
 from lm_edit.figures.paired import WITH, WITHOUT
 from lm_edit.figures.select import (
     caption,
     choice_between,
     log_scale,
-    require_comparable,
+    not_drawn,
     require_edited,
     require_one_line,
     require_rows,
@@ -20,6 +21,7 @@ from lm_edit.figures.select import (
     source_of_edits,
     unedited_reference,
     value_label,
+    with_unedited,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 
@@ -50,50 +52,57 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     """A panel per task; a line per editor over the number of edits: solid color by EVK-Align, marker by editor."""
     metric = options.metric or METRIC
     chosen = require_rows(rows, NEEDS, [metric], tasks=list(TASKS))
-    require_comparable(chosen, NEEDS)
-    runs = require_edited(chosen, NEEDS)
-    runs = runs.assign(aligned=is_aligned(runs))
-    runs = runs[runs["num_edits"].notna()]
+    every = require_edited(chosen, NEEDS)
+    runs = every[every["num_edits"].notna() & every["group_size"].isna()]
     if runs.empty:
-        raise NEEDS.missing("no run has num_edits: single edits leave these tasks to the unedited model")
+        raise NEEDS.missing(
+            "no run has num_edits without group_size: single edits and groups leave these tasks to the unedited model"
+        )
     if len(edits := sorted(set(runs["edits"].fillna("").map(source_of_edits)))) > 1:
         raise NEEDS.missing(
             f"the runs have different edits ({', '.join(edits)}); choose with --only 'edits={edits[-1]}'"
         )
-    if chosen["model"].nunique() > 1:
-        raise NEEDS.missing(f"runs of several models are given; choose with --only model={chosen.iloc[0]['model']}")
-    editors = sorted(set(runs["editor"]))
+    if runs["model"].nunique() > 1:
+        raise NEEDS.missing(f"runs of several models are given; choose with --only model={runs.iloc[0]['model']}")
+    shown = with_unedited(runs, chosen)
+    runs = runs.assign(aligned=is_aligned(runs))
     panels = []
     for task, title in TASKS.items():
         of_task = runs[runs["task"] == task]
-        series = []
-        for (editor, aligned), group in of_task.groupby(["editor", "aligned"]):
-            line = group.sort_values("num_edits")
-            repeated = line[line["num_edits"].duplicated()]
-            if not repeated.empty:
-                number = repeated.iloc[0]["num_edits"]
-                same = line[line["num_edits"] == number]
-                raise NEEDS.missing(f"several runs of {editor} have {int(number)} edits; {choice_between(same)}")
-            name = f"{editor}{' + EVK-Align' if aligned else ''}"
-            require_one_line(line, NEEDS, name)
-            cells = run_cells(line, list(line["run"]), metric)
-            look = {"color": WITH if aligned else WITHOUT, "style": editors.index(str(editor))}
-            series.append(series_of(name, cells, positions=list(line["num_edits"]), **look))
-        if series:
+        if not of_task.empty:
             panels.append(
                 Lines(
                     title=title,
-                    series=series,
+                    series=_lines(of_task, metric, sorted(set(runs["editor"]))),
                     position_label="number of edits",
                     value_label=value_label(of_task, metric),
-                    references=unedited_reference(chosen[chosen["task"] == task], metric),
+                    references=unedited_reference(shown[shown["task"] == task], metric),
                     log_positions=log_scale(list(of_task["num_edits"])),
                     whole_positions=True,
                     limits=SHARE if metric.startswith("f1") else None,
                 )
             )
+    notes = not_drawn(every, runs, "without a number of edits on one model")
     title = "General ability by number of edits"
-    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen), columns=2)
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(shown, notes=notes), columns=2)
+
+
+def _lines(rows: DataFrame, metric: str, editors: Sequence[str]) -> list[Series]:
+    """The lines of a task; ``editors`` are those of the figure, whose places give the markers."""
+    series = []
+    for (editor, aligned), group in rows.groupby(["editor", "aligned"]):
+        line = group.sort_values("num_edits")
+        repeated = line[line["num_edits"].duplicated()]
+        if not repeated.empty:
+            number = repeated.iloc[0]["num_edits"]
+            same = line[line["num_edits"] == number]
+            raise NEEDS.missing(f"several runs of {editor} have {int(number)} edits; {choice_between(same)}")
+        name = f"{editor}{' + EVK-Align' if aligned else ''}"
+        require_one_line(line, NEEDS, name)
+        cells = run_cells(line, list(line["run"]), metric)
+        look = {"color": WITH if aligned else WITHOUT, "style": editors.index(str(editor))}
+        series.append(series_of(name, cells, positions=list(line["num_edits"]), **look))
+    return series
 
 
 SPEC = FigureSpec(

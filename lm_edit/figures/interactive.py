@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.files import write_atomically
-from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Series, Waterfall
+from lm_edit.figures.charts import UNSCORED, Bars, Chart, HeatMap, Lines, Network, Panel, Points, Series, Waterfall
 from lm_edit.figures.look import (
     FALL,
     MAX_LABEL,
@@ -18,7 +18,6 @@ from lm_edit.figures.look import (
     RISE,
     ROLES,
     TOTAL,
-    UNSCORED,
     color_of,
     dash_of,
     edge_look,
@@ -107,7 +106,7 @@ def write_interactive(chart: Chart, path: Path) -> Path:
         title=html.escape(shown(chart.title, 300)),
         width=int(figure.layout.width) + 40,
         chart=division,
-        caption="\n".join(f"<p>{html.escape(shown(text, 600))}</p>" for text in chart.caption),
+        caption="\n".join(f"<p>{html.escape(shown(text, 600))}</p>" for text in chart.sentences),
     )
     write_atomically(path, page)
     return path

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from edit_hooks.utils.printable import printable
-from lm_edit.figures.charts import Bars, Chart, Lines, Network, Points
+from lm_edit.figures.charts import UNSCORED, Bars, Chart, Lines, Network, Points
 
 # Okabe and Ito's colors, which are distinct with color vision deficiencies, too; without yellow, for white paper.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#6E4B1F", "#222222")
@@ -24,7 +24,6 @@ MARKERS = (
 )
 DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 ROLES = {"start": "#CFE6F5", "end": "#FBE3B5", "other": "#F4F4F4"}
-UNSCORED = "unscored"
 MAX_TITLE = 200  # characters of titles and of names in the legend
 MAX_LABEL = 60  # characters of other texts
 

@@ -18,6 +18,7 @@ from lm_edit.figures.select import (
     series_of,
     unedited_reference,
     value_label,
+    with_unedited,
     without_context,
 )
 from lm_edit.figures.spec import DEFAULTS, Needs, Options
@@ -101,7 +102,8 @@ def draw_pairs(rows: DataFrame, figure: Comparison, options: Options = DEFAULTS)
     alone = [name for name in editors if name not in both]
     only = "Not drawn, run" if figure.only_pairs else "Run"
     notes = [f"{only} in one way only: {', '.join(alone)}."] if alone else []
-    return Chart(name=needs.figure, title=figure.title, panels=panels, caption=caption(chosen, notes=notes))
+    shown = with_unedited(runs[runs["editor"].isin(drawn)], chosen)
+    return Chart(name=needs.figure, title=figure.title, panels=panels, caption=caption(shown, notes=notes))
 
 
 def _panels(rows: DataFrame, figure: Comparison, options: Options) -> list[Panel]:

@@ -139,6 +139,22 @@ def run_labels(rows: DataFrame) -> dict[str, str]:
     return dict(sorted(labels.items(), key=lambda item: item[1]))
 
 
+def with_unedited(drawn: DataFrame, rows: DataFrame) -> DataFrame:
+    """The drawn rows of edited models, and those of the unedited model on their models and tasks; for the caption."""
+    places = set(zip(drawn["model"], drawn["task"], strict=True))
+    on_places = [place in places for place in zip(rows["model"], rows["task"], strict=True)]
+    own = rows[on_places]
+    return rows.loc[drawn.index.union(own[own["editor"] == UNEDITED].index)]
+
+
+def not_drawn(rows: DataFrame, drawn: DataFrame, why: str) -> list[str]:
+    """A sentence for the caption that names the edited runs that are not drawn, by editor where none of its are."""
+    left = {run: label for run, label in run_labels(rows).items() if run not in set(drawn["run"])}
+    editors = dict(zip(rows["run"], rows["editor"], strict=True))
+    names = [label if editors[run] in set(drawn["editor"]) else str(editors[run]) for run, label in left.items()]
+    return [f"Not drawn, {why}: {', '.join(dict.fromkeys(names))}."] if names else []
+
+
 def _part(column: str, value: object) -> str:
     text = _shown(value)
     if column == "icl":  # the editor's name has the context
@@ -240,16 +256,6 @@ def series_of(
         color=color,
         style=style,
     )
-
-
-def without_values(series: Sequence[Series]) -> list[str]:
-    """A sentence for the caption that names lines and points without values; bars have the reason in their place."""
-    names = [
-        one.name
-        for one in series
-        if all(math.isnan(x) or math.isnan(y) for x, y in zip(one.positions or one.values, one.values, strict=True))
-    ]
-    return [f"Unscored: {', '.join(dict.fromkeys(names))}."] if names else []
 
 
 def unedited_reference(rows: DataFrame, metric: str, name: str = UNEDITED, color: int | None = None) -> list[Reference]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edit_hooks.utils.files import replacing
-from lm_edit.figures.charts import Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
+from lm_edit.figures.charts import UNSCORED, Bars, Chart, HeatMap, Lines, Network, Panel, Points, Reference, Waterfall
 from lm_edit.figures.layout import Drawn, Movable, Place, fit, legend_columns
 from lm_edit.figures.look import (
     FALL,
@@ -18,7 +18,6 @@ from lm_edit.figures.look import (
     RISE,
     ROLES,
     TOTAL,
-    UNSCORED,
     color_of,
     dash_of,
     edge_look,
@@ -99,7 +98,7 @@ def draw_static(chart: Chart) -> Figure:
             axes = figure.add_subplot(grid[divmod(index, columns)])
             texts = _draw_panel(axes, panel)
             drawn.append(Drawn(axes, index // columns, shown(panel.title, MAX_TITLE), *texts))
-        lines = caption_lines(chart.caption, width)
+        lines = caption_lines(chart.sentences, width)
         figure.supxlabel("\n".join(lines), fontsize=6.5, color="#444444", x=0.01, ha="left", linespacing=1.35)
         title = textwrap.wrap(shown(chart.title, MAX_TITLE), int(width * TITLE_CHARACTERS_PER_INCH))
         heading = _add_heading(figure, "\n".join(title), legend_names(chart), width)

@@ -15,7 +15,6 @@ from lm_edit.figures.select import (
     series_of,
     unedited_reference,
     value_label,
-    without_values,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_edit.figures.thinkedit import BY_METRIC, COMMAND, choose_protocol
@@ -58,7 +57,6 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             )
         )
     note = "The original fact is no longer deducible where IFR is low. The unedited model has 1 by definition."
-    notes += without_values([one for panel in panels for one in panel.series])
     title = "Indirect fact recovery by length of the chain"
     return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=[note, *notes]))
 

@@ -14,7 +14,6 @@ from lm_edit.figures.select import (
     require_rows,
     run_looks,
     value_label,
-    without_values,
 )
 from lm_edit.figures.spec import DEFAULTS, FigureSpec, Needs, Options
 from lm_edit.figures.thinkedit import BY_METRIC, COMMAND, choose_protocol
@@ -52,7 +51,6 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             )
         )
     note = "The lower right corner is best: the fact is not deducible, and its surroundings are kept."
-    notes += without_values([one for panel in panels for one in panel.series])
     title = "Indirect fact recovery against knowledge preservation"
     return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=[note, *notes]))
 

@@ -48,9 +48,14 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     unedited = unedited[unedited.set_index(["model", "task"]).index.isin(places)]
     # The first num_edits cases are other cases for every num_edits.
     require_comparable(of_metric.loc[chosen.index.union(unedited.index)], NEEDS, varying=("limit",))
-    panels = []
+    panels, drawn, alone = [], [], []
     all_sizes = sorted(edited(chosen)["edit_batch_size"].fillna(1).unique())
     for (editor, model, task), group in edited(chosen).groupby(["editor", "model", "task"]):
+        title = f"{editor}, {model}, {task}"
+        if len(group) < 2:
+            alone.append(title)
+            continue
+        drawn.append(group)
         own = unedited[(unedited["model"] == model) & (unedited["task"] == task)].index
         series = []
         for index, size in enumerate(all_sizes):
@@ -62,12 +67,10 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             cells = run_cells(line, list(line["run"]), metric)
             name = f"{int(size)} per step"
             series.append(series_of(name, cells, positions=list(line["num_edits"]), color=index, style=index))
-        if len(group) < 2:
-            continue
         counts = [position for line in series for position in line.positions]
         panels.append(
             Lines(
-                title=f"{editor}, {model}, {task}",
+                title=title,
                 series=series,
                 position_label="number of edits",
                 value_label=value_label(group, metric),
@@ -79,8 +82,10 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
         )
     if not panels:
         raise NEEDS.missing("no editor has two streams that differ in num_edits or edit_batch_size")
+    notes += [f"Not drawn, with one stream only: {'; '.join(alone)}."] if alone else []
+    shown = chosen[chosen.index.isin([place for group in drawn for place in group.index])]
     title = "Streams of edits: number of edits and edits per step"
-    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, unedited=False, notes=notes))
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(shown, unedited=False, notes=notes))
 
 
 def _require_one_each(line: DataFrame, editor: str, size: float) -> None:

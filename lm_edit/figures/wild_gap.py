@@ -58,11 +58,13 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
     synthetic, wild, notes = metric_pair(of_tasks, NEEDS, options)
     chosen = require_rows(of_tasks, NEEDS, [synthetic, wild])
     require_edited(chosen, NEEDS)
-    panels = []
+    panels, drawn, partial = [], [], []
     for benchmark, title in BENCHMARKS.items():
         for model, group, labels in by_model(chosen[chosen["task"].isin(tasks[benchmark])]):
             if set(group["metric"]) != {synthetic, wild}:
+                partial.append(f"{title}, {model}")
                 continue
+            drawn.append(group)
             series = [
                 series_of("synthetic (teacher forcing)", run_cells(group, list(labels), synthetic), color=5),
                 series_of(
@@ -82,8 +84,10 @@ def draw(rows: DataFrame, options: Options = DEFAULTS) -> Chart:
             )
     if not panels:
         raise NEEDS.missing(f"no benchmark has both {synthetic} and {wild}")
+    notes += [f"Not drawn, with one of the two columns only: {'; '.join(partial)}."] if partial else []
+    shown = chosen[chosen.index.isin([place for group in drawn for place in group.index])]
     title = "Synthetic and WILD evaluation of the same edits"
-    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(chosen, notes=notes))
+    return Chart(name=NEEDS.figure, title=title, panels=panels, caption=caption(shown, notes=notes))
 
 
 SPEC = FigureSpec(

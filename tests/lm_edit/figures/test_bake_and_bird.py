@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from result_rows import frame, row
 
@@ -172,6 +174,17 @@ class TestWeights:
         assert lines(chart, 1)["alpha = 0.001"] == ([1.5, 3.0], [0.6, 0.4])
         assert chart.panels[0].log_positions and not chart.panels[1].log_positions  # 100-fold; 2-fold
         assert lines(chart, 0)["unedited"][1] == [0.0, 0.0]
+
+    def test_the_caption_is_about_the_runs_on_lines(self):
+        rows = [self.run(0.1, 1.5, 0.2), self.run(0.001, 1.5, math.nan), self.run(0.5, 7.0, 0.4) | {"n": 77.0}]
+        other = row("rome", "bake_j_rj", "rjs_prob", 0.5, model="large", mode="batch", n=78.0)
+        chart = bird_weights.draw(frame(*rows, other, row("unedited", "bake_j_rj", "rjs_prob", 0.0, model="large")))
+        assert "n = 30 cases. Data: mini; model: tiny; mode: single." in chart.caption[0]
+        assert "No run of the unedited model" in chart.caption[0]
+        why = "without a run that differs in alpha alone or in beta alone"
+        assert chart.sentences[1:] == [
+            f"Not drawn, {why}: bird (single, settings 0.5-7.0), rome.", "Unscored: beta = 1.5 at 0.001.",
+        ]  # fmt: skip
 
     def test_the_unedited_value_is_that_of_the_same_model(self):
         own = [self.run(0.1, 1.5, 0.2), self.run(0.001, 1.5, 0.6)]

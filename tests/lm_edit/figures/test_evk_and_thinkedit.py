@@ -51,6 +51,25 @@ class TestGlue:
         with pytest.raises(EditingError, match=r"runs of memit have 100 edits; choose with --only seed=0[.] It"):
             evk_glue.draw(frame(self.run(100, 0.5, False), self.run(100, 0.6, False, seed=1.0)))
 
+    def test_groups_of_edits_are_no_point(self):
+        """Files of older runs hold the unedited model's answers under the editor's name."""
+        groups = {"mode": "batch", "group_size": 2.0, "n": 77.0, "run": "groups"}
+        with pytest.raises(EditingError, match="no run has num_edits without group_size"):
+            evk_glue.draw(frame(self.run(10, 0.9, False) | groups))
+        rows = [self.run(10, 0.6, False), self.run(20, 0.9, False) | groups]
+        chart = evk_glue.draw(frame(*rows, row("rome", "editglue_cola", "f1", 0.9, n=78.0)))
+        assert lines(chart) == {"memit": ([10], [0.6])}
+        assert "n = 30 cases. Data: mini; model: tiny; mode: sequential." in chart.caption[0]
+        assert chart.caption[1:] == [
+            "Not drawn, without a number of edits on one model: memit (batch, 20 edits, groups of 2), rome."
+        ]
+
+    def test_unscored_points_are_named_with_panel_and_position(self):
+        cola = [self.run(number, value, False) for number, value in ((10, 0.6), (100, math.nan), (500, math.nan))]
+        rte = [self.run(number, math.nan, False) | {"task": "editglue_rte"} for number in (10, 100)]
+        chart = evk_glue.draw(frame(*cola, *rte))
+        assert chart.sentences[1:] == ["Unscored (CoLA): memit at 100, 500.", "Unscored (RTE): memit."]
+
     def test_streams_of_other_edits_are_no_line(self):
         rows = [self.run(100, 0.5, False, edits="qaedit (hub)"), self.run(10, 0.6, False, edits="zsre (hub)")]
         with pytest.raises(EditingError, match=r"different edits \(qaedit \(hub\), zsre \(hub\)\)"):
@@ -68,8 +87,10 @@ class TestAlign:
             row("rome", "counterfact_es", "es_prob", value, **aligned(on)) for on, value in ((False, 0.5), (True, 0.75))
         ]
         alone = row("memit", "counterfact_es", "es_prob", 0.9, **aligned(False))
-        chart = evk_align.draw(frame(*rows, alone))
+        chart = evk_align.draw(frame(*rows, alone | {"n": 77.0, "mode": "batch"}))
         assert categories(chart) == ["rome"]  # memit has no pair
+        assert "n = 30 cases. Data: mini; model: tiny; mode: single." in chart.caption[0]
+        assert chart.caption[1:] == ["Not drawn, run in one way only: memit."]
         assert bars(chart) == [(0, 0.5), (0, 0.75)]
 
     def test_without_a_pair(self):
@@ -144,7 +165,7 @@ class TestRecoveryAndPreservation:
 
     def test_a_point_without_one_of_its_numbers_is_named(self):
         rows = knowgic("memit", (0.3,), math.nan)
-        assert "Unscored: memit." in thinkedit_tradeoff.draw(frame(*self.ROWS, *rows)).caption
+        assert "Unscored: memit." in thinkedit_tradeoff.draw(frame(*self.ROWS, *rows)).sentences
 
     def test_protocols_are_chosen_not_mixed(self):
         rows = [*self.ROWS, *knowgic("rome", (0.9, 0.9), 0.1, "prob")]

@@ -10,10 +10,11 @@ from result_rows import frame, row
 
 from edit_hooks import EditingError
 from lm_edit.figures import wild_batches, wild_gap, wild_grid, wild_retention, wild_table
+from lm_edit.figures.output import write_figure
 from lm_edit.figures.spec import Options
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
-from drawn import bars, lines, texts
+from drawn import bars, figure_of, lines, texts
 
 
 class TestGap:
@@ -55,6 +56,12 @@ class TestGap:
     def test_one_protocol_is_not_enough(self):
         with pytest.raises(EditingError, match="no run has the column reliability_syn"):
             wild_gap.draw(frame(row("rome", "qaedit_wild_reliability", "reliability_wild_em", 0.3)))
+
+    def test_a_benchmark_with_one_protocol_is_named(self):
+        other = row("rome", "zsre_syn_reliability", "reliability_syn", 0.9, n=77.0)
+        chart = wild_gap.draw(frame(*self.rows(), other))
+        assert "n = 30 cases." in chart.caption[0] and len(chart.panels) == 1
+        assert chart.caption[-1] == "Not drawn, with one of the two columns only: ZsRE, tiny."
 
     def test_two_populations_are_not_mixed(self):
         other = row("memit", "qaedit_syn_reliability", "reliability_syn", 0.9, population="wrong_em")
@@ -158,6 +165,26 @@ class TestBatches:
     def test_one_stream(self):
         with pytest.raises(EditingError, match="two streams that differ in num_edits or edit_batch_size"):
             wild_batches.draw(frame(self.stream(20, 1, 0.5)))
+
+    def test_editors_with_one_stream_are_named_and_not_in_the_caption(self):
+        rows = [self.stream(20, 1, 0.5), self.stream(10, 1, 0.75)]
+        alone = [self.stream(n, 1, 0.3, n=77.0) | {"editor": f"e{n}", "run": f"r{n}"} for n in (5, 7)]
+        chart = wild_batches.draw(frame(*rows, *alone))
+        assert len(chart.panels) == 1 and "n = 30 cases." in chart.caption[0]
+        task = "tiny, qaedit_wild_reliability"
+        assert chart.caption[-1] == f"Not drawn, with one stream only: e5, {task}; e7, {task}."
+
+    @pytest.mark.parametrize("suffix", [".svg", ".html"])
+    def test_unscored_points_are_written(self, suffix, tmp_path):
+        values = {10: 0.75, 20: math.nan, 40: 0.25}
+        chart = wild_batches.draw(frame(*(self.stream(n, 1, value) for n, value in values.items())))
+        text = "Unscored: 1 per step at 20."
+        assert chart.sentences[-1] == text
+        if suffix == ".html":
+            pytest.importorskip("plotly", reason="the report extra is not installed")
+            assert f"<p>{text}</p>" in write_figure(chart, tmp_path / "f.html").read_text(encoding="utf-8")
+        else:
+            assert figure_of(chart)._supxlabel.get_text().endswith(text)
 
     def test_two_streams_of_one_size(self):
         rows = [self.stream(20, 1, 0.5), self.stream(20, 1, 0.6, seed=1.0)]
