@@ -62,7 +62,7 @@ def _list(args: argparse.Namespace) -> int:
         say("\nlm-edit figures NAME prints what a figure needs.")
         return 0
     spec = find_figure(args.name)
-    say(f"{spec.name}: {spec.title} ({spec.published})\nneeds: {spec.needs.columns}\nfor example: {spec.needs.command}")
+    say(f"{spec.name}: {spec.title} ({spec.published})\nneeds: {spec.needs.columns}\nfor example: {spec.needs.example}")
     if spec.options:
         say(f"choices: {', '.join(f'--{name}' for name in spec.options)}")
     return 0

@@ -25,8 +25,8 @@ NEEDS = Needs(
     "bake_icl",
     "runs of the same editors with and without icl=true, on tasks of bake_qj (any of the columns "
     f"{', '.join(COLUMNS)}, or another one of their tasks by --metric)",
-    "lm_eval --model edited_hf --tasks bake_qj --model_args editor=r_rome,icl=true --output_path results, and the same "
-    "without icl=true",
+    "lm_eval --model edited_hf --tasks bake_qj --model_args editor=r_rome,icl=true --output_path results",
+    further="and the same without icl=true",
 )
 
 

@@ -39,8 +39,8 @@ NEEDS = Needs(
     "bird_weights",
     "runs of an editor with the settings alpha and beta that differ in one of them, with the column "
     f"{' or '.join(METRICS)} (or another one by --metric)",
-    "lm_eval --model edited_hf --tasks bake_j --model_args 'editor=bird,editor_args=alpha:0.001' --output_path results"
-    ", and the same with other values of alpha, and of beta",
+    "lm_eval --model edited_hf --tasks bake_j --model_args 'editor=bird,editor_args=alpha:0.001' --output_path results",
+    further="and the same with other values of alpha, and of beta",
 )
 
 

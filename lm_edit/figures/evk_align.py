@@ -31,7 +31,8 @@ NEEDS = Needs(
     f"runs of the same editors with and without editor_args={SETTING}:true (of rect and prune: in base_settings) on "
     f"tasks of evk_table1 (any of the columns {', '.join(COLUMNS)}, or another one of their tasks by --metric)",
     "lm_eval --model edited_hf --tasks evk_table1_counterfact --model_args 'editor=r_rome,editor_args=evk_align:true' "
-    "--output_path results, and the same without editor_args; or lm-edit sweep evk_figure4",
+    "--output_path results",
+    further="and the same without editor_args; or lm-edit sweep evk_figure4",
 )
 
 

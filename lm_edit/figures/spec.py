@@ -26,19 +26,26 @@ class Needs(NamedTuple):
     Attributes:
         figure: name of the figure.
         columns: tasks, columns and settings, in words.
-        command: a command that writes such files.
+        command: a command that writes such files; it runs as it is, on the demo model and the embedded samples.
         reads: ``results`` (result files), ``samples`` (result files with their samples), ``file`` (one file of another
             verb) or ``data`` (records of a benchmark, named by ``--data``).
+        further: further runs that the figure needs or can show, in words.
     """
 
     figure: str
     columns: str
     command: str
     reads: str = RESULTS
+    further: str = ""
+
+    @property
+    def example(self) -> str:
+        """The command, and further runs."""
+        return f"{self.command}, {self.further}" if self.further else self.command
 
     def missing(self, what: str) -> EditingError:
         """The error for files that lack these inputs."""
-        return EditingError(f"{self.figure}: {what}. It needs {self.columns}; for example: {self.command}")
+        return EditingError(f"{self.figure}: {what}. It needs {self.columns}; for example: {self.example}")
 
 
 class Options(NamedTuple):

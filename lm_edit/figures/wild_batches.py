@@ -32,8 +32,8 @@ NEEDS = Needs(
     "streams (mode=sequential) of one editor that differ in num_edits or edit_batch_size, with the column "
     f"{' or '.join(METRICS)} (or another one by --metric)",
     "lm_eval --model edited_hf --tasks qaedit_wild_reliability --model_args "
-    "editor=memit,mode=sequential,edits=qaedit,num_edits=20,edit_batch_size=5 --output_path results, and the same with "
-    "other numbers",
+    "editor=memit,mode=sequential,edits=qaedit,num_edits=20,edit_batch_size=5 --output_path results",
+    further="and the same with other numbers",
 )
 
 

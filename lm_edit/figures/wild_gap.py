@@ -36,8 +36,8 @@ NEEDS = Needs(
     f"the columns {SYNTHETIC} and {' or '.join(WILD)} (or another one by --metric), both over the same population "
     f"(_wrong_judge, _wrong_em or all cases), of the tasks <benchmark>_syn_reliability and "
     f"<benchmark>_wild_reliability of any of {', '.join(BENCHMARKS)}",
-    "lm_eval --model edited_hf --tasks qaedit_syn,qaedit_wild --model_args editor=r_rome "
-    "--metadata judge=...,population=wrong_judge --output_path results",
+    "lm_eval --model edited_hf --tasks qaedit_syn,qaedit_wild --model_args editor=r_rome --output_path results",
+    further="as published with --metadata judge=<judge>,population=wrong_judge",
 )
 
 

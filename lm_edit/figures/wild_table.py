@@ -16,7 +16,7 @@ from lm_edit.figures.wild_gap import NEEDS as GAP
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-NEEDS = Needs("wild_table", GAP.columns, GAP.command)
+NEEDS = Needs("wild_table", GAP.columns, GAP.command, further=GAP.further)
 
 
 def draw(rows: DataFrame, options: Options = DEFAULTS) -> Table:
