@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
@@ -12,6 +12,7 @@ from edit_hooks.utils.json_io import read_json
 from lm_edit.figures.charts import Chart, Points, Series
 from lm_edit.figures.output import INSTALL
 from lm_edit.figures.spec import FILE, FigureSpec, Inputs, Needs, Options
+from lm_eval_tasks.common.run_options import portable
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -111,8 +112,27 @@ def _from_file(inputs: Inputs, options: Options) -> Chart:
         vectors = load_file(path)
     except SafetensorError as error:
         raise NEEDS.missing(f"{path} has no vectors ({error})") from None
-    facts = [f"{name}: {description.get(name)}" for name in ("model", "state", "sigma", "benchmark")]
-    return draw(vectors, [str(row["kind"]) for row in description["rows"]], [", ".join(facts) + "."])
+    return draw(vectors, [str(row["kind"]) for row in description["rows"]], facts_of(description))
+
+
+def facts_of(description: Mapping[str, Any]) -> list[str]:
+    """Sentences for the caption: model, noise, prompts, edits and what is left out, as described beside the vectors."""
+    known = portable(dict(description))
+    unit = "standard deviations of the embeddings" if known.get("relative") else "absolute"
+    sentences = [
+        f"Model: {known.get('model')}; hidden states: {known.get('state')}; sigma of the noise: {known.get('sigma')} "
+        f"({unit}), seed {known.get('seed')}."
+    ]
+    source = known.get("data_source") or {}
+    origin = {"data": source.get("data"), "commit": source.get("commit") or source.get("revision")}
+    origin["subset"] = source.get("subset") if source.get("subset") != "all" else None
+    listed = ", ".join(f"{name} {value}" for name, value in origin.items() if value)
+    sentences.append(f"Prompts: {known.get('benchmark')}{f' ({listed})' if listed else ''}.")
+    if edits := [f"{edit.get('editor') or 'unknown editor'} ({edit.get('file')})" for edit in known.get("edits") or ()]:
+        sentences.append(f"Edited by: {', '.join(edits)}.")
+    if left_out := [f"{count} ({reason})" for reason, count in (known.get("skipped") or {}).items()]:
+        sentences.append(f"Left out: {', '.join(left_out)}.")
+    return [" ".join(sentences[:2]), *sentences[2:]]
 
 
 SPEC = FigureSpec(

@@ -119,6 +119,24 @@ class TestMap:
         names = [series.name for series in chart.panels[0].series]
         assert names == ["neighborhood prompts (n = 6)", "virtual, all tokens (n = 4)", "edit prompts (n = 8)"]
 
+    def test_the_caption_has_what_the_description_says(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(evk_map, "reduce_dimensions", lambda vectors: vectors[:, :2])
+        described = {
+            "model": "/home/somebody/models/tiny", "state": "after_norm", "sigma": 3.0, "relative": True, "seed": 5,
+            "benchmark": "counterfact", "data_source": {"data": "hub:multi", "commit": "0123abc", "subset": "all"},
+            "edits": [{"file": "/home/somebody/edit.safetensors", "checksum": "c", "editor": "memit"}],
+            "skipped": {"the prompt lacks its subject, so it is not perturbed": 2},
+        }  # fmt: skip
+        caption = evk_map.SPEC.draw(self.write(tmp_path, **described), Options()).caption
+        assert caption[1:] == [
+            "Model: tiny; hidden states: after_norm; sigma of the noise: 3.0 (standard deviations of the embeddings), "
+            "seed 5. Prompts: counterfact (data hub:multi, commit 0123abc).",
+            "Edited by: memit (edit.safetensors).",
+            "Left out: 2 (the prompt lacks its subject, so it is not perturbed).",
+        ]
+        plain = evk_map.facts_of({**described, "relative": False, "edits": [], "skipped": {}})
+        assert len(plain) == 1 and "sigma of the noise: 3.0 (absolute)" in plain[0]
+
     @pytest.mark.slow  # numba compiles for a minute
     def test_umap_from_a_file(self, tmp_path):
         pytest.importorskip("umap", reason="umap-learn is not installed")
