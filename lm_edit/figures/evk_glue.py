@@ -43,7 +43,7 @@ NEEDS = Needs(
     "evk_glue",
     f"streams or batches of edits with tasks of the group editglue (column {METRIC}, or another one by --metric)",
     "lm_eval --model edited_hf --tasks editglue --model_args "
-    "'editor=memit,mode=sequential,edits=counterfact,num_edits=20,editor_args=evk_align:true' --output_path results",
+    "'editor=r_rome,mode=sequential,edits=counterfact,num_edits=5,editor_args=evk_align:true' --output_path results",
     further="and the same with other num_edits, and without editor_args; or lm-edit sweep evk_figure3",
 )
 
