@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from edit_hooks.lm.options import EditingOptions
@@ -40,25 +40,36 @@ class OrdinaryTasks:
         """Check the names of ordinary tasks; they are not read where one edited model answers these tasks.
 
         Raises:
-            EditingError: with ``group_size``, under which scores of the unedited model would have the editor's name.
+            EditingError: as :func:`refuse_in_groups`.
         """
         options = self._lm.options
         if options.mode != "single" and not options.group_size:
             return
         found = list(dict.fromkeys(name or "a task without a name" for name in names))
-        if not found:
-            return
-        listed = ", ".join(found[:MAX_LISTED]) + (f" and {len(found) - MAX_LISTED} more" * (len(found) > MAX_LISTED))
-        if options.group_size:
-            raise EditingError(
-                f"group_size={options.group_size} gives every group of cases a model of its own, so there is no edited "
-                f"model to ask tasks without edits: {listed}. Ask them with mode=batch without group_size, "
-                "mode=sequential or load_edit, or of the unedited model with mode=none."
-            )
-        if not self._has_warned and self._lm.rank == 0:
+        refuse_in_groups(options, found)
+        if found and not self._has_warned and self._lm.rank == 0:
             log.warning(
                 "mode=single edits the model for each case alone, so tasks without edits are answered by the unedited "
                 "model: %s. mode=sequential, mode=batch and load_edit ask them of an edited one.",
-                listed,
+                _listed(found),
             )
-        self._has_warned = True
+        self._has_warned |= bool(found)
+
+
+def refuse_in_groups(options: EditingOptions, names: Sequence[str]) -> None:
+    """Refuse ordinary tasks in a run of groups.
+
+    Raises:
+        EditingError: with ``group_size``, under which scores of the unedited model would have the editor's name.
+    """
+    if options.group_size and names:
+        raise EditingError(
+            f"group_size={options.group_size} gives every group of cases a model of its own, so there is no edited "
+            f"model to ask tasks without edits: {_listed(names)}. Ask them with mode=batch without group_size, "
+            "mode=sequential or load_edit, or of the unedited model with mode=none."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more

@@ -19,6 +19,7 @@ from edit_hooks.base.registry import load_editor
 from edit_hooks.base.shipped import FOLDER, shipped_files
 from edit_hooks.lm.model import OWN_OPTIONS
 from edit_hooks.lm.options import MODES_OF, EditingOptions, check_known_options, take_sets
+from edit_hooks.lm.ordinary_tasks import refuse_in_groups
 from edit_hooks.utils.errors import EditingError, first_line, near_misses, unknown_keys_error
 from edit_hooks.utils.hashing import key_of
 from lm_edit.sweeps.choices import EditorChoice, Plan, Where
@@ -149,7 +150,8 @@ def _check_run(plan: Plan, run: Run, checked: set[str]) -> None:
     def check() -> None:
         sets = take_sets(args)
         check_known_options(args, HFLM, OWN_OPTIONS)
-        EditingOptions(**{name: args[name] for name in OWN_OPTIONS if name in args})
+        options = EditingOptions(**{name: args[name] for name in OWN_OPTIONS if name in args})
+        refuse_in_groups(options, [task for task in run.tasks if not benchmarks_of(task)])
         for benchmark in {b.name: b for task in run.tasks for b in benchmarks_of(task)}.values():
             declared = {setting.name for setting in _settings([benchmark])}
             settings = {name: value for name, value in {**args, **sets, **run.metadata}.items() if name in declared}

@@ -213,6 +213,12 @@ def test_the_command_passes_everything(tmp_path: Path) -> None:
         ("editors: [rome]\nbenchmarks: [wild_table3]\nmodes: [sequential]\n", 2, "those of qaedit and zsre and"),
         ("editors: [rome]\nbenchmarks: [editglue_sst2]\nmodes: [sequential]\n", 2, "none of their own"),
         ("editors: [rome]\nbenchmarks:\n  - {tasks: [editglue_sst2], edits: baek}\n", 3, "Did you mean 'bake'"),
+        (
+            "editors: [memit]\nmodes: [{mode: batch, group_size: 2}]\nnum_edits: [4]\n"
+            "benchmarks:\n  - {tasks: [editglue_sst2], edits: bake}\n",
+            1,
+            "group_size=2 gives every group of cases a model of its own",
+        ),
         ("editors: [rome, rome]\nbenchmarks: [bake_es]\n", 1, "'rome' twice"),
         ("editors: [{editor: rome, models: [demon]}]\nbenchmarks: [bake_es]\n", 1, "Did you mean 'demo'"),
         ("editors: [rome]\nbenchmarks: [bake_es]\nresources: {memory: much}\n", 3, "not readable"),
