@@ -90,11 +90,12 @@ def require_comparable(rows: DataFrame, needs: Needs, varying: Sequence[str] = (
                     f"Choose with --only {condition}={values[0]}, or give comparable files."
                 )
     for model, group in rows.groupby("model"):
-        if len(hashes := set(group["model_hash"])) > 1:
-            raise EditingError(
-                f"{needs.figure}: {len(hashes)} models with different weights are named {model}. Choose with "
-                f"--only model_hash={min(map(str, hashes))}."
-            )
+        for column, what in (("model_hash", "weights"), ("model_parts", "tokenizers or configurations")):
+            if len(found := set(group[column])) > 1:
+                raise EditingError(
+                    f"{needs.figure}: {len(found)} models with different {what} are named {model}. Choose with "
+                    f"--only {shlex.quote(f'{column}={max(map(str, found))}')}."
+                )
 
 
 def first_metric(rows: DataFrame, needs: Needs, options: Options, alternatives: Sequence[str]) -> tuple[str, list[str]]:

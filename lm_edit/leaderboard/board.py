@@ -26,6 +26,7 @@ class RowKey(NamedTuple):
 
     model: str
     model_hash: str
+    model_parts: str
     editor: str
     mode: str
     settings: str

@@ -133,7 +133,7 @@ def _row(row: Row, numbers: dict[ColumnKey, int]) -> Json:
         "reference": row.is_reference,
         "model": row.key.model,
         # Equal names can be several models, as in two precisions, or one that answers under other options.
-        "identity": [row.key.model, row.key.model_hash, row.key.answer_options],
+        "identity": [row.key.model, row.key.model_hash, row.key.answer_options, row.key.model_parts],
         "regime": row.key.regime,
         "origin": row.settings_origin,
         "settings": row.key.settings,

@@ -13,6 +13,7 @@ from lm_edit.leaderboard.board import OUTSIDE, Board, Cell, Row, RowKey, Section
 from lm_edit.leaderboard.case_scores import CaseScores, combine_seeds, read_case_scores
 from lm_edit.leaderboard.columns import Column, ColumnKey, describe_case_sets, find_columns, is_missing, text_of
 from lm_edit.leaderboard.significance import Comparison, Ranking
+from lm_eval_tasks.common.model_parts import differing_parts
 
 # Fields that distinguish rows of equal labels.
 DISTINCTIONS = ("settings", "icl", "edit_options", "answer_options")
@@ -21,6 +22,7 @@ DIGITS = 12  # of values that are ranked
 # Two editors whose coverage of a column differs by more are named below their table.
 COVERAGE_GAP = 0.1
 UNKNOWN_WEIGHTS = "weights not recorded"
+UNKNOWN_PARTS = "tokenizer and configuration not recorded"
 NO_SAMPLES = "no interval and no test: the run has no samples (--log_samples)"
 OF_GROUP = "no interval and no test: a group has no cases of its own"
 NOT_SCORED = "no case was scored"
@@ -182,11 +184,10 @@ def _add_interval(
 
 
 def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) -> Iterable[Section]:
-    models = dict.fromkeys((row.key.model, row.key.model_hash) for row in rows)
-    same_names = {name for name, _ in models if sum(name == other for other, _ in models) > 1}
-    for model, digest in models:
-        own = [row for row in rows if (row.key.model, row.key.model_hash) == (model, digest)]
-        title = f"{model} ({digest or UNKNOWN_WEIGHTS})" if model in same_names else model
+    models = list(dict.fromkeys((row.key.model, row.key.model_hash, row.key.model_parts) for row in rows))
+    for model in models:
+        own = [row for row in rows if (row.key.model, row.key.model_hash, row.key.model_parts) == model]
+        title = _model_title(*model, models)
         references = [row for row in own if row.is_reference]
         groups: dict[tuple[bool, str], list[Row]] = {}
         for row in own:
@@ -197,6 +198,16 @@ def _sections(rows: Sequence[Row], columns: Sequence[Column], resamples: int) ->
         for (in_prompt, regime), editors in sorted(groups.items(), key=lambda item: (item[0][0], _order(item[0][1]))):
             kind = "editors that act through the prompt, " if in_prompt else ""
             yield _section(f"{title}: {kind}{regime}", references, editors, columns, resamples)
+
+
+def _model_title(name: str, weights: str, parts: str, models: Sequence[tuple[str, str, str]]) -> str:
+    """The model's name; where several have it, with the weights or the other parts in which they differ."""
+    same = [model for model in models if model[0] == name]
+    details = [weights or UNKNOWN_WEIGHTS] if len({own for _, own, _ in same}) > 1 else []
+    like = [own for _, digest, own in same if digest == weights]
+    if len(like) > 1:  # of equal weights
+        details.append(differing_parts(like)[parts] or UNKNOWN_PARTS)
+    return f"{name} ({', '.join(details)})" if details else name
 
 
 def _order(regime: str) -> tuple[bool, bool, str]:

@@ -6,7 +6,7 @@ one is added.
 
 from __future__ import annotations
 
-SCHEMA_VERSION = "1.4"
+SCHEMA_VERSION = "1.5"
 
 TEXT, WHOLE, REAL, FLAG, MAPPING, VALUE = "text", "whole number", "number", "true or false", "mapping", "any"
 
@@ -40,6 +40,10 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "date": (TEXT, "start of the run, ISO 8601 in UTC"),
     "model": (TEXT, "hub id of the model, or the name of its folder"),
     "model_hash": (TEXT, 'hash of the weights; "" if the run recorded none'),
+    "model_parts": (
+        TEXT,
+        'digests of what else makes it this model, as in "config=0c45f1a2; tokenizer=9d3e77b0"; "" if not recorded',
+    ),
     "editor": (TEXT, '"unedited" for mode=none; the model class for stock models of lm-eval'),
     "mode": (TEXT, 'single, batch, sequential, none, ...; "" for stock models'),
     "settings": (TEXT, 'hash of the editor settings but the seed and what it drew (8 digits); "" without an editor'),

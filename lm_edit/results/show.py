@@ -11,11 +11,13 @@ import pandas as pd
 from edit_hooks.utils.errors import EditingError, near_misses
 from lm_edit.results.runs import Paths
 from lm_edit.results.tables import load_results
+from lm_eval_tasks.common.model_parts import differing_parts
 
 PLACE = ["task", "metric", "stage", "filter"]
 # Columns that distinguish runs with the same heading, in the order in which they are tried.
 DISTINCTIONS = (
-    "model", "settings", "limit", "seed", "edit_batch_size", "group_size", "edit_options", "answer_options", "run",
+    "model", "model_parts", "settings", "limit", "seed", "edit_batch_size", "group_size", "edit_options",
+    "answer_options", "run",
 )  # fmt: skip
 
 
@@ -84,13 +86,15 @@ def _refuse_two_results(frame: pd.DataFrame) -> None:
 
 def _headings(runs: dict[str, Any]) -> dict[str, str]:
     """Run -> heading; runs with equal ones are distinguished by :data:`DISTINCTIONS`."""
+    parts = differing_parts(row["model_parts"] for row in runs.values())
 
     def heading(row: Any, *more: str) -> str:
         size = f", {row['num_edits']:g} edits" if not math.isnan(row["num_edits"]) else ""
         mode = f", {row['mode']}" if row["mode"] not in ("", "none") else ""
         context = f", icl={row['icl']}" if row["icl"] != "no" else ""
         data = f" ({row['data']})" if row["data"] else ""
-        return row["editor"] + mode + size + context + "".join(f", {_distinction(row, name)}" for name in more) + data
+        further = (parts[row[name]] if name == "model_parts" else _distinction(row, name) for name in more)
+        return row["editor"] + mode + size + context + "".join(f", {text}" for text in further if text) + data
 
     more: list[str] = []
     named = {run: heading(row) for run, row in runs.items()}

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from edit_hooks.assets.demo_name import DEMO_NAME
 from edit_hooks.utils.hashing import key_of
 from lm_eval_tasks.common.editor_settings import as_given, without_setting
+from lm_eval_tasks.common.model_parts import model_parts, parts_text
+from lm_eval_tasks.common.portable import portable
 from lm_eval_tasks.common.run_options import (
     DIGEST_DIGITS,
     answer_options,
@@ -25,7 +27,6 @@ from lm_eval_tasks.common.run_options import (
     model_arguments,
     options_text,
     place_digests,
-    portable,
 )
 
 UNEDITED = "unedited"
@@ -74,7 +75,8 @@ class RunFacts:
     Attributes:
         run: hash of everything that identifies the run, 12 hexadecimal digits.
         name: editor, mode, settings, data and model in one text that is a valid file name.
-        model: readable name. model_hash: hash of the weights; "" if unknown.
+        model: readable name. model_hash: hash of the weights; "" if unknown. model_parts: digests of what else makes it
+            this model, as in ``config=0c45f1a2; tokenizer=9d3e77b0``; "" if unknown.
         editor: its name; ``unedited`` for ``mode=none``, and the model class for stock models.
         settings: hash of the resolved settings but the seed and what was drawn with it (context templates), also
             those of a post-processed editor, 8 hexadecimal digits; "" without an editor.
@@ -90,6 +92,7 @@ class RunFacts:
     name: str
     model: str
     model_hash: str
+    model_parts: str
     editor: str
     mode: str
     settings: str
@@ -137,6 +140,8 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         "dtype": dtype,
         "limit": config.get("limit"),
     }
+    if parts := model_parts(editing):  # files from before they were recorded keep their identity
+        identity["model_parts"] = parts
     if config.get("samples"):
         identity["samples"] = key_of(config["samples"])[:DIGEST_DIGITS]
     editor_config = editing.get("editor_config") or {}
@@ -154,6 +159,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         run=_hash_of(identity)[:RUN_DIGITS],
         name=_name(facts, editing, seed),
         model_hash=model_hash,
+        model_parts=parts_text(parts),
         settings_origin=_origin(origin),
         guesses=tuple(origin.get("guesses") or ())
         + (("layers by depth",) if origin.get("layers") == "by depth" else ()),

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.hashing import key_of
-from edit_hooks.utils.options import SECRET_OPTIONS
+from lm_eval_tasks.common.model_parts import model_parts
+from lm_eval_tasks.common.portable import portable
 
 DIGEST_DIGITS = 12
 
@@ -45,24 +45,12 @@ ANSWER_OPTIONS = (
 WEIGHT_OPTIONS = ("revision", "subfolder", "delta")
 # Arguments of stock classes that can be folders of this machine with one last name and different weights.
 PLACES = ("pretrained", "model", "peft", "delta", "tokenizer")
-# Arguments that files of other model classes may have, and of `edited_hf` from before it refused them.
-SECRETS = (*SECRET_OPTIONS, "api_key")
 # Arguments of `edited_hf` that tasks read from their metadata, where lm-eval puts all of them unless it gets a manager.
 READ_BY_TASKS = ("data", "data_revision", "bad_records", "subset", "subset_seed")
 READ_IN_STREAMS = ("mode", "checkpoints", "immediate", "retention")
 PLACE_DIGESTS = "place_digests"  # in submitted files, whose folders are cut
 
-_ABSOLUTE = re.compile(r"(?:~|/|[A-Za-z]:[\\/])[^\n]*[/\\][^\n/\\]+$")
 _WHOLE = re.compile(r"[+-]?\d+")
-
-
-def portable(value: Any) -> Any:
-    """The value without folders and secrets of this machine: absolute paths inside it are cut to their last name."""
-    if isinstance(value, Mapping):
-        return {key: portable(entry) for key, entry in value.items() if key not in SECRETS}
-    if isinstance(value, (list, tuple)):
-        return [portable(entry) for entry in value]
-    return PurePath(value).name if isinstance(value, str) and _ABSOLUTE.match(value) else value
 
 
 def model_arguments(arguments: object) -> dict[str, Any]:
@@ -141,9 +129,8 @@ def answer_options(config: Mapping[str, Any]) -> dict[str, Any]:
         arguments["max_thought_tokens"] = editing.get("max_thought_tokens")
     names = ANSWER_OPTIONS if editing is not None else (*ANSWER_OPTIONS, *WEIGHT_OPTIONS)
     found = {name: value for name in names if (value := _parsed(arguments.get(name))) not in (None, "", {})}
-    tokenizer = ((editing or {}).get("model_identity") or {}).get("tokenizer")
-    if "tokenizer" in found and tokenizer:
-        found["tokenizer"] = key_of(tokenizer)[:DIGEST_DIGITS]
+    if "tokenizer" in found and (digest := model_parts(editing or {}).get("tokenizer")):
+        found["tokenizer"] = digest
     if editing is None:
         found |= place_digests(config)
     return found

@@ -15,6 +15,7 @@ COMMON: dict[str, Any] = {
     "date": 1763800000.0,
     "model": "demo",
     "model_hash": "5f22a9bff021",
+    "model_parts": "",
     "mode": "single",
     "settings": "0badcafe",
     "settings_origin": "shipped",
@@ -67,7 +68,7 @@ def run_row(editor: str, task: str, metric: str, values: Sequence[float | None],
     fields = (identity["model_hash"], editor, identity["mode"], identity["settings"], identity["num_edits"])
     return {
         "run": hashlib.sha256(
-            repr((*fields, identity["seed"], identity["data"], identity["icl"])).encode()
+            repr((*fields, identity["model_parts"], identity["seed"], identity["data"], identity["icl"])).encode()
         ).hexdigest()[:12],
         "run_name": f"{editor} {identity['mode']} {identity['data']}",
         "editor_config": {},

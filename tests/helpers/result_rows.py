@@ -12,7 +12,7 @@ import pandas as pd
 from lm_edit.results.schema import RESULT_COLUMNS
 
 COMMON: dict[str, Any] = {
-    "model": "tiny", "model_hash": "abc", "mode": "single", "settings": "0000aaaa",
+    "model": "tiny", "model_hash": "abc", "model_parts": "", "mode": "single", "settings": "0000aaaa",
     "context_editor": False, "icl": "no", "seed": 0.0, "limit": math.nan, "benchmark": "",
     "task_version": "1.0",
     "data": "mini", "data_revision": "", "data_hash": "d1", "population": "all", "judge": "",

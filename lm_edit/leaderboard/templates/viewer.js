@@ -10,8 +10,9 @@ const nameOf = (row) => {
   if (!alike.length) return row.label;
   const differs = (index) => alike.some((other) => other.identity[index] !== row.identity[index]);
   const hash = alike.some((other) => other.model === row.model) && differs(1) ? ` ${row.identity[1]}` : "";
+  const parts = alike.some((other) => other.model === row.model) && differs(3) && row.identity[3] ? ` ${row.identity[3]}` : "";
   const options = differs(2) && row.identity[2] ? `, ${row.identity[2]}` : "";
-  const model = differs(0) || hash || options ? `${row.model}${hash}${options}, ` : "";
+  const model = differs(0) || hash || parts || options ? `${row.model}${hash}${parts}${options}, ` : "";
   return `${row.label} (${model}${row.reference ? "unedited" : row.regime})`;
 };
 

@@ -128,7 +128,7 @@ def _model_info(row: Mapping[str, Any], file: ResultFile, options: ExportOptions
     edited = row["editor"] != UNEDITED and file.content["config"].get("edited_hf") is not None
     names = (
         "editor", "mode", "settings", "settings_origin", "num_edits", "edit_batch_size", "icl", "edit_options",
-        "answer_options", "seed", "run",
+        "answer_options", "model_hash", "model_parts", "seed", "run",
     )  # fmt: skip
     details = {"base_model": row["model"], **{name: row[name] for name in names}, "editor_config": row["editor_config"]}
     return {

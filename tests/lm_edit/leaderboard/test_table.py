@@ -60,6 +60,25 @@ def test_saved_edits_stock_models_and_groups_do_not_compete_with_single_edits():
     }
 
 
+def test_models_of_other_tokenizers_or_configurations_do_not_compete():
+    """The weights are the same; the title of a section has the parts that differ."""
+    parts = [
+        frames(es(unedited=[0, 0], rome=[1, 0]), model_parts="class=11; config=22; tokenizer=aa"),
+        frames(es(unedited=[1, 1], memit=[1, 1]), model_parts="class=11; config=22; tokenizer=bb"),
+        frames(es(ft_m=[1, 1])),  # a file from before parts were recorded
+        frames(es(ft_l=[1, 1]), model_hash="77", model_parts="class=11; config=22; tokenizer=aa"),
+    ]
+    titles = {section.title: [row.label for row in section.rows] for section in board(*parts).sections}
+    assert titles == {
+        "demo (5f22a9bff021, tokenizer and configuration not recorded): single edits": ["ft_m"],
+        "demo (5f22a9bff021, class=11; config=22; tokenizer=aa): single edits": ["unedited", "rome"],
+        "demo (5f22a9bff021, class=11; config=22; tokenizer=bb): single edits": ["unedited", "memit"],
+        "demo (77): single edits": ["ft_l"],
+    }
+    titles = [section.title for section in board(*parts[:2]).sections]
+    assert titles == ["demo (tokenizer=aa): single edits", "demo (tokenizer=bb): single edits"]
+
+
 def test_marks_ranks_and_corrected_tests():
     """Exact McNemar, Holm over the three editors.
 

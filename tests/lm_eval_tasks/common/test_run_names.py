@@ -17,8 +17,9 @@ from task_managers import task_manager
 
 import lm_eval_editing_autoload
 from edit_hooks import EditingError
+from lm_eval_tasks.common.portable import portable
 from lm_eval_tasks.common.run_names import run_facts
-from lm_eval_tasks.common.run_options import check_task_settings, portable
+from lm_eval_tasks.common.run_options import check_task_settings
 
 lm_eval_editing_autoload.install()
 
