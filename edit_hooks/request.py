@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from edit_hooks.prompt_context import BARE, PromptContext
 from edit_hooks.utils.errors import EditingError, UnusableRequestError, unknown_keys_error
@@ -235,6 +235,18 @@ class InTurn(tuple[EditRequest, ...]):
 
     Only the order decides between requests that contradict each other, as in an edit that is taken back.
     """
+
+
+class EditedCases(NamedTuple):
+    """The edits of each case of a batch or stream.
+
+    Attributes:
+        cases: in their order; cases may share edits.
+        origin: where they were read, with ``sha256`` of the whole file, for the results (JSON-able).
+    """
+
+    cases: list[RequestGroup]
+    origin: Mapping[str, Any]
 
 
 def require_compatible(group: RequestGroup, where: str = "") -> None:

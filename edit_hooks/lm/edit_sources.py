@@ -2,8 +2,8 @@
 
 ``edits=`` names a benchmark, or a JSON or JSONL file of edit requests.
 
-Benchmarks belong to a package above this one, which registers a function ``(name, settings) -> edit requests of each
-case`` as the entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
+Benchmarks belong to a package above this one, which registers a function ``(name, settings) -> EditedCases`` as the
+entry point ``benchmarks`` of the group :data:`ENTRY_POINTS`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from edit_hooks.base.editor import Editor
 from edit_hooks.lm.options import EditingOptions
 from edit_hooks.lm.plan import EditPlan, chunked
-from edit_hooks.request import EditRequest, RequestGroup
+from edit_hooks.request import EditedCases, EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
+from edit_hooks.utils.files import sha256_of, user_path
 from edit_hooks.utils.json_io import read_rows
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
@@ -33,14 +33,14 @@ def read_plan(options: EditingOptions, editor: Editor[Any], settings: Mapping[st
     """Read the edits of a batch or sequential run, before any weight is loaded; no groups in other modes.
 
     Args:
-        settings: those of :func:`load_edited_cases`.
+        settings: those of :func:`read_edited_cases`.
 
     Raises:
         EditingError: as there, and for steps of several cases with an editor that writes one request at a time.
     """
     if options.edits is None:
         return EditPlan()
-    cases = load_edited_cases(options.edits, settings, options.num_edits)
+    cases, origin = read_edited_cases(options.edits, settings, options.num_edits)
     size = options.group_size or options.edit_batch_size or (len(cases) if options.mode == "batch" else 1)
     if size > 1 and not options.group_size and not editor.supports_joint:
         raise EditingError(
@@ -49,11 +49,11 @@ def read_plan(options: EditingOptions, editor: Editor[Any], settings: Mapping[st
         )
     cumulative = not options.group_size
     groups = chunked(cases, size, cumulative=cumulative)
-    return EditPlan(groups, cumulative, parse_checkpoints(options.checkpoints))
+    return EditPlan(groups, cumulative, parse_checkpoints(options.checkpoints), origin=origin)
 
 
 def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) -> list[EditRequest]:
-    """The distinct edits of the first ``num_edits`` cases; see :func:`load_edited_cases`."""
+    """The distinct edits of the first ``num_edits`` cases; see :func:`read_edited_cases`."""
     distinct: dict[str, EditRequest] = {}
     for case in load_edited_cases(source, settings, num_edits):
         for request in case:
@@ -62,9 +62,14 @@ def load_edits(source: str, settings: Mapping[str, Any], num_edits: int | None) 
 
 
 def load_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int | None) -> list[RequestGroup]:
+    """The edits of each case; see :func:`read_edited_cases`."""
+    return read_edited_cases(source, settings, num_cases).cases
+
+
+def read_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int | None) -> EditedCases:
     """The edits of each of the first ``num_cases`` cases of a benchmark or of a file; of all by default.
 
-    Cases may share edits.
+    Cases may share edits. With them comes where they were read, and the SHA-256 of the whole file.
 
     Args:
         source: name of the benchmark, or path of the file, each of whose records is a case with one edit.
@@ -75,10 +80,12 @@ def load_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int |
         EditingError: for an unknown source, malformed lines, and too few cases.
     """
     if is_file(source):
-        rows = read_rows(user_path(source, "file of edit requests"), "file of edit requests")
+        path = user_path(source, "file of edit requests")
+        rows = read_rows(path, "file of edit requests")
         cases: list[RequestGroup] = [(EditRequest.from_dict(row, where=where),) for where, row in rows]
+        origin: Mapping[str, Any] = {"data": source, "file": path.name, "sha256": sha256_of(path)}
     else:
-        cases = _from_benchmark(source, settings)
+        cases, origin = _from_benchmark(source, settings)
     if num_cases is not None:
         require_whole("num_edits", num_cases)
         if num_cases > len(cases):
@@ -86,7 +93,7 @@ def load_edited_cases(source: str, settings: Mapping[str, Any], num_cases: int |
         cases = cases[:num_cases]
     _warn_of_repeated(source, cases)
     _warn_of_conflicts(source, cases)
-    return cases
+    return EditedCases(cases, origin)
 
 
 def _warn_of_repeated(source: str, cases: Sequence[RequestGroup]) -> None:
@@ -132,7 +139,7 @@ def is_file(source: str) -> bool:
     return Path(source).suffix in (".jsonl", ".json")
 
 
-def _from_benchmark(name: str, settings: Mapping[str, Any]) -> list[RequestGroup]:
+def _from_benchmark(name: str, settings: Mapping[str, Any]) -> EditedCases:
     """The edits of each case of a benchmark, from the registered function."""
     entry = registered(ENTRY_POINTS).get("benchmarks")
     if entry is None:
@@ -140,5 +147,5 @@ def _from_benchmark(name: str, settings: Mapping[str, Any]) -> list[RequestGroup
             f"edits={name}: no package with benchmarks is registered. Install lm-eval-editing (in a clone: "
             "pip install -e ., again after an update), or give a JSON or JSONL file of edit requests."
         )
-    load: Callable[[str, Mapping[str, Any]], list[RequestGroup]] = import_object(entry.value, "edit source")
+    load: Callable[[str, Mapping[str, Any]], EditedCases] = import_object(entry.value, "edit source")
     return load(name, settings)

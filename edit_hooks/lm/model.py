@@ -471,6 +471,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "settings_origin": self._origin and self._origin.to_json(),
             "edits_data": self.edits_data,
             "edits_digest": self._edits_digest,
+            "edits_source": dict(self.plan.origin),
             "demo": self.is_demo,
             "about_checkpoint": about_edits_in(self.pretrained, self.options.mode),
             "num_processes": self.world_size,

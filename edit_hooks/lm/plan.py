@@ -17,7 +17,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest, InTurn, RequestGroup
@@ -38,12 +38,14 @@ class EditPlan:
         unusable: request key -> reason for requests that keep their place in a group and are not written.
         cumulative: groups are written one after another on the same weights.
         checkpoints: numbers of cases after which all cases edited so far are answered as well.
+        origin: where the cases were read, for the results (JSON-able).
     """
 
     cases: tuple[Cases, ...] = ()
     cumulative: bool = False
     checkpoints: tuple[int, ...] = ()
     unusable: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         planned = sum(map(len, self.cases))

@@ -27,6 +27,9 @@ IDENTITY = {
     "cases": "set of cases",
     "edits": "set of edits",
 }
+# A field that is equal for runs of as many edits: streams of several lengths share a column.
+EDITS = "edits_hash"
+NAMES = IDENTITY | {EDITS: "set of edits"}
 MAX_TASKS_WITHOUT_ENTRY = 3
 DEFAULTS = Path(__file__).with_name("columns.yaml")
 Field = str | float | bool | None
@@ -118,6 +121,7 @@ def find_columns(
             known = [(name, identity) for name, identity in identities if field in identity]
             if len({identity[field] for _, identity in known}) > 1:
                 refusals.append(_refusal(key, field, known))
+        refusals += _refusals_of_edits(key, rows)
         record = rows.iloc[0]
         better = record["higher_is_better"]
         columns.append(
@@ -176,6 +180,15 @@ class _Refusal(NamedTuple):
     column: str
 
 
+def _refusals_of_edits(key: ColumnKey, rows: pd.DataFrame) -> Iterable[_Refusal]:
+    """Refusals of batches and streams of as many edits that made others, as of another commit of the data."""
+    recorded = rows[rows[EDITS].map(text_of) != ""]
+    for _, alike in recorded.groupby(recorded["num_edits"].map(text_of), sort=True):
+        known = [(str(row["run_name"]), {EDITS: str(row[EDITS])}) for row in alike.to_dict("records")]
+        if alike["edits"].nunique() == 1 and alike[EDITS].nunique() > 1:  # other names are refused as such
+            yield _refusal(key, EDITS, known)
+
+
 def _refusal(key: ColumnKey, field: str, identities: Iterable[tuple[str, Mapping[str, str]]]) -> _Refusal:
     by_value: dict[str, list[str]] = {}
     for run_name, identity in identities:
@@ -192,7 +205,7 @@ def _message(refusals: Iterable[_Refusal]) -> str:
     for (field, values), names in columns.items():
         shown = _shown(field, [value for value, _ in values])
         sides = "; ".join(f"{value} in {_some(runs)}" for value, (_, runs) in zip(shown, values, strict=True))
-        lines.append(f"{_some(names)}: the {IDENTITY[field]} differs: {sides}. {_advice(field, values)}")
+        lines.append(f"{_some(names)}: the {NAMES[field]} differs: {sides}. {_advice(field, values)}")
     return "a column cannot mix results that were not computed in the same way.\n" + "\n".join(lines)
 
 
@@ -201,7 +214,7 @@ def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
         return "Evaluate the same cases in all runs (same --limit, subset and data), or name one kind of run alone."
     example = next((value for value, _ in values if value), "")
     # Most columns have no judge and no edits of a stream; the second condition keeps them.
-    others = f" --only {field}=" if field in ("judge", "edits") and all(value for value, _ in values) else ""
+    others = f" --only {field}=" if field in ("judge", "edits", EDITS) and all(value for value, _ in values) else ""
     return f"Keep one, e.g. --only {shlex.quote(f'{field}={example}')}{others}, or make a leaderboard of each."
 
 

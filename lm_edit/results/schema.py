@@ -54,6 +54,7 @@ RESULT_COLUMNS: dict[str, tuple[str, str]] = {
     "edit_batch_size": (REAL, "cases per step of a stream"),
     "group_size": (REAL, "cases per group of a batch"),
     "edits": (TEXT, 'benchmark and data of the edits of a batch or stream, as in qaedit (hub); "" if not given'),
+    "edits_hash": (TEXT, 'digest of these edits, in their order (12 digits); "" without them, or if not recorded'),
     "icl": (TEXT, "in-context baseline added to the questions; no: none"),
     "edit_options": (
         TEXT,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import lm_eval_tasks
-from edit_hooks.request import RequestGroup
+from edit_hooks.request import EditedCases
 from edit_hooks.utils.errors import EditingError, near_misses, unknown_keys_error
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.logs import get_logger
@@ -174,8 +174,8 @@ def benchmark_of_task(task: str) -> Benchmark[Any]:
     return known[max(names, key=len)]
 
 
-def load_edit_requests(name: str, settings: Settings) -> list[RequestGroup]:
-    """The edits of each case of a benchmark, in the order of its cases.
+def load_edit_requests(name: str, settings: Settings) -> EditedCases:
+    """The edits of each case of a benchmark, in the order of its cases, and where they were read.
 
     Registered as the edit source of ``edited_hf`` (``edits=<name>``).
 
@@ -187,7 +187,8 @@ def load_edit_requests(name: str, settings: Settings) -> list[RequestGroup]:
     sets = [f"{known.name}{SET_SUFFIX}" for known in all_benchmarks().values() if known.source.sets]
     if unknown := {key for key in settings if key.endswith(SET_SUFFIX)} - set(sets):
         raise unknown_keys_error("setting", unknown, dict.fromkeys(sets))
-    return [case.requests for case in benchmark.load(settings).records]
+    loaded = benchmark.load(settings)
+    return EditedCases([case.requests for case in loaded.records], loaded.source)
 
 
 @functools.cache

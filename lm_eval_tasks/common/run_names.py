@@ -83,6 +83,7 @@ class RunFacts:
         settings_origin: ``shipped``, ``given``, ``untuned`` (see ``guesses``), or "" if unknown.
         context_editor: the editor acts through the prompt.
         edits: benchmark of a batch's or stream's edits and their data, as in ``qaedit (hub)``; "" for the tasks' own.
+        edits_hash: digest of these edits in their order, 12 hexadecimal digits; "" if not recorded.
         edit_options: options of the edits that are not at their default and have no field here, as in
             ``edit_context=qa``; "" without any. answer_options: those of all answers, as in ``max_length=512``.
         data: what the tasks read, as in ``mini``, ``hub`` or a file name; several are joined by ``+``.
@@ -104,6 +105,7 @@ class RunFacts:
     edit_batch_size: int | None
     group_size: int | None
     edits: str
+    edits_hash: str
     icl: str
     edit_options: str
     answer_options: str
@@ -168,6 +170,7 @@ def run_facts(results: Mapping[str, Any]) -> RunFacts:
         edit_batch_size=editing.get("edit_batch_size"),
         group_size=editing.get("group_size"),
         edits=_edits(editing),
+        edits_hash=str(editing.get("edits_digest") or "")[:DIGEST_DIGITS],
         icl=str(editing.get("icl") or "no"),
         edit_options=options_text(edit_options(editing)),
         answer_options=options_text(answer_options(config)),
@@ -234,8 +237,8 @@ def _later_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the identity that older runs lack; none where all are at their default."""
     editing = config["edited_hf"]
     found = {name: value for name, value in edit_options(editing).items() if name not in OPTIONS or name == "load_edit"}
-    if content := content_of_edits(editing):
-        found["edits_digest"] = content
+    if digest := editing.get("edits_digest"):  # the default of `edits_data` can be read from another commit
+        found["edits_digest"] = digest
     return found | answer_options(config)
 
 

@@ -1,7 +1,7 @@
 """Options of a run besides editor settings, mode and sizes that change its edits or its answers.
 
 An option at its default is left out, so that runs from before it existed keep their identity. Where a run recorded the
-content of what an option names (a saved edit, a tokenizer, a file of edits), its digest is used in place of the
+content of what an option names (a saved edit, a tokenizer, the edits of a stream), its digest is used in place of the
 name.
 """
 

@@ -137,7 +137,7 @@ def test_the_published_set_through_its_setting(monkeypatch: pytest.MonkeyPatch, 
     rows = sorted(range(1000), key=lambda row: hashlib.sha256(f"0:{row}".encode()).hexdigest())[:100]
     published = json.loads(content)
     assert [case.request.target_new for case in loaded.records] == [published[row]["target"].strip() for row in rows]
-    assert [edit.key for (edit,) in load_edit_requests("qaedit", settings)] == [
+    assert [edit.key for (edit,) in load_edit_requests("qaedit", settings).cases] == [
         case.request.key for case in loaded.records
     ]
 

@@ -65,7 +65,10 @@ def test_results_record_the_data_that_was_read(demo: Callable[..., EditedHFLM]) 
     assert record["data"] is None and record["edits_data"] is None
     stream = demo(mode="sequential", edits="bake", num_edits=1)
     results = run(stream, ["bake_es"], limit=1)
-    assert stream.get_model_info()["edited_hf"]["edits_data"] == "mini"  # other data than the task's, and it shows
+    record = stream.get_model_info()["edited_hf"]
+    assert record["edits_data"] == "mini"  # other data than the task's, and it shows
+    source = record["edits_source"]
+    assert source["data"] == "mini" and len(source["sha256"]) == 64 and len(record["edits_digest"]) == 64
     assert results["results"]["bake_es"]["unscored,none"] == 1
 
 

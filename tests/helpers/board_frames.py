@@ -24,6 +24,7 @@ COMMON: dict[str, Any] = {
     "edit_batch_size": None,
     "group_size": None,
     "edits": "",
+    "edits_hash": "",
     "icl": "no",
     "edit_options": "",
     "answer_options": "",

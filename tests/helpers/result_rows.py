@@ -20,7 +20,7 @@ COMMON: dict[str, Any] = {
     "is_rate": True, "is_total": False, "higher_is_better": True, "role": "", "stderr": math.nan, "n": 30.0,
     "excluded": math.nan,
     "failed": 0.0, "unscored": 0.0, "num_edits": math.nan, "edit_batch_size": math.nan, "group_size": math.nan,
-    "edits": "", "edit_options": "", "answer_options": "",
+    "edits": "", "edits_hash": "", "edit_options": "", "answer_options": "",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from edit_hooks import EditRequest
 from edit_hooks.answers import FailedAnswer
 from edit_hooks.lm.edit_sources import load_edited_cases, load_edits
 from edit_hooks.lm.sessions import ABOUT_NO_EDIT
+from edit_hooks.request import EditedCases
 from edit_hooks.utils.errors import EditingError
 
 FACTS = {"Port Elna": "Dravonia", "Marsk": "Tolmeria", "Quill Bay": "Osteria"}
@@ -33,7 +34,7 @@ def question(requests, prompt="Marsk is the capital of", target=" Tolmeria", ask
 @pytest.fixture
 def edited_model(tiny_path, monkeypatch):
     def make(editor, **options):
-        monkeypatch.setattr(edit_hooks.lm.edit_sources, "load_edited_cases", lambda *_: CASES)
+        monkeypatch.setattr(edit_hooks.lm.edit_sources, "read_edited_cases", lambda *_: EditedCases(CASES, {}))
         return build(str(tiny_path("llama")), editor=editor, editor_args=dict(EDITORS[editor]), **options)
 
     return make
@@ -61,7 +62,7 @@ def test_a_case_is_answered_under_all_its_edits_in_every_mode(edited_model, edit
 def test_a_case_whose_edit_an_earlier_case_has_is_answered_with_its_step(editor, tiny_path, monkeypatch):
     """It joins the step before; an editor that writes one request at a time still writes one."""
     repeated = [(FIRST,), (SECOND,), (FIRST,), (THIRD,)]
-    monkeypatch.setattr(edit_hooks.lm.edit_sources, "load_edited_cases", lambda *_: repeated)
+    monkeypatch.setattr(edit_hooks.lm.edit_sources, "read_edited_cases", lambda *_: EditedCases(repeated, {}))
     stream = {"mode": "sequential", "edits": "cases"}
     lm = build(str(tiny_path("llama")), editor=editor, editor_args=dict(EDITORS[editor]), **stream)
     answers = lm.loglikelihood([question(case) for case in repeated])

@@ -73,6 +73,25 @@ def test_streams_of_other_edits_do_not_share_a_column(first):
     assert [row.label for row in section.rows] == ["unedited", "memit", "rome"]
 
 
+def test_streams_of_published_edits_that_differ_do_not_share_a_column():
+    """As of two commits of one data set. Streams of another length have other edits, and files of before no digest."""
+    stream = {"mode": "sequential", "edits": "qaedit (hub)"}
+
+    def rome(digest: str, num_edits: int = 4, editor: str = "rome") -> tuple[pd.DataFrame, pd.DataFrame]:
+        return frames({editor: SCORES}, edits_hash=digest, num_edits=num_edits, **stream)
+
+    others = (rome("bb", 8), rome("", editor="ft_m"), frames({"unedited": SCORES}))
+    with pytest.raises(
+        EditingError, match=r"the set of edits differs: aa in rome.*--only edits_hash=aa --only edits_hash="
+    ):
+        board(rome("aa"), rome("cc", editor="memit"), *others)
+    sections = board(rome("aa"), rome("aa", editor="memit"), *others).sections
+    assert [[row.label for row in section.rows] for section in sections] == [
+        ["unedited", "ft_m", "memit", "rome"],
+        ["unedited", "rome"],
+    ]
+
+
 GROUPS = {"mmlu": ["mmlu_stem", "mmlu_other"], "mmlu_stem": ["mmlu_anatomy"], "mmlu_other": ["mmlu_virology"]}
 
 

@@ -138,7 +138,7 @@ def test_edit_requests_are_those_of_the_records(name: str, tmp_path: Path) -> No
     benchmark = find_benchmark(name)
     records = kept_records(benchmark)
     path = write_jsonl(tmp_path / "records.jsonl", records)
-    cases = load_edit_requests(name, {"data": str(path)})
+    cases = load_edit_requests(name, {"data": str(path)}).cases
     assert [{request.case_id for request in case} for case in cases] == [{str(row)} for row in range(len(cases))]
     assert len({tuple(request.key for request in case) for case in cases}) == len(cases)
     # Rows about one edit are joined.

@@ -62,7 +62,7 @@ def test_both_layouts_have_the_same_cases() -> None:
     assert loaded.records[7].answers == ["New Quill", "Elna Bay"]  # the blank alias is dropped
     assert loaded.records[6].old_answers == ["Saint Ola", "Ola"]  # answer_extended of MQuAKE-T
     assert flat.extras["split_100"] == "edited+extra" and flat.extras["split_1000"] == "(none)"
-    assert [len(group) for group in load_edit_requests("mquake", {"data": str(FILE)})] == [1, 2, 1, 3, 1, 3, 1, 2]
+    assert [len(group) for group in load_edit_requests("mquake", {"data": str(FILE)}).cases] == [1, 2, 1, 3, 1, 3, 1, 2]
 
 
 def test_odd_records_are_counted() -> None:
