@@ -11,7 +11,7 @@ one finder to ``sys.meta_path``, and nothing else happens until ``lm_eval`` itse
   built-in tasks and before the user's ``include_path``, which therefore overrides ours;
 - after ``lm_eval.evaluator`` has run, ``simple_evaluate`` checks the output path of a run of ``edited_hf``, adds the
   anomalies to its results and names the folder of the run, and ``evaluate`` adds the columns of the unedited model to
-  lm-eval's own tasks (``compare_unedited=true``);
+  lm-eval's own tasks (``compare_unedited=true``) and gives all processes of a run the few-shot prompts of one;
 - after ``lm_eval.utils`` has run, ``make_table`` prints the scores of editing tasks without their counts and summaries,
   and below the last table what was left out, and anomalies;
 - after ``lm_eval._cli.harness`` has run, which only the command ``lm_eval`` imports, that command prints our user
@@ -182,11 +182,16 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
                 import logging
 
                 logging.getLogger("lm_eval.lm_eval_editing").warning(note)
-        if not getattr(lm, "compares_unedited", False):
+        if begin is None:
             return original(*args, **kwargs)
-        from lm_eval_tasks.common.unedited_columns import evaluate_both
+        from lm_eval_tasks.common.rank_prompts import prompts_of_one_process
 
-        return evaluate_both(original, *args, **kwargs)
+        with prompts_of_one_process(lm, tasks):
+            if not getattr(lm, "compares_unedited", False):
+                return original(*args, **kwargs)
+            from lm_eval_tasks.common.unedited_columns import evaluate_both
+
+            return evaluate_both(original, *args, **kwargs)
 
     vars(evaluate)["_lm_eval_editing"] = True
     vars(evaluator)["evaluate"] = evaluate

@@ -25,6 +25,7 @@ IDENTITY = {
     "judge": "judge",
     "protocol": "protocol",
     "cases": "set of cases",
+    "prompts": "hash of the prompts",
     "edits": "set of edits",
 }
 # A field that is equal for runs of as many edits: streams of several lengths share a column.
@@ -97,14 +98,14 @@ def filter_rows(results: pd.DataFrame, conditions: Sequence[str]) -> pd.DataFram
 
 def find_columns(
     results: pd.DataFrame,
-    case_sets: Mapping[tuple[str, str], str],
+    case_sets: Mapping[tuple[str, str], CaseSet],
     first: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> list[Column]:
     """The columns of the results, those of a benchmark together.
 
     Args:
         results: as :func:`lm_edit.results.load_results` returns them.
-        case_sets: (run, task) -> description of its set of cases, see :func:`describe_case_sets`.
+        case_sets: (run, task) -> which cases were asked, see :func:`describe_case_sets`.
         first: columns (task, metric) that are shown first, by what named them; ``None``: those of :data:`DEFAULTS`.
 
     Raises:
@@ -142,32 +143,58 @@ def find_columns(
     return sorted(columns, key=lambda column: (order[column.benchmark], column.key.task in top_groups))
 
 
-def describe_case_sets(cases: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """(run, task) -> which documents were asked: their number and a hash of their ids; not for runs without samples."""
+class CaseSet(NamedTuple):
+    """Which documents a run asked.
+
+    Attributes:
+        cases: their number and a hash of their ids.
+        prompts: hash of their prompts in lm-eval's own tasks, with the few-shot examples that were drawn; else "".
+    """
+
+    cases: str
+    prompts: str
+
+
+def describe_case_sets(cases: pd.DataFrame) -> dict[tuple[str, str], CaseSet]:
+    """(run, task) -> which documents were asked; not for runs without samples."""
     described = {}
-    for (run, task), rows in cases.groupby(["run", "task"], sort=False):
+    if cases.empty:
+        return {}
+    hashes = cases["prompt_hash"].map(text_of) if "prompt_hash" in cases else pd.Series("", index=cases.index)
+    for (run, task), rows in cases.assign(prompt_hash=hashes).groupby(["run", "task"], sort=False):
         documents = sorted({(str(doc), str(case)) for doc, case in zip(rows["doc_id"], rows["case_id"], strict=True)})
-        digest = hashlib.sha256(repr(documents).encode()).hexdigest()[:8]
-        described[str(run), str(task)] = f"{len(documents)} cases ({digest})"
+        prompts = sorted({(int(doc), text) for doc, text in zip(rows["doc_id"], rows["prompt_hash"], strict=True)})
+        known = all(text for _, text in prompts)
+        described[str(run), str(task)] = CaseSet(
+            f"{len(documents)} cases ({_short_hash(documents)})", _short_hash(prompts) if known else ""
+        )
     return described
 
 
-def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], str]) -> list[tuple[str, dict[str, str]]]:
+def _short_hash(content: object) -> str:
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:8]
+
+
+def _identities(rows: pd.DataFrame, case_sets: Mapping[tuple[str, str], CaseSet]) -> list[tuple[str, dict[str, str]]]:
     """Name and identity of every run of a column.
 
     Where some runs have no samples, ``--limit`` is what is known of all of them. Only batches and streams name their
-    edits: the unedited model has none, and single edits are those of the cases.
+    edits: the unedited model has none, and single edits are those of the cases. Prompts are compared where all runs
+    were asked the same cases.
     """
-    known = [case_sets.get((str(run), str(task))) for run, task in zip(rows["run"], rows["task"], strict=True)]
+    found = [case_sets.get((str(run), str(task))) for run, task in zip(rows["run"], rows["task"], strict=True)]
+    known = [None if one is None else one.cases for one in found]
     limits = [f"--limit {text_of(limit)}" if not is_missing(limit) else "all cases" for limit in rows["limit"]]
     if None in known and len(set(known)) <= 2:
         sets = limits
     else:
         sets = [cases or limit for cases, limit in zip(known, limits, strict=True)]
-    fields = [field for field in IDENTITY if field not in ("cases", "edits")]
+    fields = [field for field in IDENTITY if field not in ("cases", "prompts", "edits")]
     identities = []
-    for row, asked in zip(rows.to_dict("records"), sets, strict=True):
+    for row, asked, one in zip(rows.to_dict("records"), sets, found, strict=True):
         identity = {**{field: text_of(row[field]) for field in fields}, "cases": asked}
+        if one is not None and one.prompts and len(set(known) - {None}) == 1:
+            identity["prompts"] = one.prompts
         if edits := text_of(row["edits"]):
             identity["edits"] = edits
         identities.append((str(row["run_name"]), identity))
@@ -212,6 +239,11 @@ def _message(refusals: Iterable[_Refusal]) -> str:
 def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     if field == "cases":
         return "Evaluate the same cases in all runs (same --limit, subset and data), or name one kind of run alone."
+    if field == "prompts":
+        return (
+            "The few-shot examples are others. Evaluate with the same --fewshot_seed in all runs; those of an earlier "
+            "release in several processes, and stock model classes, draw others for each number of processes."
+        )
     example = next((value for value, _ in values if value), "")
     # Most columns have no judge and no edits of a stream; the second condition keeps them.
     others = f" --only {field}=" if field in ("judge", "edits", EDITS) and all(value for value, _ in values) else ""

@@ -108,6 +108,7 @@ CASE_COLUMNS: dict[str, tuple[str, str]] = {
         'identity of the edit under which the case was answered; cases of a group share it; "" in streams, in batches '
         "of all cases and without an edit",
     ),
+    "prompt_hash": (TEXT, 'hash of the first prompt of lm-eval\'s own tasks, few-shot examples included; else ""'),
     "metric": _PLACE["metric"],
     "stage": _PLACE["stage"],
     "filter": _PLACE["filter"],

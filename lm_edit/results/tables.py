@@ -17,6 +17,7 @@ from lm_edit.results.runs import Paths, ResultFile, read_result_files
 from lm_edit.results.schema import CASE_COLUMNS, REAL, RESULT_COLUMNS, SCHEMA_VERSION
 from lm_edit.results.task_facts import TaskFacts
 from lm_eval_tasks.common.columns import Column, is_number, read_columns, same_up_to_last_digits
+from lm_eval_tasks.common.run_names import is_editing_task
 
 log = get_logger(__name__)
 
@@ -229,6 +230,7 @@ def _rows_of_sample(file: ResultFile, about: TaskFacts, sample: Mapping[str, Any
         "case_id": str(doc.get("case_id", sample["doc_id"])),
         "category": str(doc.get("category") or ""),
         "edit_key": str((sample.get("edit") or {}).get("key") or ""),
+        "prompt_hash": "" if is_editing_task(about.config) else str(sample.get("prompt_hash") or ""),
         "filter": sample.get("filter", ""),
     }
     names = sample.get("metrics")

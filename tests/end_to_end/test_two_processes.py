@@ -41,9 +41,11 @@ STREAM = f",mode=sequential,edits=bake,data={BAKE}"
 RUNS = {
     "single": Run(3),  # rank 0 has two documents, rank 1 has one
     "empty_rank": Run(1, f"{STREAM},num_edits=3,checkpoints=1;2"),  # rank 1 has none and makes no edits
-    # a task of lm-eval's own kind on both models, beside one of ours
+    # tasks of lm-eval's own kind on both models, one of them with drawn examples, beside one of ours
     "compared": Run(
-        3, f"{STREAM},num_edits=2,edit_batch_size=2,compare_unedited=true,editor=ft_m", ("tiny_other_choice", "bake_ls")
+        3,
+        f"{STREAM},num_edits=2,edit_batch_size=2,compare_unedited=true,editor=ft_m",
+        ("tiny_other_choice", "tiny_choice", "bake_ls"),
     ),
     "same_stream": Run(4, f"{STREAM},retention=true"),  # both ranks make it at once, with one store
 }

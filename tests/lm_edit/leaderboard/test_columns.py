@@ -92,6 +92,24 @@ def test_streams_of_published_edits_that_differ_do_not_share_a_column():
     ]
 
 
+def test_runs_that_were_asked_after_other_examples_do_not_share_a_column():
+    """As few-shot prompts of stock model classes in one and in two processes."""
+
+    def asked(editor: str, prompts: list[str], scores: list[float] | None = None) -> tuple[pd.DataFrame, pd.DataFrame]:
+        results, cases = frames({editor: {"gsm8k/exact_match": scores or [1.0, 0.0]}})
+        return results, cases.assign(prompt_hash=prompts)
+
+    one, other = asked("unedited", ["aa", "bb"]), asked("rome", ["aa", "cc"])
+    with pytest.raises(EditingError, match=r"the hash of the prompts differs: .*The few-shot examples are others"):
+        board(one, other)
+    unknown = frames({"ft_m": {"gsm8k/exact_match": [1.0, 0.0]}})
+    (section,) = board(one, asked("rome", ["aa", "bb"]), unknown).sections
+    assert [row.label for row in section.rows] == ["unedited", "ft_m", "rome"]
+    with pytest.raises(EditingError, match="the set of cases differs") as caught:
+        board(one, asked("rome", ["aa", "bb", "cc"], [1.0, 0.0, 1.0]))
+    assert "prompts" not in str(caught.value)
+
+
 GROUPS = {"mmlu": ["mmlu_stem", "mmlu_other"], "mmlu_stem": ["mmlu_anatomy"], "mmlu_other": ["mmlu_virology"]}
 
 

@@ -320,6 +320,15 @@ def test_stock_models_and_their_tasks(tmp_path: Path) -> None:
     assert (row["is_rate"], row["protocol"], row["data"], row["n"]) == (True, "multiple_choice", "", 3)
 
 
+def test_cases_of_tasks_of_lm_eval_have_the_hash_of_their_prompt(tmp_path: Path) -> None:
+    """Few-shot examples are drawn; the prompts of editing tasks follow from their records."""
+    path = write_run(tmp_path)
+    assert set(load_cases(path)["prompt_hash"]) == {""}
+    change(path, lambda content: content["configs"]["bake_es"]["metadata"].pop("data_source"))
+    known = load_cases(path).groupby("doc_id")["prompt_hash"].unique()
+    assert len(known) == 4 and all(len(hashes) == 1 and len(hashes[0]) == 64 for hashes in known)
+
+
 def test_documents_have_answers_before_and_after(tmp_path: Path) -> None:
     write_run(tmp_path / "ls", "bake_ls")
     first = next(load_documents(tmp_path / "ls"))
