@@ -116,6 +116,27 @@ class EditorConfig:
                     f"{other!r}; drop one of them."
                 )
 
+    def record_digest(self, name: str, source: str, found: str | None) -> None:
+        """Set the checksum of what another setting names, so that it is part of keys and results.
+
+        Args:
+            name: setting of the checksum. It may be given: results record all settings, which can be given again.
+            source: setting that names the file or folder.
+            found: checksum of what it names now; ``None`` without a file.
+
+        Raises:
+            EditingError: if another checksum is given.
+        """
+        given = getattr(self, name)
+        if given not in (None, found):
+            has = f"has the checksum {found}" if found else "names no file"
+            raise EditingError(
+                f"the editor setting {name!r} is {given}, but {source}={shorten(getattr(self, source))} {has}: it was "
+                f"changed since these settings were recorded, or is another one. Name the recorded one, or drop "
+                f"{name!r} to take it as it is."
+            )
+        setattr(self, name, found)
+
     @classmethod
     def from_mapping(cls: type[_ConfigT], mapping: Mapping[str, Any]) -> _ConfigT:
         """Create a configuration from a mapping (YAML, ``editor_args``).

@@ -108,8 +108,9 @@ class AlphaEdit(ResidualSpreadingEditor[AlphaEditConfig]):
 
     def default_config(self, model: nn.Module) -> AlphaEditConfig:
         config = super().default_config(model)
-        if isinstance(config.projectors, (str, os.PathLike)):
-            config.projectors_digest = path_digest(config.projectors)
+        is_path = isinstance(config.projectors, (str, os.PathLike))
+        digest = path_digest(config.projectors) if is_path else None
+        config.record_digest("projectors_digest", "projectors", digest)
         return config
 
     def check_inputs(self, config: AlphaEditConfig) -> None:

@@ -131,7 +131,7 @@ class BIRD(RankOneEditor[BIRDConfig]):
 
     def default_config(self, model: nn.Module) -> BIRDConfig:
         config = super().default_config(model)
-        config.phrase_table_digest = key_of(phrase_table(config.wording))
+        config.record_digest("phrase_table_digest", "wording", key_of(phrase_table(config.wording)))
         return config
 
     def check_request(

@@ -136,8 +136,8 @@ class ContextEditor(Editor[ICEConfigT]):
     def default_config(self, model: nn.Module) -> ICEConfigT:
         """The user's settings: nothing depends on the model."""
         config = self.config_class.from_mapping(self.overrides)
-        if config.embedder not in EMBEDDERS:
-            config.embedder_digest = path_digest(config.embedder)
+        digest = None if config.embedder in EMBEDDERS else path_digest(config.embedder)
+        config.record_digest("embedder_digest", "embedder", digest)
         return config
 
     def compute(self, job: EditJob[ICEConfigT]) -> list[Delta]:
@@ -186,7 +186,7 @@ class IKE(ContextEditor[IKEConfig]):
 
     def default_config(self, model: nn.Module) -> IKEConfig:
         config = super().default_config(model)
-        config.pool_digest = _pool_of(config).digest
+        config.record_digest("pool_digest", "pool", _pool_of(config).digest)
         return config
 
     def check_request(

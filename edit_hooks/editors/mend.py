@@ -130,9 +130,10 @@ class MEND(Editor[MENDConfig]):
 
     def default_config(self, model: nn.Module) -> MENDConfig:
         config = super().default_config(model)
-        if config.artifact is not None and config.artifact != IDENTITY:
-            config.artifact_digest = artifact_digest(config.artifact)
-            HYPER_NETWORK.apply_settings(config, self.overrides, config.artifact, read_manifest(config.artifact))
+        path = None if config.artifact == IDENTITY else config.artifact
+        config.record_digest("artifact_digest", "artifact", None if path is None else artifact_digest(path))
+        if path is not None:
+            HYPER_NETWORK.apply_settings(config, self.overrides, path, read_manifest(path))
         return config
 
     def target_modules(self, config: MENDConfig, model: nn.Module) -> list[str]:

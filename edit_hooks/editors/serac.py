@@ -101,10 +101,10 @@ class SERAC(Editor[SERACConfig]):
         shipped = find_shipped(self.config_folders, unwrapped(model).config, self.overrides.get("shipped"))
         config = self.config_class.from_mapping(self.config_class.overridden(shipped.settings, self.overrides))
         if config.artifact == IDENTITY:
-            if config.classifier not in EMBEDDERS:
-                config.artifact_digest = path_digest(config.classifier)
+            digest = None if config.classifier in EMBEDDERS else path_digest(config.classifier)
+            config.record_digest("artifact_digest", "classifier", digest)
         elif config.artifact is not None:
-            config.artifact_digest = MEMORY_MODELS.digest(config.artifact)
+            config.record_digest("artifact_digest", "artifact", MEMORY_MODELS.digest(config.artifact))
             MEMORY_MODELS.apply_settings(
                 config, self.overrides, config.artifact, MEMORY_MODELS.read_manifest(config.artifact)
             )

@@ -137,8 +137,9 @@ class LocateThenEditEditor(Editor[LocateThenEditConfigT]):
 
     def default_config(self, model: nn.Module) -> LocateThenEditConfigT:
         config = super().default_config(model)
-        if isinstance(config.second_moments, (str, os.PathLike)):
-            config.moment_digest = digest_of(config.second_moments)
+        is_path = isinstance(config.second_moments, (str, os.PathLike))
+        digest = digest_of(config.second_moments) if is_path else None
+        config.record_digest("moment_digest", "second_moments", digest)
         if is_text_source(config.second_moments):
             check_length(model, config.moment_length)
         return config
