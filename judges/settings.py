@@ -6,8 +6,6 @@ Settings are written to results, so they never hold an API key, only the name of
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +20,7 @@ from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import parse_json
 from edit_hooks.utils.numbers import NON_NEGATIVE, POSITIVE, SHARE, require_number, require_numbers, require_whole
 from edit_hooks.utils.yaml_io import read_yaml
+from judges.checkpoint import commit_of, folder_digest, folder_of
 
 JUDGE_VARIABLE = "LM_EDIT_JUDGE"  # environment variable with the default judge
 OFF = "off"
@@ -158,15 +157,24 @@ class JudgeSettings:
         return self.api_key_env or ("LM_EDIT_JUDGE_API_KEY" if self.base_url else "OPENAI_API_KEY")
 
     @property
+    def loaded_revision(self) -> str | None:
+        """Revision to load a local model at: the commit to which the given one resolves, if that is known."""
+        if self.backend != "hf" or folder_of(self.model):
+            return self.revision
+        return commit_of(self.model, self.revision) or self.revision
+
+    @property
     def identity(self) -> dict[str, object]:
         """All settings that a reply depends on besides the prompt (JSON-able).
 
         Part of the verdict store's keys and of the results.
         """
         shared = {"backend": self.backend, "model": self.model, "max_reply_tokens": self.max_reply_tokens}
+        if self.backend == "hf" and (folder := folder_of(self.model)):
+            files = folder_digest(folder)  # a copy elsewhere is the same judge
+            return {**shared, "model": folder.resolve().name, "revision": None, "dtype": self.dtype, "files": files}
         if self.backend == "hf":
-            files = _local_files_digest(self.model)
-            return {**shared, "revision": self.revision, "dtype": self.dtype, "files": files}
+            return {**shared, "revision": self.loaded_revision, "dtype": self.dtype, "files": None}
         sampling = {"temperature": self.temperature, "seed": self.seed, "extra": dict(self.extra)}
         server = {"base_url": self.url} if self.served_as is None else {"served_as": self.served_as}
         return {**shared, **sampling, **server}
@@ -245,15 +253,6 @@ def _from_mapping(mapping: Mapping[Any, Any], folder: Path | None) -> dict[str, 
     if folder is not None and (folder / str(values.get("prompt", ""))).is_file():
         values["prompt"] = str(folder / str(values["prompt"]))
     return values
-
-
-def _local_files_digest(model: str) -> str | None:
-    """SHA-256 (hex) over names, sizes and times of a local model's files; ``None`` for a model of the hub."""
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        return None
-    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir())
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def _nested_keys(value: object) -> Iterator[str]:

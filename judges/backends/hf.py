@@ -73,7 +73,7 @@ class HFBackend:
         from transformers import AutoConfig
 
         try:
-            AutoConfig.from_pretrained(self.settings.model, revision=self.settings.revision)
+            AutoConfig.from_pretrained(self.settings.model, revision=self.settings.loaded_revision)
         except (OSError, ValueError) as error:
             raise EditingError(
                 f"{self.role.name} hf:{self.settings.model} cannot be loaded: {str(error).strip().splitlines()[0]} "
@@ -127,9 +127,10 @@ class HFBackend:
         device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
         log.info("loading the %s %s on %s", self.role.name, settings.model, device)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(settings.model, revision=settings.revision)
+            revision = settings.loaded_revision
+            self._tokenizer = AutoTokenizer.from_pretrained(settings.model, revision=revision)
             model, report = AutoModelForCausalLM.from_pretrained(
-                settings.model, revision=settings.revision, dtype=settings.dtype, **REPORTED
+                settings.model, revision=revision, dtype=settings.dtype, **REPORTED
             )
             require_complete(report, f"{self.role.name} hf:{settings.model}")
             self._model = model.to(device).eval()

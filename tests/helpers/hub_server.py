@@ -1,4 +1,4 @@
-"""A hub of data sets on loopback, which the real client of the Hugging Face hub reads."""
+"""A hub of data sets or models on loopback, which the real client of the Hugging Face hub reads."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from file_server import FileServer, serve_files
 
 @contextmanager
 def serve_hub(
-    files: dict[str, bytes], repository: str, commit: str, cache: Path, monkeypatch: pytest.MonkeyPatch, *revisions: str
+    files: dict[str, bytes],
+    repository: str,
+    commit: str,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *revisions: str,
+    kind: str = "datasets/",
 ) -> Iterator[FileServer]:
-    """Serve the files of one dataset repository at a commit, and at other revisions that resolve to it.
+    """Serve the files of one repository at a commit, and at other revisions that resolve to it.
 
     Args:
         files: path in the repository -> content.
         cache: the client's cache, empty at first.
+        kind: beginning of its addresses; "" for a model.
     """
     constants = huggingface_hub.constants
     served = {
-        f"datasets/{repository}/resolve/{revision}/{path}": content
+        f"{kind}{repository}/resolve/{revision}/{path}": content
         for revision in (commit, *revisions)
         for path, content in files.items()
     }
