@@ -96,6 +96,7 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     from edit_hooks.utils.durations import spell_duration
     from lm_edit.sweeps.checks import origin_of
     from lm_edit.sweeps.estimate import Estimator
+    from lm_edit.sweeps.executors import defaults_of, on_cluster
     from lm_edit.sweeps.grid import RULES
     from lm_edit.sweeps.plan import described
     from lm_edit.sweeps.runs import RESULTS
@@ -128,6 +129,9 @@ def _dry_run(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
         say(f"left out: {left_out.name}: {left_out.rule} ({RULES[left_out.rule]})")
     for note in notes:
         say(note)
+    used = on_cluster(args.on, plan.resources, grid.runs, args.slurm_cluster)
+    for default in defaults_of(args.on, plan.resources, used):
+        say(default)
     for folder, reason in estimator.unreadable.items():
         say(f"not used for estimates: {folder}: {reason}")
     known = f"to do: about {spell_duration(total)} one after another"
@@ -153,7 +157,7 @@ def _execute(args: argparse.Namespace, plan: Plan, grid: Grid, out: Path) -> int
     from lm_edit.sweeps.status import UNSCORED, Progress
 
     executor = make_executor(
-        args.on, out, args.workers, plan.resources, address=args.address, slurm_cluster=args.slurm_cluster
+        args.on, out, args.workers, plan.resources, grid.runs, address=args.address, slurm_cluster=args.slurm_cluster
     )
     runs = {prepare(out, run): run for run in grid.runs}
     folders = {folder: run.name for folder, run in runs.items()}

@@ -89,8 +89,8 @@ class Resources:
     """Resources of one run.
 
     Attributes:
-        cpus: processor cores; ``None``: the machine's, divided by the number of workers.
-        gpus: devices; ``None``: one per run where there are any.
+        cpus: processor cores; ``None``: the machine's, divided by the number of workers, and 1 on clusters.
+        gpus: devices; ``None``: one per run where there are any; on clusters see :mod:`lm_edit.sweeps.executors`.
         memory: bytes as text, such as ``32GB``.
         hours: time limit of a Slurm job.
         slurm: further parameters for submitit, such as ``slurm_partition``.

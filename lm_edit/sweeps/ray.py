@@ -23,12 +23,15 @@ class RayExecutor:
     Args:
         workers: tasks at a time; by default as many as the cluster has resources for.
         address: of a cluster, such as ``ray://head:10001`` or ``auto``; by default a new one on this machine.
+        gpus_if_any: a cluster without GPUs is asked for none. Without any number Ray hides the GPUs from a task.
 
     Raises:
         EditingError: without ray, and for a cluster that cannot be reached.
     """
 
-    def __init__(self, workers: int | None, resources: Resources, address: str | None = None) -> None:
+    def __init__(
+        self, workers: int | None, resources: Resources, address: str | None = None, *, gpus_if_any: bool = False
+    ) -> None:
         try:
             import ray
         except ImportError:
@@ -45,7 +48,8 @@ class RayExecutor:
             raise EditingError(f"{where} ({first_line(error)}).") from None
         cpus = resources.cpus or 1
         memory = {} if resources.memory is None else {"memory": parse_size(resources.memory)}
-        self._task = ray.remote(execute).options(num_cpus=cpus, num_gpus=resources.gpus or 0, max_retries=0, **memory)
+        gpus = 0 if gpus_if_any and not ray.cluster_resources().get("GPU") else resources.gpus or 0
+        self._task = ray.remote(execute).options(num_cpus=cpus, num_gpus=gpus, max_retries=0, **memory)
         self._threads = thread_variables(cpus)
         self._references: list[Any] = []
 
