@@ -35,6 +35,7 @@ from edit_hooks.lm.banner import about_edits_in, log_banner
 from edit_hooks.lm.chats import Chats
 from edit_hooks.lm.contexts import ContextExamples, edit_context_of, with_edited_texts
 from edit_hooks.lm.data_parallel import DataParallelMixin, start_processes
+from edit_hooks.lm.devices import describe_devices
 from edit_hooks.lm.edit_sources import is_file, read_plan
 from edit_hooks.lm.engine import Engine
 from edit_hooks.lm.harness import LateLoadingHFLM
@@ -295,7 +296,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
     ) -> list[Any]:
         if self._unedited_stock.is_asked:
             compute = functools.partial(stock, requests, disable_tqdm=disable_tqdm)
-            return self._unedited_stock.answers(requests, compute, self._store, self._answering_parts)
+            return self._unedited_stock.answers(requests, compute, self._store, self._answering_parts, self.device.type)
         with self._stock_tasks():
             return stock(requests, disable_tqdm=disable_tqdm)
 
@@ -475,6 +476,7 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
             "demo": self.is_demo,
             "about_checkpoint": about_edits_in(self.pretrained, self.options.mode),
             "num_processes": self.world_size,
+            "device": describe_devices(unwrapped(self.model)),
             "model_identity": {"key": self.identity.key, **self._answering_parts},
             "code_fingerprint": code_fingerprint(__name__, *self.editor.source_modules),
             "versions": installed_versions(),

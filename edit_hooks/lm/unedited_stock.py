@@ -30,7 +30,8 @@ class UneditedStock:
     """Scope in which ordinary requests are asked of the unedited model, and the store of its answers.
 
     Args:
-        settings: the options of lm-eval's model class; any of them may change an answer.
+        settings: the options of lm-eval's model class; any of them may change an answer, but for the text of the
+            device, which is not the one that computes: lm-eval replaces its default without a GPU.
 
     Attributes:
         is_asked: whether the scope is open.
@@ -39,7 +40,9 @@ class UneditedStock:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         plain = (str, int, float, bool, type(None))
         self.settings = {
-            name: value if isinstance(value, plain) else type(value).__name__ for name, value in settings.items()
+            name: value if isinstance(value, plain) else type(value).__name__
+            for name, value in settings.items()
+            if name != "device"
         }
         self.is_asked = self._was_asked = False
 
@@ -64,11 +67,13 @@ class UneditedStock:
         compute: Callable[[], list[Any]],
         store: Store | None,
         model: Mapping[str, Any],
+        device: str,
     ) -> list[Any]:
         """Answers to requests of one type, from the store if it has those to this very list.
 
         Args:
             model: what the unedited model's answers depend on.
+            device: type of the device that computes.
         """
         if store is None or any(map(_is_sampled, requests)):
             return compute()
@@ -79,6 +84,7 @@ class UneditedStock:
             code=code_fingerprint(__name__),
             inputs={
                 "type": kind,
+                "device": device,
                 "lm_eval": installed_versions()["lm-eval"],
                 "settings": self.settings,
                 "requests": key_of([list(request.args) for request in requests]),
