@@ -182,7 +182,7 @@ def _compare_with_unedited(evaluator: "ModuleType") -> None:
                 import logging
 
                 logging.getLogger("lm_eval.lm_eval_editing").warning(note)
-        if begin is None:
+        if lm is None or begin is None:
             return original(*args, **kwargs)
         from lm_eval_tasks.common.rank_prompts import prompts_of_one_process
 

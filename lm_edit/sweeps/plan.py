@@ -291,6 +291,9 @@ class _Reader:
     def check_args(self, args: Mapping[str, Any], where: Where) -> None:
         """Refuse options of the model class that are axes of the plan, and secrets."""
         for key in args:
+            if key == "edits":
+                advice = "give it in an entry of benchmarks, as in {tasks: [editglue], edits: qaedit}."
+                raise self.file.error((*where, key), f"edits belong to the tasks that are asked about them; {advice}")
             if key in AXES:
                 name = {"editor": "editors", "mode": "modes", "seed": "seeds"}.get(key, key)
                 raise self.file.error((*where, key), f"{key} is an axis of the plan; give it as {name}.")

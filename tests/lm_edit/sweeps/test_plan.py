@@ -209,6 +209,11 @@ def test_the_command_passes_everything(tmp_path: Path) -> None:
             "no meaning in mode=batch",
         ),
         ("editors: [rome]\nbenchmarks: [bake_es]\nmodel_args:\n  seed: 3\n", 4, "give it as seeds"),
+        (
+            "editors: [rome]\nbenchmarks: [bake_es]\nmodes:\n  - {mode: batch, edits: bake}\n",
+            4,
+            "give it in an entry of benchmarks",
+        ),
         ("editors: [rome]\nbenchmarks: [bake_es]\nnum_edits: [3, x]\n", 3, "a whole number >= 1"),
         ("editors: [rome]\nbenchmarks: [wild_table3]\nmodes: [sequential]\n", 2, "those of qaedit and zsre and"),
         ("editors: [rome]\nbenchmarks: [editglue_sst2]\nmodes: [sequential]\n", 2, "none of their own"),
