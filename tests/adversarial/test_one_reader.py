@@ -41,6 +41,7 @@ ALLOWED = {
     "judges/model/verdict_store.py": "rows of a cache whose checksums are compared",
     "judges/model/writer.py": "rows of a cache whose checksums are compared",
     "lm_eval_tasks/common/result_table.py": "a cell of the table in memory",
+    "lm_eval_tasks/common/model_parts.py": "a round trip in memory",
     "lm_eval_tasks/common/run_names.py": "a round trip in memory",
     "lm_edit/judged_results/replay.py": "a round trip in memory",
     "lm_edit/cli/main.py": "redirects standard output",
