@@ -190,17 +190,8 @@ def _notes(outcome: Outcome, editor: str) -> list[str]:
     if step is not None and step.size is not None:
         tried = ", ".join(f"{size:g} ({trial.gain:.2f})" for size, trial in sorted(step.tried.items()))
         notes.append(f"step: {step.name} {step.size:g}, from (gain in efficacy): {tried}")
-    elif step is not None:
-        notes.append(
-            f"no {step.name} from {min(step.tried):g} to {max(step.tried):g} makes {editor} take: the new answers gain "
-            "nothing over the unedited model. Other layers (--layers) or another editor may; nothing is written"
-        )
-    elif all(trial.error for trial in outcome.trials):
-        notes.append("every candidate failed, for the reasons in the table; nothing is written")
-    elif not any(trial.gain for trial in outcome.trials):
-        notes.append("no candidate takes: the new answers gain nothing over the unedited model; nothing is written")
-    if any(trial.gain for trial in outcome.trials) and not outcome.found:
-        notes.append("every candidate scores 0: a column of the table is 0 for each; nothing is written")
+    if not outcome.found:
+        notes.append(f"{_reason(outcome, editor)}; nothing is written")
     num_facts = len(outcome.unedited.facts)
     if outcome.known:
         names = ", ".join(_name(case) for case in outcome.known)
@@ -212,6 +203,21 @@ def _notes(outcome: Outcome, editor: str) -> list[str]:
             f"{outcome.num_without_paraphrases} of {num_facts} facts have no paraphrases; that column is of the others"
         )
     return notes
+
+
+def _reason(outcome: Outcome, editor: str) -> str:
+    """Why a search has no result."""
+    step = outcome.step
+    if step is not None and step.size is None:
+        return (
+            f"no {step.name} from {min(step.tried):g} to {max(step.tried):g} makes {editor} take: the new answers gain "
+            "nothing over the unedited model. Other layers (--layers) or another editor may"
+        )
+    if all(trial.error for trial in outcome.trials):
+        return "every candidate failed, for the reasons in the table"
+    if not any(trial.gain for trial in outcome.trials):
+        return "no candidate takes: the new answers gain nothing over the unedited model"
+    return "every candidate scores 0: a column of the table is 0 for each"
 
 
 VERBS: dict[str, Verb] = {

@@ -103,10 +103,13 @@ def fixed_settings(shared: Mapping[str, Any], vary: Mapping[str, Sequence[Any]])
 def sample_candidates(
     candidates: Sequence[dict[str, Any]], num: int | None, seed: int, keep: int = 1
 ) -> list[dict[str, Any]]:
-    """The first ``keep`` candidates and a random choice of the others, ``num`` in all; all of them for ``None``."""
+    """The first ``keep`` candidates and a random choice of the others, ``num`` in all; all of them for ``None``.
+
+    Of more than ``num`` to keep the last ones stay: the step found comes after the settings as shipped.
+    """
     if num is None or num >= len(candidates):
         return list(candidates)
-    kept = list(candidates[: min(keep, num)])
+    kept = list(candidates[:keep][-num:])
     return [*kept, *random.Random(seed).sample(candidates[keep:], num - len(kept))]
 
 

@@ -80,7 +80,7 @@ def search(
         shared: settings of every candidate.
         vary: setting -> values, see :func:`~lm_edit.tuning.candidates.make_candidates`.
         cases: held-out facts with their questions.
-        num: most candidates, a random choice beyond the first.
+        num: most candidates: as shipped and with the step found, then a random choice; of one candidate, the latter.
         halving: drop the worse half twice on the way; otherwise every candidate runs on every fact.
         announce: receives the bound on the edits before the first one, and the expected time after it.
 
@@ -127,7 +127,9 @@ def search(
                 outcome.trials = sorted(outcome.step.trials, key=lambda trial: trial.rank, reverse=True)
                 return outcome
             around = make_candidates(editor, inner, shared, vary, outcome.step.size)
-            candidates = sample_candidates(around, num, seed, keep=2)  # as shipped, and with the step found
+            # As shipped, and with the step found, unless the two are one.
+            keep = 1 + (step.with_size(outcome.step.size) in around)
+            candidates = sample_candidates(around, num, seed, keep)
         outcome.trials = tune(runner, candidates, unknown, halving=halving, progress=bar.update)
     return outcome
 

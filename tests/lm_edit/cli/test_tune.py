@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import printed_lines, run_verb, split_cells
 from record_files import write_jsonl
 from tuning_cases import CASES, start_at
@@ -104,6 +105,32 @@ def test_the_step_that_was_found_is_said(tune_file, capsys, monkeypatch):
     (step,) = (line for line in lines if line.startswith("step: lr "))
     assert float(step.split()[2].rstrip(",")) >= 1e-3 and "5e-06 (0.00)" in step
     assert lines[-1] == "1 of 3 facts have no paraphrases; that column is of the others"
+
+
+def test_one_trial_is_the_step_that_was_found(tune_file, tmp_path, capsys, monkeypatch):
+    """It was the shipped settings, and the command ended with code 1 and without a reason."""
+    start_at(5e-6, monkeypatch)
+    out = tmp_path / "best.yaml"
+    arguments = ("--editor-args", "num_steps:4", "--layers", "1", "--trials", "1", "--out", str(out))
+    assert tune_file(CASES, "ft_m", *arguments) == 0
+    (step,) = (line for line in printed_lines(capsys) if line.startswith("step: lr "))
+    assert yaml.safe_load(out.read_text())["lr"] == float(step.split()[2].rstrip(","))
+
+
+def test_a_search_without_a_result_says_why_also_where_a_step_takes(tune_file, tmp_path, capsys, monkeypatch):
+    """On the two facts of the walk it takes, on all of them it does not."""
+
+    def run(_self, trial, cases):
+        walk = len(cases) == 2
+        for case in cases:
+            trial.facts[case.request.key] = FactScore(float(walk), None, 1.0, 0.1, stability=0.9)
+
+    monkeypatch.setattr("lm_edit.tuning.trials.TrialRunner.run", run)
+    out = tmp_path / "best.yaml"
+    assert tune_file(CASES, "ft_m", "--grid", "--out", str(out)) == 1 and not out.exists()
+    lines = printed_lines(capsys)
+    assert any(line.startswith("step: lr ") for line in lines)
+    assert "no candidate takes: the new answers gain nothing over the unedited model; nothing is written" in lines
 
 
 def test_facts_that_were_left_out_are_named_and_not_counted(tune_file, tmp_path, capsys, monkeypatch):

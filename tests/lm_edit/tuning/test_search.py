@@ -83,6 +83,35 @@ def test_a_step_that_is_a_thousand_times_too_small_is_found(tiny, monkeypatch):
     assert "s per edit with its questions: at most" in said[1] and len(said) == 2
 
 
+@pytest.mark.parametrize(("num", "kept"), [(1, ["found"]), (2, ["shipped", "found"])])
+def test_few_candidates_have_the_one_with_the_step_found(tiny, monkeypatch, num, kept):
+    """One candidate was the settings as shipped, which the walk had just shown to do nothing."""
+    start_at(5e-6, monkeypatch)
+    found = search.search(*tiny, "ft_m", {"num_steps": 4}, {}, CASES, num=num, quiet=True)
+    steps = {"shipped": None, "found": found.step.size}
+    assert {trial.settings.get("lr") for trial in found.trials} == {steps[name] for name in kept}
+    assert found.found and found.trials[0].settings["lr"] == found.step.size
+
+
+def test_a_step_that_is_the_shipped_one_keeps_no_further_candidate(tiny, monkeypatch):
+    """The second place was that of the first candidate at another depth, whatever the seed."""
+
+    def run(_self, trial, cases):
+        shipped = trial.settings.get("lr", 0.0005) == 0.0005
+        for case in cases:
+            trial.facts[case.request.key] = FactScore(1.0 if shipped else 0.5, 1.0, 1.0, 0.5, stability=0.95)
+
+    monkeypatch.setattr("lm_edit.tuning.trials.TrialRunner.run", run)
+    drawn = set()
+    for seed in range(6):
+        found = search.search(*tiny, "ft_m", {}, {}, CASES, num=2, seed=seed, quiet=True)
+        assert found.step.size == 0.0005
+        first, second = sorted(found.trials, key=lambda trial: trial.settings != found.first)
+        assert first.settings == found.first
+        drawn.add(str(second.settings))
+    assert len(drawn) > 1
+
+
 @pytest.mark.parametrize("margins", [(-0.3, -0.2), (-0.2, -0.3)])
 def test_a_step_below_one_that_ruins_the_model_is_found(tiny, monkeypatch, margins):
     """Where the tenfold step had the larger margin of the two ruined models, no smaller one was tried."""
