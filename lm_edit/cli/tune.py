@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edit_hooks.utils.errors import EditingError
@@ -17,6 +18,7 @@ from lm_edit.cli.command import (
     check_output_files,
     data_settings,
     load_model,
+    loading_options,
     model_name,
     open_store,
     real,
@@ -30,6 +32,7 @@ COLUMNS = ("efficacy", "paraphrase", "neighborhood", "stability")  # of a trial,
 if TYPE_CHECKING:
     from torch import nn
 
+    from edit_hooks.lm.model import EditedHFLM
     from lm_edit.tuning.search import Outcome
     from lm_edit.tuning.trials import Trial
     from lm_eval_tasks.common.cases import Case
@@ -43,7 +46,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"settings of all candidates; layers and a step among them are not searched: {SETTINGS_SYNTAX}",
     )
     parser.add_argument(
-        "--seed", type=whole(SEED), default=0, help="seed of the editor, and of the choice of candidates"
+        "--seed",
+        type=whole(SEED),
+        default=0,
+        help="seed of the editor, unless --editor-args has one, and of the choice of candidates",
     )
     parser.add_argument("--edits", required=True, help="held-out facts: a benchmark, or a JSON(L) file of cases")
     add_data_arguments(parser)
@@ -70,12 +76,13 @@ def _run(args: argparse.Namespace) -> int:
     from edit_hooks.utils.options import parse_editor_args
     from lm_edit.tuning.candidates import fixed_settings
     from lm_edit.tuning.search import check_search, search
-    from lm_edit.tuning.settings_file import write_settings
+    from lm_edit.tuning.settings_file import SearchRecord, write_settings
 
     check_output_files(args, "out", inputs=[args.edits, args.data, args.editor_args, args.pretrained])
     vary = _parse_candidates(args)
     cases = _load_facts(args)
-    shared = {"seed": args.seed, **parse_editor_args(args.editor_args)}
+    settings = parse_editor_args(args.editor_args)
+    shared = {"seed": args.seed, **settings}
     store, lm = open_store(args.store), load_model(args)
     check_search(args.editor, lm.outline, shared, vary, cases)
     if fixed := fixed_settings(shared, vary):
@@ -98,11 +105,14 @@ def _run(args: argparse.Namespace) -> int:
         say(note)
     if not outcome.found:
         return 1
-    best = outcome.trials[0]
     if args.out:
-        facts = f"{_scored(outcome)} of {args.edits}{f' (data={args.data})' if args.data else ''} {_place(args)}"
-        write_settings(args.out, best, editor=args.editor, model=model_name(lm), facts=facts)
-        say(f"written to {args.out}; use it with editor={args.editor},editor_args={args.out}, on other facts")
+        seed = None if "seed" in {**settings, **vary} else args.seed
+        facts = f"{_scored(outcome)} of {_source(args)} {_place(args)}"
+        searched = [case for case in cases if case.request.key in outcome.unedited.facts]
+        record = SearchRecord(args.editor, _model_text(args, lm), facts, searched, seed)
+        write_settings(args.out, outcome.trials[0], record)
+        options = f"editor={args.editor},editor_args={args.out}{f',seed={seed}' if seed else ''}"
+        say(f"written to {args.out}; use it with {options}, on other facts")
     return 0
 
 
@@ -116,6 +126,30 @@ def _load_facts(args: argparse.Namespace) -> list[Case]:
         raise EditingError(f"{args.edits} has {remaining} facts after --skip {args.skip}; lower --num-edits.")
     start = remaining - args.num_edits if args.last else args.skip
     return cases[start : start + args.num_edits]
+
+
+def _model_text(args: argparse.Namespace, lm: EditedHFLM) -> str:
+    """The model of the options, with those that decide which weights are loaded."""
+    options = {name: value for name, value in loading_options(args).items() if name != "pretrained"}
+    return f"{model_name(lm)}{_in_brackets(options)}"
+
+
+def _source(args: argparse.Namespace) -> str:
+    """The source of the facts, with the options that choose its records and their order."""
+    from edit_hooks.lm.edit_sources import is_file
+    from lm_eval_tasks.common.dataset import choose_data
+
+    if is_file(args.edits):
+        return str(args.edits)
+    settings = data_settings(args)
+    is_shuffled = args.subset is not None or args.subset_seed is not None
+    subset = {"subset": args.subset or "all", "subset_seed": args.subset_seed or 0} if is_shuffled else {}
+    return f"{args.edits}{_in_brackets({'data': choose_data(settings), **subset})}"
+
+
+def _in_brackets(options: Mapping[str, object]) -> str:
+    text = ", ".join(f"{name}={value}" for name, value in options.items())
+    return f" ({text})" if text else ""
 
 
 def _place(args: argparse.Namespace) -> str:
@@ -177,14 +211,10 @@ def _scored(outcome: Outcome) -> str:
     return text
 
 
-def _name(case: Case) -> str:
-    """A fact by its case id, or by its prompt where it has none."""
-    request = case.request
-    return repr(request.text) if request.case_id is None else f"case {request.case_id}"
-
-
 def _notes(outcome: Outcome, editor: str) -> list[str]:
     """Sentences under the table: the step, what the score lacks, and why there is no result."""
+    from lm_edit.tuning.settings_file import case_name
+
     notes = []
     step = outcome.step
     if step is not None and step.size is not None:
@@ -194,7 +224,7 @@ def _notes(outcome: Outcome, editor: str) -> list[str]:
         notes.append(f"{_reason(outcome, editor)}; nothing is written")
     num_facts = len(outcome.unedited.facts)
     if outcome.known:
-        names = ", ".join(_name(case) for case in outcome.known)
+        names = ", ".join(case_name(case) for case in outcome.known)
         notes.append(f"left out: {len(outcome.known)} facts whose new answer the unedited model gives already: {names}")
     if outcome.num_without_paraphrases == num_facts:
         notes.append("no fact has paraphrases: the score says nothing about generalization (GS)")

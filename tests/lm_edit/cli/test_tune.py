@@ -69,6 +69,53 @@ def test_the_best_settings_are_accepted_as_editor_args(run, tmp_path, capsys, mo
     assert (config.layers, config.lr, config.num_steps) == ([0], 0.5, 3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "order", "place"),
+    [
+        (("--subset", "20", "--subset-seed", "7"), ", subset=20, subset_seed=7", "from number 0 on"),
+        (("--subset-seed", "7", "--skip", "2"), ", subset=all, subset_seed=7", "from number 2 on"),
+        (("--subset", "20", "--last"), ", subset=20, subset_seed=0", "at the end"),
+    ],
+)
+def test_the_file_says_which_facts_and_which_weights(tiny_path, tmp_path, capsys, monkeypatch, arguments, order, place):
+    """A subset had the place of its facts without the order that the place is in."""
+    seen = []
+
+    def assemble(_self, cases, deltas):
+        seen.extend(case.request.case_id for case in cases)
+        return [FactScore(float(delta is not None), None, 1.0, 0.1, before=0.0) for delta in deltas]
+
+    monkeypatch.setattr("lm_edit.tuning.trials.TrialRunner._assemble", assemble)
+    out, path = tmp_path / "best.yaml", tiny_path("llama")
+    model = ["--pretrained", str(path), "--revision", "main", "--dtype", "float64", "--device", "cpu", "--store", "off"]
+    facts = ["--edits", "bake", "--data", "mini", "--num-edits", "3", *arguments]
+    candidates = ["--layers", "1", "--lr", "0.1", "--editor-args", "num_steps:1"]
+    assert main(["tune", *model, "--editor", "ft_m", *facts, *candidates, "--out", str(out)]) == 0
+    origin, listed = [line for line in out.read_text().splitlines() if line.startswith("#")]
+    assert origin.startswith(f"# ft_m for {path} (revision=main, dtype=float64): best of lm-edit tune on 3 facts ")
+    assert f" of bake (data=mini{order}) {place}, score 1.000" in origin
+    assert listed == "# Facts: " + ", ".join(f"case {case_id}" for case_id in dict.fromkeys(seen))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "in_file", "hint"),
+    [
+        (("--seed", "3"), None, ",seed=3"),
+        (("--seed", "3", "--editor-args", "num_steps:1;seed:5"), 5, ""),
+        (("--editor-args", "num_steps:1;seed:0"), 0, ""),
+        ((), None, ""),
+    ],
+)
+def test_a_seed_belongs_to_the_result(tune_file, tmp_path, capsys, arguments, in_file, hint):
+    """Neither the file nor the printed use of it had one, so the run was another than the search's."""
+    out = tmp_path / "best.yaml"
+    more = ("--lr", "0.05", "--layers", "1", "--grid", "--out", str(out))
+    assert tune_file(CASES, "ft_m", *arguments, *more) == 0
+    assert yaml.safe_load(out.read_text()).get("seed") == in_file
+    assert printed_lines(capsys)[-1].endswith(f"editor=ft_m,editor_args={out}{hint}, on other facts")
+    assert ("seed=3" in out.read_text()) == bool(hint)
+
+
 @pytest.fixture
 def tune_file(tiny_path, tmp_path):
     """Run a search on facts of a file; returns the exit code."""
@@ -154,7 +201,8 @@ def test_facts_that_were_left_out_are_named_and_not_counted(tune_file, tmp_path,
     assert rows and {row[7] for row in rows} == {"2"}
     (note,) = (line for line in lines if line.startswith("left out: 1 facts"))
     assert note.endswith(f"the unedited model gives already: {known.text!r}")
-    (header,) = (line for line in out.read_text().splitlines() if line.startswith("#"))
+    header, listed = (line for line in out.read_text().splitlines() if line.startswith("#"))
+    assert known.text not in listed and CASES[0].request.text in listed
     assert "best of lm-edit tune on 2 facts (1 more were known to the unedited model and left out) of " in header
 
 
