@@ -278,7 +278,13 @@ def _with_names(
 ) -> Run:
     metadata = {**plan.metadata, **benchmark.metadata}
     names = (model.name, editor.name, benchmark.name, mode, details)
-    return Run(*names, args, benchmark.tasks, metadata, benchmark.limit, plan.lm_eval, model.shape, editor.where)
+    limit = _with_one_form(benchmark.limit)
+    return Run(*names, args, benchmark.tasks, metadata, limit, plan.lm_eval, model.shape, editor.where)
+
+
+def _with_one_form(limit: float | None) -> float | None:
+    """A limit in the form that :attr:`Run.content` hashes: 2 for 2.0, as ``--limit 2`` gives it."""
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def _only_source(plan: Plan, benchmark: BenchmarkChoice, mode: ModeChoice, facts: Facts) -> str:

@@ -124,6 +124,21 @@ def test_the_folder_depends_on_the_content_alone(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(("limit", "options"), [("2", []), ("2", ["2"]), ("2.0", []), ("null", ["2.0"]), ("5", ["2"])])
+def test_one_limit_has_one_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, options: list[str]
+) -> None:
+    """Runs of `limit: 2` were repeated with `--limit 2`, which was 2.0; the folder is that of earlier versions."""
+    plan = write(tmp_path, f"editors: [rome]\nbenchmarks: [bake_es]\nlimit: {limit}\n")
+    folder = tmp_path / "out" / "demo-rome-bake_es-single-6598e15e6d1b"
+    folder.mkdir(parents=True)
+    (folder / "failed.json").write_text('{"reason": "a reason"}', encoding="utf-8")
+    run_verb(
+        ["sweep", str(plan), "--out", str(tmp_path / "out"), "--status", *(["--limit", *options] if options else [])]
+    )
+    assert "a reason" in capsys.readouterr().out
+
+
 def test_a_data_file_counts_by_its_content(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     text = f"editors: [rome]\nbenchmarks: [bake_es]\nmodel_args: {{data: {data}}}\n"
