@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple
 from edit_hooks.deltas.apply import AppliedDeltas
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import export_merged, export_peft
-from edit_hooks.deltas.saved import check_base, read_deltas, require_saved_edit, save_edits
+from edit_hooks.deltas.saved import check_base, read_deltas, save_edits, saved_files, stream_folder
 from edit_hooks.lm.edit_sources import load_edited_cases
 from edit_hooks.lm.independent import FailedEdit
 from edit_hooks.lm.model import EditedHFLM
+from edit_hooks.modeling.weights import has_quantized_weights
 from edit_hooks.request import RequestGroup, require_subjects
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.outputs import check_output_folder
@@ -33,6 +34,20 @@ class SavedEdit(NamedTuple):
     requests: RequestGroup
     diagnostics: Mapping[str, Any]
     formats: tuple[str, ...]
+
+
+class Exported(NamedTuple):
+    """An exported edit.
+
+    Attributes:
+        folder: of the adapter or the checkpoint.
+        loadable: the same edit for ``load_edit``; ``None`` where there is none yet.
+        is_low_rank: whether an adapter can hold it.
+    """
+
+    folder: Path
+    loadable: str | Path | None
+    is_low_rank: bool = True
 
 
 class SavedEdits(NamedTuple):
@@ -84,6 +99,8 @@ def make_edits(
     failed: dict[str, str] = {}
     written_edits: list[tuple[RequestGroup, Mapping[str, Any], tuple[str, ...]]] = []
 
+    is_quantized = has_quantized_weights(lm.model)
+
     def finished() -> Iterator[tuple[RequestGroup, Delta]]:
         for group, edit in zip(groups, lm.session.edits(groups), strict=False):  # a stopped stream has fewer steps
             unusable = {**lm.plan.unusable, **edit.meta.get("unusable", {})} if isinstance(edit, Delta) else {}
@@ -92,7 +109,7 @@ def make_edits(
                     failed[str(request.case_id or request.text)] = reason
             written = tuple(request for request in group if request.key not in unusable)
             if isinstance(edit, Delta) and written:
-                written_edits.append((written, edit.diagnostics, _formats_of(edit)))
+                written_edits.append((written, edit.diagnostics, _formats_of(edit, is_quantized=is_quantized)))
                 yield written, edit
 
     config = lm.session.result_metadata()["editor_config"]
@@ -106,10 +123,11 @@ def make_edits(
 
 def export_edits(
     paths: Sequence[str | Path], out: str | Path, file_format: str, model_options: Mapping[str, object]
-) -> Path:
+) -> Exported:
     """Write the sum of saved edits as a LoRA adapter or as the checkpoint of the edited model.
 
     Args:
+        paths: delta files, and folders of streams.
         file_format: ``peft`` (adapter) or ``merged`` (checkpoint).
 
     Raises:
@@ -120,7 +138,7 @@ def export_edits(
         raise EditingError(f"format {file_format!r} is unknown. Accepted: {', '.join(FORMATS)}.")
     out = check_output_folder(out)
     for path in paths:
-        require_saved_edit(path)
+        saved_files(path)  # refused before a model is loaded
     lm = EditedHFLM(**model_options, mode="none")
     base = _describe_model(lm)
     deltas = read_deltas(paths, lm.model, lm.identity)
@@ -128,17 +146,19 @@ def export_edits(
     delta.meta = {**base, **delta.meta}
     check_base(delta, lm.model, lm.identity, "the edit")
     AppliedDeltas(lm.model).check(delta)
-    if file_format == "merged":
-        return export_merged(lm.model, lm.tokenizer, delta, out)
-    revision = model_options.get("revision")
-    return export_peft(delta, out, base_model=str(lm.pretrained), revision=None if revision is None else str(revision))
+    if file_format == "peft":
+        revision = None if (given := model_options.get("revision")) is None else str(given)
+        return Exported(export_peft(delta, out, base_model=str(lm.pretrained), revision=revision), out)
+    folder = export_merged(lm.model, lm.tokenizer, delta, out)
+    return Exported(folder, paths[0] if len(paths) == 1 else stream_folder(paths), delta.is_low_rank)
 
 
-def _formats_of(delta: Delta) -> tuple[str, ...]:
-    """The formats that can hold an edit; none for hooks and contexts."""
-    if delta.runtime_part is not None:
+def _formats_of(delta: Delta, *, is_quantized: bool) -> tuple[str, ...]:
+    """The formats that can hold an edit; none for hooks and contexts, and no checkpoint of quantized weights."""
+    if delta.runtime_part is not None or not delta.parameter_names:
         return ()
-    return FORMATS if delta.is_low_rank else FORMATS[1:]
+    can_hold = {"peft": delta.is_low_rank, "merged": not is_quantized}
+    return tuple(name for name in FORMATS if can_hold[name])
 
 
 def _describe_model(lm: EditedHFLM) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 
 from edit_hooks.deltas.apply import AppliedDeltas, require_no_context
 from edit_hooks.deltas.delta import Delta
-from edit_hooks.deltas.saved import editor_of, read_deltas, require_saved_edit
+from edit_hooks.deltas.saved import editor_of, read_deltas, saved_files
 from edit_hooks.inference.items import Limits, StateItem
 from edit_hooks.inference.states import states_under
 from edit_hooks.lm.model import EditedHFLM
@@ -60,20 +60,19 @@ def write_embeddings(
         prompts: a benchmark; its edit prompts, their perturbed versions and its neighborhood prompts are embedded.
         settings: those of the benchmark's records and of :data:`lm_eval_tasks.protocols.stability.EVK_SETTINGS`.
         num_prompts: number of its first cases.
-        edits: saved edits, applied in this order.
+        edits: saved edits, and folders of streams, applied in this order.
         model_options: options of :class:`EditedHFLM`.
 
     Raises:
         EditingError: for unknown benchmarks, edits of another model, and edits that are text before the prompt.
     """
-    for path in edits:
-        require_saved_edit(path)
+    files = [file for path in edits for file in saved_files(path)]
     benchmark = find_benchmark(prompts)
     benchmark.check_settings(settings)
     loaded = benchmark.load(settings)
     lm = EditedHFLM(**model_options, mode="none")
     rows, items, skipped = _rows(lm, loaded.records[:num_prompts], settings)
-    deltas = read_deltas(edits, lm.model, lm.identity)
+    deltas = read_deltas(files, lm.model, lm.identity)
     for delta in deltas:
         require_no_context(delta)
     tensors = {"unedited": _vectors(lm, items, [])}
@@ -97,7 +96,7 @@ def write_embeddings(
         "data_source": loaded.source,
         "edits": [
             {"file": str(path), "checksum": delta.checksum(), "editor": editor_of(delta)}
-            for path, delta in zip(edits, deltas, strict=True)
+            for path, delta in zip(files, deltas, strict=True)
         ],
         "skipped": skipped,
         "rows": rows,

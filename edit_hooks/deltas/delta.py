@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.fingerprint import tensor_checksum
 from edit_hooks.modeling.tensor_hash import tensor_digest
-from edit_hooks.modeling.tensors import read_tensors, unpack_bits, write_tensors
+from edit_hooks.modeling.tensors import read_header, read_tensors, unpack_bits, write_tensors
 from edit_hooks.utils.deprecation import warn_renamed
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
@@ -147,33 +147,35 @@ class Delta:
         return self.dense[parameter] + update if parameter in self.dense else update
 
     @classmethod
-    def summed(cls, deltas: Sequence[Delta]) -> Delta:
+    def summed(cls, deltas: Iterable[Delta]) -> Delta:
         """One delta equal to all of them applied in this order.
 
         Factors are concatenated (ranks add up), dense and masked updates are added, hook edits are combined by their
-        kind and contexts are concatenated. A weight's updates are on the device of its first one.
+        kind and contexts are concatenated. A weight's updates are on the device of its first one. The deltas are read
+        one by one: of dense updates, memory holds their sum and the current one.
 
         Raises:
             EditingError: for hook edits of several kinds or at several modules.
         """
-        total = cls(
-            hook_edit=HookEdit.combine(delta.hook_edit for delta in deltas),
-            contexts=tuple(context for delta in deltas for context in delta.contexts),
-            diagnostics={"parts": [delta.diagnostics for delta in deltas]},
-            meta={"parts": [delta.meta for delta in deltas]},
-        )
+        total = cls()
+        summands: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        hook_edits: list[HookEdit | None] = []
+        factors: dict[str, list[Factor]] = {}
         for delta in deltas:
+            summands.append((delta.diagnostics, delta.meta))
+            hook_edits.append(delta.hook_edit)
+            total.contexts += delta.contexts
             # A masked update has no low rank, so a delta with masks is added as a dense one.
-            dense, factors = (delta.weights(), {}) if delta.masks else (delta.dense, delta.factors)
+            dense, low_rank = (delta.weights(), {}) if delta.masks else (delta.dense, delta.factors)
             for name, update in dense.items():
                 so_far = total.dense.get(name)
                 total.dense[name] = update if so_far is None else so_far + update.to(so_far.device)
-            for name, factor in factors.items():
-                if name in total.factors:
-                    earlier = total.factors[name]
-                    left, right = _joined(earlier.left, factor.left), _joined(earlier.right, factor.right)
-                    factor = Factor(left, right, factor.transposed)
-                total.factors[name] = factor
+            for name, factor in low_rank.items():
+                factors.setdefault(name, []).append(factor)
+        total.factors = {name: _joined(of_weight) for name, of_weight in factors.items()}
+        total.hook_edit = HookEdit.combine(hook_edits)
+        total.diagnostics = {"parts": [diagnostics for diagnostics, _ in summands]}
+        total.meta = {"parts": [meta for _, meta in summands]}
         return total
 
     def check_finite(self) -> None:
@@ -234,11 +236,7 @@ class Delta:
             EditingError: the file is missing, damaged or of another kind.
         """
         header, tensors = read_tensors(path, "edit")
-        if header.get("format") != FORMAT:
-            raise EditingError(f"{path} is not a saved edit (format {header.get('format')!r}, want {FORMAT!r}).")
-        # Files of release 0.1.0 have no checksum of the header, which holds orientations, metadata and diagnostics.
-        if header.pop(HEADER_CHECKSUM, None) not in (None, key_of(header)):
-            raise EditingError(f"the edit in {path} is damaged (checksum of the header differs).")
+        _check_header(header, path)
         try:
             delta = cls._from_file(header, tensors)
             is_intact = delta.checksum() == header.get("checksum")
@@ -247,6 +245,20 @@ class Delta:
         if not is_intact:
             raise EditingError(f"the edit in {path} is damaged (checksum differs).")
         return delta
+
+    @classmethod
+    def load_meta(cls, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """Read :attr:`meta` from a file written by :meth:`save`, and no tensor.
+
+        Raises:
+            EditingError: as :meth:`load`; a damaged tensor is not noticed.
+        """
+        header = read_header(path, "edit")
+        _check_header(header, path)
+        try:
+            return dict(json.loads(header["meta"]))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise EditingError(f"the edit in {path} is damaged: {error!r}") from error
 
     @classmethod
     def _from_file(cls, header: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> Delta:
@@ -288,6 +300,22 @@ class Delta:
         return settings
 
 
-def _joined(earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-    """The columns of both, on the device of the first."""
-    return torch.cat([earlier, later.to(earlier.device)], 1)
+def _check_header(header: dict[str, str], path: str | os.PathLike[str]) -> None:
+    """Refuse files of another kind and damaged headers; the header's checksum is removed."""
+    if header.get("format") != FORMAT:
+        raise EditingError(f"{path} is not a saved edit (format {header.get('format')!r}, want {FORMAT!r}).")
+    # Files of release 0.1.0 have no checksum of the header, which holds orientations, metadata and diagnostics.
+    if header.pop(HEADER_CHECKSUM, None) not in (None, key_of(header)):
+        raise EditingError(f"the edit in {path} is damaged (checksum of the header differs).")
+
+
+def _joined(factors: Sequence[Factor]) -> Factor:
+    """The columns of all, on the device of the first."""
+    if len(factors) == 1:
+        return factors[0]
+    device = factors[0].left.device
+    left, right = (
+        torch.cat([part.to(device) for part in parts], 1)
+        for parts in ([factor.left for factor in factors], [factor.right for factor in factors])
+    )
+    return Factor(left, right, factors[-1].transposed)

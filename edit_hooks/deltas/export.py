@@ -106,9 +106,12 @@ def export_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, de
     with _new_folder(target) as work, AppliedDeltas(model) as applied:
         applied.add(delta)
         if applied.adds_to_outputs:
+            as_adapter = (
+                "Export it as an adapter (lm-edit export --format peft), or load" if delta.is_low_rank else "Load"
+            )
             raise EditingError(
-                "the edit is of quantized weights, whose codes cannot hold it. Export it as an adapter (lm-edit export "
-                "--format peft), or save it and load it again over the quantized model (load_edit=...)."
+                "the edit is of quantized weights, whose codes cannot hold it. "
+                f"{as_adapter} the saved edit over the quantized model (load_edit=...)."
             )
         config = dict(vars(model.config))
         try:
@@ -186,8 +189,8 @@ def _require_low_rank(delta: Delta) -> None:
     if not delta.is_low_rank:
         raise EditingError(
             f"the updates of {', '.join(sorted([*delta.dense, *delta.masks]))} are not low-rank, "
-            "which a LoRA adapter cannot hold. Export it as a checkpoint: lm-edit export --format merged, or "
-            "export_merged(...)."
+            "which a LoRA adapter cannot hold. Use it with edited_hf (load_edit=...), or, unless the weights are "
+            "quantized, export it as a checkpoint: lm-edit export --format merged, or export_merged(...)."
         )
 
 

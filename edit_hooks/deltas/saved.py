@@ -21,7 +21,7 @@ from edit_hooks.deltas.delta import Delta
 from edit_hooks.deltas.export import CONFIG_NAME, read_peft
 from edit_hooks.modeling.base_model import compare_models
 from edit_hooks.modeling.identity import ModelIdentity
-from edit_hooks.modeling.tensors import require_tensors
+from edit_hooks.modeling.tensors import read_header
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path, write_atomically
@@ -31,6 +31,7 @@ from edit_hooks.utils.outputs import check_output_folder
 log = get_logger("lm_eval.edited_hf")
 
 INDEX_NAME = "edits.json"
+MAX_NAMED = 3  # missing files in a message
 _SAVED = re.compile(r"edit-\d+\.safetensors")  # the files beside it
 
 
@@ -46,7 +47,9 @@ class LoadedEdit(NamedTuple):
 
 
 def load_edit(path: str | Path, model: nn.Module, identity: ModelIdentity) -> LoadedEdit:
-    """Load an edit of ``model`` from a delta file, a folder with exactly one, or a LoRA adapter folder.
+    """Load an edit of ``model``: a delta file, a folder of one edit or of a stream, or a LoRA adapter folder.
+
+    The edit of a stream is the sum of its steps.
 
     Args:
         identity: of the model and its tokenizer.
@@ -61,25 +64,29 @@ def load_edit(path: str | Path, model: nn.Module, identity: ModelIdentity) -> Lo
 def read_edit(path: str | Path, outline: nn.Module) -> Delta:
     """As :func:`load_edit`, for a model without weights: only names and shapes are checked."""
     path = user_path(path, "saved edit")
-    is_adapter = (path / CONFIG_NAME).is_file()
-    if not is_adapter and path.is_dir() and any(_SAVED.fullmatch(file.name) for file in path.iterdir()):
-        _warn_of_incomplete([path])
-    delta = read_peft(path, outline) if is_adapter else Delta.load(_delta_file(path))
+    if (path / CONFIG_NAME).is_file():
+        delta = read_peft(path, outline)
+    else:
+        files = saved_files(path)
+        if path.is_dir() and any(_SAVED.fullmatch(file.name) for file in files):
+            _warn_of_incomplete([path])
+        delta = Delta.load(files[0]) if len(files) == 1 else Delta.summed(map(Delta.load, files))
     AppliedDeltas(outline).check(delta)
     return delta
 
 
 def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelIdentity) -> list[Delta]:
-    """Load delta files in order, to be summed.
+    """Load delta files, and folders of streams, in order, to be summed.
 
     Raises:
         EditingError: for files that are not saved edits, edits of other weights, and steps of a stream out of order.
     """
     deltas = []
-    _warn_of_incomplete({Path(path).expanduser().parent for path in paths if _SAVED.fullmatch(Path(path).name)})
-    for path in paths:
-        delta = Delta.load(_delta_file(Path(path).expanduser()))
-        _compare_models(delta, model, identity, str(path))
+    files = [file for path in paths for file in saved_files(path)]
+    _warn_of_incomplete({file.parent for file in files if _SAVED.fullmatch(file.name)})
+    for file in files:
+        delta = Delta.load(file)
+        _compare_models(delta, model, identity, str(file))
         deltas.append(delta)
     _check_chain([delta.meta for delta in deltas], "these edits")
     edits = [edit for delta in deltas for edit in _steps(delta.meta)]
@@ -93,9 +100,44 @@ def read_deltas(paths: Sequence[str | Path], model: nn.Module, identity: ModelId
     return deltas
 
 
-def require_saved_edit(path: str | Path) -> None:
-    """Check that a path names a file that may hold a saved edit, by its header alone."""
-    require_tensors(_delta_file(user_path(path, "saved edit")), "saved edit")
+def saved_files(path: str | Path) -> list[Path]:
+    """The delta files of a saved edit: a single one, or the steps of a stream in order.
+
+    Reads headers alone.
+
+    Args:
+        path: a delta file, or a folder of :func:`save_edits` with one edit or a whole stream.
+
+    Raises:
+        EditingError: for other paths, folders of independent edits and those that lack a step.
+    """
+    path = user_path(path, "saved edit")
+    if not path.is_dir():
+        read_header(path, "saved edit")
+        return [path]
+    if (path / "config.json").is_file():
+        raise EditingError(f"{path} is a whole model, not an edit; evaluate it with pretrained={path},mode=none.")
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise EditingError(f"{path} holds no saved edit; name a folder or a file that lm-edit edit has written.")
+    _require_listed(path, files)
+    metas = [Delta.load_meta(file) for file in files] if len(files) > 1 else []
+    if any(_state_before(meta) is None for meta in metas):
+        raise EditingError(
+            f"{path} holds {len(files)} saved edits, each made without the others. Name one of the files, or make the "
+            "edits in one stream, whose folder can be named: lm-edit edit --sequential."
+        )
+    _check_chain(metas, str(path))
+    return files
+
+
+def stream_folder(paths: Sequence[str | Path]) -> Path | None:
+    """The folder of a stream whose steps these are, all of them in order; ``None`` for other edits."""
+    files = [user_path(path, "saved edit") for path in paths]
+    try:
+        return files[0].parent if len(files) > 1 and saved_files(files[0].parent) == files else None
+    except EditingError:
+        return None
 
 
 def check_base(delta: Delta, model: nn.Module, identity: ModelIdentity, source: str) -> list[str]:
@@ -219,19 +261,20 @@ def _warn_of_incomplete(folders: Iterable[Path]) -> None:
             )
 
 
-def _delta_file(path: Path) -> Path:
-    """The delta file at ``path`` or in the folder ``path``."""
-    if not path.is_dir():
-        return path
-    files = sorted(path.glob("*.safetensors"))
-    if (path / "config.json").is_file():
-        raise EditingError(f"{path} is a whole model, not an edit; evaluate it with pretrained={path},mode=none.")
-    if len(files) != 1:
+def _require_listed(folder: Path, files: Sequence[Path]) -> None:
+    """Refuse a folder without some of the files that its index lists, as after an interrupted copy."""
+    index = folder / INDEX_NAME
+    if not index.is_file():
+        return
+    try:
+        listed = [str(entry["file"]) for entry in json.loads(index.read_text(encoding="utf-8"))["edits"]]
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise EditingError(f"{index} is damaged: {error!r}; copy the folder again.") from None
+    if missing := sorted({*listed} - {file.name for file in files}):
         raise EditingError(
-            f"{path} holds {len(files)} saved edits; name one of the files, or add them up with "
-            f"lm-edit export {path}/*.safetensors --format peft --out <folder>."
+            f"{folder} lacks {', '.join(missing[:MAX_NAMED])}{' ...' * (len(missing) > MAX_NAMED)}, "
+            f"{len(missing)} of the {len(listed)} edits in its {INDEX_NAME}. Copy the folder again, or name files."
         )
-    return files[0]
 
 
 def _summand_metadata(meta: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -268,7 +311,7 @@ def _check_chain(edits: Sequence[Mapping[str, Any]], source: str) -> None:
         if state_before != state:
             raise EditingError(
                 f"{source}: edit {number} is a step of a stream, and its weights before the step are not those that "
-                "the edits before it leave. Give all steps of the stream from the first one, in order."
+                "the edits before it leave. Give all steps of the stream from the first one, in order, or their folder."
             )
         state = edit.get("state_after")
 

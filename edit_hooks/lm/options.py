@@ -77,7 +77,8 @@ class EditingOptions:
         mode: ``none`` (unedited), ``single`` (every case on the unedited model), ``batch`` (all edits at once) or
             ``sequential`` (a stream of edits on the same weights). With ``load_edit`` it is ``loaded`` by
             default.
-        load_edit: a saved edit (delta file, folder with one, or LoRA adapter folder) that applies to all questions.
+        load_edit: a saved edit that applies to all questions: a delta file, a folder with one, the folder of a stream
+            (all of its steps, in order), or a LoRA adapter folder.
         editor_args: settings that override the editor's shipped configuration.
         data: source of the benchmark records, for tasks and ``edits``. Each task's metadata records what it read.
         data_revision, bad_records, subset, subset_seed: settings of these records, likewise for both; see the README of
@@ -226,7 +227,9 @@ class EditingOptions:
                 "load_edit."
             )
         if self.mode == "loaded" and not self.load_edit:
-            raise EditingError("mode=loaded needs load_edit=<saved edit: a delta file or a LoRA adapter folder>.")
+            raise EditingError(
+                "mode=loaded needs load_edit=<delta file, folder of a saved stream, or LoRA adapter folder>."
+            )
         if self.mode == "loaded" and self.editor_args:
             raise EditingError("editor_args has no meaning in mode=loaded, which makes no edit; drop it.")
         if self.mode in ("batch", "sequential") and not self.edits:

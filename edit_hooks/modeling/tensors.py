@@ -40,8 +40,17 @@ def require_tensors(path: str | os.PathLike[str], what: str) -> None:
     Raises:
         EditingError: as :func:`read_tensors`.
     """
-    with _opened(path, what, "cpu"):
-        pass
+    read_header(path, what)
+
+
+def read_header(path: str | os.PathLike[str], what: str) -> dict[str, str]:
+    """Read the text metadata of a safetensors file, and no tensor.
+
+    Raises:
+        EditingError: as :func:`read_tensors`.
+    """
+    with _opened(path, what, "cpu") as opened:
+        return opened.metadata() or {}
 
 
 def read_tensors(

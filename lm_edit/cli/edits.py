@@ -114,11 +114,11 @@ def _print_next_steps(edits: Sequence[SavedEdit], args: argparse.Namespace) -> N
     """The commands that evaluate and export what was written; steps of a stream act together only."""
     if not edits:
         return
-    file, formats, of_model = edits[0].file, edits[0].formats, loading_options(args)
-    if len(edits) == 1 or not args.sequential:
-        words = _model_words({**of_model, "load_edit": file})
-        say(f"evaluate: lm_eval --model edited_hf --model_args {words} --tasks ...")
-    if formats:
+    file, is_stream = edits[0].file, args.sequential and len(edits) > 1
+    words = _model_words({**loading_options(args), "load_edit": file.parent if is_stream else file})
+    say(f"evaluate: lm_eval --model edited_hf --model_args {words} --tasks ...")
+    together = edits if is_stream else edits[:1]
+    if formats := [name for name in edits[0].formats if all(name in edit.formats for edit in together)]:
         files = f"{shlex.quote(args.out)}/*.safetensors" if args.sequential else shlex.quote(str(file))
         words = shlex.join([*loading_words(args), "--format", formats[0]])
         say(f"export: lm-edit export {files} {words} --out <folder>")
@@ -130,7 +130,7 @@ def _model_words(options: Mapping[str, object]) -> str:
 
 
 def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("deltas", nargs="+", help="saved edits, added up in this order")
+    parser.add_argument("deltas", nargs="+", help="saved edits or folders of streams, added up in this order")
     add_model_arguments(parser)
     parser.add_argument("--format", required=True, choices=("peft", "merged"), help="LoRA adapter or full checkpoint")
     parser.add_argument("--out", required=True, help="new folder")
@@ -139,17 +139,19 @@ def _add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_export(args: argparse.Namespace) -> int:
     from lm_edit.edits import export_edits
 
-    folder = export_edits(args.deltas, args.out, args.format, model_options(args))
+    folder, loadable, is_low_rank = export_edits(args.deltas, args.out, args.format, model_options(args))
     of_model, is_adapter = loading_options(args), args.format == "peft"
     demo = {} if args.pretrained else {"pretrained": "<folder of the demo model, see lm-edit demo>"}
     whole = {**demo, **of_model, "peft": folder} if is_adapter else {"pretrained": folder}
-    saved = folder if is_adapter else args.deltas[0] if len(args.deltas) == 1 else "<the edits as one adapter>"
     say(f"written to {folder}")
     if is_adapter and "peft" in of_model:
         say(f"stock models load one adapter: merge {of_model['peft']} into the model before loading this one")
     else:
         say(f"lm-eval's own tasks: lm_eval --model hf --model_args {_model_words(whole)} --tasks ...")
-    words = _model_words({**of_model, "load_edit": saved})
+    if loadable is None and not is_low_rank:
+        say("editing tasks: not for this sum; load_edit= takes the folder of a stream (lm-edit edit --sequential)")
+        return 0
+    words = _model_words({**of_model, "load_edit": loadable or "<the edits as one adapter>"})
     say(f"editing tasks: lm_eval --model edited_hf --model_args {words} --tasks ...")
     return 0
 

@@ -35,7 +35,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_data_arguments(parser)
     parser.add_argument("--num-prompts", type=whole(), default=100, help="number of its first cases (default 100)")
-    parser.add_argument("--edit", nargs="+", default=[], metavar="FILE", help="saved edits, applied in this order")
+    parser.add_argument(
+        "--edit", nargs="+", default=[], metavar="FILE", help="saved edits or folders of streams, in order"
+    )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--noise", type=real(NON_NEGATIVE), help="sigma of the noise on embeddings (default 0.3)")
     size.add_argument("--relative-noise", type=real(NON_NEGATIVE), help="the same in the embeddings' deviations")

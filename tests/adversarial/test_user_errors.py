@@ -138,7 +138,7 @@ mode=batch,edits=BAKE,editor=rome | one request at a time
 load_edit=missing.safetensors | no such file
 load_edit=bad.safetensors | bad.safetensors cannot be read
 load_edit=a_file | a_file cannot be read
-load_edit=empty | holds 0 saved edits
+load_edit=empty | holds no saved edit
 load_edit=true | load_edit=True is no text
 load_edit=pipe.jsonl | a pipe or a device
 load_edit=model | whole model
@@ -348,7 +348,7 @@ edit --editor rome --edits request.jsonl --out o --editor-args bomb.yaml MODEL |
 edit --editor rome --edits request.jsonl --out o --dtype int8 MODEL | no precision of weights
 export missing.safetensors --format peft --out o MODEL | no such file
 export bad.safetensors --format peft --out o MODEL | cannot be read
-export empty --format peft --out o MODEL | holds 0 saved edits
+export empty --format peft --out o MODEL | holds no saved edit
 export bad.safetensors --format peft --out full MODEL | is not empty
 export pipe.jsonl --format merged --out o MODEL | a pipe or a device
 stats MODEL | no layers are named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from edit_hooks import Delta, EditingError, EditRequest, edited, load_editor
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import REQUESTS, build_tokenizer
 from edit_hooks.deltas.export import export_peft, read_peft
-from edit_hooks.deltas.saved import load_edit, read_deltas, requests_of, save_edits
+from edit_hooks.deltas.saved import load_edit, read_deltas, requests_of, save_edits, saved_files, stream_folder
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.lm.plan import EditPlan, chunked
 from edit_hooks.lm.stream import EditStream, Guard
@@ -144,8 +145,47 @@ def test_steps_of_a_stream_belong_together(saved, tmp_path, caplog):
     for wrong in ([files[1]], [files[1], files[0]], [files[0], files[2]]):
         with pytest.raises(EditingError, match="step of a stream"):
             read_deltas(wrong, model, identity)
-    with pytest.raises(EditingError, match="3 saved edits"):
+    for source in (tmp_path / "stream", str(tmp_path / "stream") + "/"):  # the sum of the files, in their order
+        loaded = load_edit(source, model, identity).delta
+        assert loaded.checksum() == total.checksum() and loaded.meta == total.meta
+        assert len(requests_of(loaded)) == 3
+    assert saved_files(tmp_path / "stream") == files and stream_folder(files) == tmp_path / "stream"
+    assert stream_folder(files[:2]) is stream_folder(files[:1]) is stream_folder(files[::-1]) is None
+    assert len(read_deltas([tmp_path / "stream"], model, identity)) == 3
+
+
+def test_a_folder_that_is_no_whole_stream_is_refused(saved, tmp_path):
+    model, identity = saved[3], identity_of(saved[3])
+    steps = [random_delta(model, seed=seed) for seed in range(3)]
+    states = ["unedited", "a", "b", "c"]
+    requests = [(EditRequest(prompt=f"Number {number} is", target_new="Velm"),) for number in range(3)]
+    metadata = {"model": identity.to_dict()}
+    alone = save_edits(tmp_path / "alone", zip(requests, steps, strict=True), metadata, most=3)
+    with pytest.raises(EditingError, match=r"3 saved edits, each made without the others.* lm-edit edit --sequential"):
+        load_edit(tmp_path / "alone", model, identity)
+    assert stream_folder(alone) is None
+    for number, step in enumerate(steps):
+        step.meta |= {"description": {"state_before": states[number]}, "state_after": states[number + 1]}
+    files = save_edits(tmp_path / "stream", zip(requests, steps, strict=True), metadata, most=3)
+    last, middle = files[2].read_bytes(), files[1].read_bytes()
+    files[2].unlink()
+    for source in (tmp_path / "stream", [tmp_path / "stream"]):  # also where one file is left
+        with pytest.raises(EditingError, match=r"lacks edit-2\.safetensors, 1 of the 3 edits in its edits\.json"):
+            load_edit(source, model, identity) if isinstance(source, Path) else read_deltas(source, model, identity)
+    files[2].write_bytes(last)
+    (tmp_path / "stream" / "edits.json").write_text('{"edits": [{}]}', encoding="utf-8")
+    with pytest.raises(EditingError, match=r"edits\.json is damaged"):
         load_edit(tmp_path / "stream", model, identity)
+    (tmp_path / "stream" / "edits.json").unlink()
+    files[1].unlink()
+    with pytest.raises(EditingError, match=r"edit 1 is a step of a stream.* or their folder"):
+        load_edit(tmp_path / "stream", model, identity)
+    files[1].write_bytes(middle[:-1] + bytes([middle[-1] ^ 1]))
+    with pytest.raises(EditingError, match="damaged"):
+        load_edit(tmp_path / "stream", model, identity)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EditingError, match="holds no saved edit"):
+        load_edit(tmp_path / "empty", model, identity)
 
 
 def test_a_step_of_several_requests_is_one_step(saved, tmp_path):

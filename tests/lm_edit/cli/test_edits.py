@@ -84,7 +84,7 @@ def test_edits_are_printed_with_their_effect_and_the_commands_that_use_them(mode
     assert printed[header + 1].endswith(f"-> {REQUESTS[0]['target_new']}")
     *evaluate, export = (line for line in printed if line.startswith(("evaluate: ", "export: ")))
     if grouping:
-        assert not evaluate  # a step alone is not the stream
+        assert f"pretrained={model[1]},load_edit={out} " in evaluate[0]  # a step alone is not the stream
         files = export.split()[3]
         export = export.replace(files, " ".join(map(str, sorted(out.glob("*.safetensors")))))
         assert files == f"{out}/*.safetensors"
@@ -98,7 +98,14 @@ def test_edits_are_printed_with_their_effect_and_the_commands_that_use_them(mode
     ("editor", "options", "evaluated", "exported"),
     [
         ("ft_m", ["--editor-args", "num_steps:1"], "edit-0.safetensors", "edit-0.safetensors"),
-        ("ft_m", ["--editor-args", "num_steps:1", "--sequential"], None, "*.safetensors"),
+        ("ft_m", ["--editor-args", "num_steps:1", "--sequential"], "", "*.safetensors"),
+        (
+            "ft_m",
+            ["--editor-args", "num_steps:1", "--sequential", "--edit-batch-size", "2"],
+            "edit-0.safetensors",
+            "*.safetensors",
+        ),
+        ("grace", ["--editor-args", "num_steps:1", "--sequential"], "", None),
         ("ice", ["--editor-args", "embedder:words"], "edit-0.safetensors", None),
     ],
 )
@@ -107,9 +114,10 @@ def test_only_commands_that_can_work_are_printed(model, edits, tmp_path, capsys,
     command = ["edit", *model, "--editor", editor, *options, "--store", "off", "--edits", edits, "--out", str(out)]
     assert main([*command, "--num-edits", "2"]) == 0
     printed = {line.split(": ")[0]: line for line in printed_lines(capsys) if ": " in line}
-    assert ("evaluate" in printed) == (evaluated is not None) and ("export" in printed) == (exported is not None)
-    if evaluated is not None:
-        assert f"load_edit={out / evaluated} " in printed["evaluate"]
+    words = dict(word.split("=") for word in printed["evaluate"].split()[5].split(","))
+    assert words["load_edit"] == str(out / evaluated)
+    assert EditedHFLM(**words, device="cpu", store="off").session.editor_name == editor
+    assert ("export" in printed) == (exported is not None)
     if exported is not None:
         assert f"lm-edit export {out}/{exported} --pretrained {model[1]} --format merged" in printed["export"]
 
@@ -219,6 +227,9 @@ def test_a_checkpoint_with_edits_says_so_in_every_run(model, edits, tmp_path, ca
     assert f"load_edit={first} --tasks" in printed_lines(capsys)[-1] and "are added" not in caplog.text
     assert main(["export", first, second, *model, "--format", "merged", "--out", merged]) == 0
     assert "2 edits are added" in caplog.text and "measured without the others" in caplog.text
+    assert printed_lines(capsys)[-1].startswith(
+        "editing tasks: not for this sum; load_edit= takes the folder of a stream"
+    )
     for settings, text in (
         ({"mode": "none"}, "compare it with itself"),
         ({"editor": "ft_m", "editor_args": {"num_steps": 2}}, "made on top of them"),
