@@ -30,7 +30,7 @@ class Sampling:
         top_k: only this many most likely tokens, and those as likely as the last of them; ``None``: all.
         top_p: only the most likely tokens that reach this probability together; ``None``: all.
         seed: seed of the draws of a question, which depend on nothing but seed, draw and prompt.
-        draw: number of this answer among several to one question.
+        draw: number of this answer among several to one question, or to questions with one prompt.
     """
 
     temperature: float = 1.0

@@ -34,7 +34,7 @@ class Probe:
             the unedited model's answer, and judged metrics marked ``filtered`` exclude the case if it is correct.
         ask_generation: the same for the generation, where it differs from that for the targets.
         decoding: how the answer is generated, where that differs from the task's ``generation_kwargs``.
-        num_draws: number of generations, each with its own draw of ``decoding.sampling``.
+        num_draws: number of generations, each with its own draw, counted from that of ``decoding.sampling``.
         states: in place of the targets' scores, compare hidden states of the edited and the unedited model. One target
             is needed, which other model classes score.
         token_prompts: score every target token after a prompt of its own; ``None``: along the target.
@@ -174,7 +174,8 @@ class ProbeRequest(NamedTuple):
         decoding = self.probe.decoding
         if self.target is not None or decoding is None or decoding.sampling is None:
             return decoding
-        return replace(decoding, sampling=replace(decoding.sampling, draw=self.draw))
+        draw = decoding.sampling.draw + self.draw
+        return replace(decoding, sampling=replace(decoding.sampling, draw=draw))
 
 
 def case_requests(doc: Mapping[str, Any]) -> Iterator[ProbeRequest]:

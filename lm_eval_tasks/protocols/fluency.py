@@ -7,6 +7,7 @@ it. The entropy is that of prompt and continuation together, averaged over the p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -68,14 +69,23 @@ def edit_prompt_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 
 def text_probes(prompts: Sequence[str], settings: Settings) -> list[Probe]:
-    """A probe per prompt, with the published decoding."""
-    decoding = Decoding(
-        max_total_tokens=TOTAL_TOKENS,
-        until=(),
-        ignore_end=True,
-        sampling=Sampling(top_k=TOP_K, seed=GENERATION_SEED.read(settings)),
-    )
-    return [Probe(kind=FLUENCY, prompt=prompt, generate=True, ask="both", decoding=decoding) for prompt in prompts]
+    """A probe per prompt, with the published decoding; a prompt that comes again is drawn again.
+
+    Records of CounterFact repeat prompts (ten texts of three prompts, say), and the release samples each of them anew.
+    The n-th occurrence in a case is draw n of its prompt, for both models.
+    """
+    seed, seen = GENERATION_SEED.read(settings), Counter[str]()
+    probes = []
+    for prompt in prompts:
+        decoding = Decoding(
+            max_total_tokens=TOTAL_TOKENS,
+            until=(),
+            ignore_end=True,
+            sampling=Sampling(top_k=TOP_K, seed=seed, draw=seen[prompt]),
+        )
+        probes.append(Probe(kind=FLUENCY, prompt=prompt, generate=True, ask="both", decoding=decoding))
+        seen[prompt] += 1
+    return probes
 
 
 # -------------------------------------------------------------------------- scoring

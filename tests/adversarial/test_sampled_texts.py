@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lm_runs import build, run
+from paths import RECORDS
 from record_files import published_data, write_jsonl
 
 from edit_hooks.contract.tiny_models import save_tiny
@@ -54,6 +55,20 @@ def test_a_case_alone_has_the_value_it_has_among_others(lm: EditedHFLM, results:
     among = results["samples"][TASKS[0]][1]
     assert alone["fluency_entropy"] == among["fluency_entropy"] is not None
     assert alone["fluency_entropy_unedited"] == among["fluency_entropy_unedited"]
+
+
+def test_a_repeated_prompt_is_drawn_anew_by_both_models(
+    lm: EditedHFLM, results: dict[str, Any], tmp_path: Path
+) -> None:
+    """Published records repeat generation prompts, and the release samples every entry."""
+    record = read_rows(RECORDS / FILE)[0][1]
+    first, second = record["generation_prompts"]
+    repeated = {**record, "generation_prompts": [first, second, first, first]}
+    path = write_jsonl(tmp_path / FILE, [repeated])
+    texts = first_generations(run(lm, TASKS[:1], str(path)), TASKS[0])
+    assert texts[:2] == first_generations(results, TASKS[0])[:2]  # the first occurrences
+    for several in ([texts[0], texts[2], texts[3]], [text.unedited for text in (texts[0], texts[2], texts[3])]):
+        assert len({text.raw for text in several}) == 3
 
 
 def test_another_seed_draws_other_texts(lm: EditedHFLM, results: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from edit_hooks.request import EditRequest
 from edit_hooks.utils.errors import EditingError
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.measures import evaluate
-from lm_eval_tasks.common.probes import CaseAnswers
+from lm_eval_tasks.common.probes import CaseAnswers, case_requests
 from lm_eval_tasks.protocols import fluency
 
 CASE = Case(EditRequest(prompt="{} is in", subject="Port Elna", target_new="Tarsland", case_id="0"))
@@ -59,6 +59,13 @@ def test_what_is_asked_is_the_published_decoding() -> None:
     assert probe.probe.decoding == Decoding(
         max_total_tokens=100, until=(), ignore_end=True, sampling=Sampling(temperature=1.0, top_k=5, seed=3)
     )
+
+
+def test_a_prompt_that_comes_again_is_drawn_again() -> None:
+    doc = fluency.fluency_doc(CASE, {"generation_seed": 3}, ["a b", "c d", "a b", "a b"])
+    sampled = [request.decoding.sampling for request in case_requests(doc) if request.decoding]
+    assert [(one.seed, one.draw) for one in sampled if one] == [(3, 0), (3, 0), (3, 1), (3, 2)]
+    assert {probe["ask"] for probe in doc["probes"]} == {"both"}  # so the draws are the same for both models
 
 
 def test_missing_answers_have_their_reason() -> None:
