@@ -32,12 +32,15 @@ class ContextReport:
         left_out: number of demonstrations that did not fit.
         cut: the prompt, or that of a round, lost its beginning because it was too long even without demonstrations;
             without a context edit a report has this alone.
+        fact_cut: an edited fact, or between rounds the question, is not whole in what was left of the prompt, so the
+            answer is none under the edit.
     """
 
     facts: int = 0
     demonstrations: int = 0
     left_out: int = 0
     cut: bool = False
+    fact_cut: bool = False
 
 
 class LoglikelihoodPair(tuple[float, bool]):

@@ -117,6 +117,10 @@ class ContextPrompt(NamedTuple):
             return len(self.facts)
         return 0 if self.states_fact(question) else sum(fact.include_fact for fact in self.facts)
 
+    def has_fact(self, question: str) -> bool:
+        """Whether a fact stands before a question or in it."""
+        return self.num_facts(question) > 0 or self.states_fact(question)
+
     @staticmethod
     def states_fact(question: str) -> bool:
         """Whether a question begins with a fact of its own."""

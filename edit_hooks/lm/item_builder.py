@@ -40,10 +40,15 @@ ItemT = TypeVar("ItemT", ScoreItem, GenerateItem)
 
 
 class Built(NamedTuple, Generic[ItemT]):
-    """An item, and whether its prompt was cut at the beginning to fit."""
+    """An item, and the number of tokens that its prompt lost at the beginning to fit."""
 
     item: ItemT
-    cut: bool
+    num_cut: int
+
+    @property
+    def cut(self) -> bool:
+        """Whether the prompt lost its beginning."""
+        return self.num_cut > 0
 
 
 class ItemBuilder:
@@ -75,8 +80,8 @@ class ItemBuilder:
                 "begin differently; drop it, or give a tokenizer that is saved with the setting."
             )
 
-    def from_instance(self, request: Instance) -> tuple[Item, bool]:
-        """Build the item of an lm-eval request; the second entry is whether its prompt was cut at the beginning to fit.
+    def from_instance(self, request: Instance) -> tuple[Item, int]:
+        """Build the item of an lm-eval request; the second entry is the number of tokens that its prompt lost to fit.
 
         Raises:
             UnusableRequestError: for continuations without a token, texts without room, and half surrogate pairs.
@@ -85,7 +90,7 @@ class ItemBuilder:
         if request.request_type == "loglikelihood":
             context, continuation = request.args
             if reading := request.doc.get("asked", {}).get("states"):
-                return self.state_item(context, StateReading.from_json(reading)), False
+                return self.state_item(context, StateReading.from_json(reading)), 0
             if rule := request.doc.get("asked", {}).get("token_prompts"):
                 return self.token_prompt_item(context, continuation, rule)
             return self.score_item(context, continuation)
@@ -156,7 +161,7 @@ class ItemBuilder:
         if not target:
             raise UnusableRequestError(f"continuation {continuation!r} has no token.")
         space = continuation[: len(continuation) - len(continuation.lstrip())]
-        contexts, wanted, cut = [], [], False
+        contexts, wanted, num_cut = [], [], 0
         for number, token in enumerate(target):
             prefix = lm.tokenizer.decode(target[:number]) if number else ""
             if number and (rule == "extra_space" or not prefix.startswith(space)):
@@ -165,9 +170,9 @@ class ItemBuilder:
             piece = lm.tok_encode(lm.tokenizer.decode([token]), add_special_tokens=False)
             contexts.append(tuple(ids[-lm.max_length :]))
             wanted.append(piece[0] if piece else lm.eot_token_id)
-            cut = cut or len(ids) > lm.max_length
+            num_cut = max(num_cut, len(ids) - lm.max_length)
         by_token = TokenContexts(rule, tuple(contexts))
-        return Built(ScoreItem(contexts[0], tuple(wanted), (context, continuation), by_token), cut)
+        return Built(ScoreItem(contexts[0], tuple(wanted), (context, continuation), by_token), num_cut)
 
     def stock_score_item(self, context: str, continuation: str) -> Built[ScoreItem]:
         """Build the item of a stock task from texts, with the tokens that lm-eval scores."""
@@ -199,7 +204,7 @@ class ItemBuilder:
             raise UnusableRequestError(
                 f"continuation of {len(target)} tokens does not fit into {self._lm.max_length} positions."
             )
-        return Built(ScoreItem(tuple(ids[-room:]), tuple(target), texts), cut=len(ids) > room)
+        return Built(ScoreItem(tuple(ids[-room:]), tuple(target), texts), max(0, len(ids) - room))
 
     def decoded_item(self, context: str, gen_kwargs: Mapping[str, Any], decoding: Decoding) -> Built[GenerateItem]:
         """Build an item from the settings of a question, and those of its task where it has none."""
@@ -312,7 +317,14 @@ class ItemBuilder:
                 f"max_gen_toks={item.max_new_tokens}{thought} leaves no room in {lm.max_length} positions."
             )
         ids = encode(lm.tokenizer, context, lm.add_bos_token).ids or [lm.prefix_token_id]
-        return Built(replace(item, context=tuple(ids[-room:]), text=context), cut=len(ids) > room)
+        return Built(replace(item, context=tuple(ids[-room:]), text=context), max(0, len(ids) - room))
+
+    def is_cut_past(self, context: str, num_cut: int, position: int) -> bool:
+        """Whether the first ``num_cut`` tokens of a prompt reach beyond a position in its text."""
+        if not num_cut:
+            return False
+        offsets = encode(self._lm.tokenizer, context, self._lm.add_bos_token).offsets
+        return any(end > position for _, end in offsets[:num_cut])
 
     def _think_end(self, context: str) -> int | str | None:
         """The token id or text that ends the thought of an answer to a prompt.

@@ -46,7 +46,8 @@ PARENT_OPTIONS: dict[str, ParentOption] = {
     "truncation": _refused("prompts that do not fit are always cut at their beginning", "false"),
     "logits_cache": ParentOption("no effect", "identical questions are computed once in any case"),
     "max_length": _honored(
-        "prompts are cut at their beginning to fit; a warning counts them, and their samples have `context.cut`"
+        "prompts are cut at their beginning to fit; a warning counts them, and their samples have `context.cut`; those "
+        "that lose the text of a context edit are unscored"
     ),
     "device": _honored("without it a GPU if there is one, else the CPU"),
     "dtype": _honored("of the weights; the demo model has float32 and bfloat16"),

@@ -18,7 +18,7 @@ from edit_hooks.base.editor import position_limit
 from edit_hooks.deltas.context_edit import ContextPrompt
 from edit_hooks.deltas.delta import Delta
 from edit_hooks.in_context.fact_memory import load_memory
-from edit_hooks.in_context.rounds import FACT, ROUND_TOKENS, Dialogue
+from edit_hooks.in_context.rounds import DEMONSTRATIONS, FACT, ROUND_TOKENS, Dialogue
 from edit_hooks.in_context.selection import select_facts
 from edit_hooks.inference.items import GenerateItem, ScoreItem
 from edit_hooks.lm.chats import Chats
@@ -125,16 +125,20 @@ class PromptEdits:
         dialogues = [self._dialogue(item, delta) for item, delta in jobs]
         last: dict[int, GeneratedText] = {}
         cut: set[int] = set()
+        without_fact: set[int] = set()  # or without the whole question, which stands before the facts
         while ongoing := [number for number, dialogue in enumerate(dialogues) if dialogue.ongoing]:
             prepared: list[tuple[GenerateItem, Delta | None]] = []
             for number in ongoing:
                 item, delta = jobs[number]
                 item = self._builder.with_thought(item)  # its words are no part of the dialogue
                 item = dataclasses.replace(item, stops=(FACT,), max_new_tokens=ROUND_TOKENS)
-                built = self._builder.fitted_prompt(dialogues[number].prompt, item)
+                prompt = dialogues[number].prompt
+                built = self._builder.fitted_prompt(prompt, item)
                 prepared.append((built.item, delta.without_contexts))
                 if built.cut:
                     cut.add(number)
+                if self._builder.is_cut_past(prompt, built.num_cut, len(DEMONSTRATIONS)):
+                    without_fact.add(number)
             for number, text in zip(ongoing, generate_jobs(prepared), strict=True):
                 dialogues[number].advance(text.text)
                 last[number] = text
@@ -144,7 +148,9 @@ class PromptEdits:
                 raw=dialogue.text,
                 stops=item.stops,
                 token_ids=None,  # those of the last round are not the answer's
-                context=ContextReport(facts=len(dialogue.retrieved), cut=number in cut),
+                context=ContextReport(
+                    facts=len(dialogue.retrieved), cut=number in cut, fact_cut=number in without_fact
+                ),
             )
             for number, ((item, _), dialogue) in enumerate(zip(jobs, dialogues, strict=True))
         ]
@@ -158,7 +164,7 @@ class PromptEdits:
         """Rebuild an item with the edit's context before the question.
 
         Demonstrations that do not fit are left out, those farthest from the question first. A prompt that is too long
-        even then is cut at its beginning by lm-eval's rule, and the report records it.
+        even then is cut at its beginning by lm-eval's rule, and the report records it: the facts are lost first.
         """
         prompt = item.text if isinstance(item, GenerateItem) else item.texts and item.texts[0]
         if prompt is None:
@@ -169,7 +175,8 @@ class PromptEdits:
         if context is None:
             return Placed(item, ContextReport())
         for shown in range(len(context.demonstrations), -1, -1):
-            built = self._rebuild(item, self.before_question(context.text(shown, question), prompt), score_item)
+            longer = self.before_question(context.text(shown, question), prompt)
+            built = self._rebuild(item, longer, score_item)
             if not built.cut:
                 break
         model = self._counterfactual(context)
@@ -180,8 +187,14 @@ class PromptEdits:
             demonstrations=shown,
             left_out=len(context.demonstrations) - shown,
             cut=built.cut,
+            fact_cut=context.has_fact(question) and self._is_fact_cut(context, question, longer, built),
         )
         return Placed(built.item, report, model)
+
+    def _is_fact_cut(self, context: ContextPrompt, question: str, prompt: str, built: Built[ItemT]) -> bool:
+        """Whether what was cut off a prompt reaches into its facts; where they are unknown, whether anything was."""
+        start = prompt.rfind((context.text(0, question) + question).strip())
+        return self._builder.is_cut_past(prompt, built.num_cut, max(start, 0))
 
     def _device_of(self, delta: Delta) -> str:
         """Where the models of an edit's memory run."""

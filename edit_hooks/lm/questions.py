@@ -9,7 +9,14 @@ from typing import Any, get_args
 
 from lm_eval.api.instance import Instance
 
-from edit_hooks.answers import ContextReport, EditedAnswer, FailedAnswer, GeneratedText, ScoredContinuation
+from edit_hooks.answers import (
+    ContextReport,
+    EditedAnswer,
+    FailedAnswer,
+    GeneratedText,
+    ModelAnswer,
+    ScoredContinuation,
+)
 from edit_hooks.decoding import AskedModel
 from edit_hooks.inference.items import GenerateItem, StateItem
 from edit_hooks.lm.item_builder import ItemBuilder
@@ -65,14 +72,14 @@ def read_questions(
             edits.append(validated[key])
         group = _group(edits, request)
         try:
-            item, cut = builder.from_instance(request)
+            item, num_cut = builder.from_instance(request)
         except UnusableRequestError as error:
             questions.append(FailedAnswer(str(error)))
         else:
             if in_prompts and isinstance(item, StateItem):
                 questions.append(STATES_UNDER_CONTEXTS)
                 continue
-            questions.append(Question(item, group, _asked_model(request.doc), cut))
+            questions.append(Question(item, group, _asked_model(request.doc), cut=num_cut > 0))
     return questions
 
 
@@ -101,16 +108,25 @@ def with_cut(answer: EditedAnswer, question: Question) -> EditedAnswer:
     return dataclasses.replace(answer, final=dataclasses.replace(final, context=ContextReport(cut=True)))
 
 
-def warn_of_cut(questions: Sequence[Question | FailedAnswer], max_length: int) -> None:
-    """Log how many questions lost the beginning of their prompt; they are scored, as in lm-eval."""
+def warn_of_questions(questions: Sequence[Question | FailedAnswer], max_length: int, *, fail_if_all: bool) -> None:
+    """Log how many questions the model cannot be asked, and how many lost the beginning of their prompt.
+
+    Raises:
+        EditingError: with ``fail_if_all``, if none of several questions can be asked.
+    """
+    failures = [read.reason for read in questions if isinstance(read, FailedAnswer) and read.is_failure]
+    if fail_if_all and 1 < len(questions) == len(failures):
+        raise EditingError(f"no question of this run ({len(questions)}) can be asked; the first: {failures[0]}")
+    reasons = {number: read.reason for number, read in enumerate(questions) if isinstance(read, FailedAnswer)}
+    warn_of_unusable("questions", reasons, len(questions))
     cut = [question.item for question in questions if isinstance(question, Question) and question.cut]
     if cut:
         generated = isinstance(cut[0], GenerateItem)
         remedy = "a smaller max_gen_toks or max_thought_tokens" if generated else "shorter prompts"
         log.warning(
             "%d of %d questions do not fit into max_length=%d with their answers: their prompts are cut at the "
-            "beginning, and scored (context.cut in their samples). They need a larger max_length, if the model allows "
-            "one, or %s.",
+            "beginning, and scored unless that takes an edit's text away (context.cut in their samples). They need a "
+            "larger max_length, if the model allows one, or %s.",
             len(cut),
             len(questions),
             max_length,
@@ -118,7 +134,25 @@ def warn_of_cut(questions: Sequence[Question | FailedAnswer], max_length: int) -
         )
 
 
-def warn_of_unread(questions: Sequence[Question | FailedAnswer]) -> None:
-    """Log how many questions the model cannot be asked, with the first reason."""
-    reasons = {number: read.reason for number, read in enumerate(questions) if isinstance(read, FailedAnswer)}
-    warn_of_unusable("questions", reasons, len(questions))
+def warn_of_shortened(answers: Sequence[ModelAnswer | FailedAnswer], max_length: int, rank: int = 0) -> None:
+    """Log on the first rank how many prompts of context edits are shorter than the edits make them."""
+    if rank != 0:
+        return
+    reports = [answer.context for answer in answers if isinstance(answer, (ScoredContinuation, GeneratedText))]
+    contexts = [report for report in reports if report is not None]
+    fewer = sum(report.left_out > 0 for report in contexts)
+    cut = sum(report.cut for report in contexts)
+    without_fact = sum(report.fact_cut for report in contexts)
+    if fewer or cut:
+        log.warning(
+            "of %d prompts under edits, %d have fewer demonstrations than the edit gives, because not all fit into "
+            "max_length=%d (or the positions of a counterfactual model), and %d are cut at the beginning even without "
+            "any; %d of these lost an edited fact, so benchmarks of edits leave them unscored (context in the samples, "
+            "edit in the results). A larger max_length, if the model allows one, a shorter answer (max_gen_toks) or "
+            "fewer facts and demonstrations help.",
+            len(answers),
+            fewer,
+            max_length,
+            cut,
+            without_fact,
+        )

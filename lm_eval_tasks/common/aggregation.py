@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edit_hooks.answers import ContextReport
 from edit_hooks.utils.printable import printable
 from lm_eval_tasks.common.scoring import harmonic_mean
 
@@ -126,6 +127,12 @@ LEAST_FALL = 0.99  # an NLL above this share of what it was has not fallen
 # Diagnostics that are averaged over the edits.
 EDIT_MEANS = ("final_loss", "steps", "update_norm_ratio")
 CONSTRAINT = "constraint"
+# Numbers of prompts that are shorter than a context edit makes them.
+SHORTENED_PROMPTS: Mapping[str, Callable[[ContextReport], bool]] = {
+    "demonstrations_left_out": lambda report: report.left_out > 0,
+    "prompts_cut": lambda report: report.cut,
+    "facts_cut": lambda report: report.fact_cut,
+}
 FIRST_TOKEN_KL = "first_token_kl"  # nats, edit_hooks.lm.neutral_prompts
 FIRST_TOKEN_KL_NOT_FINITE = f"{FIRST_TOKEN_KL}_not_finite"
 
@@ -140,7 +147,8 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         the edits without one there, if there are any. ``seconds_per_edit`` divides the time of a joint step by its
         edits. ``target_nll_not_lower`` counts the edits after which an unlikely target is no likelier than before, if
         there are any. ``constraint`` names what the edits keep fixed, such as ``second_moment``, or ``identity``:
-        nothing that was measured. Diagnostics that the editor does not report are absent; "{}" without any edit.
+        nothing that was measured. ``demonstrations_left_out``, ``prompts_cut`` and ``facts_cut`` are numbers of
+        prompts, where there are any. Diagnostics that the editor does not report are absent; "{}" without any edit.
     """
     edits = [value for value in values if value is not None]
     made = [edit for edit in edits if "error" not in edit]
@@ -158,6 +166,9 @@ def edit_summary(values: Sequence[Mapping[str, Any] | None]) -> str:
         summary[FIRST_TOKEN_KL_NOT_FINITE] = not_finite
     if not_lower := sum(map(_is_target_no_likelier, made)):
         summary["target_nll_not_lower"] = not_lower
+    for name in SHORTENED_PROMPTS:
+        if number := sum(edit.get(name, 0) for edit in made):
+            summary[name] = number
     if constraints := sorted({edit[CONSTRAINT] for edit in made if isinstance(edit.get(CONSTRAINT), str)}):
         summary[CONSTRAINT] = " and ".join(constraints)
     return json.dumps(summary)

@@ -23,6 +23,11 @@ UNFINISHED = (
     "(max_thought_tokens=... in --model_args), or drop think_end_token for a model that does not think"
 )
 
+FACT_CUT = (
+    "the prompt is too long, and an edited fact in it was cut away, so the question was not asked under the edit; "
+    "allow a larger max_length or a shorter answer, or state fewer facts"
+)
+
 Answer: TypeAlias = ScoredContinuation | GeneratedText | StateSimilarity | FailedAnswer | Verdict
 
 
@@ -36,10 +41,13 @@ def read_answer(raw: Any, stops: Iterable[str] = (), *, fixed_length: bool = Fal
         fixed_length: the answer has the length of a given text, which other model classes do not know.
 
     Returns:
-        The answer; a `FailedAnswer` for any other type, and for a stock text of a fixed length.
+        The answer; a `FailedAnswer` for any other type, for a stock text of a fixed length, and for an answer to a
+        prompt that lost its edited fact.
     """
     if isinstance(raw, EditedAnswer):
         raw = raw.final
+    if isinstance(raw, (GeneratedText, ScoredContinuation)) and raw.context is not None and raw.context.fact_cut:
+        raw = FailedAnswer(FACT_CUT, unedited=raw.unedited)
     if isinstance(raw, GeneratedText):
         return raw.until(stops)
     if isinstance(raw, FailedAnswer) and isinstance(raw.unedited, GeneratedText):

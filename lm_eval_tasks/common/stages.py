@@ -17,6 +17,7 @@ from lm_eval.api.filter import FilterEnsemble
 from lm_eval.api.instance import Instance
 
 from edit_hooks.answers import (
+    ContextReport,
     EditedAnswer,
     EditReport,
     FailedAnswer,
@@ -99,6 +100,7 @@ class FilteredAnswer:
         edit: report on the case's edit; ``None`` without an edit.
         judged: a judge decides in this pipeline, even if this request had nothing to judge.
         only_unedited: the unedited model's answer, which is the same at all stages.
+        context: what the edit put before the question, and what of it did not fit.
     """
 
     final: Answer
@@ -107,6 +109,7 @@ class FilteredAnswer:
     edit: EditReport | None = None
     judged: bool = False
     only_unedited: bool = False
+    context: ContextReport | None = None
 
     def __str__(self) -> str:
         return str(self.final)
@@ -172,6 +175,7 @@ def filter_all_stages(instances: Sequence[Instance], pipelines: Sequence[FilterE
                 edit=response.edit if is_edited else None,
                 judged=judged,
                 only_unedited=_is_helper(instance),
+                context=getattr(response.final, "context", None) if is_edited else None,
             )
 
 

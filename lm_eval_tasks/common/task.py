@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_aggregation
@@ -37,6 +37,7 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.options import check_generation_kwargs
 from lm_eval_tasks.common.aggregation import AGGREGATIONS, STANDARD_ERRORS, retention_matrix
+from lm_eval_tasks.common.answered_case import AnsweredCase
 from lm_eval_tasks.common.benchmark import Benchmark
 from lm_eval_tasks.common.breakdown import CATEGORIES, breakdown_columns, breakdown_fields, breakdown_row, prepare
 from lm_eval_tasks.common.documents import build_documents
@@ -83,26 +84,6 @@ class Documents(list[dict[str, Any]]):
     def features(self) -> dict[str, None]:
         """Names of the documents' fields."""
         return dict.fromkeys(self[0]) if self else {}
-
-
-class AnsweredCase(NamedTuple):
-    """A document and its answers after one filter pipeline."""
-
-    doc: Mapping[str, Any]
-    answers: Sequence[FilteredAnswer]
-
-    @property
-    def judged(self) -> bool:
-        return any(answer.judged for answer in self.answers)
-
-    @property
-    def lead(self) -> FilteredAnswer:
-        """The first answer that knows the case's edit; a question that the model cannot be asked has none."""
-        return next((answer for answer in self.answers if answer.edit or answer.position), self.answers[0])
-
-    def at(self, stage: Stage | None) -> CaseAnswers:
-        """The answers at one stage by probe; ``None`` is the final stage."""
-        return CaseAnswers(self.doc, [answer.at(stage) for answer in self.answers])
 
 
 class EditingTask(HarnessTask):
@@ -418,8 +399,7 @@ class EditingTask(HarnessTask):
                 row |= _columns(metric, suffix, scores[metric["metric"]], reasons)
         for name in names:
             row |= breakdown_row(name, self.breakdown, doc, scored[""][name])
-        edit = case.lead.edit
-        row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": edit and edit.to_json()}
+        row |= {"unscored": int(bool(reasons)), "unscored_reason": reasons, "edit": case.edit}
         return row | ({"judge": describe_verdicts([answer.final for answer in case.answers])} if case.judged else {})
 
     def _scores(

@@ -13,10 +13,11 @@ from paths import RECORDS
 from state import assert_same_state_but_seeds
 
 from edit_hooks import Delta, EditingError, EditRequest
-from edit_hooks.answers import ContextReport, GeneratedText
+from edit_hooks.answers import ContextReport, FailedAnswer, GeneratedText, ScoredContinuation
 from edit_hooks.contract.state import snapshot
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.deltas.context_edit import ContextEdit
+from lm_eval_tasks.common.answers import read_answer
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,49 @@ def test_demonstrations_that_do_not_fit_are_left_out_from_the_start(model_path):
     tight = build(model_path, editor="ike", editor_args=WORDS, max_length=12)
     (answer,) = tight.loglikelihood([instance(case(unedited=False), "Port Elna is the capital of", " Dravonia")])
     assert answer.final.context.demonstrations == 0 and answer.final.context.cut
+
+
+def test_a_prompt_that_loses_its_fact_is_a_failed_answer_and_counted(model_path, caplog):
+    """The fact stands first, so it is cut off first; the answer would be the unedited model's."""
+    lm = build(model_path, editor="ike", editor_args=WORDS, max_length=400)
+    fits = instance(case(), "Port Elna is the capital of", " Dravonia")
+    (whole,) = lm.loglikelihood([fits])
+    assert "of 1 prompts under edits, 1 have fewer demonstrations" in caplog.text and "and 0 are cut" in caplog.text
+    assert not whole.final.context.fact_cut and isinstance(read_answer(whole), ScoredContinuation)
+    caplog.clear()
+    too_long = instance(case(), "It is so. " * 80 + "Port Elna is the capital of", " Dravonia")
+    answers = lm.loglikelihood([fits, too_long])
+    assert [answer.final.context.fact_cut for answer in answers] == [False, True]
+    assert "of 2 prompts under edits, 2 have fewer" in caplog.text and "1 are cut" in caplog.text
+    assert "1 of these lost an edited fact" in caplog.text
+    read = read_answer(answers[1])
+    assert isinstance(read, FailedAnswer) and read.is_failure and "an edited fact in it was cut away" in read.reason
+    assert read.unedited == answers[1].final.unedited is not None  # the unedited model was asked the bare question
+
+
+@pytest.mark.parametrize("kind", ["loglikelihood", "generate_until"])
+def test_what_is_cut_may_stand_before_the_fact(model_path, kind):
+    """In a chat the text of the system stands there, so a cut prompt can hold the whole fact."""
+    history = [{"role": "system", "content": "Be brief. " * 20}, {"role": "user", "content": "Who rules Port Elna?"}]
+    argument = " Peru" if kind == "loglikelihood" else {"until": ["."], "max_gen_toks": 1, "do_sample": False}
+    found = []
+    for max_length in (20, 100):
+        lm = build(model_path, editor="ice", editor_args={}, max_length=max_length)
+        lm.tokenizer.chat_template = CHAT
+        (answer,) = getattr(lm, kind)([instance(case(unedited=False), lm.apply_chat_template(history), argument, kind)])
+        found.append((answer.final.context.cut, answer.final.context.fact_cut))
+    assert found == [(True, True), (True, False)]
+
+
+def test_results_count_the_prompts_that_lost_their_fact(model_path):
+    """The column `edit` counts prompts, `_failed` cases; a prompt that lost BOS alone is cut, but has its fact."""
+    results = run(build(model_path, editor="ice", editor_args={}, max_length=45), ["bake_es"], limit=3)
+    scores, rows = results["results"]["bake_es"], results["samples"]["bake_es"]
+    contexts = [answer.final.context for row in rows for (answer,) in row["resps"]]
+    expected = sum(context.fact_cut for context in contexts), sum(context.cut for context in contexts), 0
+    edit = json.loads(scores["edit,none"])
+    assert (edit["facts_cut"], edit["prompts_cut"], edit["failed"]) == expected and expected[0] > 0
+    assert scores["es_prob_failed,none"] > 0 and "cut away" in scores["unscored_reason,none"]
 
 
 CHAT = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</{{ m['role'] }}>{% endfor %}<assistant>"

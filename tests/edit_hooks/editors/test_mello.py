@@ -150,11 +150,14 @@ def test_after_thoughts_the_answer_has_the_line_that_is_read(model) -> None:
 
 
 def test_a_round_that_does_not_fit_is_reported(model) -> None:
+    """As long as question and facts are whole, the answer is one under the edit."""
     lm, _ = model
-    (whole,) = lm.generate_until([question(PROMPT)])
-    lm._max_length = ROUND_TOKENS + 100
-    (cut,) = lm.generate_until([question(PROMPT)])
-    assert (whole.final.context.cut, cut.final.context.cut) == (False, True)
+    contexts = []
+    for room in (4000, 300, 20):
+        lm._max_length = ROUND_TOKENS + room
+        (answer,) = lm.generate_until([question(PROMPT)])
+        contexts.append(answer.final.context)
+    assert [(context.cut, context.fact_cut) for context in contexts] == [(False, False), (True, False), (True, True)]
 
 
 def test_an_answer_of_a_given_length_has_the_fact_before_it(model) -> None:
