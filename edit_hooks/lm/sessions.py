@@ -48,6 +48,8 @@ ABOUT_NO_EDIT = FailedAnswer(
     is_failure=False,
 )
 
+OUTSIDE_OF_GROUPS = FailedAnswer("this case's edits are not (all) in one group of this run's edits", is_failure=False)
+
 
 @dataclass(frozen=True)
 class Question:
@@ -253,9 +255,7 @@ class SingleEditSession(Session):
             return EditedAnswer(final=_with_unedited(unedited[question.item], question, unedited))
         if group is None:
             return EditedAnswer(
-                final=_edit_failed(
-                    "this case's edits are not (all) in one group of this run's edits", question, unedited
-                ),
+                final=_not_answered(OUTSIDE_OF_GROUPS, question, unedited),
                 position=StreamPosition(edited=False, step=None, num_edits=self.plan.num_edits, cases_before=0),
             )
         unusable = [reason for request in question.requests if (reason := self.plan.unusable.get(request.key))]
@@ -400,13 +400,18 @@ class StreamSession(Session):
 
 
 def _edit_failed(reason: str, question: Question, unedited: Answers) -> ModelAnswer | FailedAnswer:
-    """The answer to a question about a failed edit; the unedited model's, where the question needs it, is not lost."""
+    """The answer to a question about a failed edit."""
+    return _not_answered(FailedAnswer(f"edit failed: {reason}"), question, unedited)
+
+
+def _not_answered(failed: FailedAnswer, question: Question, unedited: Answers) -> ModelAnswer | FailedAnswer:
+    """A missing answer of the edited model; the unedited model's, where the question needs it, is not lost."""
     if not question.ask_edited:
         return _with_unedited(unedited[question.item], question, unedited)
     before = unedited[question.item] if question.ask_unedited else None
     if isinstance(before, StateSimilarity):
         before = None
-    return FailedAnswer(f"edit failed: {reason}", unedited=before)
+    return dataclasses.replace(failed, unedited=before)
 
 
 def answer_distinct(

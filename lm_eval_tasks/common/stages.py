@@ -26,6 +26,7 @@ from edit_hooks.answers import (
     ScoredContinuation,
     StreamPosition,
 )
+from edit_hooks.utils.errors import EditingError
 from judges.base import Verdict
 from lm_eval_tasks.common import settings as task_settings
 from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, Answer
@@ -59,6 +60,11 @@ class StreamStages:
     def of(cls, settings: Mapping[str, Any]) -> StreamStages:
         """The stages of a task's settings; raises EditingError for invalid values."""
         score_outside = task_settings.SCORE_UNEDITED_CASES.read(settings)
+        if score_outside and settings.get("mode") == "batch" and (size := settings.get("group_size")) is not None:
+            raise EditingError(
+                "score_unedited_cases=true asks the one edited model of a run about cases that are not among its "
+                f"edits, but group_size={size} gives every group of cases a model of its own. Drop one of the two."
+            )
         if settings.get("mode") != "sequential":
             return cls(score_outside=score_outside)
         return cls(

@@ -411,8 +411,17 @@ def test_groups_are_written_together_on_the_unedited_model(model_path):
     results = run(build(model_path, **arguments, **grouped), ["bake_es"])
     keys = {answer.edit.key for answer in answers(results) if answer.edit is not None}
     assert len(keys) == 2
-    failed = [answer.final for answer in answers(results) if isinstance(answer.final, FailedAnswer)]
-    assert any("one group" in answer.reason for answer in failed)
+    outside = [answer.final for answer in answers(results) if isinstance(answer.final, FailedAnswer)]
+    assert outside and all("one group" in answer.reason and not answer.is_failure for answer in outside)
+    assert set(json.loads(results["results"]["bake_es"]["unscored_reason,none"])) == {"not among this run's edits"}
+    assert results["results"]["bake_es"]["es_prob_failed,none"] == 0
+
+
+def test_cases_outside_of_groups_are_neither_scored_nor_failed(model_path):
+    """Groups have no one edited model to ask, so the setting is refused before an edit is made."""
+    grouped = {**STREAM, "mode": "batch", "num_edits": 3, "group_size": 2}
+    with pytest.raises(EditingError, match=r"score_unedited_cases=true asks the one .* but group_size=2 gives every"):
+        run(build(model_path, **grouped), ["bake_es"], settings={**grouped, "score_unedited_cases": True})
 
 
 def test_a_resumed_stream_is_the_same_stream(model_path, tmp_path, monkeypatch):
