@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+SHORT = 3  # names of so many characters at most are found inside other words by chance
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.IGNORECASE)
 
@@ -43,19 +44,38 @@ def alias_match(answer: str, golds: Iterable[str], *, keep_case: bool = False) -
     return any(f" {words} " in padded_answer for gold in golds if (words := normalize(gold, keep_case=keep_case)))
 
 
-def contains(answer: str, gold: str, *, whole_words_up_to: int = 3, keep_case: bool = False) -> bool:
+def contains(answer: str, gold: str, *, whole_words_up_to: int = SHORT) -> bool:
     """Return whether the answer contains the gold answer, also inside a longer word.
 
     Args:
         whole_words_up_to: gold answers of at most this many characters must be whole words ("Ur" occurs in "hour").
-        keep_case: these must have their case, too ("US" is no "us").
     """
     normalized_gold = normalize(gold)
     if not normalized_gold:
         return False
     if len(normalized_gold) <= whole_words_up_to:
-        return alias_match(answer, [gold], keep_case=keep_case)
+        return alias_match(answer, [gold])
     return normalized_gold in normalize(answer)
+
+
+def has_answer(text: str, names: Sequence[str], *, whole_words: bool = False) -> bool:
+    """Return whether a text contains an answer, given this and its other names.
+
+    Other names of up to three characters, without articles and punctuation, must be whole words in their own case: "the
+    US" and "U.S." are names of the USA, and would be found in "let us look" without it.
+
+    Args:
+        names: the answer, then its other names.
+        whole_words: longer names must be whole words, too.
+    """
+    for number, name in enumerate(names):
+        is_short = len(normalize(name)) <= SHORT
+        if whole_words or is_short:
+            if alias_match(text, [name], keep_case=is_short and number > 0):
+                return True
+        elif contains(text, name):
+            return True
+    return False
 
 
 def match_ratio(answer: str, gold: str) -> float:

@@ -1,6 +1,7 @@
-"""Other names of the answers, which a sampled response may have instead, and the rule for finding them in one.
+"""Other names of the answers, which a sampled response may have instead.
 
-The release keeps them in ``attributes_with_aliases.json``: entity -> ``{"answer_alias": [...]}``.
+The release keeps them in ``attributes_with_aliases.json``: entity -> ``{"answer_alias": [...]}``. It states no rule for
+finding them in a response; ours is :func:`judges.match.has_answer`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import PinnedFile
-from judges.match import contains
+from judges.match import has_answer
 from lm_eval_tasks.common.dataset import MINI, choose_data, named_set
 from lm_eval_tasks.common.settings import Settings, text_setting
 
@@ -34,16 +35,6 @@ KNOWGIC_ALIASES = text_setting("knowgic_aliases", "other names of the answers", 
 NO_ALIASES = "none"
 
 Aliases = Mapping[str, tuple[str, ...]]  # answer in lower case -> its other names
-
-
-def has_answer(text: str, names: Sequence[str]) -> bool:
-    """Whether a response has an answer, given this and its other names; the release states no rule.
-
-    Other names of up to three characters, without articles and punctuation, must be whole words in their own case: "the
-    US" and "U.S." are names of the USA, and would be found in "let us look" without it.
-    """
-    answer, *others = names
-    return contains(text, answer) or any(contains(text, name, keep_case=True) for name in others)
 
 
 def gives_away(question: str, names: Sequence[str]) -> bool:

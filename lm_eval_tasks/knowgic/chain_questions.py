@@ -12,8 +12,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from judges.match import has_answer
 from lm_eval_tasks.common.facts import Fact
-from lm_eval_tasks.knowgic.aliases import has_answer
 from lm_eval_tasks.knowgic.graph import MAX_STEPS, Edit
 from lm_eval_tasks.knowgic.growth_prompts import Unusable, chain_chat, parse_chain_question, question_chat
 from lm_eval_tasks.knowgic.seeds import Seeds

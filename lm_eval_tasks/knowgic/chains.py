@@ -28,13 +28,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edit_hooks.decoding import Decoding, Sampling
+from judges.match import has_answer
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.answers import Answer
 from lm_eval_tasks.common.measures import Failed, Measure, Unscored, all_true
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
 from lm_eval_tasks.common.scoring import first_word
 from lm_eval_tasks.common.settings import Settings
-from lm_eval_tasks.knowgic.aliases import Aliases, find_aliases, has_answer
+from lm_eval_tasks.knowgic.aliases import Aliases, find_aliases
 from lm_eval_tasks.knowgic.benchmark import KNOWGIC, ChainCase, Hop
 from lm_eval_tasks.knowgic.forms import (
     CLOZE,

@@ -13,10 +13,11 @@ from typing import NamedTuple, TypeAlias
 
 from edit_hooks.utils.errors import EditingError
 from judges.backends.base import Fault, Outcome
+from judges.match import has_answer
 from judges.parse import without_thoughts
 from judges.prompt import Chat
 from lm_eval_tasks.common.facts import Fact
-from lm_eval_tasks.knowgic.aliases import gives_away, has_answer
+from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.graph import Relation
 from lm_eval_tasks.knowgic.growth_prompts import Unusable, parse_wording, question_chat, wording_chat
 from lm_eval_tasks.knowgic.seeds import Seeds

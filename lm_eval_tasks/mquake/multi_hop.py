@@ -7,7 +7,8 @@
   after demonstrations of answers or of chains of thought.
 
 ``_exact``: the answer equals a gold answer or an alias after :func:`plain`. ``_contains``: one of them occurs in it as
-whole words. ``_old_*_unedited``: the unedited model and the answer before the edits.
+whole words, aliases of up to three characters in their own case (:func:`judges.match.has_answer`).
+``_old_*_unedited``: the unedited model and the answer before the edits.
 
 Source: Zhong et al., MQuAKE: Assessing Knowledge Editing in Language Models via Multi-Hop Questions (EMNLP 2023).
 """
@@ -19,7 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from edit_hooks.decoding import AskedModel, Decoding
-from judges.match import alias_match
+from judges.match import has_answer
 from lm_eval_tasks.common import measures
 from lm_eval_tasks.common.cases import EFFICACY, Question
 from lm_eval_tasks.common.measures import Excluded, Measure, Unscored, all_true, any_true, mean_over
@@ -127,7 +128,7 @@ def equals(answer: str, accepted: Sequence[str]) -> bool:
     return plain(answer) in {plain(one) for one in accepted} - {""}
 
 
-MATCHES: Mapping[str, Match] = {"exact": equals, "contains": alias_match}
+MATCHES: Mapping[str, Match] = {"exact": equals, "contains": partial(has_answer, whole_words=True)}
 
 
 def final_answer(text: str) -> str:
@@ -196,11 +197,11 @@ def score_multi_hop_cot(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[st
     """One of the wordings is answered right after its thoughts; the share of wordings with an answer."""
     probes = answers.of_kind(MULTI_HOP)
 
-    def has_answer(answered: ProbeAnswers) -> float:
+    def wrote_answer(answered: ProbeAnswers) -> float:
         return float(bool(final_answer(_text(answered))))
 
     return _multi_hop_measures("mquake_multi_hop_cot", doc, answers, final_answer) | {
-        "mquake_multi_hop_cot_answered": mean_over(probes, WORDINGS, has_answer)
+        "mquake_multi_hop_cot_answered": mean_over(probes, WORDINGS, wrote_answer)
     }
 
 

@@ -20,7 +20,7 @@ from edit_hooks.utils.json_io import read_rows
 from lm_eval_tasks.common.benchmark import load_edit_requests
 from lm_eval_tasks.mquake.benchmark import MQUAKE
 from lm_eval_tasks.mquake.demonstrations import find_demonstrations
-from lm_eval_tasks.mquake.multi_hop import equals, final_answer
+from lm_eval_tasks.mquake.multi_hop import MATCHES, equals, final_answer
 
 FILE = RECORDS / "mquake.jsonl"
 REAL = REAL_DATA / "mquake"
@@ -147,6 +147,23 @@ def test_published_records_and_demonstrations_are_read() -> None:
 )
 def test_exact_is_equality_up_to_case_spaces_and_a_final_period(answer: str, accepted: list[str], right: bool) -> None:
     assert equals(answer, accepted) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "accepted", "right"),
+    [
+        ("So it is Tarvia", ["Ostrel", "OL", "it"], True),  # the case of the alias
+        ("It is in Tarvia", ["Ostrel", "OL", "IT", "IN"], False),
+        ("let us look", ["United States", "US", "U.S."], False),
+        ("It is the U.S. of A.", ["United States", "US"], True),
+        ("ostrelia", ["Ostrel"], False),  # whole words
+        ("OSTREL", ["Ostrel"], True),
+        ("in dc", ["DC"], True),  # the answer itself
+        ("", ["", "IT"], False),
+    ],
+)
+def test_short_aliases_are_contained_in_their_own_case_only(answer: str, accepted: list[str], right: bool) -> None:
+    assert MATCHES["contains"](answer, accepted) == right
 
 
 @pytest.mark.parametrize(
