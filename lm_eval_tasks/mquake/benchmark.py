@@ -128,6 +128,8 @@ def count_odd(cases: Sequence[MultiHopCase]) -> dict[str, int]:
     return {
         "edits": sum(len(case.requests) for case in cases),
         "distinct_edit_prompts": len(targets),
+        # An answer to an edit prompt ends at its first period, so it cannot be one of these in full.
+        "targets_with_inner_period": sum("." in edit.target_new[:-1] for case in cases for edit in case.requests),
         "edit_prompts_in_conflict": len(in_conflict),
         "cases_in_conflict": sum(any(request.text in in_conflict for request in case.requests) for case in cases),
         "edits_outside_the_chain": sum(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from paths import REAL_DATA, RECORDS
+from record_files import write_jsonl
 from scripted import ScriptedLM
 from task_managers import task_manager
 from task_runs import build, metrics_of, run
@@ -89,6 +90,15 @@ def test_odd_records_are_counted() -> None:
     assert [source[f"cases_of_{number}_edits"] for number in (1, 2, 3)] == [4, 2, 2]
 
 
+def test_targets_that_the_stop_of_the_edit_wise_answers_cuts_are_counted(tmp_path: Path) -> None:
+    """A final period is no inner one."""
+    changed = records()[:3]
+    for record, target in zip(changed, ("George W. Quill", "Marn.", "Marn"), strict=True):
+        record["requested_rewrite"][0]["target_new"] = {"str": target}
+    path = write_jsonl(tmp_path / "mquake.jsonl", changed)
+    assert MQUAKE.load({"data": str(path)}).source["targets_with_inner_period"] == 1
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -117,6 +127,7 @@ def test_published_records_and_demonstrations_are_read() -> None:
     loaded = MQUAKE.load(data)
     assert (loaded.source["records"], loaded.source["edits"], loaded.source["cases_of_4_edits"]) == (200, 800, 200)
     assert (loaded.source["edits_outside_the_chain"], loaded.source["edit_prompts_in_conflict"]) == (0, 0)
+    assert loaded.source["targets_with_inner_period"] == 7
     assert "unknown_fields" not in loaded.source
     manager = task_manager(data | {"demonstrations": str(REAL)})
     doc = manager.load([DIRECT])["tasks"][DIRECT].test_docs()[0]
