@@ -7,7 +7,8 @@ Every question is asked twice. ``_token_acc`` is the released form: each target 
 question followed by the decoded gold tokens before it, and the argmax after that prompt is compared with the first id
 of the token's own text, tokenized alone. ``_match`` compares token ids along the target in one forward pass. They
 differ where decoding and tokenizing again gives other ids: in the former, the tokens of a character that has several
-are wanted as the first token of the replacement character. ``_argmax`` reads the same pass as
+are wanted as the first token of the replacement character. They also differ under editors that look an edit up by the
+end of the prompt (``grace``), which find none after the first token's prompt. ``_argmax`` reads the same pass as
 ``_match`` and is 1 where every token is right: the exact match by which Liu et al., Beyond Local Edits (EVK), equations
 15 and 16, define efficacy and generalization. The values that they print are not of that form (README of zsre).
 """

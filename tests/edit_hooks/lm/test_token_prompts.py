@@ -13,11 +13,13 @@ from family_tokenizers import build_family_tokenizer
 from lm_runs import assert_same_answers, build, case, instance
 
 from edit_hooks.answers import ScoredContinuation
+from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.tiny_models import save_tiny
 from edit_hooks.lm.model import EditedHFLM
 from edit_hooks.utils.errors import EditingError, UnusableRequestError
 
 QUESTION = "Which river flows through Port Elna?"
+RULE = "as_decoded"
 TARGETS = (" Sôme lake", " the Ull")
 tokenizer_of = functools.cache(build_family_tokenizer)
 
@@ -139,6 +141,20 @@ def test_a_context_edit_comes_before_every_prompt(model_path: str) -> None:
     assert answer.final.context is not None and answer.final.context.facts == 1
     assert answer.final.token_ids == answer.final.unedited.token_ids
     assert answer.final.logprob != answer.final.unedited.logprob
+
+
+@pytest.mark.parametrize("editor", ["grace", "melo"])
+def test_memories_that_look_up_the_end_of_a_prompt_hold_at_the_first_token_only(model_path: str, editor: str) -> None:
+    """As in the release's arithmetic: the later prompts end elsewhere, so their keys are not those of the edit."""
+    lm = build(model_path, editor=editor, editor_args=dict(editor_class(editor).contract_settings))
+    requests = [instance(asked(rule, "both"), "Port Elna is the capital of", " Dravonia") for rule in (None, RULE)]
+    changed = []
+    for answer in lm.loglikelihood(requests):
+        pairs = zip(answer.final.token_logprobs, answer.final.unedited.token_logprobs, strict=True)
+        changed.append([abs(edited - unedited) > 1e-4 for edited, unedited in pairs])
+    along, by_token = changed
+    assert len(along) > 2 and all(along)
+    assert by_token[0] and not any(by_token[1:])
 
 
 def test_what_cannot_be_asked_is_refused(family_model: Any) -> None:
