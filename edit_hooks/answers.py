@@ -34,6 +34,7 @@ class ContextReport:
             without a context edit a report has this alone.
         fact_cut: an edited fact, or between rounds the question, is not whole in what was left of the prompt, so the
             answer is none under the edit.
+        rounds: rounds of sub-questions behind the answer, which then has no tokens that continue the prompt; 0 without.
     """
 
     facts: int = 0
@@ -41,6 +42,7 @@ class ContextReport:
     left_out: int = 0
     cut: bool = False
     fact_cut: bool = False
+    rounds: int = 0
 
 
 class LoglikelihoodPair(tuple[float, bool]):

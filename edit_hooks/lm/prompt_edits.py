@@ -149,7 +149,10 @@ class PromptEdits:
                 stops=item.stops,
                 token_ids=None,  # those of the last round are not the answer's
                 context=ContextReport(
-                    facts=len(dialogue.retrieved), cut=number in cut, fact_cut=number in without_fact
+                    facts=len(dialogue.retrieved),
+                    cut=number in cut,
+                    fact_cut=number in without_fact,
+                    rounds=dialogue.num_rounds,
                 ),
             )
             for number, ((item, _), dialogue) in enumerate(zip(jobs, dialogues, strict=True))

@@ -18,6 +18,11 @@ NEEDS_EDITED_HF = (
     "(--model_args mode=none,... for an unedited model)"
 )
 
+IN_ROUNDS = (
+    "the editor answers in rounds of sub-questions (mello) and takes the answer from the last one, so it has no tokens "
+    "that continue the prompt; ask such an editor for texts (qaedit_wild, mquake_multi_hop), or take ice here"
+)
+
 UNFINISHED = (
     "the generation has no think_end_token, so its thought has no end and there is no answer; allow more tokens "
     "(max_thought_tokens=... in --model_args), or drop think_end_token for a model that does not think"
@@ -61,6 +66,12 @@ def read_answer(raw: Any, stops: Iterable[str] = (), *, fixed_length: bool = Fal
     if isinstance(raw, Sequence) and len(raw) == 2:
         return ScoredContinuation(logprob=float(raw[0]), is_greedy=bool(raw[1]))
     return FailedAnswer(f"unreadable answer of type {type(raw).__name__}")
+
+
+def why_without_tokens(answer: GeneratedText, missing: str = "token ids") -> str:
+    """The reason why an answer has no token ids."""
+    in_rounds = answer.context is not None and answer.context.rounds > 0
+    return IN_ROUNDS if in_rounds else NEEDS_EDITED_HF.format(missing=missing)
 
 
 def unedited_answer(answer: Answer) -> Answer:

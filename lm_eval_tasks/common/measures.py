@@ -17,7 +17,7 @@ from edit_hooks.answers import FailedAnswer, GeneratedText, ScoredContinuation, 
 from judges.base import CORRECT, Verdict
 from judges.match import alias_match, exact_match, normalize
 from lm_eval_tasks.common import scoring
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, UNFINISHED, Answer
+from lm_eval_tasks.common.answers import NEEDS_EDITED_HF, UNFINISHED, Answer, why_without_tokens
 from lm_eval_tasks.common.probes import ProbeAnswers
 
 Measure: TypeAlias = Callable[[], Any]
@@ -261,10 +261,10 @@ def agree_tf(answer: Answer) -> float:
 
 def agree_gen(answer: Answer | None) -> float:
     """AGREE-GEN: 1 if edited and unedited model generate the same token ids."""
-    before, after = generated_text(answer, unedited=True).token_ids, generated_text(answer).token_ids
-    if before is None or after is None:
-        raise Unscored(NEEDS_EDITED_HF.format(missing="token ids"))
-    return scoring.all_equal(after, before)
+    before, after = generated_text(answer, unedited=True), generated_text(answer)
+    if before.token_ids is None or after.token_ids is None:
+        raise Unscored(why_without_tokens(after))
+    return scoring.all_equal(after.token_ids, before.token_ids)
 
 
 def target_match(answer: Answer | None, *, unedited: bool = False) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from edit_hooks.decoding import Decoding, Sampling
 from edit_hooks.utils.numbers import SEED, require_whole
 from lm_eval_tasks.common import measures
-from lm_eval_tasks.common.answers import NEEDS_EDITED_HF
+from lm_eval_tasks.common.answers import why_without_tokens
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.measures import Measure, Unscored, mean_over
 from lm_eval_tasks.common.probes import CaseAnswers, Probe, ProbeAnswers, case_doc
@@ -114,9 +114,10 @@ def score_fluency(doc: Mapping[str, Any], answers: CaseAnswers) -> dict[str, Mea
 def generated_whole(answered: ProbeAnswers, *, unedited: bool = False) -> str:
     """Prompt and continuation as one text.
 
-    Raises Unscored for model classes other than `edited_hf`, whose texts have another length and other draws.
+    Raises Unscored for model classes other than `edited_hf`, whose texts have another length and other draws, and for
+    answers in rounds.
     """
     answer = measures.generated_text(answered.generation, unedited=unedited)
     if answer.token_ids is None:
-        raise Unscored(NEEDS_EDITED_HF.format(missing="the tokens of a text, nor draw them as defined here"))
+        raise Unscored(why_without_tokens(answer, "the tokens of a text, nor draw them as defined here"))
     return normalize_generation(answered.probe.prompt + answer.raw)

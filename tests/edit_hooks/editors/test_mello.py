@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 from lm_eval.api.instance import Instance
 from lm_runs import build
@@ -13,7 +16,11 @@ from edit_hooks.deltas.context_edit import ContextEdit
 from edit_hooks.in_context.rounds import DEMONSTRATIONS, FACT, ROUND_TOKENS, Dialogue
 from edit_hooks.in_context.selection import bare_question
 from edit_hooks.utils.errors import EditingError
+from lm_eval_tasks.common.answers import read_answer
+from lm_eval_tasks.common.measures import Unscored, agree_gen
+from lm_eval_tasks.common.probes import Probe, ProbeAnswers
 from lm_eval_tasks.mquake.multi_hop import THOUGHT, final_answer
+from lm_eval_tasks.protocols.fluency import generated_whole
 
 TOWER, CAPITAL = "The country of Harrow Tower is", "The capital of Tarvia is"
 FACTS = [
@@ -158,6 +165,18 @@ def test_a_round_that_does_not_fit_is_reported(model) -> None:
         (answer,) = lm.generate_until([question(PROMPT)])
         contexts.append(answer.final.context)
     assert [(context.cut, context.fact_cut) for context in contexts] == [(False, False), (True, False), (True, True)]
+
+
+def test_a_metric_of_token_ids_names_the_rounds(model) -> None:
+    """The answer is the model's, but not a continuation of the prompt; no model class is at fault."""
+    lm, _ = model
+    (answer,) = lm.generate_until([question(PROMPT)])
+    assert answer.final.context.rounds == 3
+    read = replace(read_answer(answer, ["\n"]), unedited=GeneratedText(raw=" Elna", token_ids=(1, 2)))
+    answered = ProbeAnswers(Probe(kind="", prompt=""), (), [read])
+    for measure in (partial(agree_gen, read), partial(generated_whole, answered)):
+        with pytest.raises(Unscored, match=r"the editor answers in rounds of sub-questions \(mello\)"):
+            measure()
 
 
 def test_an_answer_of_a_given_length_has_the_fact_before_it(model) -> None:
