@@ -183,12 +183,15 @@ class StreamPosition:
         step: the step of the case's last edit, counted from 0; ``None`` if the stream lacks one, or if there is none.
         num_edits: number of edits in the final model, fewer than planned if the guard stopped the stream.
         cases_before: number of cases that the stream edits before this step; 0 without a step.
+        num_cases: number of cases of the steps in the final model, which checkpoints count; ``None`` in answers that an
+            earlier version saved.
     """
 
     edited: bool
     step: int | None
     num_edits: int
     cases_before: int
+    num_cases: int | None = None
 
     @property
     def not_in_stream(self) -> bool:
@@ -237,7 +240,7 @@ class EditedAnswer:
         edit: report on the edit; ``None`` for the unedited model.
         position: the case's position in a stream; ``None`` if cases are edited independently.
         immediate: in a stream, the answer right after the case's own edit.
-        checkpoints: number of edits -> answer. after_step: step -> answer, from the case's own step on.
+        checkpoints: number of cases -> answer. after_step: step -> answer, from the case's own step on.
     """
 
     final: ModelAnswer | FailedAnswer

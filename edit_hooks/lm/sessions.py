@@ -375,6 +375,7 @@ class StreamSession(Session):
             step=edit_step,
             num_edits=self.stream.edits_after(last),
             cases_before=0 if edit_step is None else self.plan.cases_before(edit_step),
+            num_cases=self.plan.cases_before(last + 1),
         )
         if edit_step is not None and not edited:
             reason = next(iter(reasons), self.stream.stopped or "the stream ended before this edit")

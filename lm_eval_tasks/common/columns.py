@@ -19,7 +19,7 @@ class Column:
 
     Attributes:
         metric: name without the stage.
-        stage: "" for the final answer; ``immediate``, a number of edits, ``unedited`` or ``difference``.
+        stage: "" for the final answer; ``immediate``, a number of cases, ``unedited`` or ``difference``.
         filter: name of the filter pipeline; in samples, which hold one pipeline each, "".
         value: as saved.
         companions: ending -> value, as in ``{"n": 20, "failed": 1}``.

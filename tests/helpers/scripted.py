@@ -118,7 +118,7 @@ class StreamLM(ScriptedLM):
         holds: case id -> one mark per step: "." before the case's edit, "1" or "0" after a step that leaves it right or
             wrong; "?" marks an edit that was not made. Other cases are not among the stream's edits. The unedited model
             and cases outside the stream are wrong, unless listed in ``known``.
-        checkpoints: number of edits -> step that reaches it.
+        checkpoints: number of cases -> step that reaches it.
         retention: also answer after every step.
         known: case ids that the unedited model answers correctly.
         num_edits: edits in the final weights; by default all edits made.
@@ -137,7 +137,8 @@ class StreamLM(ScriptedLM):
         super().__init__()
         self.batch_size = batch_size
         self.holds, self.checkpoints, self.retention, self.known = holds, checkpoints or {}, retention, known
-        self.num_edits = sum("?" not in marks for marks in holds.values()) if num_edits is None else num_edits
+        self.num_cases = sum("?" not in marks for marks in holds.values())
+        self.num_edits = self.num_cases if num_edits is None else num_edits
 
     def _answer(self, request: Instance, answer: Callable[[tuple, bool], ModelAnswer]) -> Any:
         self.seen.append(request)
@@ -146,13 +147,19 @@ class StreamLM(ScriptedLM):
         unedited = self._answer_by_mark(request, case in self.known) if compared else None
         marks = self.holds.get(case)
         if marks is None:
-            position = StreamPosition(edited=False, step=None, num_edits=self.num_edits, cases_before=0)
+            position = StreamPosition(
+                edited=False, step=None, num_edits=self.num_edits, cases_before=0, num_cases=self.num_cases
+            )
             return EditedAnswer(
                 final=replace(self._answer_by_mark(request, case in self.known), unedited=unedited), position=position
             )
         own = marks.count(".")
         position = StreamPosition(
-            edited="?" not in marks, step=own, num_edits=self.num_edits, cases_before=own * self.batch_size
+            edited="?" not in marks,
+            step=own,
+            num_edits=self.num_edits,
+            cases_before=own * self.batch_size,
+            num_cases=self.num_cases,
         )
         if "?" in marks:
             reason = "the guard stopped the stream"

@@ -54,6 +54,7 @@ def test_a_case_is_answered_under_all_its_edits_in_every_mode(edited_model, edit
     assert abs(single.final.logprob - alone.final.logprob) > 1e-3  # the other edit is there, too
     assert single.final.logprob > unedited.final.logprob + 0.01
     assert (first.position.step, second.position.step, second.position.cases_before) == (0, 1, 1)
+    assert (first.position.num_edits, first.position.num_cases) == (3, 2)
     steps = stream.session.result_metadata()["steps"]
     assert [step["num_edits"] for step in steps] == [2, 3]  # the shared edit is made once
 

@@ -107,12 +107,19 @@ def test_a_stopped_stream_is_unscored_where_an_edit_was_due() -> None:
     assert (found["es_prob@1"], found["es_prob@1_n"]) == (1.0, 1)
     assert (found["es_prob@3"], found["es_prob@3_n"]) == (None, 0)
     assert json.loads(found["es_prob@retention"])["matrix"] == [[1.0], [0.0, 1.0]]
-    failed, late = "edit failed: the guard stopped the stream", "the stream ended after 2 edits, before checkpoint 3"
+    failed, late = "edit failed: the guard stopped the stream", "the stream ended after 2 cases, before checkpoint 3"
     assert json.loads(found["unscored_reason"]) == {failed: 2, late: 2}
     first, _, third, fourth = (sample["unscored_reason"] for sample in results["samples"]["bake_es"])
     assert first == {f"{name}@3": late for name in ("es_prob", "em_prob", "es_argmax", "es_match", "es_gen_em")}
     assert {"es_prob", "es_prob@immediate", "es_prob@3", "es_prob@retention"} < set(third)
     assert "es_prob@1" not in third and "es_prob@3" not in fourth  # those edits were not due at the checkpoint
+
+
+def test_checkpoints_count_cases_where_a_case_has_several_edits() -> None:
+    """Two cases of three edits each: six edits reach no checkpoint of three cases."""
+    lm = StreamLM({"0": "10", "1": ".1", "2": "..?", "3": "...?"}, {1: 0}, num_edits=6)
+    reasons = in_stream("bake_es", lm, retention=False)["unscored_reason"]
+    assert json.loads(reasons)["the stream ended after 2 cases, before checkpoint 3"] == 2
 
 
 # ------------------------------------------------------------------ cases outside the stream
