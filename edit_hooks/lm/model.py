@@ -227,12 +227,8 @@ class EditedHFLM(DataParallelMixin, LateLoadingHFLM):
         self.load()
         if answer_jobs == self._generate and (with_edits or self._stays_outside_weights):
             require_followed(unwrapped(self.model))
-        stock_answers: Iterator[Any] = iter(())
-        edited_answers: Iterator[Any] = iter(())
-        if ordinary:
-            stock_answers = iter(self._answer_ordinary(ordinary, stock, disable_tqdm))
-        if with_edits:
-            edited_answers = iter(self._answer_under_edits(with_edits, questions, answer_jobs))
+        stock_answers = iter(self._answer_ordinary(ordinary, stock, disable_tqdm) if ordinary else ())
+        edited_answers = iter(self._answer_under_edits(with_edits, questions, answer_jobs) if with_edits else ())
         return [next(edited_answers if has_edit_requests(request) else stock_answers) for request in requests]
 
     def _read_questions(self, requests: Sequence[Instance]) -> list[Question | FailedAnswer]:
