@@ -25,6 +25,7 @@ from edit_hooks.modeling.tensors import read_header
 from edit_hooks.request import EditRequest, RequestGroup
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path, write_atomically
+from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_output_folder
 
@@ -267,8 +268,8 @@ def _require_listed(folder: Path, files: Sequence[Path]) -> None:
     if not index.is_file():
         return
     try:
-        listed = [str(entry["file"]) for entry in json.loads(index.read_text(encoding="utf-8"))["edits"]]
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        listed = [str(entry["file"]) for entry in read_json(index, "list of saved edits", finite=False)["edits"]]
+    except (KeyError, TypeError) as error:
         raise EditingError(f"{index} is damaged: {error!r}; copy the folder again.") from None
     if missing := sorted({*listed} - {file.name for file in files}):
         raise EditingError(
