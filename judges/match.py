@@ -10,7 +10,7 @@ import re
 import string
 from collections.abc import Iterable, Sequence
 
-SHORT = 3  # names of so many characters at most are found inside other words by chance
+SHORT = 3  # characters; a name of at most this length occurs inside unrelated words
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.IGNORECASE)
 

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, near_misses
-from judges.match import alias_match, any_exact_match, normalize
+from judges.match import alias_match, any_exact_match, has_answer, normalize
 from lm_eval_tasks.common.facts import Fact
 from lm_eval_tasks.common.replies import is_usable, template_of
-from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.benchmark import relation_words
 from lm_eval_tasks.knowgic.graph import Edit, Relation
 
@@ -206,7 +205,7 @@ def _candidate(
     accepted = [fact.object, *(name for name in others if len(normalize(name)) > LONGEST_CODE)]
     if alias_match(fact.subject, accepted):
         return HAS_OBJECT
-    if gives_away(question, accepted):
+    if has_answer(question, accepted):
         return GIVEN_AWAY
     if any_exact_match(request.target_new, accepted):
         return SAME_OBJECT

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import edit_hooks.lm.model  # noqa: F401  # tasks check their settings against the options of model classes in memory
+import edit_hooks.lm.model  # noqa: F401  # registers the options that tasks accept in their metadata
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import user_path
 from edit_hooks.utils.outputs import check_writable_folder

@@ -222,16 +222,10 @@ def judge_task(task: EditingTask, saved: SavedTask) -> Judged:
         bootstrap_iters=saved.file.content["config"].get("bootstrap_iters"),
     )
     old, new = saved.file.tasks[saved.name], results["results"][saved.name]
-    columns = {key: value for key, value in old.items() if _pipeline_of(key) not in names}
-    columns |= {key: value for key, value in new.items() if "," in key}
+    columns = {**old, **{key: value for key, value in new.items() if "," in key}}  # others are facts about the task
     samples = [row for row in saved.rows if row.get("filter") not in names]
     samples += as_json([_as_saved(sample, saved) for sample in results["samples"][saved.name]])
     return Judged(as_json(columns), _judged_config(saved.saved_config, dumped), samples)
-
-
-def _pipeline_of(column: str) -> str:
-    """The filter pipeline of a column; "" for facts about the task."""
-    return column.partition(",")[2]
 
 
 def _as_saved(sample: dict[str, Any], saved: SavedTask) -> dict[str, Any]:

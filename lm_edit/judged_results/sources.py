@@ -26,7 +26,7 @@ class Source(NamedTuple):
 def find_sources(paths: Sequence[str]) -> list[Source]:
     """Find the tasks to judge, by result file.
 
-    Which samples count: :func:`~lm_edit.results.sample_files.current_sample_files`. A result file stands for all
+    The samples are those of :func:`~lm_edit.results.sample_files.current_sample_files`. A result file includes all
     sample files beside it.
 
     Raises:

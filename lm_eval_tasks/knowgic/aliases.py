@@ -7,7 +7,7 @@ finding them in a response; ours is :func:`judges.match.has_answer`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError
@@ -15,7 +15,6 @@ from edit_hooks.utils.files import user_path
 from edit_hooks.utils.json_io import read_json
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.pinned_file import PinnedFile
-from judges.match import has_answer
 from lm_eval_tasks.common.dataset import MINI, choose_data, named_set
 from lm_eval_tasks.common.settings import Settings, text_setting
 
@@ -35,11 +34,6 @@ KNOWGIC_ALIASES = text_setting("knowgic_aliases", "other names of the answers", 
 NO_ALIASES = "none"
 
 Aliases = Mapping[str, tuple[str, ...]]  # answer in lower case -> its other names
-
-
-def gives_away(question: str, names: Sequence[str]) -> bool:
-    """Whether a response that repeats the question has the answer, given this and its other names."""
-    return has_answer(question, names)
 
 
 def find_aliases(settings: Settings) -> Aliases:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.json_io import read_json
+from judges.match import has_answer
 from lm_eval_tasks.common.facts import Fact, entry_names, read_facts
 from lm_eval_tasks.common.fields import Fields
-from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.benchmark import relation_words
 
 MAX_STEPS = 5
@@ -70,7 +70,7 @@ class KnowledgeGraph:
 
     def given_away(self) -> list[Fact]:
         """The facts whose question has the answer; the paper has none (section 5.1.1), the released files nine."""
-        return [fact for fact in self.facts if gives_away(self.question(fact), self.names(fact.object))]
+        return [fact for fact in self.facts if has_answer(self.question(fact), self.names(fact.object))]
 
 
 def read_graph(path: str | Path) -> KnowledgeGraph:

@@ -14,11 +14,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from judges.match import alias_match
+from judges.match import alias_match, has_answer
 from judges.prompt import Chat, quote
 from lm_eval_tasks.common.facts import Fact
 from lm_eval_tasks.common.replies import MAX_REPLY, MAX_WORDING, is_usable, json_values, template_of
-from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.benchmark import relation_words
 from lm_eval_tasks.knowgic.graph import Relation
 
@@ -212,7 +211,7 @@ def chain_question_problem(question: str, path: Sequence[Fact], aliases: Sequenc
     if template_of(question, path[0].subject) is None:
         return "the first subject does not occur exactly once in the question"
     names = (path[-1].object, *aliases)
-    if alias_match(question, names) or gives_away(question, names):
+    if alias_match(question, names) or has_answer(question, names):
         return "the last object occurs in the question"
     return ""
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from edit_hooks.utils.errors import EditingError, unknown_keys_error
 from edit_hooks.utils.json_io import read_json
-from judges.match import alias_match, normalize
+from judges.match import alias_match, has_answer, normalize
 from lm_eval_tasks.common.facts import Fact, read_facts
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.replies import MAX_NAME, is_usable
-from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.graph import Edit, Relation, read_entity_names, read_relations
 
 KEYS = ("seeds", "facts", "relations", "aliases", "provenance")
@@ -126,7 +125,7 @@ def _check(fields: Fields, seeds: Seeds) -> None:
             raise fields.error(place, f"has the object in its subject {fact.subject!r}, so every answer would hold it")
         wording = seeds.relations.get(fact.relation)
         question = wording.question.replace("{}", fact.subject) if wording is not None else ""
-        if gives_away(question, seeds.object_names(fact)):
+        if has_answer(question, seeds.object_names(fact)):
             raise fields.error(
                 place, f"has the object in its question {question!r}; give the relation another question, or drop it"
             )

@@ -17,7 +17,6 @@ from judges.match import has_answer
 from judges.parse import without_thoughts
 from judges.prompt import Chat
 from lm_eval_tasks.common.facts import Fact
-from lm_eval_tasks.knowgic.aliases import gives_away
 from lm_eval_tasks.knowgic.graph import Relation
 from lm_eval_tasks.knowgic.growth_prompts import Unusable, parse_wording, question_chat, wording_chat
 from lm_eval_tasks.knowgic.seeds import Seeds
@@ -217,4 +216,4 @@ class Validator:
 
     def _is_given_away(self, candidate: Candidate, wording: Relation) -> bool:
         question = wording.question.replace("{}", candidate.fact.subject)
-        return gives_away(question, self.seeds.object_names(candidate.fact))
+        return has_answer(question, self.seeds.object_names(candidate.fact))

@@ -69,9 +69,9 @@ def edit_prompt_doc(case: Case, settings: Settings) -> dict[str, Any]:
 
 
 def text_probes(prompts: Sequence[str], settings: Settings) -> list[Probe]:
-    """A probe per prompt, with the published decoding; a prompt that comes again is drawn again.
+    """A probe per prompt, with the published decoding; a repeated prompt is sampled separately.
 
-    Records of CounterFact repeat prompts (ten texts of three prompts, say), and the release samples each of them anew.
+    Records of CounterFact repeat prompts (ten texts of three prompts, say), and the release samples each of them.
     The n-th occurrence in a case is draw n of its prompt, for both models.
     """
     seed, seen = GENERATION_SEED.read(settings), Counter[str]()

@@ -57,7 +57,7 @@ def test_a_case_alone_has_the_value_it_has_among_others(lm: EditedHFLM, results:
     assert alone["fluency_entropy_unedited"] == among["fluency_entropy_unedited"]
 
 
-def test_a_repeated_prompt_is_drawn_anew_by_both_models(
+def test_both_models_sample_each_occurrence_of_a_prompt(
     lm: EditedHFLM, results: dict[str, Any], tmp_path: Path
 ) -> None:
     """Published records repeat generation prompts, and the release samples every entry."""

@@ -6,6 +6,7 @@ import itertools
 import shlex
 from collections import Counter
 
+import pandas as pd
 import pytest
 from lm_eval.utils import simple_parse_args_string
 from lm_runs import EditedHFLM
@@ -56,5 +57,5 @@ def test_tables_of_data_are_made_of_the_samples(name: str) -> None:
     spec = find_figure(name)
     words = Counter(shlex.split(spec.needs.command))
     assert words["--data"] and words[name]
-    table = spec.draw(None, Options(data="mini"))  # type: ignore[arg-type]  # it reads no files
+    table = spec.draw(pd.DataFrame(), Options(data="mini"))  # it reads no files
     assert isinstance(table, Table) and table.rows
