@@ -136,6 +136,8 @@ def shortened(record: dict[str, Any]) -> dict[str, Any]:
     if record["runs"]:
         run = record["runs"][0]
         short |= {key: run[key] for key in ("editor_config", "code_fingerprint", "versions", "weights")}
+        if "device" in run:  # not in files of earlier runs, all of them on the CPU
+            short["device"] = run["device"]
     else:
         short["reason"] = next(iter(record["failed"].values()))
     short["warnings"] = [one["warnings"] for one in record["runs"] if one["warnings"]]

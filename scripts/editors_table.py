@@ -181,10 +181,21 @@ def render(rows: Sequence[Row], groups: Mapping[str, str], finished: Finished) -
             for row in sorted(shown, key=lambda row: GROUP_ORDER.index(row["changes"])):
                 lines.append(_line(_render_row(row, part, headings, timed, unedited.get(part, {}).get("cells", {}))))
     records = [record for row in rows for part in COLUMNS for record in finished.of(row, part).values()]
-    costs = [record["cpu_seconds"] for record in records if record["cpu_seconds"] is not None]
-    unknown = f", {len(records) - len(costs)} of unknown cost not counted" if len(costs) < len(records) else ""
-    cost = f"The {len(records)} runs behind these tables took {sum(costs) / 3600:.1f} hours of processor time{unknown}."
-    return "\n".join([*lines, "", cost]).strip()
+    return "\n".join([*lines, "", _cost(records)]).strip()
+
+
+def _cost(records: Sequence[Mapping[str, Any]]) -> str:
+    """The number of runs by device, and the processor time of those on a CPU."""
+    on_gpu = [record["device"]["name"] for record in records if record.get("device", {}).get("type", "cpu") != "cpu"]
+    on_cpu = [record for record in records if record.get("device", {}).get("type", "cpu") == "cpu"]
+    costs = [record["cpu_seconds"] for record in on_cpu if record["cpu_seconds"] is not None]
+    unknown = f", {len(on_cpu) - len(costs)} of unknown cost not counted" if len(costs) < len(on_cpu) else ""
+    time = f"{sum(costs) / 3600:.1f} hours of processor time{unknown}"
+    if not on_gpu:
+        return f"The {len(records)} runs behind these tables took {time}."
+    counts = ", ".join(f"{on_gpu.count(name)} on a GPU ({name})" for name in sorted(set(on_gpu)))
+    made = f"{len(on_cpu)} were made on a CPU and took {time}; {counts}"
+    return f"Of the {len(records)} runs behind these tables, {made}."
 
 
 def _render_row(

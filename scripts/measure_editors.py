@@ -183,6 +183,7 @@ def evaluate(options: dict[str, Any], tasks: list[str], metadata: dict[str, Any]
         "edits_data",
         "code_fingerprint",
         "versions",
+        "device",
     )
     run = {"options": options, "tasks": tasks, "metadata": metadata, **{key: record[key] for key in kept}}
     run["versions"], run["weights"] = record["versions"], record["model_identity"]["weights"]

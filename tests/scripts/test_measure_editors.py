@@ -97,7 +97,22 @@ def test_a_part_is_run_and_its_scores_are_kept_by_case(
     assert all(score in (None, 0.0, 1.0) for score in result["scores"]["bake_rj"]["rjs_prob"])
     assert "es_gen_em" not in result["scores"]["bake_es"]  # likelihoods only
     assert result["runs"][0]["editor_config"]["num_facts"] == 1 and len(result["runs"][0]["weights"]) == 64
+    assert measure.Finished.read(tmp_path, limit=2).new["tuned/ice", "single", 0]["device"]["type"] == "cpu"
     assert list(tmp_path.glob("*.part")) == []
+
+
+def test_runs_on_a_gpu_are_counted_apart(measure: ModuleType, table: ModuleType, tmp_path: Path) -> None:
+    """Their processor time says nothing about the cost on a CPU."""
+    row = measure.Row("tuned", "rome", {})
+    devices = ({"type": "cpu", "name": None, "count": 1}, {"type": "cuda", "name": "NVIDIA A", "count": 1})
+    for seed, device in enumerate(devices):
+        write_result(measure, tmp_path, row, "single", seed, device=device)
+    write_result(measure, tmp_path, row, "single", 2)  # a line of before devices were recorded
+    text = table.render([row], {"tuned": "T"}, measure.Finished.read(tmp_path, tmp_path / "kept.jsonl"))
+    assert text.endswith(
+        "Of the 3 runs behind these tables, 2 were made on a CPU and took 1.0 hours of processor time; "
+        "1 on a GPU (NVIDIA A)."
+    )
 
 
 def test_edits_that_an_editor_cannot_use_have_a_reason_and_no_scores(
