@@ -69,9 +69,9 @@ def _texts_to_write(subject: Subject) -> list[tuple[GenerateItem, Delta | None]]
 @torch.no_grad()
 def _gaps(subject: Subject, item: GenerateItem, delta: Delta | None, tokens: tuple[int, ...]) -> torch.Tensor:
     """How much less likely than the best one each token [L] is in a full pass over the text before it, in nats."""
-    ids_1T = torch.tensor([[*item.context, *tokens[:-1]]])
+    ids_1T = torch.tensor([[*item.context, *tokens[:-1]]], device=subject.device)
     with edited(subject.model, *([] if delta is None else [delta]), prompt_lengths=[len(item.context)]):
         logits_TV = subject.model(ids_1T, use_cache=False).logits[0]
     logits_LV = at_least_float32(logits_TV[len(item.context) - 1 :])
-    written_L = logits_LV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    written_L = logits_LV.gather(1, torch.tensor(tokens, device=subject.device)[:, None])[:, 0]
     return logits_LV.amax(1) - written_L

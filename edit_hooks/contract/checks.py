@@ -16,7 +16,7 @@ from torch import nn
 
 from edit_hooks.answers import ScoredContinuation
 from edit_hooks.contract.batch_checks import check_generation, check_rows
-from edit_hooks.contract.state import changes, snapshot
+from edit_hooks.contract.state import changes, random_states, snapshot
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject, distance, recording_tokenizer, require
 from edit_hooks.contract.tiny_models import (
     NATURAL_TOKENIZER,
@@ -28,6 +28,7 @@ from edit_hooks.contract.tiny_models import (
 )
 from edit_hooks.deltas.apply import AppliedDeltas, edited
 from edit_hooks.deltas.delta import Delta, Factor
+from edit_hooks.deltas.placement import beside_weights
 from edit_hooks.modeling.architectures import architecture_of, head_of
 from edit_hooks.prompt_context import PromptContext
 from edit_hooks.request import EditRequest
@@ -51,7 +52,7 @@ def check_restore(subject: Subject) -> None:
     for error in (RuntimeError, KeyboardInterrupt):
         try:
             with edited(model, deltas[0]):
-                model(torch.tensor([tokenizer("The band")["input_ids"]]))
+                model(torch.tensor([tokenizer("The band")["input_ids"]], device=subject.device))
                 raise error
         except error:
             pass
@@ -178,6 +179,7 @@ def check_stream(subject: Subject) -> None:
     require(difference < TOLERANCE, f"the first step differs from the single edit by {difference:.1e}")
     total = Delta.summed(steps)
     for name, update in total.weights().items():
+        update = update.cpu()
         difference = float((gains[name] - update).norm() / update.norm().clamp(min=1e-30))
         require(difference < TOLERANCE, f"the sum of the steps differs from what {name} gains by {difference:.1e}")
     if total.runtime_part is not None:
@@ -213,9 +215,11 @@ def check_save(subject: Subject) -> None:
         require([file.name for file in Path(folder).iterdir()] == [path.name], "saving leaves other files behind")
     require(loaded.checksum() == delta.checksum(), "the checksum changes on disk")
     require(loaded.meta == delta.meta and loaded.diagnostics == delta.diagnostics, "metadata changes on disk")
-    for name, update in delta.weights().items():
+    # From factors on another device, the product would round differently.
+    saved, read = (beside_weights(subject.model, one).weights() for one in (delta, loaded))
+    for name, update in saved.items():
         require(update.dtype == torch.float32, f"the update of {name} is {update.dtype}; float32 is needed")
-        require(torch.equal(loaded.weights()[name], update), f"the update of {name} changes on disk")
+        require(torch.equal(read[name], update), f"the update of {name} changes on disk")
     require(subject.answers(loaded) == subject.answers(delta), "answers change with the saved edit")
 
 
@@ -224,12 +228,13 @@ def check_seed(subject: Subject) -> None:
     sampled = {name: value for name, value in subject.settings.items() if name != "context_templates"}
     runs = []
     for global_seed in (1, 2):
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)):
             torch.manual_seed(global_seed)
-            state = torch.get_rng_state()
+            states = random_states()
             editor = subject.editor_class(sampled)
             runs += editor.edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
-            require(torch.equal(torch.get_rng_state(), state), "the editor draws from torch's global generator")
+            untouched = all(map(torch.equal, random_states(), states))
+            require(untouched, "the editor draws from torch's global generator")
     require(distance(*runs) == 0.0, "two runs with the same seed differ")
 
 
@@ -307,7 +312,7 @@ def check_gradients_off(subject: Subject) -> None:
 
 def check_training_mode(subject: Subject) -> None:
     """A model in training mode is edited in evaluation mode and gets modes and flags back."""
-    model = build_model(subject.model_type, dtype=subject.dtype)
+    model = subject.new_model()
     model.train()
     for parameter in list(model.parameters())[::2]:
         parameter.requires_grad_(False)
@@ -344,6 +349,7 @@ def check_foreign_model(subject: Subject) -> None:
         return  # a context fits every model
     other_type = "gpt2" if subject.model_type != "gpt2" else "llama"
     for model in (build_model(other_type), build_wider_model(subject.model_type)):
+        model.to(subject.device)
         before = snapshot(model)
         try:
             with edited(model, delta):
@@ -438,7 +444,7 @@ def _stream(subject: Subject) -> tuple[list[Delta], dict[str, torch.Tensor], lis
             joint = editor.supports_joint
             steps += editor.edit(subject.model, subject.tokenizer, [request], joint=joint, history=steps)
             applied.add(steps[-1])
-        gains = {name: parameter.detach() - original[name] for name, parameter in subject.model.named_parameters()}
+        gains = {name: (value.detach() - original[name]).cpu() for name, value in subject.model.named_parameters()}
         answers = subject.answers(applied.runtime_part)
     return steps, gains, answers
 

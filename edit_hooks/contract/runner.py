@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from edit_hooks.base.registry import editor_class
 from edit_hooks.contract.checks import CHECKS, Check
 from edit_hooks.contract.subject import ContractViolation, Subject
@@ -37,6 +39,7 @@ def run_contract(
     model_types: Sequence[str] | None = None,
     checks: Sequence[str] | None = None,
     progress: Callable[[], object] = lambda: None,
+    device: torch.device | str = "cpu",
 ) -> Iterator[CheckResult]:
     """Results of the checks, family by family.
 
@@ -45,14 +48,16 @@ def run_contract(
         model_types: families; all when absent.
         checks: names of checks; all when absent.
         progress: called after every check.
+        device: of the tiny models.
 
     Raises:
-        EditingError: for an unknown editor, family or check.
+        EditingError: for an unknown editor, family or check, or a device that is not there.
     """
     exemptions = editor_class(editor).contract_exemptions
     checks_to_run = choose_checks(checks)
+    chosen_device = choose_device(device)
     for model_type in choose_families(model_types):
-        subject = Subject(editor, model_type)
+        subject = Subject(editor, model_type, device=chosen_device)
         for check in checks_to_run:
             if check.name in exemptions:
                 yield CheckResult(check.name, model_type, "exempt", exemptions[check.name])
@@ -75,6 +80,21 @@ def choose_families(names: Sequence[str] | None) -> list[str]:
         return list(ALL_MODEL_TYPES)
     _require_known("model family", names, ALL_MODEL_TYPES)
     return list(names)
+
+
+def choose_device(device: torch.device | str) -> torch.device:
+    """A device that exists here.
+
+    Raises:
+        EditingError: for a word that names no device, a GPU that torch does not see, or Metal, which lacks float64.
+    """
+    try:
+        return torch.empty(0, dtype=torch.float64, device=device).device
+    except (RuntimeError, AssertionError, TypeError):  # CUDA's errors where torch has none are assertions
+        raise EditingError(
+            f"device {str(device)!r} cannot be used. Accepted: cpu, and cuda, cuda:1, ... where torch sees GPUs; it "
+            f"sees {torch.cuda.device_count()} here."
+        ) from None
 
 
 def _run(check: Check, subject: Subject) -> CheckResult:

@@ -55,7 +55,7 @@ def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None =
     state["generation config"] = model.generation_config.to_dict() if model.generation_config is not None else None
     state["grad mode"] = torch.is_grad_enabled()
     state["default dtype"] = torch.get_default_dtype()
-    state["random state of torch"] = tensor_digest(torch.get_rng_state())
+    state["random state of torch"] = [tensor_digest(part) for part in random_states()]
     state["random state of Python"] = hash(random.getstate())
     state["random state of numpy"] = repr(
         [part.tobytes() if isinstance(part, numpy.ndarray) else part for part in numpy.random.get_state()]
@@ -65,6 +65,11 @@ def snapshot(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None =
     if tokenizer is not None:
         state.update(_tokenizer_state(tokenizer))
     return state
+
+
+def random_states() -> list[torch.Tensor]:
+    """The states of torch's global generators: that of the CPU, and those of the GPUs if this process uses them."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 
 def _plain_values(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -23,8 +23,13 @@ from edit_hooks.request import EditRequest
 
 EDIT_REQUESTS = tuple(map(EditRequest.from_dict, REQUESTS))
 
-tiny_model = functools.cache(build_model)
 tiny_tokenizer = functools.cache(build_tokenizer)
+
+
+@functools.cache
+def tiny_model(model_type: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A cached tiny model; leave it as found."""
+    return build_model(model_type, dtype=dtype).to(device)
 
 
 class ContractViolation(AssertionError):
@@ -48,16 +53,28 @@ class Subject:
     Args:
         editor: name or ``package.module:Class``.
         model_type: family of the tiny model.
+        device: of the tiny model, which is built on the CPU and moved.
     """
 
-    def __init__(self, editor: str, model_type: str, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        editor: str,
+        model_type: str,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.editor, self.model_type, self.dtype = editor, model_type, dtype
+        self.device = torch.device(device)
         self.editor_class = editor_class(editor)
         self.settings = contract_settings(self.editor_class)
 
     @property
     def model(self) -> PreTrainedModel:
-        return tiny_model(self.model_type, dtype=self.dtype)
+        return tiny_model(self.model_type, self.dtype, self.device)
+
+    def new_model(self) -> PreTrainedModel:
+        """A model with the same weights, for a check that changes it."""
+        return build_model(self.model_type, dtype=self.dtype).to(self.device)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -140,6 +157,7 @@ def distance(ours: Delta, theirs: Delta) -> float:
 
 
 def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    ours, theirs = ours.cpu(), theirs.cpu()  # dense updates may wait on the CPU, or not
     if ours.dtype in (torch.uint8, torch.bool, torch.int64):  # packed masks, indices
         return 0.0 if torch.equal(ours, theirs) else float("inf")
     return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))

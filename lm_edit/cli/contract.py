@@ -22,6 +22,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("editor", help="an editor's name, or package.module:Class")
     parser.add_argument("--models", help="comma-separated model families; all supported ones when absent")
     parser.add_argument("--checks", help="comma-separated checks; all when absent")
+    parser.add_argument("--device", default="cpu", help="device of the tiny models: cpu (default), cuda, cuda:1, ...")
     parser.add_argument("--list", action="store_true", help="list the checks and exit")
     parser.add_argument("--traceback", action="store_true", help="print the traceback of unexpected errors")
 
@@ -29,15 +30,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def _check(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from edit_hooks.contract.runner import choose_checks, choose_families, run_contract
+    from edit_hooks.contract.runner import choose_checks, choose_device, choose_families, run_contract
 
     checks = choose_checks(_split(args.checks))
     if args.list:
         table(("check", "promise"), [(check.name, check.summary) for check in checks])
         return 0
-    families = choose_families(_split(args.models))
+    families, device = choose_families(_split(args.models)), choose_device(args.device)
     with _surroundings(), tqdm(total=len(families) * len(checks), desc=f"Checking {args.editor}", unit="check") as bar:
-        results = list(run_contract(args.editor, families, [check.name for check in checks], bar.update))
+        results = list(run_contract(args.editor, families, [check.name for check in checks], bar.update, device))
     _print_table(results, families)
     failed = [result for result in results if result.outcome == "failed"]
     for result in failed:

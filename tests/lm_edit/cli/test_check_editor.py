@@ -75,6 +75,8 @@ def test_the_list_of_checks(capsys: pytest.CaptureFixture[str]) -> None:
         (["romme"], "unknown editor 'romme'. Did you mean 'rome'"),
         (["nowhere:Editor"], "nowhere"),
         (["rome", "--models", "gpt3"], "unknown model family 'gpt3'. Did you mean 'gptj' or 'gpt2'"),
+        (["rome", "--device", "gpu"], "device 'gpu' cannot be used"),
+        (["rome", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         (["rome", "--checks", "restor"], "unknown check 'restor'. Did you mean 'restore'"),
     ],
 )
