@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_device, quick_settings
+from edit_runs import quick_settings
+from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_device
 
 from edit_hooks import Delta
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject

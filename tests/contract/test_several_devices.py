@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
-from pretended_device import dispatch_model, move_delta, pretended_device, quick_settings
+from edit_runs import edits, flat, quick_settings, readings
+from pretended_device import dispatch_model, move_delta, pretended_device
 
 from edit_hooks.base.registry import EDITORS
 from edit_hooks.contract.subject import EDIT_REQUESTS, Subject
 from edit_hooks.contract.tiny_models import build_model
-from edit_hooks.deltas.apply import AppliedDeltas
-from edit_hooks.inference.decoding import generate
-from edit_hooks.inference.items import GenerateItem, Limits, ScoreItem, StateItem, TokenNoise
-from edit_hooks.inference.reference import generate_reference, score_reference
-from edit_hooks.inference.scoring import score
-from edit_hooks.inference.states import StateComparison
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.modeling.lm_head import ModelHead
 from edit_hooks.modeling.sampling import sample_texts
@@ -38,19 +32,6 @@ def spread_model() -> Any:
     model = build_model("llama")
     dispatch_model(model, DEVICE_MAP)
     return model
-
-
-def edits(subject: Subject, model: Any, more: dict[str, Any]) -> list[Any]:
-    """Three independent edits, and a stream of two steps behind the first."""
-    editor = subject.make(**quick_settings(subject), **more)
-    joint = subject.capabilities.supports_joint
-    independent = editor.edit(model, subject.tokenizer, EDIT_REQUESTS[:3])
-    history: list[Any] = []
-    with AppliedDeltas(model) as applied:
-        for request in EDIT_REQUESTS[:2]:
-            history += editor.edit(model, subject.tokenizer, [request], joint=joint, history=history)
-            applied.add(history[-1])
-    return [*independent, *history]
 
 
 @pytest.mark.parametrize(("editor", "more"), [*((name, {}) for name in EDITORS), ("lora", {"kind": "adalora"})])
@@ -78,48 +59,15 @@ def test_the_reference_engine_likewise(editor):
         torch.testing.assert_close(local.weights()[name], weight)
 
 
-CONTEXT = (5, 9, 14, 20, 8)
-SCORED = [ScoreItem(CONTEXT, (5, 6)), ScoreItem(CONTEXT[:-1], (7,))]
-ASKED = [GenerateItem(CONTEXT, (), 6), GenerateItem(CONTEXT[:-2], (), 3)]
-
-
-def readings(model: Any, tokenizer: Any, delta: Any) -> list[Any]:
-    """What the harness reads from an edited model; rows of a batch end at different times."""
-
-    def jobs(items: list[Any]) -> list[Any]:
-        return [(item, one) for item in items for one in (delta, None)]
-
-    states = [StateItem(CONTEXT, state=state, noise=None) for state in ("before_norm", "after_norm", 1)]
-    states.append(StateItem(CONTEXT, state=1, noise=TokenNoise(positions=(1, 2), sigma=0.1, seed="a")))
-    return [
-        score(model, jobs(SCORED), Limits(), no_progress),
-        score_reference(model, jobs(SCORED), no_progress),
-        generate(model, tokenizer, jobs(ASKED), Limits(), no_progress),
-        generate_reference(model, tokenizer, jobs(ASKED), no_progress),
-        StateComparison(one_by_one=False).compare(model, [(item, delta) for item in states], Limits(), no_progress),
-    ]
-
-
-def no_progress(_count: int) -> None: ...
-
-
 @pytest.mark.parametrize("editor", ["memit", "ft_m", "grace", "wise", "melo", "defer"])
 def test_an_edited_model_is_read_as_on_one_device(editor):
     subject = Subject(editor, "llama")
     (delta,) = subject.make(**quick_settings(subject)).edit(subject.model, subject.tokenizer, EDIT_REQUESTS[:1])
-    expected = readings(subject.model, subject.tokenizer, delta)
+    engines = ("fast", "reference")
+    expected = [readings(subject.model, subject.tokenizer, delta, engine) for engine in engines]
     with pretended_device():
-        found = readings(spread_model(), subject.tokenizer, delta)
+        found = [readings(spread_model(), subject.tokenizer, delta, engine) for engine in engines]
     assert flat(found) == pytest.approx(flat(expected), abs=1e-5)
-
-
-def flat(value: Any) -> list[Any]:
-    """The leaves of nested results."""
-    if dataclasses.is_dataclass(value):
-        value = list(vars(value).values())
-    if isinstance(value, list | tuple):
-        return [leaf for part in value for leaf in flat(part)]
-    return [value]
 
 
 def test_second_moments_and_sampled_texts_are_those_of_one_device():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_device, quick_settings
+from edit_runs import quick_settings
+from pretended_device import DEVICE, Remote, move_delta, move_model, pretended_device
 
 from edit_hooks import Delta
 from edit_hooks.base.registry import EDITORS

@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from edit_hooks import Delta
-from edit_hooks.contract.subject import Subject
 from edit_hooks.deltas.delta import Factor
 from edit_hooks.deltas.hook_edit import HookEdit
 from edit_hooks.modeling.kv_cache import CACHE
@@ -208,13 +207,3 @@ def move_delta(delta: Delta, move: Callable[[torch.Tensor], torch.Tensor]) -> De
         stream_state=moved(delta.stream_state),
         hook_edit=hook_edit and HookEdit(hook_edit.kind, moved(hook_edit.tensors), hook_edit.settings),
     )
-
-
-def quick_settings(subject: Subject) -> dict[str, Any]:
-    """Settings with two steps of training and one context, where the editor, or its base, has them."""
-    wanted = {"num_steps": 2, "context_templates": ["{}"], "calibration": ["He speaks English, French and Italian."]}
-    known = {field.name for field in dataclasses.fields(subject.editor_class.config_class)}
-    settings = {name: value for name, value in wanted.items() if name in known}
-    if "base_settings" in known:  # the bases have both settings
-        settings["base_settings"] = {**subject.settings["base_settings"], "num_steps": 2, "context_templates": ["{}"]}
-    return settings
