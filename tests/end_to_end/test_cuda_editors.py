@@ -23,13 +23,16 @@ from edit_hooks.lm.stream import EditStream, Guard
 from edit_hooks.modeling.identity import model_identity
 from edit_hooks.store.store import Store
 
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda", 0)
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 ON_THE_MODEL = [name for name in EDITORS if editor_class(name).writes != ("context",)]
 OF_BOTH_ENGINES = ["rome", "memit", "pmet", "ft_m", "lora", "mend", "grace", "wise", "kn"]
 READ = ["memit", "ft_m", "grace", "wise", "melo", "defer"]
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+# In nats. In 16 bits, logits of 8 and more are 0.06 apart, and every layer rounds; a wrong edit makes whole nats.
+SAME_ANSWER = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
 subject_of = functools.cache(Subject)
 
@@ -45,7 +48,7 @@ def test_contract(editor: str, model_type: str) -> None:
 # -- edits -------------------------------------------------------------------------------------------------------------
 
 # Updates are float32, and so are the second moments and the networks behind some of them: sums in another order differ
-# by 1e-7, and the solves amplify that. A value of another device, token or step is above 1e-2.
+# by 1e-7, which the solves amplify to 1e-5. A wrong token, mask or step makes more than 1e-2.
 SAME_EDIT = 1e-4
 
 
@@ -78,7 +81,7 @@ def test_engines_make_the_same_edits(editor: str, dtype: torch.dtype) -> None:
         assert max(differences) < 1e-3, differences
     for request, *both in zip(EDIT_REQUESTS, fast, reference, strict=True):
         one, other = (subject.target_nll(delta, request) for delta in both)
-        assert one == pytest.approx(other, abs=1e-3 if dtype == torch.float32 else 0.1), request.text
+        assert one == pytest.approx(other, abs=SAME_ANSWER[dtype]), request.text
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------
@@ -151,30 +154,26 @@ def test_answers_are_those_of_the_cpu(editor: str) -> None:
         assert flat(found[kind]) == pytest.approx(flat(answers), abs=1e-6), kind
 
 
-# Greedy texts of 16-bit logits end at ties, so there only numbers are compared; the test below covers texts.
-@pytest.mark.parametrize(
-    ("dtype", "kinds", "tolerance"),
-    [(torch.float32, ("scores", "texts", "states"), 1e-4), (torch.bfloat16, ("states",), 0.02)],
-    ids=["float32", "bfloat16"],
-)
+@each_dtype
 @pytest.mark.parametrize("editor", READ)
-def test_engines_give_the_same_answers(
-    editor: str, dtype: torch.dtype, kinds: tuple[str, ...], tolerance: float
-) -> None:
-    subject = subject_of(editor, "llama", dtype, DEVICE)
+def test_engines_give_the_same_answers(editor: str, dtype: torch.dtype) -> None:
+    """Texts in float32 only: 16-bit logits tie, where the greedy token is a matter of rounding; see the next test."""
+    subject, tolerance = subject_of(editor, "llama", dtype, DEVICE), SAME_ANSWER[dtype]
     fast, reference = (
         readings(subject.model, subject.tokenizer, an_edit(editor), engine) for engine in ("fast", "reference")
     )
-    for kind in kinds:
-        assert flat(fast[kind]) == pytest.approx(flat(reference[kind]), abs=tolerance), kind
     logprobs = [[answer.logprob for answer in found["scores"]] for found in (fast, reference)]
     assert logprobs[0] == pytest.approx(logprobs[1], abs=tolerance)
+    assert flat(fast["states"]) == pytest.approx(flat(reference["states"]), abs=min(tolerance, 0.02))  # cosines
+    if dtype == torch.float32:
+        assert flat(fast["texts"]) == flat(reference["texts"])
+        assert flat(fast["scores"]) == pytest.approx(flat(reference["scores"]), abs=tolerance)
 
 
 @pytest.mark.parametrize("editor", READ)
 def test_batches_in_bfloat16(editor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of several edits answer as each alone, and write tokens that are the best ones of a full pass."""
-    monkeypatch.setattr(batch_checks, "TOLERANCE", 0.1)
+    monkeypatch.setattr(batch_checks, "TOLERANCE", SAME_ANSWER[torch.bfloat16])
     subject = subject_of(editor, "llama", torch.bfloat16, DEVICE)
     batch_checks.check_rows(subject)
     batch_checks.check_generation(subject)
