@@ -340,6 +340,8 @@ class Editor(abc.ABC, Generic[ConfigT]):
         settings = config.to_dict()
         for group, delta in zip(job.groups, deltas, strict=True):
             requests_of_delta = [request.to_dict() for request in group]
+            # As a loaded edit's: a GPU multiplies strided factors by other kernels, with other last bits.
+            delta.factors = {name: factor.contiguous() for name, factor in delta.factors.items()}
             delta.meta |= {"editor": self.name, "config": settings, "requests": requests_of_delta}
             delta.stream_state = on_cpu(delta.stream_state)
             self._record_warnings(delta, self.warnings(job, group, delta))

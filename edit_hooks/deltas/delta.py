@@ -44,6 +44,10 @@ class Factor(NamedTuple):
         """The dense update in the stored orientation."""
         return self.right @ self.left.T if self.transposed else self.left @ self.right.T
 
+    def contiguous(self) -> Factor:
+        """The same factors in contiguous memory."""
+        return self._replace(left=self.left.contiguous(), right=self.right.contiguous())
+
 
 @dataclass(eq=False)
 class Delta:

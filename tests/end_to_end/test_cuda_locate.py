@@ -15,6 +15,7 @@ from edit_hooks.locate.null_space import null_space_of
 from edit_hooks.locate.second_moments import MomentSettings, second_moments
 from edit_hooks.locate.solve import SecondMoment
 from lm_edit.tuning.search import tune
+from lm_edit.tuning.trials import TrialRunner
 from lm_eval_tasks.common.cases import Case, Question
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -46,7 +47,8 @@ def test_second_moments_and_projectors_agree():
         for model in (cpu, gpu)
     )
     assert second.device.type == "cpu"
-    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-8)
+    # The norms of the model compute in float32.
+    torch.testing.assert_close(first, second, rtol=0.0, atol=1e-6 * float(first.abs().max()))
     here = null_space_of(SecondMoment(first), None, 0.3)
     there = null_space_of(SecondMoment(first), None, 0.3, torch.device("cuda"))
     assert there.basis_FR.device.type == "cpu" and here.rank == there.rank
@@ -69,5 +71,7 @@ def test_tuning_scores_agree():
     cpu, gpu, tokenizer = on_both("llama")
     cases = [Case(request, [], [Question("The village of Brenholt is in", "Velm", "Rome")]) for request in FACTS]
     settings = {"layers": [1], "num_steps": 3, "context_templates": ["{}"]}
-    first, second = (tune(model, tokenizer, "r_rome", [settings], cases, quiet=True)[0] for model in (cpu, gpu))
+    first, second = (
+        tune(TrialRunner(model, tokenizer, "r_rome", None), [settings], cases)[0] for model in (cpu, gpu)
+    )
     assert first.mean("margin") == pytest.approx(second.mean("margin"), abs=1e-6)
