@@ -71,7 +71,5 @@ def test_tuning_scores_agree():
     cpu, gpu, tokenizer = on_both("llama")
     cases = [Case(request, [], [Question("The village of Brenholt is in", "Velm", "Rome")]) for request in FACTS]
     settings = {"layers": [1], "num_steps": 3, "context_templates": ["{}"]}
-    first, second = (
-        tune(TrialRunner(model, tokenizer, "r_rome", None), [settings], cases)[0] for model in (cpu, gpu)
-    )
+    first, second = (tune(TrialRunner(model, tokenizer, "r_rome", None), [settings], cases)[0] for model in (cpu, gpu))
     assert first.mean("margin") == pytest.approx(second.mean("margin"), abs=1e-6)
