@@ -10,6 +10,7 @@ import itertools
 import os
 import platform
 import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,9 +30,9 @@ _TEMPORARY = re.compile(r"^\..+\.(?P<machine>[0-9a-f]{12})-(?P<pid>\d+)-[0-9a-f]
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` and rename it at the end of the block.
+    """Yield a temporary path beside ``path``, for a file or a folder, and rename it at the end of the block.
 
-    After an exception it is removed instead.
+    After an exception it is removed instead. A folder takes a name that is free, with all its files at once.
     The temporary name contains the machine and the process, so that :func:`remove_leftovers` can distinguish files of
     running and of killed processes.
     """
@@ -39,11 +40,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
     def clean_up() -> None:
         with contextlib.suppress(OSError):  # the error of the block matters, not that of the clean-up
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
 
     with undone(clean_up):
         yield temporary
         os.replace(temporary, path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder; a no-op if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_to_cache(path: Path, write: Callable[[], object]) -> None:
@@ -80,27 +89,27 @@ def set_aside(path: Path) -> Path:
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove temporary files of killed processes below ``root``.
+    """Remove temporary files and folders of killed processes below ``root``.
 
-    Files of other machines and of running processes are left alone.
+    Those of other machines and of running processes are left alone.
 
     Returns:
-        The number of files removed.
+        The number of files and folders removed.
     """
     removed = 0
-    for path in root.rglob(".*.tmp") if root.is_dir() else ():
+    for path in list(root.rglob(".*.tmp")) if root.is_dir() else ():
         match = _TEMPORARY.search(path.name)
         if match and match["machine"] == _machine() and not _is_alive(int(match["pid"])):
             with contextlib.suppress(OSError):  # a read-only disk, or a file that another process removes
-                path.unlink()
+                _remove(path)
                 removed += 1
     if removed:
-        log.info("removed %d temporary files of killed processes from %s.", removed, root)
+        log.info("removed %d temporary files and folders of killed processes from %s.", removed, root)
     return removed
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a file's name is one that :func:`replacing` gives."""
+    """Whether the name of a file or folder is one that :func:`replacing` gives."""
     return _TEMPORARY.search(path.name) is not None
 
 

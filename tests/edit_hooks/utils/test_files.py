@@ -37,12 +37,25 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "new" and [found.name for found in tmp_path.iterdir()] == ["file.json"]
 
 
-def test_leftovers_of_dead_processes_are_removed(tmp_path):
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    with replacing(tmp_path / "made") as temporary:
+        temporary.mkdir()
+        (temporary / "a.json").write_text("a")
+        assert not (tmp_path / "made").exists()
+    with pytest.raises(RuntimeError), replacing(tmp_path / "failed") as temporary:
+        temporary.mkdir()
+        (temporary / "b.json").write_text("b")
+        raise RuntimeError
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["made", "made/a.json"]
+
+
+@pytest.mark.parametrize("write", ["temporary.write_text('half')", "temporary.mkdir(), (temporary / 'a').touch()"])
+def test_leftovers_of_dead_processes_are_removed(write, tmp_path):
     code = (
         "import os, signal, pathlib, sys\n"
         "from edit_hooks.utils.files import replacing\n"
         "with replacing(pathlib.Path(sys.argv[1])) as temporary:\n"
-        "    temporary.write_text('half')\n"
+        f"    {write}\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
