@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
     The temporary name contains the machine and the process, so that :func:`remove_leftovers` can distinguish files of
     running and of killed processes.
     """
-    temporary = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    temporary = _temporary_name(path)
 
     def clean_up() -> None:
         with contextlib.suppress(OSError):  # the error of the block matters, not that of the clean-up
@@ -45,6 +45,17 @@ def replacing(path: Path) -> Iterator[Path]:
     with undone(clean_up):
         yield temporary
         os.replace(temporary, path)
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+
+
+def remove_at_once(folder: Path) -> None:
+    """Remove a folder so that it is never there with some of its files only."""
+    temporary = _temporary_name(folder)
+    os.replace(folder, temporary)
+    _remove(temporary)
 
 
 def _remove(path: Path) -> None:

@@ -81,7 +81,8 @@ def _write_results(args: argparse.Namespace) -> int:
 
     judging = Judging(args.samples, with_settings(name, _settings_of(args)), args.include_path)
     if args.dry_run:
-        say(f"judge {judging.model_judge.name}: {judging.plan()}")
+        plan = judging.plan(args.write_results, overwrite=args.overwrite)
+        say(f"judge {judging.model_judge.name}: {plan}")
         return 0
     written, columns = judging.write(args.write_results, overwrite=args.overwrite)
     rows = [
@@ -90,8 +91,7 @@ def _write_results(args: argparse.Namespace) -> int:
     ]
     table(("run", "task", "metric", "value", "n"), rows)
     for path in written:
-        if path.name.startswith("results_"):
-            say(f"results written to {path}")
+        say(f"results written to {path}")
     return 0
 
 

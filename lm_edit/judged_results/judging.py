@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import edit_hooks.lm.model  # noqa: F401  # registers the options that tasks accept in their metadata
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
+from edit_hooks.utils.files import remove_leftovers, user_path
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.outputs import check_writable_folder
+from judges.base import CoverageError, what_is_kept
 from judges.model.factory import make_model_judge
-from judges.model.judge import Plan
+from judges.model.judge import ModelJudge, Plan
 from judges.settings import with_settings
 from lm_edit.judged_results.checks import same_task
 from lm_edit.judged_results.replay import Judged, SavedTask, build_task, items_to_judge, judge_task
 from lm_edit.judged_results.sources import Source, find_sources
-from lm_edit.judged_results.writing import output, refuse_existing
+from lm_edit.judged_results.writing import write_judged, written_before
 from lm_eval_tasks.common.columns import is_number
 from lm_eval_tasks.common.judge_filter import PIPELINE
+
+log = get_logger(__name__)
 
 
 class JudgedColumn(NamedTuple):
@@ -57,16 +62,16 @@ class Judging:
         """The judge's entry in the results."""
         return self.model_judge.describe()
 
-    def plan(self) -> Plan:
-        """The cost of judging, without a request; an answer that several tasks have is judged once.
+    def plan(self, out: str | Path, *, overwrite: bool = False) -> Plan:
+        """The cost of :meth:`write`, without a request; an answer that several tasks have is judged once.
 
         Raises:
-            EditingError: if a task cannot be built, or is not the one that its run had.
+            EditingError: if a task cannot be built, or is not the one that its run had; and for an output that has all.
         """
         silent = with_settings(self.judge, {"dry_run": True})
         items = [
             item
-            for saved in self._saved_tasks()
+            for saved in _saved_tasks(self._left(check_writable_folder(out), overwrite))
             for item in items_to_judge(same_task(saved, silent, self.include_paths), saved)
         ]
         return self.model_judge.plan(items)
@@ -74,40 +79,83 @@ class Judging:
     def write(self, out: str | Path, *, overwrite: bool = False) -> tuple[list[Path], list[JudgedColumn]]:
         """Write the results with judged columns: for each result file one of all its tasks, with samples.
 
-        Tasks without judged columns are copied. Nothing is written unless everything is judged.
+        Tasks of which the folder has the verdicts already are not judged again, and tasks without judged columns are
+        copied. The results of a file appear when all its tasks are judged; an error in a later one leaves them there.
+
+        Args:
+            overwrite: judge again what the folder has, and replace it.
 
         Returns:
-            The files written, and the judged values of final answers.
+            The result files written, and the judged values of final answers.
 
         Raises:
-            EditingError: as :meth:`plan`; for results that the folder has already; if the judge cannot be used or too
-                few answers get a verdict.
+            EditingError: as :meth:`plan`; if the judge cannot be used or too few answers get a verdict.
         """
         folder = check_writable_folder(out)
-        for source in self.sources if not overwrite else ():
-            refuse_existing(folder, source.file, self.described)
+        remove_leftovers(folder)
+        sources = self._left(folder, overwrite)
         delimiters = {}
-        for saved in self._saved_tasks():  # of all files, before the first request
+        for saved in _saved_tasks(sources):  # of all files, before the first request
             task = same_task(saved, self.judge, self.include_paths)
             delimiters[saved.file.path, saved.name] = task.saved.delimiter if task.saved else None
+        written: list[Path] = []
         columns: list[JudgedColumn] = []
-        with output(folder) as files:
-            for source in self.sources:
+        for source in sources:
+            with _with_state(len(written), self.model_judge):
                 judged = {task: self._judge(source, task, delimiters[source.file.path, task]) for task in source.tasks}
-                files.add(source.file, judged, self.described)
-                columns += _columns(source, judged)
-        return files.written, columns
+            written.append(write_judged(folder, source.file, judged, self.described))
+            columns += _columns(source, judged)
+        return written, columns
 
-    def _saved_tasks(self) -> Iterator[SavedTask]:
-        return (SavedTask(source.file, task) for source in self.sources for task in source.tasks)
+    def _left(self, out: Path, overwrite: bool) -> list[Source]:
+        """The sources with the tasks that are to be judged.
+
+        Raises:
+            EditingError: if there are none.
+        """
+        if overwrite:
+            return self.sources
+        left = []
+        for source in self.sources:
+            before = written_before(out, source.file, self.described)
+            tasks = tuple(task for task in source.tasks if task not in before)
+            if done := [task for task in source.tasks if task in before]:
+                has = f"{before[done[0]].path} has the verdicts of this judge on {', '.join(done)}"
+                log.warning("%s: %s left out; %s", source.file.path, "these tasks are" if tasks else "it is", has)
+            if tasks:
+                left.append(Source(source.file, tasks))
+        if not left:
+            raise EditingError(
+                f"{out} has the verdicts of this judge on all these answers already; name another folder, or replace "
+                "its files with --overwrite."
+            )
+        return left
 
     def _judge(self, source: Source, task: str, delimiter: str | None) -> Judged:
         saved = SavedTask(source.file, task)  # read again: the samples of all tasks need not fit into memory
         try:
             return judge_task(build_task(saved, self.judge, self.include_paths, delimiter), saved)
         except EditingError as error:
-            message = f"{source.file.path}, {task}: {error} Nothing was written; the same command goes on from there."
-            raise type(error)(message) from None
+            raise type(error)(f"{source.file.path}, {task}: {error}") from None
+
+
+def _saved_tasks(sources: Sequence[Source]) -> Iterator[SavedTask]:
+    return (SavedTask(source.file, task) for source in sources for task in source.tasks)
+
+
+@contextmanager
+def _with_state(num_written: int, judge: ModelJudge) -> Iterator[None]:
+    """Add to the message of an error which results are written, and which requests the next command sends.
+
+    An error about coverage names these requests itself.
+    """
+    try:
+        yield
+    except EditingError as error:
+        has_advice = isinstance(error, CoverageError)
+        kept = "" if has_advice else f" {what_is_kept(judge.store.is_kept, 'verdict store')}"
+        before = f"; those of {num_written} runs before it were, and are not judged again" if num_written else ""
+        raise type(error)(f"{error}{kept} No results of this run were written{before}.") from None
 
 
 def _columns(source: Source, judged: Mapping[str, Judged]) -> Iterator[JudgedColumn]:

@@ -11,12 +11,12 @@ from typing import Any
 from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import write_atomically
 from edit_hooks.utils.outputs import check_output_folder
+from lm_edit.results.provenance import JUDGED_LATER, MERGED_FROM, judgings
 from lm_edit.results.runs import Paths, ResultFile
 from lm_edit.results.tables import current_results
 
 # Parts of a result file with one entry per task or group.
 BY_TASK = ("results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples")
-MERGED_FROM = "merged_from"
 
 
 def merge_results(paths: Paths, out: str | Path) -> list[Path]:
@@ -74,8 +74,9 @@ def _write_run(places: list[tuple[ResultFile, str]], out: Path) -> list[Path]:
 
 
 def _of_all_files(places: Sequence[tuple[ResultFile, str]]) -> dict[str, Any]:
-    """Facts about single tasks that files have in one list: anomalies, and what was compared with the unedited model.
+    """Facts about single tasks that files have in one list.
 
+    These are anomalies, what was compared with the unedited model, and what was judged later.
     Those about a task whose result is taken from another file are left out.
     """
     kept: dict[ResultFile, set[str]] = defaultdict(set)
@@ -92,7 +93,8 @@ def _of_all_files(places: Sequence[tuple[ResultFile, str]]) -> dict[str, Any]:
         compared["tasks"] += [task for task in own["tasks"] if task in tasks]
         reasons = own["not_compared"].items()
         compared["not_compared"] |= {name: reason for name, reason in reasons if _task_of(name) not in others}
-    found = {"anomalies": anomalies, "unedited_comparison": compared}
+    judged = [entry for file, tasks in kept.items() for entry in judgings(file, tasks)]
+    found = {"anomalies": anomalies, "unedited_comparison": compared, JUDGED_LATER: judged}
     return {part: value for part, value in found.items() if any(part in file.content for file in kept)}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from edit_hooks.utils.errors import EditingError
-from edit_hooks.utils.files import user_path
+from edit_hooks.utils.files import is_temporary, user_path
 from edit_hooks.utils.json_io import read_json, read_rows
 from lm_eval_tasks.common.run_names import RunFacts, run_facts
 
@@ -189,8 +189,7 @@ def find_finished_files(paths: Paths, pattern: str, what: str, options: str) -> 
     for name in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         path = user_path(name, what)
         if path.is_dir():
-            inside = sorted(file for file in path.rglob(pattern) if not _is_unfinished(file, path))
-            if not inside:
+            if not (inside := finished_files(path, pattern)):
                 raise EditingError(f"no {pattern} in {path}; run lm_eval with {options}.")
             yield from inside
         elif path.is_file():
@@ -199,10 +198,19 @@ def find_finished_files(paths: Paths, pattern: str, what: str, options: str) -> 
             raise EditingError(f"there is no file or folder {path}.")
 
 
-def _is_unfinished(file: Path, folder: Path) -> bool:
-    """Whether lm_edit.sweeps is still writing the file or has set it aside.
+def finished_files(folder: Path, pattern: str) -> list[Path]:
+    """The files below a folder that a pattern matches, without those of unfinished runs; none without the folder."""
+    found = folder.rglob(pattern) if folder.is_dir() else ()
+    return sorted(file for file in found if not _is_unfinished(file, folder))
 
-    It is then below ``<run>/attempt`` or ``<run>/results.damaged-<n>``, beside ``<run>/run.json``.
+
+def _is_unfinished(file: Path, folder: Path) -> bool:
+    """Whether a command is still writing the file, or was killed meanwhile, or has set the file aside.
+
+    It is then in a temporary folder, or, of lm_edit.sweeps, below ``<run>/attempt`` or ``<run>/results.damaged-<n>``,
+    beside ``<run>/run.json``.
     """
     inner = file.relative_to(folder).parents
+    if any(is_temporary(part) for part in inner):
+        return True
     return any(_NO_RESULTS.fullmatch(part.name) and (folder / part.parent / "run.json").exists() for part in inner)

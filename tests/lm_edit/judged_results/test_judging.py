@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from edit_hooks.utils.files import sha256_of
 from lm_edit.cli.main import main
 from lm_edit.judged_results import writing
 from lm_edit.judged_results.judging import Judging
-from lm_edit.judged_results.writing import JUDGED_LATER
+from lm_edit.results.provenance import JUDGED_LATER
 from lm_edit.results import load_cases, load_results
 from lm_edit.results.check import check_results
 from lm_edit.results.merge import merge_results
@@ -74,7 +77,7 @@ def test_the_file_says_when_it_was_judged_and_of_which_answers(
 ) -> None:
     assert judge_later(results, server, tmp_path / "judged") == 0
     (source,), (path,) = results.rglob("results_*.json"), (tmp_path / "judged").rglob("results_*.json")
-    known = json.loads(path.read_text(encoding="utf-8"))[JUDGED_LATER]
+    (known,) = json.loads(path.read_text(encoding="utf-8"))[JUDGED_LATER]
     assert known["run"] == {"file": source.name, "sha256": sha256_of(source)}
     assert known["judge"]["model"] == "scripted" and known["judge"]["prompt_hash"]
     assert sorted(known["tasks"]) == ["qaedit_wild_generalization", RELIABILITY]
@@ -102,7 +105,7 @@ def test_low_coverage_writes_nothing_and_the_next_command_resumes(
         replies["What year did the Halden tram start running?"] = "hm"
         assert judge_later(results, server, tmp_path / "judged") == 2
         error = capsys.readouterr().err
-        assert "less than min_coverage=95%" in error and "Nothing was written" in error
+        assert "less than min_coverage=95%" in error and "No results of this run were written." in error
         assert not any((tmp_path / "judged").rglob("*.*"))
         assert judge_later(results, server, tmp_path / "judged", "--min-coverage", "0.5") == 0
         assert set(server.replies.values()) == {1}
@@ -116,23 +119,132 @@ def test_an_interrupt_while_writing_leaves_no_file(
         raise KeyboardInterrupt
 
     judging = Judging([str(results)], judge_of(server, tmp_path / "store"))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(writing, "_content", interrupt)
-        judging.write(tmp_path / "judged")
-    assert files(tmp_path / "judged") == {}
-    renamed: list[Path] = []
-    rename = Path.replace
+    for owner, name in ((writing, "_content"), (shutil, "copyfile"), (os, "replace")):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, interrupt)
+            judging.write(tmp_path / "judged")
+        assert files(tmp_path / "judged") == {}
 
-    def interrupted_rename(path: Path, target: Path) -> Path:
-        renamed.append(path)
-        if len(renamed) == 3:
-            raise KeyboardInterrupt
-        return rename(path, target)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", interrupted_rename)
-        judging.write(tmp_path / "judged")
-    assert len(renamed) == 3 and files(tmp_path / "judged") == {}
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process is killed between two steps")
+@pytest.mark.parametrize(
+    ("step", "number", "options", "written"),
+    [
+        ("shutil.copyfile", 1, (), 0),  # while the files of the first run are written
+        ("os.replace", 1, (), 0),
+        ("shutil.copyfile", 2, (), 1),
+        ("os.replace", 2, (), 1),
+        ("os.replace", 2, ("--overwrite",), 3),  # before the first run's old files are removed
+        ("shutil.rmtree", 1, ("--overwrite",), 2),  # while they are
+    ],
+)
+def test_a_kill_leaves_whole_results_and_the_next_command_completes_them(
+    step: str, number: int, options: tuple[str, ...], written: int, results: Path, server: JudgeServer, tmp_path: Path
+) -> None:
+    """No command reads half of a run's files, and none is left over."""
+    run_without_judge(results, "qaedit_wild", editor="memit")
+    out = tmp_path / "judged"
+    if options:
+        assert judge_later(results, server, out) == 0
+    if (process := os.fork()) == 0:
+        kill_at(step, number, out)
+        judge_later(results, server, out, *options)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
+    found = [path for path in out.rglob("results_*.json") if ".tmp" not in str(path)]
+    assert len(found) == written
+    if found:
+        assert check_results(out).problems == []
+        assert main(["judge", str(out), "--judge", "em", "--out", str(tmp_path / "answers.jsonl")]) == 0
+        answers = (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+        parts = ("run", "task", "case", "helper")
+        assert len(answers) == len({tuple(map(json.loads(row).get, parts)) for row in answers})
+    paid = sum(server.requests.values())
+    assert judge_later(results, server, out, *options) == 0 and sum(server.requests.values()) == paid
+    assert len(list(out.rglob("results_*.json"))) == 2 and len(files(out)) == 8
+    assert check_results(out).problems == [] and load_results(out)["run"].nunique() == 2
+
+
+def kill_at(step: str, number: int, folder: Path) -> None:
+    """End the process, as by SIGKILL, at a call of a function that has to do with the folder."""
+    module, _, name = step.partition(".")
+    original, calls = getattr(sys.modules[module], name), [0]
+
+    def count(*args: Any, **options: Any) -> Any:
+        calls[0] += any(str(arg).startswith(str(folder)) for arg in args)
+        if calls[0] == number:
+            os._exit(9)
+        return original(*args, **options)
+
+    setattr(sys.modules[module], name, count)
+
+
+def test_tasks_that_have_verdicts_are_kept_beside_those_judged_now(
+    results: Path, server: JudgeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether one sample file is judged before the others, or again after them."""
+    out = tmp_path / "judged"
+    (samples,) = results.rglob(f"samples_{RELIABILITY}_*.jsonl")
+    assert judge_later(samples, server, out) == 0
+    assert judged_columns(out) == {"reliability_wild_judge"}
+    paid = sum(server.requests.values())
+    assert judge_later(results, server, out) == 0
+    assert sum(server.requests.values()) > paid
+    assert f"these tasks are left out; {out}" in caplog.text and f"this judge on {RELIABILITY}" in caplog.text
+    both = {"reliability_wild_judge", "generalization_wild_judge"}
+    assert judged_columns(out) == both and len(files(out)) == 4
+    together = tmp_path / "together"
+    assert judge_later(results, server, together) == 0
+    assert contents(out) == contents(together)
+    assert judge_later(samples, server, out, "--overwrite") == 0
+    assert judged_columns(out) == both and len(files(out)) == 4 and contents(out) == contents(together)
+    assert judge_later(results, server, out) == 2
+    (path,) = out.rglob("results_*.json")
+    entries = json.loads(path.read_text(encoding="utf-8"))[JUDGED_LATER]
+    assert [entry["tasks"] for entry in entries] == [["qaedit_wild_generalization"], [RELIABILITY]]
+    assert check_results(out).problems == []
+
+
+def judged_columns(out: Path) -> set[str]:
+    table = load_results(out)
+    return {name for name in table[table["filter"] == "judge"]["metric"] if name.endswith("_judge")}
+
+
+def test_a_run_that_arrives_later_is_judged_beside_those_that_are(
+    results: Path, server: JudgeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "judged"
+    assert judge_later(results, server, out) == 0
+    before = files(out)
+    run_without_judge(results, editor="memit")
+    assert judge_later(results, server, out) == 0
+    left_out = [record for record in caplog.records if "it is left out; " in record.getMessage()]
+    assert len(left_out) == 1
+    after = files(out)
+    assert before.items() <= after.items() and len(after) == len(before) + 2
+    assert load_results(out).query("metric == @METRIC")["run"].nunique() == 2
+    assert judge_later(results, server, out) == 2 and files(out) == after
+
+
+def test_a_merged_file_has_the_judgings_of_its_tasks(server: JudgeServer, tmp_path: Path) -> None:
+    """So it is not judged again where its tasks are, and the new file names the answers' own runs."""
+    results, out = tmp_path / "results", tmp_path / "judged"
+    run_without_judge(results, "qaedit_wild_generalization", date="2026-11-21T10-00-00.000001")
+    run_without_judge(results, date="2026-11-22T10-00-00.000001", start=1.79e9 + 9e4)
+    assert judge_later(results, server, out) == 0
+    merged = merge_results(out, tmp_path / "merged")[0]
+    entries = json.loads(merged.read_text(encoding="utf-8"))[JUDGED_LATER]
+    known = {entry["run"]["file"]: entry["tasks"] for entry in entries}
+    assert known == {
+        "results_2026-11-21T10-00-00.000001.json": ["qaedit_wild_generalization"],
+        "results_2026-11-22T10-00-00.000001.json": [RELIABILITY],
+    }
+    assert judge_later(tmp_path / "merged", server, out) == 2
+    with serve(lambda item, attempt: "B") as strict:
+        assert judge_later(tmp_path / "merged", strict, tmp_path / "strict") == 0
+    (path,) = (tmp_path / "strict").rglob("results_*.json")
+    of_strict = json.loads(path.read_text(encoding="utf-8"))[JUDGED_LATER]
+    assert {entry["run"]["file"]: entry["tasks"] for entry in of_strict} == known
 
 
 def test_the_same_judge_does_not_write_twice_and_two_judges_stand_side_by_side(
@@ -166,7 +278,7 @@ def test_results_of_an_earlier_judge_are_judged_by_another(results: Path, server
     assert contents(tmp_path / "second") == contents(tmp_path / "direct")
     (path,) = (tmp_path / "second").rglob("results_*.json")
     (of_run,) = (name for name in before if name.split("/")[-1].startswith("results_"))
-    assert json.loads(path.read_text(encoding="utf-8"))[JUDGED_LATER]["run"]["file"] == Path(of_run).name
+    assert json.loads(path.read_text(encoding="utf-8"))[JUDGED_LATER][0]["run"]["file"] == Path(of_run).name
     assert {name: content for name, content in files(results).items() if name in before} == before
 
 
@@ -196,7 +308,7 @@ def test_only_current_samples_are_judged(tmp_path: Path, server: JudgeServer) ->
     newer = run_without_judge(results, date="2026-11-22T10-00-00.000001", start=1.79e9 + 9e4)
     assert judge_later(results, server, tmp_path / "judged") == 0
     judged = {
-        content[JUDGED_LATER]["run"]["file"]: content[JUDGED_LATER]["tasks"]
+        content[JUDGED_LATER][0]["run"]["file"]: content[JUDGED_LATER][0]["tasks"]
         for path in (tmp_path / "judged").rglob("results_*.json")
         if (content := json.loads(path.read_text(encoding="utf-8")))
     }
