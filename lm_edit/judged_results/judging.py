@@ -154,7 +154,7 @@ def _with_state(num_written: int, judge: ModelJudge) -> Iterator[None]:
     except EditingError as error:
         has_advice = isinstance(error, CoverageError)
         kept = "" if has_advice else f" {what_is_kept(judge.store.is_kept, 'verdict store')}"
-        before = f"; those of {num_written} runs before it were, and are not judged again" if num_written else ""
+        before = f"; those of the runs before it ({num_written}) were, and are not judged again" if num_written else ""
         raise type(error)(f"{error}{kept} No results of this run were written{before}.") from None
 
 

@@ -196,15 +196,18 @@ class _Collect(ModelJudgeFilter):
 def items_to_judge(task: EditingTask, saved: SavedTask) -> list[Item]:
     """What the judge is asked about the answers of a task, at all stages."""
     found: list[Item] = []
-    pipelines = []
-    for pipeline in judged_pipelines(task):
-        steps = [
-            partial(_Collect, found, step.func, **step.keywords) if issubclass(step.func, ModelJudgeFilter) else step
-            for step in pipeline.filters
-        ]
-        pipelines.append(FilterEnsemble(name=pipeline.name, filters=steps))
+    pipelines = [
+        _with_judge_steps(pipeline, lambda step: partial(_Collect, found, step.func, **step.keywords))
+        for pipeline in judged_pipelines(task)
+    ]
     filter_all_stages(with_answers(task, saved), pipelines, task.stages)
     return found
+
+
+def _with_judge_steps(pipeline: FilterEnsemble, change: Callable[[Any], Any]) -> FilterEnsemble:
+    """The pipeline with other steps in place of those of the chosen judge."""
+    steps = [change(step) if issubclass(step.func, ModelJudgeFilter) else step for step in pipeline.filters]
+    return FilterEnsemble(name=pipeline.name, filters=steps)
 
 
 def judge_task(task: EditingTask, saved: SavedTask) -> Judged:
@@ -214,8 +217,9 @@ def judge_task(task: EditingTask, saved: SavedTask) -> Judged:
         EditingError: if the judge cannot be used, or too few answers get a verdict.
     """
     dumped = as_json(task.dump_config())
-    names = [pipeline.name for pipeline in judged_pipelines(task)]
-    task.keep_pipelines(names)
+    pipelines = judged_pipelines(task)
+    names = [pipeline.name for pipeline in pipelines]
+    task.use_pipelines([_with_judge_steps(one, lambda step: partial(step, are_saved=True)) for one in pipelines])
     results = evaluate(
         lm=SavedAnswers(saved),
         task_dict={"tasks": {saved.name: task}, "groups": {}},

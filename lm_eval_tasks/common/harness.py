@@ -6,7 +6,7 @@ member that a new release of lm-eval no longer has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.filter import FilterEnsemble
@@ -57,9 +57,9 @@ class HarnessTask(ConfigurableTask):
         """The filter pipelines of the task."""
         return self._filters
 
-    def keep_pipelines(self, names: Collection[str]) -> None:
-        """Run no other filter pipelines than these."""
-        self._filters = [pipeline for pipeline in self.pipelines if pipeline.name in names]
+    def use_pipelines(self, pipelines: Sequence[FilterEnsemble]) -> None:
+        """Run these filter pipelines in place of the task's own."""
+        self._filters = list(pipelines)
 
     @property
     def is_predict_only(self) -> bool:

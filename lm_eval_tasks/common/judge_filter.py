@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,15 @@ class ModelJudgeFilter(Filter):
     Args:
         judge: names a judge (see judges/README.md).
         helpers: also judge the unedited model's answers to helper probes, which nothing but a population needs.
+        are_saved: the answers are in a file already, so none is written for those without a verdict.
     """
 
     judges = True
 
-    def __init__(self, judge: Any = None, helpers: bool = True) -> None:
+    def __init__(self, judge: Any = None, helpers: bool = True, are_saved: bool = False) -> None:
         super().__init__()
         self.judge = make_model_judge(judge)
-        self.helpers = helpers
+        self.helpers, self.are_saved = helpers, are_saved
 
     def describe(self) -> dict[str, object]:
         """All settings that a verdict depends on (JSON-able)."""
@@ -155,7 +156,7 @@ class ModelJudgeFilter(Filter):
         answers, items = self.select(resps, docs)
         if not items:
             return answers
-        with save_until_judged(list(items.values()), self.judge):
+        with nullcontext() if self.are_saved else save_until_judged(list(items.values()), self.judge):
             verdicts, report = self.judge.judge(list(items.values()))
             logger.warning("%s", report) if report.reasons else logger.info("%s", report)
             if not self.judge.settings.dry_run:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_server import JudgeServer, serve
+from judge_server import JudgeServer, ServerFault, serve
 from judged_runs import RELIABILITY, STREAM, contents, grade_by_containment, judge_of, run_without_judge, stream
 from paths import RECORDS
 from result_files import change, write_run
@@ -24,10 +24,10 @@ from edit_hooks.utils.files import sha256_of
 from lm_edit.cli.main import main
 from lm_edit.judged_results import writing
 from lm_edit.judged_results.judging import Judging
-from lm_edit.results.provenance import JUDGED_LATER
 from lm_edit.results import load_cases, load_results
 from lm_edit.results.check import check_results
 from lm_edit.results.merge import merge_results
+from lm_edit.results.provenance import JUDGED_LATER
 from lm_edit.results.selection import select_wrong
 
 METRIC = "reliability_wild_judge"
@@ -97,19 +97,62 @@ def test_a_dry_run_counts_the_calls_of_all_stages_and_writes_nothing(
     assert int(planned[3]) == int(planned[2]) == sum(server.replies.values()) < int(planned[1])
 
 
+HALDEN = "What year did the Halden tram start running?"
+
+
 def test_low_coverage_writes_nothing_and_the_next_command_resumes(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    replies = {"": "A"}
+    """Replies without a verdict are stored: the message names the option that requests them again."""
+    replies = {"": "A", HALDEN: "hm"}
     with serve(lambda item, attempt: replies.get(item.question) or replies[""]) as server:
-        replies["What year did the Halden tram start running?"] = "hm"
         assert judge_later(results, server, tmp_path / "judged") == 2
         error = capsys.readouterr().err
-        assert "less than min_coverage=95%" in error and "No results of this run were written." in error
-        assert not any((tmp_path / "judged").rglob("*.*"))
-        assert judge_later(results, server, tmp_path / "judged", "--min-coverage", "0.5") == 0
+        assert "less than min_coverage=95%" in error and error.endswith("No results of this run were written.\n")
+        assert "request them again with ask_again=unscored (--ask-again unscored)" in error
+        assert "lm-edit judge " not in error.replace("lm-edit judge:", "") and "the next run" not in error
+        assert not any((tmp_path / "judged").rglob("*.*")) and not any(tmp_path.rglob("pending"))
+        assert judge_later(results, server, tmp_path / "lower", "--min-coverage", "0.5") == 0
         assert set(server.replies.values()) == {1}
+        del replies[HALDEN]  # the judge has recovered
+        assert judge_later(results, server, tmp_path / "judged") == 2
+        assert "(--ask-again unscored)" in capsys.readouterr().err and set(server.replies.values()) == {1}
+        assert judge_later(results, server, tmp_path / "judged", "--ask-again", "unscored") == 0
+        assert sorted(set(server.replies.values())) == [1, 2]
     assert check_results(tmp_path / "judged").problems == []
+
+
+def test_without_a_store_the_next_command_requests_all_replies_again(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replies = {"": "A", HALDEN: "hm"}
+    with serve(lambda item, attempt: replies.get(item.question) or replies[""]) as server:
+        assert judge_later(results, server, tmp_path / "judged", "--store", "off") == 2
+        error = capsys.readouterr().err
+        assert "the next run requests all of them again" in error
+        assert "ask_again" not in error and "goes on" not in error
+        paid = sum(server.requests.values())
+        del replies[HALDEN]
+        assert judge_later(results, server, tmp_path / "judged", "--store", "off") == 0
+        assert sum(server.requests.values()) >= 2 * paid
+
+
+def test_replies_that_did_not_come_are_requested_by_the_same_command(
+    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs that are complete, in the order of their names, are not judged again."""
+    run_without_judge(results, "qaedit_wild_generalization", editor="memit")
+    is_broken = True
+    fault = ServerFault(400)
+    with serve(lambda item, attempt: fault if is_broken and item.question == HALDEN else "A") as server:
+        assert judge_later(results, server, tmp_path / "judged") == 2
+        error = capsys.readouterr().err
+        assert "the next run requests only the missing ones. No results of this run were written; " in error
+        assert "those of the runs before it (1) were, and are not judged again." in error
+        assert judged_columns(tmp_path / "judged") == {"generalization_wild_judge"}
+        is_broken = False
+        assert judge_later(results, server, tmp_path / "judged") == 0
+        assert judged_columns(tmp_path / "judged") == {"generalization_wild_judge", METRIC}
 
 
 def test_an_interrupt_while_writing_leaves_no_file(
