@@ -10,9 +10,8 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.utils import handle_non_serializable, hash_string
 
-from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.printable import printable
-from lm_edit.judged_results.replay import SavedTask, as_json, build_task, plain_pipelines, with_answers
+from lm_edit.judged_results.replay import SavedTask, another_task, as_json, build_task, plain_pipelines, with_answers
 from lm_eval_tasks.common.columns import COMPANIONS, SUMMARIES
 from lm_eval_tasks.common.judge_filter import PIPELINE
 from lm_eval_tasks.common.population import WRONG_JUDGE
@@ -41,34 +40,26 @@ def same_task(saved: SavedTask, judge: object, include_paths: Sequence[str]) -> 
         if (changed := _changed_document(instances := with_answers(task, saved), saved)) is None:
             break
     if changed is not None:
-        raise _is_another(saved, f"document {changed} of the samples has another hash here than in the run")
+        raise another_task(
+            saved.file, saved.name, f"document {changed} of the samples has another hash here than in the run"
+        )
     for place, was, now in _other_scores(task, instances, saved):
-        raise _is_another(saved, f"{place} was {was} in the run, and the same answer has {now} here")
+        raise another_task(saved.file, saved.name, f"{place} was {was} in the run, and the same answer has {now} here")
     return task
-
-
-def _is_another(saved: SavedTask, difference: str) -> EditingError:
-    run = saved.file.content["config"].get("edited_hf") or {}
-    release = (run.get("versions") or {}).get("lm-eval-editing")
-    advice = "Use the release that made the results" + (f" (lm-eval-editing {release})" if release else "")
-    return EditingError(
-        f"{saved.file.path}: {saved.name} is not the task that the run had: {difference}. {advice}, or run the task "
-        "again with the judge (finished edits come from the store). No request was sent."
-    )
 
 
 def _check_config(task: EditingTask, saved: SavedTask) -> None:
     """Compare version, metrics, filters and settings with those of the run."""
     config, version = saved.saved_config, saved.file.content["versions"].get(saved.name)
     if str(version) != str(task.VERSION):
-        raise _is_another(saved, f"its version was {version}, and is {task.VERSION}")
+        raise another_task(saved.file, saved.name, f"its version was {version}, and is {task.VERSION}")
     now = as_json(task.dump_config(), _none_for_callables)
     for what, one in (("metrics", _metrics), ("filters", _filters), ("settings", lambda of: of.get("settings") or {})):
         before, after = one(config), one(now)
         for name in {**before, **after}:
             if not _agree(before.get(name), after.get(name)):
                 was, has = (printable(json.dumps(found.get(name, "absent"))) for found in (before, after))
-                raise _is_another(saved, f"of its {what}, {name} was {was}, and is {has}")
+                raise another_task(saved.file, saved.name, f"of its {what}, {name} was {was}, and is {has}")
 
 
 def _none_for_callables(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from lm_eval_editing_autoload import _with_task_folders
 from lm_eval_tasks.common.harness import filter_classes
 from lm_eval_tasks.common.judge_filter import PIPELINE, HelperJudgeFilter, ModelJudgeFilter
 from lm_eval_tasks.common.population import WRONG_JUDGE
-from lm_eval_tasks.common.probes import case_requests
+from lm_eval_tasks.common.probes import Probe, case_requests
 from lm_eval_tasks.common.saved_cases import SAVED_CASES, SavedCases
 from lm_eval_tasks.common.settings import WRITTEN
 from lm_eval_tasks.common.stages import filter_all_stages
@@ -49,11 +48,23 @@ class Judged(NamedTuple):
     samples: list[Row]
 
 
+def another_task(file: ResultFile, task: str, difference: str) -> EditingError:
+    """The error for a task that is not the one that a run had."""
+    run = file.content["config"].get("edited_hf") or {}
+    release = (run.get("versions") or {}).get("lm-eval-editing")
+    advice = "Use the release that made the results" + (f" (lm-eval-editing {release})" if release else "")
+    return EditingError(
+        f"{file.path}: {task} is not the task that the run had: {difference}. {advice}, or run the task again with the "
+        "judge (finished edits come from the store). No request was sent."
+    )
+
+
 class SavedTask:
     """The samples of one task of a run, and what they answer.
 
     Raises:
-        EditingError: for samples that are missing, changed, or not as lm-eval saves them.
+        EditingError: for samples that are missing, changed, or not as lm-eval saves them, and for documents of another
+            layout than tasks have here.
     """
 
     def __init__(self, file: ResultFile, name: str) -> None:
@@ -77,6 +88,8 @@ class SavedTask:
 
     def _read(self, row: Row) -> None:
         arguments = [(one["arg_0"], one["arg_1"]) for one in row["arguments"].values()]
+        if not _have_layout(row["doc"]):
+            raise another_task(self.file, self.name, "its documents have another layout")
         requests = list(case_requests(row["doc"]))
         if not len(requests) == len(arguments) == len(row["resps"]):
             raise ValueError(f"{len(requests)} requests, {len(arguments)} prompts, {len(row['resps'])} answers")
@@ -97,6 +110,14 @@ class SavedTask:
     def cases(self, delimiter: str | None) -> SavedCases:
         """The documents and prompts of the run."""
         return SavedCases([dict(row["doc"]) for row in self.firsts.values()], self.prompts, delimiter)
+
+
+def _have_layout(doc: Mapping[str, Any]) -> bool:
+    """Whether the questions of a saved document have the fields that they have here."""
+    try:
+        return all(record.keys() == Probe.from_json(record).to_json().keys() for record in doc["probes"])
+    except (KeyError, TypeError):
+        return False
 
 
 def _response(saved: Any) -> Any:
@@ -156,7 +177,7 @@ def build_task(saved: SavedTask, judge: object, include_paths: Sequence[str], de
     if not isinstance(task, EditingTask):
         raise EditingError(f"{where} is here a {type(task).__name__}, which is no editing task.")
     if (kwargs := saved.saved_config.get("generation_kwargs")) is not None:
-        task.set_config("generation_kwargs", deepcopy(kwargs))  # with --gen_kwargs of the run
+        task.restore_generation_kwargs(kwargs)
     return task
 
 
@@ -228,13 +249,13 @@ def judge_task(task: EditingTask, saved: SavedTask) -> Judged:
     old, new = saved.file.tasks[saved.name], results["results"][saved.name]
     columns = {**old, **{key: value for key, value in new.items() if "," in key}}  # others are facts about the task
     samples = [row for row in saved.rows if row.get("filter") not in names]
-    samples += as_json([_as_saved(sample, saved) for sample in results["samples"][saved.name]])
+    firsts = list(saved.firsts.values())
+    samples += as_json([_as_saved(sample, firsts[sample["doc_id"]]) for sample in results["samples"][saved.name]])
     return Judged(as_json(columns), _judged_config(saved.saved_config, dumped), samples)
 
 
-def _as_saved(sample: dict[str, Any], saved: SavedTask) -> dict[str, Any]:
-    """A sample in the form of lm-eval's files, with number, prompts and answers as the run saved them."""
-    first = list(saved.firsts.values())[sample["doc_id"]]
+def _as_saved(sample: dict[str, Any], first: Row) -> dict[str, Any]:
+    """A sample in the form of lm-eval's files, with number, prompts and answers of a sample that the run saved."""
     kept = {name: first[name] for name in ("doc_id", "arguments", "resps")}
     return {
         **sample,

@@ -92,14 +92,20 @@ def check_task_settings(arguments: object, metadata: Mapping[str, Any] | None, t
 
 
 def unused_generation_settings(given: object, tasks: Sequence[Any]) -> str | None:
-    """A sentence about ``--gen_kwargs`` that no question of editing tasks follows; ``None`` if one does."""
-    if not tasks or any(getattr(task, "follows_generation_kwargs", True) for task in tasks):
+    """A sentence about ``--gen_kwargs`` that questions of editing tasks do not follow; ``None`` if there are none.
+
+    Tasks that only score are no reason where another task of the run follows the settings.
+    """
+    unused = [task for task in tasks if not getattr(task, "follows_generation_kwargs", True)]
+    if len(unused) < len(tasks):
+        unused = [task for task in unused if task.decodings]
+    if not unused:
         return None
-    names = ", ".join(str(task.config.task) for task in tasks)
-    return (
-        f"--gen_kwargs has {given!r}, which changes nothing: no question of {names} follows it. Tasks with a setting "
-        "'generate' have such questions with --metadata '{\"generate\": true}'."
-    )
+    names = ", ".join(str(task.config.task) for task in unused)
+    note = f"--gen_kwargs has {given!r}, which changes nothing there: no question of {names} follows it."
+    if any(task.benchmark.resolved_settings(task.config.metadata).get("generate") is False for task in unused):
+        note += " Tasks with a setting 'generate' have such questions with --metadata '{\"generate\": true}'."
+    return note
 
 
 def edit_options(editing: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,11 @@ class SavedCases:
         return self._prompts[id(doc)]
 
 
+def has_saved_cases(metadata: Mapping[str, Any]) -> bool:
+    """Whether the metadata of a task hold saved cases."""
+    return isinstance(metadata.get(SAVED_CASES), SavedCases)
+
+
 def take_saved_cases(metadata: dict[str, Any]) -> SavedCases | None:
     """Remove the saved cases from the metadata of a task, if there are some."""
-    return metadata.pop(SAVED_CASES) if isinstance(metadata.get(SAVED_CASES), SavedCases) else None
+    return metadata.pop(SAVED_CASES) if has_saved_cases(metadata) else None

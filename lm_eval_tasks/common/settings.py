@@ -7,6 +7,7 @@ therefore belong to a task here, to the model class, or to a task of another pac
 - A parameter of a model class in memory (the run's is, by then) and a key that lm-eval itself writes are none of ours.
 - A key that is almost a declared setting is an error.
 - Any other key is named in a warning, since another package's task may read it.
+- The keys of a finished run, whose task is built again, are not looked at: its model class need not be in memory.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from edit_hooks.utils.errors import EditingError, near_misses
 from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import SEED, require_whole
 from edit_hooks.utils.options import choice, parse_checkpoints, switch
+from lm_eval_tasks.common.saved_cases import has_saved_cases
 
 logger = get_logger("lm_eval.editing_tasks")
 
@@ -184,6 +186,8 @@ def check_settings(
     known = {setting.name: setting for setting in declared}
     for setting in known.values():
         setting.read(settings)
+    if has_saved_cases(settings):
+        return
     foreign = set(settings) - set(known) - set(WRITTEN)
     if foreign:
         known |= {setting.name: setting for setting in elsewhere()}

@@ -24,6 +24,7 @@ edits the same scorer runs on the answers of every stage (:mod:`lm_eval_tasks.co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -110,9 +111,9 @@ class EditingTask(HarnessTask):
             EditingError: for settings that are not accepted, and for demonstrations.
         """
         config["metadata"] = with_current_name(config["metadata"])
-        self.saved = take_saved_cases(config["metadata"])
         if isinstance(benchmark := config.get("custom_dataset"), Benchmark):
             benchmark.check_settings(config["metadata"])
+        self.saved = take_saved_cases(config["metadata"])
         config["metric_list"] = select_metrics(config["metric_list"], config["metadata"])
         if config.get("num_fewshot"):
             raise EditingError(
@@ -260,10 +261,15 @@ class EditingTask(HarnessTask):
             names = [setting.name for setting in self.benchmark.declared_settings]
             refuse_generation_kwargs(self.config.task, value, self.decodings, names)
             if not self.follows_generation_kwargs:
-                logger.warning("%s: --gen_kwargs is ignored; no question of the task follows it", self.config.task)
-                return
+                return  # the run says so: run_options.unused_generation_settings
             self.has_own_generation_kwargs = False
         super().set_config(key, value, update)
+
+    def restore_generation_kwargs(self, saved: Mapping[str, Any]) -> None:
+        """Set the ``generation_kwargs`` that a finished run recorded, which are no option of a user."""
+        if saved != self.config.generation_kwargs:
+            self.has_own_generation_kwargs = False
+            super().set_config("generation_kwargs", deepcopy(dict(saved)))
 
     def build_all_requests(
         self,

@@ -12,10 +12,11 @@ import pytest
 from judge_server import JudgeServer, serve
 from judged_runs import RELIABILITY, STREAM, contents, grade_by_containment, judge_of, scripted, stream
 from paths import RECORDS
-from result_files import write_run
+from result_files import change, write_run
 from saved_results import differences, evaluate_here, readable
 from scripted import StockLM
 from task_runs import run
+from wild_answers import wild_texts
 
 from judges.settings import JUDGE_VARIABLE
 from lm_edit.judged_results.judging import Judging
@@ -83,6 +84,32 @@ def test_judged_later_or_in_the_run(
     Judging([str(tmp_path / "without")], judge).write(tmp_path / "judged")
     assert sum(server.replies.values()) == paid  # what is judged is the same, so that all replies are stored
     assert_equal_runs(tmp_path / "judged", tmp_path / "with")
+
+
+@pytest.mark.parametrize("task", [RELIABILITY, "qaedit_grid_qa_inst_tf", "qaedit_grid_qa_inst_ar_gold"])
+def test_a_run_s_own_settings_are_no_options_of_the_user(
+    task: str, server: JudgeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is logged about generation settings of a run, or about arguments of its model class."""
+    path = write_run(tmp_path / "results", results=run(task, StockLM(texts=wild_texts), bootstrap_iters=0), stock=True)
+    vllm = {"max_model_len": 2048, "gpu_memory_utilization": 0.8, "pretrained_": "near a setting"}
+    recorded = {"until": ["\n", "."], "max_gen_toks": 50, "do_sample": False}
+
+    def as_of_vllm(content: dict[str, Any]) -> None:
+        content["configs"][task]["metadata"].update(vllm)
+        content["configs"][task].setdefault("generation_kwargs", recorded)  # as earlier releases recorded them
+
+    change(path, as_of_vllm)
+    caplog.clear()
+    Judging([str(tmp_path / "results")], judge_of(server, tmp_path / "store")).write(tmp_path / "judged")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    (judged,) = (tmp_path / "judged").rglob("results_*.json")
+    config = json.loads(judged.read_text(encoding="utf-8"))["configs"][task]
+    assert config["metadata"].items() >= vllm.items()
+    assert (
+        config["generation_kwargs"]
+        == json.loads(path.read_text(encoding="utf-8"))["configs"][task]["generation_kwargs"]
+    )
 
 
 def test_a_judge_that_selects_the_cases_gives_way_to_another(server: JudgeServer, tmp_path: Path) -> None:

@@ -149,6 +149,16 @@ def test_samples_that_were_changed(refused: Any, tmp_path: Path) -> None:
     assert "not a sample as lm-eval saves it" in refused(tmp_path / "results")
 
 
+@pytest.mark.parametrize("field", ["ask_generation", "decoding"])
+def test_samples_of_another_layout(field: str, refused: Any, tmp_path: Path) -> None:
+    """As of an earlier release."""
+    path = run_without_judge(tmp_path / "results")
+    rewrite_samples(path, lambda row: row["doc"]["probes"][0].pop(field))
+    change(path, lambda content: content["task_hashes"].clear())
+    error = refused(tmp_path / "results")
+    assert "is not the task that the run had: its documents have another layout. Use the release that made" in error
+
+
 def test_scores_that_the_answers_do_not_have_here(refused: Any, tmp_path: Path) -> None:
     """As after a change of the scoring without another version."""
     path = run_without_judge(tmp_path / "results")

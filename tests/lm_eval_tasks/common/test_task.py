@@ -175,13 +175,25 @@ def test_gen_kwargs_do_not_change_the_record_of_a_task_that_only_scores(caplog: 
     with caplog.at_level(logging.WARNING):
         results = run("qaedit_syn_reliability", gen_kwargs="max_gen_toks=12")
         run("knowgic_prob", gen_kwargs="max_gen_toks=12")
-    assert "qaedit_syn_reliability: --gen_kwargs is ignored; no question of the task follows it" in caplog.text
-    assert "changes nothing: no question of knowgic_prob follows it" in caplog.text
+    warnings = [record.getMessage() for record in caplog.records if "--gen_kwargs" in record.getMessage()]
+    assert [text.split(":")[1].split(".")[0] for text in warnings] == [
+        f" no question of {task} follows it" for task in ("qaedit_syn_reliability", "knowgic_prob")
+    ]
+    assert ["'generate'" in text for text in warnings] == [False, True]  # the setting of knowgic
     assert results["configs"]["qaedit_syn_reliability"]["generation_kwargs"]["max_gen_toks"] == 50
     tasks = [build("knowgic_prob"), build("bake_s")]
     assert unused_generation_settings("max_gen_toks=12", tasks)
     assert unused_generation_settings("max_gen_toks=12", [*tasks, build("bake_rq")]) is None
     assert unused_generation_settings("max_gen_toks=12", [*tasks, object()]) is None  # lm-eval's own
+
+
+def test_gen_kwargs_that_only_some_tasks_follow_are_named_once() -> None:
+    own = build("qaedit_grid_qa_inst_tf")  # generates answers of the gold answer's length
+    note = unused_generation_settings("max_gen_toks=12", [build("qaedit_wild_reliability"), own])
+    assert note == (
+        "--gen_kwargs has 'max_gen_toks=12', which changes nothing there: no question of qaedit_grid_qa_inst_tf "
+        "follows it."
+    )
 
 
 def test_gen_kwargs_for_helpers_of_answers_of_gold_length_are_recorded_beside_these() -> None:
