@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from edit_hooks.lm.complete_loading import CompleteLoading, require_complete_adapter
 from edit_hooks.lm.model_options import check_model_options
 from edit_hooks.lm.quantization import take_quantization
+from edit_hooks.modeling.positions import has_position_table, num_positions
 from edit_hooks.modeling.weights import keep_layout, refuse_compiled
 from edit_hooks.utils.errors import EditingError, first_line
 from edit_hooks.utils.logs import get_logger
@@ -112,6 +113,35 @@ class LateLoadingHFLM(HFLM):
                 super().__init__(pretrained=pretrained, **kwargs)
         finally:
             self._in_constructor = False
+        self._check_max_length()
+
+    def _check_max_length(self) -> None:
+        """Refuse a ``max_length`` beyond a table of positions, which ends in an error within a pass.
+
+        Raises:
+            EditingError: as described; before weights are loaded.
+        """
+        positions = num_positions(self.config)
+        if positions is None or self.max_length <= positions:
+            return
+        if has_position_table(self.outline):
+            raise EditingError(
+                f"max_length={self.max_length}, but the model has a table of {positions} positions. Use at most "
+                f"max_length={positions}, its default."
+            )
+        if self.rank == 0:
+            log.warning(
+                "max_length=%d is beyond the %d positions of the model's config, for which it was trained; answers to "
+                "longer prompts may be of no use.",
+                self.max_length,
+                positions,
+            )
+
+    @property
+    def has_full_length(self) -> bool:
+        """Whether no larger ``max_length`` is of use: the model has no more positions."""
+        positions = num_positions(self.config)
+        return positions is not None and self.max_length >= positions
 
     @property
     def quiet(self) -> bool:

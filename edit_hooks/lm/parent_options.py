@@ -47,7 +47,7 @@ PARENT_OPTIONS: dict[str, ParentOption] = {
     "logits_cache": ParentOption("no effect", "identical questions are computed once in any case"),
     "max_length": _honored(
         "prompts are cut at their beginning to fit; a warning counts them, and their samples have `context.cut`; those "
-        "that lose the text of a context edit are unscored"
+        "that lose the text of a context edit are unscored; beyond a table of positions (GPT-2, OPT, GPT-J) refused"
     ),
     "device": _honored("without it a GPU if there is one, else the CPU"),
     "dtype": _honored("of the weights; the demo model has float32 and bfloat16"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from lm_eval.api.instance import Instance
 
@@ -108,7 +108,23 @@ def with_cut(answer: EditedAnswer, question: Question) -> EditedAnswer:
     return dataclasses.replace(answer, final=dataclasses.replace(final, context=ContextReport(cut=True)))
 
 
-def warn_of_questions(questions: Sequence[Question | FailedAnswer], max_length: int, *, fail_if_all: bool) -> None:
+class Room(NamedTuple):
+    """The tokens of a prompt and its answer.
+
+    Attributes:
+        max_length: their largest number.
+        is_full: whether the model has no more positions, so that no larger number is of use.
+    """
+
+    max_length: int
+    is_full: bool
+
+    def remedy(self, other: str) -> str:
+        """What to do about prompts that do not fit, besides something else."""
+        return f"{other} (the model has no more positions)" if self.is_full else f"a larger max_length, or {other}"
+
+
+def warn_of_questions(questions: Sequence[Question | FailedAnswer], room: Room, *, fail_if_all: bool) -> None:
     """Log how many questions the model cannot be asked, and how many lost the beginning of their prompt.
 
     Raises:
@@ -125,16 +141,15 @@ def warn_of_questions(questions: Sequence[Question | FailedAnswer], max_length: 
         remedy = "a smaller max_gen_toks or max_thought_tokens" if generated else "shorter prompts"
         log.warning(
             "%d of %d questions do not fit into max_length=%d with their answers: their prompts are cut at the "
-            "beginning, and scored unless that takes an edit's text away (context.cut in their samples). They need a "
-            "larger max_length, if the model allows one, or %s.",
+            "beginning, and scored unless that takes an edit's text away (context.cut in their samples). They need %s.",
             len(cut),
             len(questions),
-            max_length,
-            remedy,
+            room.max_length,
+            room.remedy(remedy),
         )
 
 
-def warn_of_shortened(answers: Sequence[ModelAnswer | FailedAnswer], max_length: int, rank: int = 0) -> None:
+def warn_of_shortened(answers: Sequence[ModelAnswer | FailedAnswer], room: Room, rank: int = 0) -> None:
     """Log on the first rank how many prompts of context edits are shorter than the edits make them."""
     if rank != 0:
         return
@@ -148,11 +163,11 @@ def warn_of_shortened(answers: Sequence[ModelAnswer | FailedAnswer], max_length:
             "of %d prompts under edits, %d have fewer demonstrations than the edit gives, because not all fit into "
             "max_length=%d (or the positions of a counterfactual model), and %d are cut at the beginning even without "
             "any; %d of these lost an edited fact, so benchmarks of edits leave them unscored (context in the samples, "
-            "edit in the results). A larger max_length, if the model allows one, a shorter answer (max_gen_toks) or "
-            "fewer facts and demonstrations help.",
+            "edit in the results). They need %s.",
             len(answers),
             fewer,
-            max_length,
+            room.max_length,
             cut,
             without_fact,
+            room.remedy("a shorter answer (max_gen_toks), or fewer facts and demonstrations"),
         )

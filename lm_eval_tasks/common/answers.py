@@ -30,7 +30,7 @@ UNFINISHED = (
 
 FACT_CUT = (
     "the prompt is too long, and an edited fact in it was cut away, so the question was not asked under the edit; "
-    "allow a larger max_length or a shorter answer, or state fewer facts"
+    "allow a shorter answer or, if the model has more positions, a larger max_length, or state fewer facts"
 )
 
 Answer: TypeAlias = ScoredContinuation | GeneratedText | StateSimilarity | FailedAnswer | Verdict
