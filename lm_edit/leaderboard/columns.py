@@ -30,7 +30,7 @@ IDENTITY = {
 }
 # A field that is equal for runs of as many edits: streams of several lengths share a column.
 EDITS = "edits_hash"
-NAMES = IDENTITY | {EDITS: "set of edits"}
+NAMES = IDENTITY | {EDITS: "set of edits or their order"}
 MAX_TASKS_WITHOUT_ENTRY = 3
 DEFAULTS = Path(__file__).with_name("columns.yaml")
 Field = str | float | bool | None
@@ -245,8 +245,13 @@ def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
             "release in several processes, and stock model classes, draw others for each number of processes."
         )
     example = next((value for value, _ in values if value), "")
+    if field == EDITS:
+        return (
+            f"Leave out the runs of all but one, or name what is kept: --only {EDITS}={example}, the same for each list of "
+            f"another number of edits, and --only {EDITS}= for runs without one."
+        )
     # Most columns have no judge and no edits of a stream; the second condition keeps them.
-    others = f" --only {field}=" if field in ("judge", "edits", EDITS) and all(value for value, _ in values) else ""
+    others = f" --only {field}=" if field in ("judge", "edits") and all(value for value, _ in values) else ""
     return f"Keep one, e.g. --only {shlex.quote(f'{field}={example}')}{others}, or make a leaderboard of each."
 
 

@@ -18,7 +18,7 @@ from board_frames import frames
 
 from edit_hooks.utils.errors import EditingError
 from lm_edit.leaderboard.board import Board
-from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey
+from lm_edit.leaderboard.columns import DEFAULTS, ColumnKey, filter_rows
 from lm_edit.leaderboard.render_text import render_csv, render_markdown
 from lm_edit.leaderboard.table import OF_GROUP, build_board
 from lm_eval_tasks.common.catalog import FOLDER
@@ -81,10 +81,15 @@ def test_streams_of_published_edits_that_differ_do_not_share_a_column():
         return frames({editor: SCORES}, edits_hash=digest, num_edits=num_edits, **stream)
 
     others = (rome("bb", 8), rome("", editor="ft_m"), frames({"unedited": SCORES}))
-    with pytest.raises(
-        EditingError, match=r"the set of edits differs: aa in rome.*--only edits_hash=aa --only edits_hash="
-    ):
+    with pytest.raises(EditingError, match=r"the set of edits or their order differs: aa in rome.*; cc in") as caught:
         board(rome("aa"), rome("cc", editor="memit"), *others)
+    assert (
+        "Leave out the runs of all but one, or name what is kept: --only edits_hash=aa, the same for each list of "
+        "another number of edits, and --only edits_hash= for runs without one."
+    ) in str(caught.value)
+    everything = pd.concat([one for one, _ in (rome("aa"), rome("cc", editor="memit"), *others)])
+    advised = filter_rows(everything, ["edits_hash=aa", "edits_hash=bb", "edits_hash="])
+    assert len(advised) == len(everything) - len(rome("cc")[0])
     sections = board(rome("aa"), rome("aa", editor="memit"), *others).sections
     assert [[row.label for row in section.rows] for section in sections] == [
         ["unedited", "ft_m", "memit", "rome"],

@@ -171,6 +171,15 @@ def test_gen_kwargs_that_no_question_follows_are_refused_before_any_question(tas
     assert not lm.seen
 
 
+def test_the_generation_settings_of_a_finished_run_are_not_refused() -> None:
+    """Where questions have their own decodings a user may give none; a run can have recorded those of its helpers."""
+    task = build("mquake_multi_hop_cot")
+    task.restore_generation_kwargs(task.config.generation_kwargs)
+    assert "generation_kwargs" not in task.dump_config()
+    task.restore_generation_kwargs({"until": ["x"], "max_gen_toks": 3})
+    assert task.dump_config()["generation_kwargs"] == {"until": ["x"], "max_gen_toks": 3}
+
+
 def test_gen_kwargs_do_not_change_the_record_of_a_task_that_only_scores(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         results = run("qaedit_syn_reliability", gen_kwargs="max_gen_toks=12")
