@@ -142,13 +142,11 @@ class Report:
             sentences.append(f"A reply without a verdict: {printable(repr(self.unreadable_reply), MAX_EXAMPLE)}.")
             if self.is_stored:
                 sentences.append("Such replies are in the verdict store and are not requested again.")
-            again = ""
-            if self.is_stored:  # without a store all are requested again in any case
-                again = (
-                    "after a repair of the server, request them again with ask_again=unscored (--ask-again unscored); "
-                )
+            # Without a store all are requested again in any case.
+            repaired = "after a repair of the server, request them again with ask_again=unscored (--ask-again unscored)"
+            again = f"; {repaired}; " if self.is_stored else ", "
             sentences.append(
-                f"Use a larger max_reply_tokens, another prompt or another model; {again}or lower min_coverage."
+                f"Use a larger max_reply_tokens, another prompt or another model{again}or lower min_coverage."
             )
         if self.num_scored + self.num_unreadable < self.num_items or not self.is_stored:
             sentences.append(what_is_kept(self.is_stored, "verdict store"))

@@ -247,8 +247,8 @@ def _advice(field: str, values: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     example = next((value for value, _ in values if value), "")
     if field == EDITS:
         return (
-            f"Leave out the runs of all but one, or name what is kept: --only {EDITS}={example}, the same for each list of "
-            f"another number of edits, and --only {EDITS}= for runs without one."
+            f"Leave out the runs of all but one, or name what is kept: --only {EDITS}={example}, the same for each "
+            f"list of another number of edits, and --only {EDITS}= for runs without one."
         )
     # Most columns have no judge and no edits of a stream; the second condition keeps them.
     others = f" --only {field}=" if field in ("judge", "edits") and all(value for value, _ in values) else ""
