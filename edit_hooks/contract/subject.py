@@ -21,13 +21,14 @@ from edit_hooks.inference.scoring import score
 from edit_hooks.modeling.tokens import split_continuation
 from edit_hooks.request import EditRequest
 
+CPU = torch.device("cpu")
 EDIT_REQUESTS = tuple(map(EditRequest.from_dict, REQUESTS))
 
 tiny_tokenizer = functools.cache(build_tokenizer)
 
 
 @functools.cache
-def tiny_model(model_type: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def tiny_model(model_type: str, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> PreTrainedModel:
     """A cached tiny model; leave it as found."""
     return build_model(model_type, dtype=dtype).to(device)
 
