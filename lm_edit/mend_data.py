@@ -5,9 +5,10 @@ It consists of edits with paraphrases and unrelated texts. All edits of a prompt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from math import floor
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ from edit_hooks.utils.errors import EditingError
 from edit_hooks.utils.files import sha256_of
 from edit_hooks.utils.hashing import key_of
 from edit_hooks.utils.json_io import read_rows
+from edit_hooks.utils.logs import get_logger
 from edit_hooks.utils.numbers import require_whole
-from lm_eval_tasks.common.benchmark import find_benchmark
-from lm_eval_tasks.common.cases import Case
+from lm_eval_tasks.common.benchmark import benchmarks_of_record, find_benchmark
+from lm_eval_tasks.common.cases import Case, LeftOut
 from lm_eval_tasks.common.fields import Fields
 from lm_eval_tasks.common.settings import Settings
+from lm_eval_tasks.zsre.benchmark import LOCALITY_PREFIX, counterfactual_answer
+
+logger = get_logger("lm_eval.edited_hf")
 
 FIELDS = ("prompt", "subject", "target_new", "paraphrases", "locality")
 
@@ -40,7 +45,8 @@ def load_edit_data(
     Args:
         source: a benchmark, or a JSON or JSONL file. Records of a file hold ``prompt`` (optionally with ``{}`` and
             ``subject``), ``target_new``, ``paraphrases`` (list of texts) and ``locality`` (list of ``prompt`` and
-            ``answer``), or have the layout of MEND's zsRE files (``src``, ``alt``, ``rephrase``, ``loc``, ``loc_ans``).
+            ``answer``), or have the layout of MEND's zsRE files (``src``, ``alt``, ``rephrase``, ``loc``, ``loc_ans``),
+            of which those with an empty ``alt`` are left out as in the benchmark ``zsre``, and counted in the report.
         settings: for benchmarks: ``data``, ``data_revision``, ``pretrained``.
         validation: a file of validation edits; their prompts are not trained on. By default edits of the source are
             held out, at even distances.
@@ -68,7 +74,13 @@ def load_edit_data(
         report["validation"] = f"{rule} of the source, held out"
     examples = [example for example in examples if example.prompt not in held]
     if not examples or not held_out:
-        raise EditingError(f"{source} gives {len(examples)} training and {len(held_out)} validation edits; add some.")
+        hint = "add edits, or name a file with --validation"
+        if validation is None and not held_out and (num_prompts := len({example.prompt for example in examples})) > 1:
+            hint = (
+                f"a share of {validation_share:g} of {num_prompts} prompts is less than one: give --validation-share "
+                f"{ceil(100 / num_prompts) / 100:g} or more, name a file with --validation, or add edits"
+            )
+        raise EditingError(f"{source} gives {len(examples)} training and {len(held_out)} validation edits; {hint}.")
     report |= {
         "num_edits": len(examples),
         "num_validation": len(held_out),
@@ -96,11 +108,26 @@ def _read(source: str, settings: Settings) -> tuple[list[EditExample], dict[str,
     """The edits of a source and its description for the report."""
     path = Path(source).expanduser()
     if path.suffix in (".jsonl", ".json"):
-        examples = [_parse(record, where) for where, record in read_rows(path, "file of training edits")]
-        return examples, {"file": path.name, "sha256": sha256_of(path)}
+        return _read_file(path)
     loaded = find_benchmark(source, "a JSON or JSONL file").load(settings)
     examples = [example for case in loaded.records for example in _to_examples(case)]
     return examples, {"benchmark": source, **loaded.source}
+
+
+def _read_file(path: Path) -> tuple[list[EditExample], dict[str, Any]]:
+    examples: list[EditExample] = []
+    left_out: Counter[str] = Counter()
+    for where, record in read_rows(path, "file of training edits"):
+        try:
+            examples.append(_parse(record, where))
+        except LeftOut as reason:
+            left_out[str(reason)] += 1
+    report: dict[str, Any] = {"file": path.name, "sha256": sha256_of(path)}
+    if left_out:
+        report["left_out"] = dict(left_out)
+        counts = ", ".join(f"{count} ({reason})" for reason, count in left_out.items())
+        logger.warning("%s: records left out: %s", path.name, counts)
+    return examples, report
 
 
 def _to_examples(case: Case) -> Iterator[EditExample]:
@@ -121,14 +148,12 @@ def _parse(record: Any, where: str) -> EditExample:
         raise EditingError(f"{where}: an edit is {record!r}; a mapping is needed.")
     fields = Fields(record, where)
     if "src" in record:
-        return EditExample(
-            prompt=fields.text("src"),
-            target=fields.text("alt"),
-            paraphrases=(fields.text("rephrase"),),
-            locality=((fields.text("loc").removeprefix("nq question: "), fields.text("loc_ans")),),
-        )
+        return _parse_zsre(fields)
     if unknown := set(record) - {*FIELDS, "case_id", "target_true", "relation_id"}:
-        raise EditingError(f"{where}: unknown {', '.join(sorted(unknown))!r}. Accepted: {', '.join(FIELDS)}.")
+        raise EditingError(
+            f"{where}: unknown fields {', '.join(map(repr, sorted(unknown)))}. Accepted: {', '.join(FIELDS)}."
+            + "".join(f" Read {name} with --edits {name} --data FILE." for name in benchmarks_of_record(record))
+        )
     prompt = fields.text("prompt")
     if "{}" in prompt:
         prompt = prompt.replace("{}", fields.text("subject"))
@@ -138,4 +163,19 @@ def _parse(record: Any, where: str) -> EditExample:
         target=fields.text("target_new"),
         paraphrases=tuple(text for text in fields.texts("paraphrases") if text),
         locality=tuple((item.text("prompt"), item.text("answer")) for item in locality),
+    )
+
+
+def _parse_zsre(fields: Fields) -> EditExample:
+    """A record of MEND's zsRE files; subject and true answer are not needed here.
+
+    Raises:
+        LeftOut: as the benchmark ``zsre``.
+    """
+    rephrase = fields.text_or_empty("rephrase") if fields.has("rephrase") else ""
+    return EditExample(
+        prompt=fields.text("src"),
+        target=counterfactual_answer(fields),
+        paraphrases=(rephrase,) if rephrase else (),
+        locality=((fields.text("loc").removeprefix(LOCALITY_PREFIX), fields.text("loc_ans")),),
     )

@@ -22,7 +22,7 @@ from edit_hooks.utils.plugins import import_object, registered
 from lm_eval_tasks.common.cases import Case
 from lm_eval_tasks.common.dataset import HUB, MINI, Loaded, Source, choose_data, load_records, named_set, with_set
 from lm_eval_tasks.common.fields import Fields
-from lm_eval_tasks.common.layouts import Layout
+from lm_eval_tasks.common.layouts import Layout, accepts
 from lm_eval_tasks.common.settings import (
     COMMON_SETTINGS,
     DATA_REVISION,
@@ -223,6 +223,16 @@ def settings_of_all_benchmarks() -> Iterator[Setting[Any]]:
 def all_layouts() -> Sequence[Layout[object]]:
     """The layouts of all benchmarks."""
     return list({benchmark.name: benchmark.layout for benchmark in all_benchmarks().values()}.values())
+
+
+def benchmarks_of_record(record: Mapping[str, Any]) -> list[str]:
+    """Names of the benchmarks whose parser accepts a record and leaves the fewest of its fields unread."""
+    unread: dict[str, int] = {}
+    for benchmark in all_benchmarks().values():
+        fields = Fields(record, "record")
+        if accepts(benchmark.layout, fields, 0):
+            unread[benchmark.name] = len(fields.unread_paths())
+    return [name for name, count in unread.items() if count == min(unread.values())]
 
 
 def _builtin_paths() -> Iterator[str]:

@@ -63,6 +63,14 @@ class Fields:
             raise self.error(path, "is empty; give a text or drop the record")
         return value.strip()
 
+    def text_or_empty(self, path: str) -> str:
+        """The string at a dotted path, without outer white space, which may be empty.
+
+        A missing field is an error.
+        """
+        value = self.optional(path)
+        return "" if isinstance(value, str) and not value.strip() else self.text(path)
+
     def texts(self, name: str, *, required: bool = False) -> list[str]:
         """A list of strings without outer white space; empty if the field is absent, an error if it is required."""
         value = self._get(name) if required else self.optional(name)

@@ -104,7 +104,7 @@ class LayoutReader(Generic[RecordT]):
             if other.title == self.layout.title or key in self.excluded:
                 continue
             attempt = Fields(fields.record, fields.where)
-            if _accepts(other, attempt, row):
+            if accepts(other, attempt, row):
                 left = attempt.unread_paths()
                 if left < unread or (as_much and left == unread < paths):
                     owners.setdefault(len(left), []).append(other)
@@ -115,7 +115,8 @@ class LayoutReader(Generic[RecordT]):
         return owners[min(owners)] if owners else []
 
 
-def _accepts(layout: Layout[object], fields: Fields, row: int) -> bool:
+def accepts(layout: Layout[object], fields: Fields, row: int) -> bool:
+    """Whether a layout's parser accepts a record, whose accessed fields are recorded."""
     try:
         layout.read(fields, row)
     except Exception:  # a parser of another package meets records that it never expected

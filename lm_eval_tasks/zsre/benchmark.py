@@ -44,10 +44,18 @@ def parse_alt(fields: Fields, row: int) -> Case:
         LeftOut: the counterfactual answer is empty.
     """
     answers = _true_answers(fields)
-    target = _text_or_empty(fields, "alt")
-    if not target:
-        raise LeftOut("the counterfactual answer (alt) is empty")
-    return _case(fields, row, target=target, true=answers[0], mark="")
+    return _case(fields, row, target=counterfactual_answer(fields), true=answers[0], mark="")
+
+
+def counterfactual_answer(fields: Fields) -> str:
+    """The target of EasyEdit's flavor, in evaluation and in training.
+
+    Raises:
+        LeftOut: it is empty.
+    """
+    if target := fields.text_or_empty("alt"):
+        return target
+    raise LeftOut("the counterfactual answer (alt) is empty")
 
 
 def parse_portability(fields: Fields, row: int) -> PortabilityCase:
@@ -86,8 +94,8 @@ def _case(fields: Fields, row: int, *, target: str, true: str | None, mark: str)
         neighbors=[Question(unrelated + mark, fields.text("loc_ans"))],
         extras={
             "answers": _true_answers(fields),
-            "alt": _text_or_empty(fields, "alt"),
-            "pred": _text_or_empty(fields, "pred"),
+            "alt": fields.text_or_empty("alt"),
+            "pred": fields.text_or_empty("pred"),
         },
     )
 
@@ -97,12 +105,6 @@ def _true_answers(fields: Fields) -> list[str]:
     if not answers or not answers[0]:
         raise EditingError(f"{fields.where}: field 'answers' has no first answer, the true one; add it.")
     return answers
-
-
-def _text_or_empty(fields: Fields, name: str) -> str:
-    """A required text that may be empty."""
-    value = fields.optional(name)
-    return "" if isinstance(value, str) and not value.strip() else fields.text(name)
 
 
 def count_odd(cases: Sequence[Case]) -> dict[str, int]:

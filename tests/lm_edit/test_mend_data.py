@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from paths import RECORDS
 
 from edit_hooks import EditingError
 from edit_hooks.training.edit_data import EditExample
@@ -97,3 +98,44 @@ def test_prompts_of_a_validation_file_are_not_trained_on(tmp_path):
     validation.write_text(json.dumps(facts(2)))
     data = load_edit_data(str(train), {}, validation=str(validation))
     assert (len(data.train), len(data.validation), data.report["left_out_for_validation"]) == (3, 2, 2)
+
+
+def test_a_zsre_file_gives_the_edits_of_the_benchmark(caplog):
+    """Its last record has no counterfactual answer, which used to stop the command; EasyEdit leaves it out, too."""
+    file = str(RECORDS / "zsre_mend_eval.json")
+    ours = load_edit_data(file, {}, validation_share=0.25)
+    benchmark = load_edit_data("zsre", {"data": file}, validation_share=0.25)
+    for mine, theirs in zip([*ours.train, *ours.validation], [*benchmark.train, *benchmark.validation], strict=True):
+        assert (mine.prompt, mine.target, mine.paraphrases) == (theirs.prompt, theirs.target, theirs.paraphrases)
+    assert ours.report["left_out"] == {"the counterfactual answer (alt) is empty": 1} == benchmark.report["left_out"]
+    assert "zsre_mend_eval.json: records left out: 1 (the counter" in caplog.text
+
+
+def test_a_zsre_record_without_a_paraphrase_has_none(tmp_path):
+    record = {"src": "Who?", "alt": "Ada", "loc": "nq question: when", "loc_ans": "then"}
+    file = tmp_path / "zsre.json"
+    records = [record, {**record, "src": "What?", "rephrase": " "}, {**record, "src": "Why?", "rephrase": "How come?"}]
+    file.write_text(json.dumps(records))
+    data = load_edit_data(str(file), {}, validation_share=0.4)
+    assert [one.paraphrases for one in [*data.train, *data.validation]] == [(), (), ("How come?",)]
+    assert data.report["without_paraphrase"] == 2
+
+
+def test_a_source_too_small_for_the_share_names_one_that_fits(tmp_path):
+    file = tmp_path / "edits.json"
+    file.write_text(json.dumps(facts(7)))
+    with pytest.raises(EditingError, match=r"a share of 0\.1 of 7 prompts .* --validation-share 0\.15 or more"):
+        load_edit_data(str(file), {})
+    assert len(load_edit_data(str(file), {}, validation_share=0.15).validation) == 1
+    file.write_text(json.dumps(facts(1)))
+    with pytest.raises(EditingError, match=r"1 training and 0 validation edits; add edits, or .* --validation"):
+        load_edit_data(str(file), {})
+
+
+def test_a_file_of_a_benchmark_names_the_command_that_reads_it(tmp_path):
+    with pytest.raises(EditingError) as error:
+        load_edit_data(str(RECORDS / "counterfact_flat.jsonl"), {})
+    assert "unknown fields 'ground_truth', 'locality_ground_truth', 'locality_prompt'" in str(error.value)
+    assert "Read counterfact_flat with --edits counterfact_flat --data FILE." in str(error.value)
+    assert str(error.value).count("--edits") == 1
+    load_edit_data("counterfact_flat", {"data": str(RECORDS / "counterfact_flat.jsonl")}, validation_share=0.5)
